@@ -1,0 +1,225 @@
+"""
+Text -> tokens on disk.
+
+    python data.py                                  pydocs: the English text that every Python carries; no download, seconds
+    python data.py NAME --path=book.txt             your own UTF-8 text: a file, a folder of .txt files, or a glob pattern
+    python data.py fineweb --tokens=300M            FineWeb through `datasets`, streamed
+
+writes data/NAME/{train.bin, val.bin, meta.json}: tokens as uint16, little-endian, an end-of-text token after each document.
+Every n-th document is held out whole, so that no document is in both; a lone document gives its last part.
+Paper: App. B (FineWeb, 300M tokens). Tokenizers: any tiktoken encoding that fits uint16, or `bytes`, which needs no download.
+"""
+import ast
+import glob
+import hashlib
+import json
+import os
+import platform
+import sysconfig
+from itertools import islice
+
+import numpy as np
+import tiktoken
+import torch
+from tqdm import tqdm
+
+from configurator import configure, run
+
+# ---------------------------------------------------------------------------------------------------------------------
+name = 'pydocs'                     # pydocs, fineweb, or any name for text of your own
+path = ''                           # own text: a file, a folder or a glob pattern; fineweb: another data set of its schema
+tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
+tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
+val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 0.05 otherwise
+# ---------------------------------------------------------------------------------------------------------------------
+
+EOT = '<|endoftext|>'
+
+
+def get_encoding(name):
+    """A tiktoken.Encoding: `bytes` is built here, 256 bytes and end-of-text. ValueError if it cannot be had or is too large."""
+    if name == 'bytes':
+        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks={bytes([i]): i for i in range(256)},
+                                 special_tokens={EOT: 256})
+    if name not in tiktoken.list_encoding_names():
+        raise ValueError(f"unknown tokenizer '{name}': choose bytes or one of {', '.join(tiktoken.list_encoding_names())}")
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:      # requests' errors, and tiktoken's own for a file that is cut short
+        raise ValueError(f"the '{name}' encoding is not on this machine and could not be fetched ({type(error).__name__}): go "
+                         'online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or use --tokenizer=bytes, which '
+                         'needs nothing') from error
+    if encoding.n_vocab > 2 ** 16:
+        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, more than uint16 holds (65536): use gpt2 or bytes")
+    return encoding
+
+
+def pydocs_documents():
+    """The language reference that pydoc carries, then the docstrings of each standard-library module, repeats left out."""
+    from pydoc_data.topics import topics
+    yield from (text for _, text in sorted(topics.items()))
+    root, seen = sysconfig.get_path('stdlib'), set()
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', 'pydoc_data'})
+        for file in sorted(f for f in files if f.endswith('.py')):
+            try:
+                with open(os.path.join(folder, file), encoding='utf-8') as f:
+                    tree = ast.parse(f.read())
+            except (OSError, SyntaxError, ValueError):      # a few files are wrong on purpose
+                continue
+            docs = [ast.get_docstring(node) for node in ast.walk(tree)
+                    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))]
+            docs = [d for d in dict.fromkeys(docs) if d and d not in seen]
+            seen.update(docs)
+            if docs:
+                yield '\n\n'.join(docs)
+
+
+def file_documents(path):
+    """One document a file. ValueError for what is missing, empty or not UTF-8."""
+    files = sorted(glob.glob(os.path.join(path, '**', '*.txt') if os.path.isdir(path) else path, recursive=True))
+    files = [f for f in files if os.path.isfile(f)] or ([path] if os.path.isfile(path) else [])
+    if not files:
+        raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files, or a glob pattern")
+    for file in files:
+        try:
+            with open(file, encoding='utf-8') as f:
+                text = f.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"'{file}' is not UTF-8 text (byte {error.start}): convert it, e.g. with iconv -t UTF-8") from None
+        if not text.strip():
+            raise ValueError(f"'{file}' is empty: give a file with text in it")
+        yield text
+
+
+def fineweb_documents(path=''):
+    """FineWeb's texts, streamed from the hub; path: a local data set of the same schema (a folder with sample/10BT/*.parquet)."""
+    from datasets import load_dataset
+    try:
+        rows = load_dataset(path or 'HuggingFaceFW/fineweb', name='sample-10BT', split='train', streaming=True)
+        for row in rows:
+            yield row['text']
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot stream {path or 'FineWeb'} ({type(error).__name__}): check the network, then run the command again") from error
+
+
+def count_tokens(text):
+    """'300M' -> 300_000_000. K, M and B are understood."""
+    text = str(text).strip().upper()
+    unit = dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(text[-1:], 1)
+    try:
+        number = int(float(text.rstrip('KMB')) * unit)
+    except ValueError:
+        number = 0
+    if number <= 0:
+        raise ValueError(f"tokens = '{text}' is no number of tokens: say 300M, 2B or 100000")
+    return number
+
+
+def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=None):
+    """
+    Tokenise documents into folder/{train.bin, val.bin, meta.json}; documents 0, n, 2n, ... are held out, n = 1 / val_fraction.
+
+    What stood there before stays until all is written. Stops at max_tokens if given. Returns meta. ValueError if nothing is left
+    to train on or to hold out.
+    """
+    if not 0 < val_fraction <= 0.5:
+        raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    os.makedirs(folder, exist_ok=True)
+    paths = {split: os.path.join(folder, split + '.bin') for split in ('train', 'val')}
+    count = {split: dict(documents=0, tokens=0, bytes=0, sha256='') for split in paths}
+    hashes = {split: hashlib.sha256() for split in paths}
+    documents, n, total = iter(documents), 0, 0
+    bar = tqdm(total=max_tokens, unit=' tokens', unit_scale=True, desc=folder, leave=False, mininterval=1)
+    try:
+        with open(paths['train'] + '.tmp', 'wb') as train, open(paths['val'] + '.tmp', 'wb') as val:
+            while batch := list(islice(documents, 256)):
+                for text, ids in zip(batch, encoding.encode_ordinary_batch(batch, num_threads=os.cpu_count() or 1)):
+                    if max_tokens and total >= max_tokens:
+                        documents = iter(())        # enough: the rest of the batch and of the stream is left
+                        break
+                    split, file = ('train', train) if n % round(1 / val_fraction) else ('val', val)
+                    data = np.array(ids + [encoding.eot_token], dtype='<u2').tobytes()
+                    file.write(data)
+                    hashes[split].update(data)
+                    for key, more in dict(documents=1, tokens=len(ids) + 1, bytes=len(text.encode('utf-8', 'replace'))).items():
+                        count[split][key] += more
+                    n, total = n + 1, total + len(ids) + 1
+                    bar.update(len(ids) + 1)
+        for split in paths:
+            if not count[split]['tokens']:
+                raise ValueError(f'{source} holds {n} document(s), too little to train on and to hold out')
+            count[split]['sha256'] = hashes[split].hexdigest()
+            os.replace(paths[split] + '.tmp', paths[split])
+    finally:
+        bar.close()
+        for p in paths.values():
+            if os.path.exists(p + '.tmp'):
+                os.remove(p + '.tmp')
+    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source, **count)
+    with open(os.path.join(folder, 'meta.json'), 'w') as f:
+        json.dump(meta, f, indent=1)
+    return meta
+
+
+def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None):
+    """Write data/NAME from its source and return meta. ValueError if the source is missing or is no text."""
+    if name == 'fineweb':
+        tokenizer, val_fraction = tokenizer or 'gpt2', val_fraction or 0.0005
+        documents, source, limit = fineweb_documents(path), path or 'HuggingFaceFW/fineweb sample-10BT', count_tokens(tokens)
+    elif path or name == 'pydocs':
+        tokenizer, val_fraction, limit = tokenizer or 'bytes', val_fraction or 0.05, None
+        documents = list(file_documents(path) if path else pydocs_documents())
+        source = path or f'pydoc topics and standard-library docstrings of Python {platform.python_version()}'
+        if len(documents) == 1:     # a lone document gives its last part
+            cut = int(len(documents[0]) * (1 - val_fraction))
+            documents, val_fraction = [documents[0][cut:], documents[0][:cut]], 0.5
+    else:
+        raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT (a file or a folder)")
+    return write_dataset(os.path.join('data', name), documents, get_encoding(tokenizer), val_fraction, source, limit)
+
+
+def load(name):
+    """
+    data/NAME as (train, val, meta): uint16 memmaps and meta.json. pydocs is made if it is not there.
+
+    ValueError if the data set does not exist (with the command that makes it) or its files disagree with meta.json.
+    """
+    folder = os.path.join('data', name)
+    if not os.path.exists(os.path.join(folder, 'meta.json')):
+        if name != 'pydocs':
+            more = ' --tokens=300M' if name == 'fineweb' else ' --path=TEXT'
+            raise ValueError(f"no data set '{name}' in data/: make it with python data.py {name}{more}")
+        make(name)
+    try:
+        with open(os.path.join(folder, 'meta.json')) as f:
+            meta = json.load(f)
+        bins = []
+        for split in ('train', 'val'):
+            path = os.path.join(folder, split + '.bin')
+            with open(path, 'rb') as f:
+                digest = hashlib.file_digest(f, 'sha256').hexdigest()
+            if os.path.getsize(path) != 2 * meta[split]['tokens'] or digest != meta[split]['sha256']:
+                raise ValueError(f'{path} is not the file that {folder}/meta.json describes (size or sha256)')
+            bins.append(np.memmap(path, dtype='<u2', mode='r'))
+        return *bins, meta
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"data set '{name}' is damaged: {error}. Delete {folder} and make it again with python data.py") from error
+
+
+def windows(data, starts, block_size):
+    """Tokens (B, T) and their successors (B, T), int64, from the given starts."""
+    rows = torch.stack([torch.from_numpy(data[s:s + block_size + 1].astype(np.int64)) for s in starts])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def main():
+    meta = make(name, path, tokenizer, tokens, val_fraction)
+    for split in ('train', 'val'):
+        print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, {meta[split]['tokens']:,} tokens ({meta['tokenizer']})")
+    print(f'next: python train.py --dataset={name}')
+
+
+if __name__ == '__main__':
+    config = configure(globals(), positional='name')
+    run(main)

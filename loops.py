@@ -1,0 +1,167 @@
+"""
+A group of layers that loops, the draw of how often, and the keys and values of each loop step.
+
+Not run by itself: model.py puts a RecurrentGroup into its list of blocks. (B, T, C) -> (B, T, C), float32.
+
+    x = init_state(e)                       x^(0), noise
+    repeat n_loop times, or until the exit rule has let every token go:
+        x = norm(core(adapter([x ; e])))    Geiping 3.2; Algorithm 1's "block map" f
+
+Paper: sec. 2 and App. B (groups, noise, draws); Geiping 3.2 (adapter, norm), 3.3 (draw: Eq. 1 and 2, truncated gradients), App. C.1
+(x^(0)). Symbols: e the stream that enters the group, x the iterate, k the loop step counted from 1, B, T, C, H, D as in model.py.
+"""
+import hashlib
+import math
+from functools import partial
+
+import torch
+import torch.nn as nn
+from torch.nn import functional as F
+
+from exits import loop_until_exit
+
+
+def derived_seed(*key):
+    """A 63-bit seed from (seed, purpose, iteration, ...): the same key gives the same numbers, another key unrelated ones."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], 'little') >> 1
+
+
+def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
+    """Lognormal-Poisson draw, Geiping Eq. 1 and 2: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, so E[n] = r + 1."""
+    log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * torch.randn((), generator=generator)
+    return 1 + int(torch.poisson(log_rate.exp(), generator=generator))
+
+
+def truncated_noise(*shape, generator=None, device='cpu'):
+    """x^(0), Geiping App. C.1: a normal of variance 2/5, cut at 3 sigma, like the scaled embedding."""
+    sigma = math.sqrt(2 / 5)
+    return nn.init.trunc_normal_(torch.empty(shape, device=device), 0.0, sigma, -3 * sigma, 3 * sigma, generator=generator)
+
+
+class KeysValues:
+    """
+    Keys and values of one layer for up to T_max tokens, a slot for each loop step: (slots, 2, B, H, T_max, D).
+
+    Loop step k reads and writes slot (k - 1) % slots: one slot for each step (`exact`), fewer (`ring`, Geiping 5), or one
+    (`latest`; all that a single-pass layer needs). A token that has stopped looping leaves what its last block map wrote: in
+    every slot that it never reached, so that a later token at step k finds step min(k, its last) there.
+    """
+
+    def __init__(self, slots, T_max):
+        self.slots, self.T_max, self.kv = slots, T_max, None
+
+    def at(self, start, k=1, rows=None, active=None):
+        """The hook that attention calls with the keys and values of new tokens; it returns those of all tokens so far."""
+        return partial(self._put, start, k, rows, active)
+
+    def _put(self, start, k, rows, active, key, value):  # (b, H, T, D) -> (b, H, start + T, D) twice, and a mask
+        B, H, T, D = key.shape
+        if self.kv is None:
+            self.kv = key.new_zeros(self.slots, 2, B, H, self.T_max, D)
+        slot = (k - 1) % self.slots
+        new, end, rows = torch.stack((key, value)), start + T, slice(None) if rows is None else rows
+        if active is not None:
+            left = self.kv[k - 2 if 1 < k <= self.slots else slot, :, rows, :, start:end]   # by the tokens that have stopped
+            new = torch.where(active[:, None, :, None], new, left)
+        self.kv[slot, :, rows, :, start:end] = new
+        key, value = self.kv[slot, :, rows, :, :end]
+        return key, value
+
+    def leave(self, start, end, rows, k):
+        """Rows that stop after step k: their tokens start..end fill the slots that they did not reach."""
+        if k < self.slots:
+            self.kv[k:, :, rows, :, start:end] = self.kv[k - 1, :, rows, :, start:end]
+
+
+class RecurrentGroup(nn.Module):
+    """
+    Looped layers `core` (a list of blocks) with input injection. index: which group of the model this is, from 0.
+
+    config.injection: 'concat', one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', nothing, x^(0) is then e.
+    """
+
+    def __init__(self, core, config, index=0):
+        super().__init__()
+        self.core, self.norm = nn.ModuleList(core), nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.adapter = nn.Linear(2 * config.n_embd, config.n_embd, bias=False) if config.injection == 'concat' else None
+        self.injection, self.bptt_k, self.step_noise = config.injection, config.bptt_k, config.step_noise
+        self.block_size, self.index, self.tables = config.block_size, index, {}
+
+    def noise(self, like, purpose, noise_seed, pos):
+        """Noise for x^(0) or a step: fresh while training; otherwise a function of (noise_seed, group, purpose, position) alone."""
+        if self.training:
+            return truncated_noise(*like.shape, device=like.device)
+        if self.tables.get('seed') != (noise_seed, like.device):
+            self.tables = dict(seed=(noise_seed, like.device))
+        if purpose not in self.tables:      # drawn on the CPU, so that every device sees the same
+            generator = torch.Generator().manual_seed(derived_seed(noise_seed, 'state', self.index, purpose))
+            table = truncated_noise(self.block_size, like.shape[-1], generator=generator)
+            self.tables[purpose] = table.to(like.device)
+        return self.tables[purpose][pos].expand_as(like)
+
+    def init_state(self, e, noise_seed=0, pos=None):
+        """x^(0) for the stream e (B, T, C) at positions pos, (T,) or (B, T), 0 ... T-1 unless given. float32."""
+        if self.injection == 'none':        # nothing else would bring the input in
+            return e.float()
+        return self.noise(e, 0, noise_seed, slice(e.shape[1]) if pos is None else pos)
+
+    def inject(self, e):
+        """The part of the adapter that no step changes, once a pass: (weight on x (C, C), e's share of the sum (B, T, C))."""
+        if self.injection != 'concat':
+            return None, e
+        on_x, on_e = self.adapter.weight.chunk(2, dim=1)
+        return on_x, F.linear(e, on_e).float()
+
+    def step(self, x, e, injected=None, kvs=None):
+        """One block map x^(k-1) -> x^(k), (B, T, C) float32. injected = inject(e); kvs: a hook for each layer of the core."""
+        on_x, share = self.inject(e) if injected is None else injected
+        if self.injection == 'concat':      # = adapter(cat([x, e])), the state kept in float32
+            x = F.linear(x, on_x).float() + share
+        elif self.injection == 'add':
+            x = x + share
+        for i, block in enumerate(self.core):
+            x = block(x, kvs and kvs[i])
+        return self.norm(x)                 # Geiping 3.2: n_c at the end of the core, every step
+
+    def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, start=0, caches=None, trace=None):
+        """
+        e (B, T, C) -> x (B, T, C), steps_used (B, T), evals (B, T): loop steps kept, block maps evaluated.
+
+        n_loop: loops, or k_max with an exit rule. start: position of the first token. caches: KeysValues of each layer of the
+        core, or None for a pass over a whole sequence that leaves none. trace: see model.GPT.forward.
+        """
+        B, T, _ = e.shape
+        pos = torch.arange(start, start + T, device=e.device)
+        e = e.float()
+        x, injected = self.init_state(e, noise_seed, pos), self.inject(e)
+        if exit is not None and caches is None:     # side by side all tokens are at one step: one slot is exact
+            caches = [KeysValues(1, start + T) for _ in self.core]
+
+        def step(x, k, rows=None, active=None):
+            e_in, inject_in = e, injected
+            if rows is not None:
+                e_in, inject_in = e[rows], (injected[0], injected[1][rows])
+            if self.step_noise:     # paper silent: "fresh noise each time"; 0 by default, its own cosines rule it out
+                x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
+            kvs = caches and [c.at(start, k, rows, active) for c in caches]
+            return self.step(x, e_in, inject_in, kvs)
+
+        if exit is not None:
+            if self.training:
+                raise ValueError('an exit rule works in evaluation only: call model.eval() first')
+            leave = lambda rows, k: [c.leave(start, start + T, rows, k) for c in caches]
+            states = None
+            x, steps_used, evals = loop_until_exit(step, x, n_loop, exit, readout, leave)
+        else:
+            states = [x]
+            for k in range(1, n_loop + 1):
+                with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):  # Geiping 3.3; e's
+                    x = step(x, k)                                                                  # share is outside
+                if trace is not None:
+                    states.append(x)
+                if k == n_loop - self.bptt_k:
+                    torch.clear_autocast_cache()    # footgun: weights cast to bf16 without gradient must not be used with it
+            evals = steps_used = torch.full((B, T), n_loop, device=e.device)
+        if trace is not None:
+            trace.append(dict(e=e.detach(), states=states and torch.stack(states).detach(), steps_used=steps_used, evals=evals))
+        return x, steps_used, evals
