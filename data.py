@@ -123,8 +123,6 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
     What stood there before stays until all is written. Stops at max_tokens if given. Returns meta. ValueError if nothing is left
     to train on or to hold out.
     """
-    if not 0 < val_fraction <= 0.5:
-        raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     os.makedirs(folder, exist_ok=True)
     paths = {split: os.path.join(folder, split + '.bin') for split in ('train', 'val')}
     count = {split: dict(documents=0, tokens=0, bytes=0, sha256='') for split in paths}
@@ -164,6 +162,8 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None):
     """Write data/NAME from its source and return meta. ValueError if the source is missing or is no text."""
+    if val_fraction is not None and not 0 < val_fraction <= 0.5:
+        raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     if name == 'fineweb':
         tokenizer, val_fraction = tokenizer or 'gpt2', val_fraction or 0.0005
         documents, source, limit = fineweb_documents(path), path or 'HuggingFaceFW/fineweb sample-10BT', count_tokens(tokens)

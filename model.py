@@ -9,6 +9,9 @@ Paper: sec. 2 and App. B (12 layers, groups 4 / 5-6 / 7, learned positions, SiLU
 App. C.1 (init, embedding scale). Symbols: B batch, T tokens, C n_embd, V vocab_size, H n_head, D = C / H.
 """
 import math
+import os
+import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from numbers import Integral
 
@@ -179,3 +182,79 @@ class GPT(nn.Module):
         logits = self.readout(x)        # (B, T, V)
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
+
+    @torch.no_grad()
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None, noise_seed=0):
+        """
+        One new token after another: yields (token (B, 1), steps_used (B, groups)). See generate.
+
+        The window: of a prompt longer than block_size the last block_size tokens are seen. When the block is full, the window
+        moves on by half a block, so that each token sees at least block_size / 2 tokens.
+        """
+        if max_new_tokens <= 0:
+            raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
+        if temperature < 0:
+            raise ValueError(f'temperature must be >= 0 (0 is greedy), not {temperature}')
+        if top_k is not None and top_k < 1:
+            raise ValueError(f'top_k must be at least 1, not {top_k}')
+        if idx.shape[1] == 0:
+            raise ValueError('the prompt is empty: give it at least one token')
+        block, hop = self.config.block_size, max(1, self.config.block_size // 2)
+        idx = idx[:, -block:]
+        for _ in range(max_new_tokens):
+            start = hop * max(0, -(-(idx.shape[1] - block) // hop))
+            trace = []
+            logits = self(idx[:, start:], n_loop=n_loop, exit=exit, noise_seed=noise_seed, trace=trace)[0][:, -1]
+            token = choose(logits, temperature, top_k)
+            idx = torch.cat((idx, token), dim=1)
+            yield token, torch.stack([t['steps_used'][:, -1] for t in trace], dim=1) if trace else token[:, :0]
+
+    def generate(self, idx, max_new_tokens, **how):
+        """
+        Continue idx (B, T). Returns (idx (B, T + new), steps_used (B, new, groups), the loop steps that chose each new token).
+
+        temperature (0 = greedy), top_k, n_loop, exit, noise_seed as in stream and forward. ValueError for an empty prompt,
+        max_new_tokens <= 0, temperature < 0, top_k < 1.
+        """
+        tokens, steps = zip(*self.stream(idx, max_new_tokens, **how))
+        return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
+
+
+def choose(logits, temperature, top_k):
+    """Logits (B, V) -> tokens (B, 1), from torch's generator."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
+    return torch.multinomial(logits.softmax(dim=-1), 1)
+
+
+def pick_device(device='auto', dtype='auto'):
+    """Knobs -> (device name, autocast context); auto is the best this machine has. ValueError for what it lacks."""
+    found = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    if device == 'auto':
+        device = next(d for d, there in found.items() if there)
+    kind = device.split(':')[0]
+    if not found.get(kind):
+        raise ValueError(f"device '{device}' is not available here: choose one of auto, {', '.join(d for d in found if found[d])}")
+    if dtype == 'auto':
+        dtype = 'bfloat16' if kind == 'cuda' else 'float32'
+    if dtype not in ('float32', 'bfloat16'):
+        raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
+    return device, torch.autocast(kind, torch.bfloat16) if dtype == 'bfloat16' else nullcontext()
+
+
+def load_checkpoint(path, device='cpu'):
+    """out_dir/ckpt.pt -> (model in evaluation, the checkpoint's dict). ValueError if it is missing, damaged or holds code."""
+    if not os.path.isfile(path):
+        raise ValueError(f"no checkpoint at '{path}': train one first, python train.py --out_dir={os.path.dirname(path) or '.'}")
+    try:
+        with warnings.catch_warnings(action='ignore'):      # torch's asides on files that are refused below
+            checkpoint = torch.load(path, map_location=device, weights_only=True)   # tensors and plain values, no code
+        model = GPT(GPTConfig(**checkpoint['model_args'])).to(device)
+        model.load_state_dict(checkpoint['model'])
+    except Exception as error:      # torch.load has a dozen ways to say that a file is none of its own
+        raise ValueError(f"'{path}' is not a whole checkpoint of this program ({type(error).__name__}): it may be cut short, or hold "
+                         'something else; train again or use another') from error
+    return model.eval(), checkpoint

@@ -12,7 +12,6 @@ import csv
 import math
 import os
 import time
-from contextlib import nullcontext
 from dataclasses import asdict
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 import data
 from configurator import configure, run
 from loops import derived_seed, sample_n_loop
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, pick_device
 
 # ---------------------------------------------------------------------------------------------------------------------
 # data and files
@@ -65,21 +64,6 @@ device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda. The state is float32 always
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda, where it pays
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def pick_device(device='auto', dtype='auto'):
-    """The names as (device, autocast context), found on this machine where they say auto. ValueError for what it lacks."""
-    found = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
-    if device == 'auto':
-        device = next(d for d, there in found.items() if there)
-    if not found.get(device.split(':')[0]):
-        raise ValueError(f"device '{device}' is not available here: choose one of {', '.join(d for d in found if found[d])}")
-    if dtype == 'auto':
-        dtype = 'bfloat16' if device.startswith('cuda') else 'float32'
-    if dtype not in ('float32', 'bfloat16'):
-        raise ValueError(f"unknown dtype '{dtype}': choose float32 or bfloat16")
-    on = torch.autocast(device.split(':')[0], torch.bfloat16) if dtype == 'bfloat16' else nullcontext()
-    return device, on
 
 
 def lr_at(it):

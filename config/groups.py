@@ -1,0 +1,19 @@
+# The paper's model (sec. 2, App. B): 12 layers, groups 4 / 5-6 / 7 looped, r = 12, on FineWeb. For one GPU:
+#   python data.py fineweb --tokens=300M && python train.py config/groups.py
+# A pass costs 8 + 4 * 13 = 60 block evaluations on average where config/gpt2.py costs 12.
+dataset = 'fineweb'
+out_dir = 'out-groups'
+block_size = 512
+n_layer, n_head, n_embd = 12, 12, 768
+groups = [[4], [5, 6], [7]]     # paper silent: counted from 0
+mean_recurrence = 12
+bptt_k = 8
+batch_size = 10                 # x 512 tokens = 307M tokens in 60k iterations
+max_iters = 60000
+learning_rate = 6e-4            # nanoGPT's, with its warm-up and decay to a tenth
+min_lr = 6e-5
+warmup_iters = 2000
+eval_interval = 1000
+eval_loops = [1, 4, 12, 30]
+log_interval = 10
+keep_iters = [0, 100, 300, 1000, 3000, 10000, 20000, 30000, 40000, 50000]

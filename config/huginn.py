@@ -1,0 +1,9 @@
+# Geiping's shape at this size (Geiping 3.2, 4): two layers, one core of four looped, two layers; r = 32, a random adapter.
+# A pass costs 4 + 4 * 33 = 136 block evaluations on average, 8 / 33 of the loops' backward. For one GPU:
+#   python train.py config/groups.py config/huginn.py
+out_dir = 'out-huginn'
+n_layer = 8
+groups = [[2, 3, 4, 5]]
+mean_recurrence = 32
+adapter_init = 'random'
+eval_loops = [1, 4, 16, 32, 64]

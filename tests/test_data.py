@@ -1,0 +1,159 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import data
+
+datasets = pytest.importorskip('datasets')
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def text_of(name, split):
+    """The documents of a split, decoded from its bin file."""
+    train, val, meta = data.load(name)
+    encoding = data.get_encoding(meta['tokenizer'])
+    return encoding.decode(dict(train=train, val=val)[split].tolist()).split(data.EOT)[:-1]
+
+
+def test_bytes_encoding_is_utf8():
+    encoding = data.get_encoding('bytes')
+    text = 'naïve — 中文 🙂\n\t' * 20
+    assert encoding.encode_ordinary(text) == list(text.encode()) and encoding.decode(list(text.encode())) == text
+    assert (encoding.n_vocab, encoding.eot_token) == (257, 256) and encoding.encode(data.EOT, allowed_special='all') == [256]
+
+
+def test_pydocs_is_made_on_first_use():
+    train, val, meta = data.load('pydocs')
+    assert train.dtype == val.dtype == np.dtype('uint16') and len(train) > 1e6 and 0.02 < len(val) / len(train) < 0.1
+    assert (meta['tokenizer'], meta['vocab_size']) == ('bytes', 257) and meta['train']['tokens'] == len(train)
+    assert meta['val']['tokens'] == meta['val']['bytes'] + meta['val']['documents'] == len(val)
+    train_docs, val_docs = (text_of('pydocs', split) for split in ('train', 'val'))
+    assert len(val_docs) == meta['val']['documents'] and not set(train_docs) & set(val_docs)
+    whole = '\n'.join(train_docs + val_docs)
+    assert 'attribute' in whole and 'deque' in whole     # the language reference, and docstrings
+
+
+def test_one_file_gives_its_last_part():
+    text = ''.join(f'line {i}\n' for i in range(2000))
+    open('book.txt', 'w').write(text)
+    meta = data.make('book', 'book.txt', val_fraction=0.1)
+    (train,), (val,) = text_of('book', 'train'), text_of('book', 'val')
+    assert train + val == text and abs(len(val) / len(text) - 0.1) < 0.01 and meta['source'] == 'book.txt'
+
+
+@pytest.mark.parametrize('path', ['folder', 'folder/**/*.txt'])
+def test_a_folder_is_split_by_document(path, tmp_path):
+    (tmp_path / 'folder' / 'deep').mkdir(parents=True)
+    texts = [f'document number {i}' for i in range(10)]
+    for i, text in enumerate(texts):
+        (tmp_path / 'folder' / ('deep' if i % 2 else '') / f'{i}.txt').write_text(text)
+    data.make('own', path, val_fraction=0.2)
+    train, val = text_of('own', 'train'), text_of('own', 'val')
+    assert sorted(train + val) == texts and len(val) == 2
+
+
+def parquet(folder, texts):
+    folder.mkdir(parents=True)
+    rows = dict(text=texts, id=[f'<urn:uuid:{i}>' for i in range(len(texts))], dump=['CC-MAIN-2024-10'] * len(texts), url=['https://example.org'] * len(texts),
+                date=['2024-03-01T00:00:00Z'] * len(texts), file_path=['s3://x'] * len(texts), language=['en'] * len(texts),
+                language_score=[0.9] * len(texts), token_count=[3] * len(texts))
+    datasets.Dataset.from_dict(rows).to_parquet(str(folder / '000_00000.parquet'))
+
+
+def test_fineweb_schema(tmp_path):
+    texts = [f'Web page {i}. ' * 5 for i in range(60)]
+    parquet(tmp_path / 'web' / 'sample' / '10BT', texts)
+    (tmp_path / 'web' / 'README.md').write_text('---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n')
+    data.make('fineweb', 'web', tokenizer='bytes', val_fraction=0.1)
+    assert sorted(text_of('fineweb', 'train') + text_of('fineweb', 'val')) == sorted(texts) and len(text_of('fineweb', 'val')) == 6
+    meta = data.make('fineweb', 'web', tokenizer='bytes', tokens='1K', val_fraction=0.1)      # enough is enough: at the end of a document
+    assert 1000 <= meta['train']['tokens'] + meta['val']['tokens'] < 1000 + len(texts[-1]) + 1
+    with pytest.raises(ValueError, match='cannot stream .*check the network'):
+        data.make('fineweb', 'nowhere', tokenizer='bytes')
+
+
+def gpt2_is_here():
+    try:
+        return bool(data.get_encoding('gpt2'))
+    except ValueError:
+        return False
+
+
+@pytest.mark.skipif(not gpt2_is_here(), reason='the gpt2 encoding is not on this machine: set TIKTOKEN_CACHE_DIR to a folder that has it')
+def test_gpt2_encoding():
+    open('book.txt', 'w').write('Hello world, this is a test. ' * 200)
+    meta = data.make('book', 'book.txt', tokenizer='gpt2')
+    train, _, _ = data.load('book')
+    assert train[:5].tolist() == [15496, 995, 11, 428, 318] and train[-1] == 50256 and meta['vocab_size'] == 50257
+
+
+def test_gpt2_encoding_that_cannot_be_had(tmp_path):
+    code = "import data; data.get_encoding('gpt2')"
+    env = dict(TIKTOKEN_CACHE_DIR=str(tmp_path / 'empty'), https_proxy='http://127.0.0.1:9', PYTHONPATH=os.path.dirname(data.__file__))
+    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert 'ValueError' in last and 'TIKTOKEN_CACHE_DIR' in last and '--tokenizer=bytes, which needs nothing' in last
+
+
+def test_too_many_tokens_for_uint16(monkeypatch):
+    monkeypatch.setattr(data.tiktoken, 'get_encoding', lambda name: type('Encoding', (), dict(n_vocab=65537)))
+    with pytest.raises(ValueError, match='more than uint16 holds'):
+        data.get_encoding('cl100k_base')
+
+
+def test_windows():
+    x, y = data.windows(np.arange(100, dtype='<u2'), [0, 10, 93], 6)
+    assert x.tolist()[1] == [10, 11, 12, 13, 14, 15] and torch.equal(y, x + 1) and x.dtype == torch.int64
+
+
+@pytest.mark.parametrize('path, content, word', [
+    ('missing.txt', None, 'no text at'), ('empty.txt', b' \n', 'is empty'), ('latin.txt', b'caf\xe9 au lait', 'not UTF-8 text .byte 3'),
+    ('cut.txt', 'é'.encode()[:1], 'not UTF-8')])
+def test_bad_text_and_nothing_lost(path, content, word):
+    open('good.txt', 'w').write('good text ' * 50)
+    before = data.make('own', 'good.txt')
+    if content is not None:
+        open(path, 'wb').write(content)
+    with pytest.raises(ValueError, match=word):
+        data.make('own', path)
+    assert data.load('own')[2] == before
+
+
+def test_bad_names_and_numbers():
+    open('good.txt', 'w').write('good text ' * 50)
+    for call, word in [(lambda: data.make('new'), 'python data.py new --path=TEXT'), (lambda: data.load('new'), 'python data.py new --path=TEXT'),
+                       (lambda: data.load('fineweb'), 'python data.py fineweb --tokens=300M'), (lambda: data.get_encoding('gpt9'), 'unknown tokenizer'),
+                       (lambda: data.count_tokens('many'), 'no number'), (lambda: data.count_tokens('-3M'), 'no number'),
+                       (lambda: data.make('own', 'good.txt', val_fraction=0.9), 'val_fraction')]:
+        with pytest.raises(ValueError, match=word):
+            call()
+    assert data.count_tokens('300M') == 300_000_000 and data.count_tokens('1.5b') == 1_500_000_000 and data.count_tokens(70) == 70
+
+
+@pytest.mark.parametrize('harm', ['short', 'flipped', 'gone', 'meta', 'no json'])
+def test_damaged_data_is_told(harm, tmp_path):
+    open('good.txt', 'w').write('good text ' * 50)
+    data.make('own', 'good.txt')
+    train, meta = tmp_path / 'data/own/train.bin', tmp_path / 'data/own/meta.json'
+    content = train.read_bytes()
+    if harm == 'short':
+        train.write_bytes(content[:-2])
+    elif harm == 'flipped':
+        train.write_bytes(content[:-4] + b'\0\0' + content[-2:])
+    elif harm == 'gone':
+        train.unlink()
+    elif harm == 'meta':
+        meta.write_text(json.dumps(dict(json.loads(meta.read_text()), train={})))
+    else:
+        meta.write_text('{')
+    with pytest.raises(ValueError, match="data set 'own' is damaged: .* make it again"):
+        data.load('own')
