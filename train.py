@@ -114,8 +114,17 @@ def plot_losses(log, eval_log, path):
     fig.savefig(path, dpi=120)
 
 
+def check_knobs():
+    for knob in ('batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval'):
+        if globals()[knob] < 1:
+            raise ValueError(f'{knob} must be at least 1, not {globals()[knob]}')
+    if not eval_loops or not all(isinstance(n, int) and n >= 1 for n in eval_loops):
+        raise ValueError(f'eval_loops must be a list of loop counts, each at least 1, not {eval_loops}')
+
+
 def main():
     t_start = time.time()
+    check_knobs()
     dev, autocast = pick_device(device, dtype)
     train_tokens, val_tokens, meta = data.load(dataset)
     for split, tokens in dict(train=train_tokens, val=val_tokens).items():
