@@ -122,7 +122,11 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
         moves = active if rule.keep else active & ~go       # Algorithm 1 breaks before x_0 <- x_1 and k <- k + 1
         x, steps, maps = torch.where(moves[..., None], x1, x), steps + moves, maps + active
         active = active & ~go
-        loops_on = active.any(dim=1).tolist() if k < k_max else [False] * len(left)     # the one host sync of a step
+        broken = torch.zeros_like(active) if value is None else value.isnan()
+        row = (active.any(dim=1) + 2 * broken.any(dim=1)).tolist()                      # the one host sync of a step
+        if max(row) > 1:
+            raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN in the model or its input")
+        loops_on = [on and k < k_max for on in row]
         if all(loops_on):
             continue
         done = [i for i, on in enumerate(loops_on) if not on]

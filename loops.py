@@ -12,7 +12,6 @@ Paper: sec. 2 and App. B (groups, noise, draws); Geiping 3.2 (adapter, norm), 3.
 """
 import hashlib
 import math
-from functools import partial
 
 import torch
 import torch.nn as nn
@@ -34,8 +33,22 @@ def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
 
 def truncated_noise(*shape, generator=None, device='cpu'):
     """x^(0), Geiping App. C.1: a normal of variance 2/5, cut at 3 sigma, like the scaled embedding."""
-    sigma = math.sqrt(2 / 5)
-    return nn.init.trunc_normal_(torch.empty(shape, device=device), 0.0, sigma, -3 * sigma, 3 * sigma, generator=generator)
+    within = math.erf(3 / math.sqrt(2))     # the share of a normal within 3 sigma; by its inverse, twice as fast as rejection
+    uniform = torch.empty(shape, device=device).uniform_(-within, within, generator=generator)
+    return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
+
+
+class Span:
+    """Where T new tokens stand: at positions start ... start + T - 1, start an int, or (T = 1) a list with one for each row."""
+
+    def __init__(self, start=0, T=1, device='cpu'):
+        self.each = torch.tensor(start, device=device) if isinstance(start, list) and len(set(start)) > 1 else None     # (B,)
+        self.start = max(start) if isinstance(start, list) else start
+        self.end, self.mask = self.start + T, None      # no mask: a lone token sees all, a sequence from position 0 is causal
+        self.pos = torch.arange(self.start, self.end, device=device) if self.each is None else self.each[:, None]
+        if self.each is not None or T > 1 and self.start > 0:
+            seen = torch.arange(self.end, device=device) <= self.pos[..., None]                 # (T, end) or (B, 1, end)
+            self.mask = seen.view(-1, 1, T, self.end)                                           # (1 or B, 1, T, end)
 
 
 class KeysValues:
@@ -43,34 +56,41 @@ class KeysValues:
     Keys and values of one layer for up to T_max tokens, a slot for each loop step: (slots, 2, B, H, T_max, D).
 
     Loop step k reads and writes slot (k - 1) % slots: one slot for each step (`exact`), fewer (`ring`, Geiping 5), or one
-    (`latest`; all that a single-pass layer needs). A token that has stopped looping leaves what its last block map wrote: in
-    every slot that it never reached, so that a later token at step k finds step min(k, its last) there.
+    (`latest`; all that a single-pass layer needs). A token that has stopped looping leaves what its last block map wrote, in
+    every slot that it never reached too, so that a later token at step k finds step min(k, its last) there.
     """
 
     def __init__(self, slots, T_max):
         self.slots, self.T_max, self.kv = slots, T_max, None
 
-    def at(self, start, k=1, rows=None, active=None):
-        """The hook that attention calls with the keys and values of new tokens; it returns those of all tokens so far."""
-        return partial(self._put, start, k, rows, active)
+    def at(self, span, k=1, rows=None, active=None):
+        """
+        What attention calls at step k with the new tokens' (2, b, H, T, D): -> those of all tokens so far (2, b, H, end, D), mask.
 
-    def _put(self, start, k, rows, active, key, value):  # (b, H, T, D) -> (b, H, start + T, D) twice, and a mask
-        B, H, T, D = key.shape
-        if self.kv is None:
-            self.kv = key.new_zeros(self.slots, 2, B, H, self.T_max, D)
-        slot = (k - 1) % self.slots
-        new, end, rows = torch.stack((key, value)), start + T, slice(None) if rows is None else rows
-        if active is not None:
-            left = self.kv[k - 2 if 1 < k <= self.slots else slot, :, rows, :, start:end]   # by the tokens that have stopped
-            new = torch.where(active[:, None, :, None], new, left)
-        self.kv[slot, :, rows, :, start:end] = new
-        key, value = self.kv[slot, :, rows, :, :end]
-        return key, value
+        rows (b,): which rows these are, None for all. active (b, T): the tokens still looping; the others keep what they left.
+        """
+        def put(new):
+            if self.kv is None:
+                self.kv = new.new_zeros(self.slots, 2, new.shape[1], new.shape[2], self.T_max, new.shape[4])
+            slot, some = (k - 1) % self.slots, slice(None) if rows is None else rows
+            if active is not None:
+                left = self.kv[k - 2 if 1 < k <= self.slots else slot, :, some, :, span.start:span.end]
+                new = torch.where(active[:, None, :, None], new, left)
+            if span.each is None:
+                self.kv[slot, :, some, :, span.start:span.end] = new
+            else:
+                each = torch.arange(len(span.each), device=new.device)[some]
+                self.kv[slot][:, each, :, span.each[some]] = new[:, :, :, 0].transpose(0, 1)      # (b, 2, H, D)
+            return self.kv[slot, :, some, :, :span.end], span.mask if span.mask is None or len(span.mask) == 1 else span.mask[some]
+        return put
 
-    def leave(self, start, end, rows, k):
-        """Rows that stop after step k: their tokens start..end fill the slots that they did not reach."""
-        if k < self.slots:
-            self.kv[k:, :, rows, :, start:end] = self.kv[k - 1, :, rows, :, start:end]
+    def leave(self, span, rows, k):
+        """Rows that stop after step k: their tokens fill the slots that they did not reach."""
+        if k < self.slots and span.each is None:
+            self.kv[k:, :, rows, :, span.start:span.end] = self.kv[k - 1, :, rows, :, span.start:span.end]
+        elif k < self.slots:
+            at = span.each[rows]
+            self.kv[k:, :, rows, :, at] = self.kv[k - 1][:, rows, :, at].unsqueeze(1)            # (b, slots - k, 2, H, D)
 
 
 class RecurrentGroup(nn.Module):
@@ -123,34 +143,32 @@ class RecurrentGroup(nn.Module):
             x = block(x, kvs and kvs[i])
         return self.norm(x)                 # Geiping 3.2: n_c at the end of the core, every step
 
-    def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, start=0, caches=None, trace=None):
+    def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, span=None, caches=None, x0=None, trace=None):
         """
         e (B, T, C) -> x (B, T, C), steps_used (B, T), evals (B, T): loop steps kept, block maps evaluated.
 
-        n_loop: loops, or k_max with an exit rule. start: position of the first token. caches: KeysValues of each layer of the
-        core, or None for a pass over a whole sequence that leaves none. trace: see model.GPT.forward.
+        n_loop: loops, or k_max with an exit rule. span, caches: where the tokens stand, and the KeysValues of each layer of the
+        core; None for a pass over a whole sequence that leaves none. x0: a first state in place of noise. trace: see model.GPT.
         """
         B, T, _ = e.shape
-        pos = torch.arange(start, start + T, device=e.device)
+        span = span or Span(0, T, e.device)
         e = e.float()
-        x, injected = self.init_state(e, noise_seed, pos), self.inject(e)
+        x, injected = self.init_state(e, noise_seed, span.pos) if x0 is None else x0, self.inject(e)
         if exit is not None and caches is None:     # side by side all tokens are at one step: one slot is exact
-            caches = [KeysValues(1, start + T) for _ in self.core]
+            caches = [KeysValues(1, T) for _ in self.core]
 
         def step(x, k, rows=None, active=None):
-            e_in, inject_in = e, injected
-            if rows is not None:
-                e_in, inject_in = e[rows], (injected[0], injected[1][rows])
+            on_x, share = injected
             if self.step_noise:     # paper silent: "fresh noise each time"; 0 by default, its own cosines rule it out
-                x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
-            kvs = caches and [c.at(start, k, rows, active) for c in caches]
-            return self.step(x, e_in, inject_in, kvs)
+                x = x + self.step_noise * self.noise(x, k, noise_seed, span.pos if rows is None or span.each is None else span.pos[rows])
+            kvs = caches and [c.at(span, k, rows, active) for c in caches]
+            return self.step(x, None, (on_x, share if rows is None else share[rows]), kvs)
 
+        states = None
         if exit is not None:
             if self.training:
                 raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-            leave = lambda rows, k: [c.leave(start, start + T, rows, k) for c in caches]
-            states = None
+            leave = lambda rows, k: [c.leave(span, rows, k) for c in caches]
             x, steps_used, evals = loop_until_exit(step, x, n_loop, exit, readout, leave)
         else:
             states = [x]

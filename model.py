@@ -19,7 +19,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from loops import RecurrentGroup, sample_n_loop
+import decode
+from loops import RecurrentGroup, Span, sample_n_loop
 
 
 @dataclass
@@ -73,10 +74,11 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, kv=None):
         """x (B, T, C) -> (B, T, C). kv: the hook of loops.KeysValues, which gives the keys and values of earlier tokens too."""
         B, T, C = x.shape
-        q, k, v = (y.view(B, T, self.n_head, -1).transpose(1, 2) for y in self.c_attn(x).split(C, dim=2))  # (B, H, T, D)
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)      # (3, B, H, T, D)
+        q, (k, v), mask = qkv[0], qkv[1:], None
         if kv is not None:
-            k, v = kv(k, v)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, dropout_p=self.dropout if self.training else 0.0)
+            (k, v), mask = kv(qkv[1:])
+        y = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0, mask is None and T > 1)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
 
@@ -168,66 +170,42 @@ class GPT(nn.Module):
         trace: a list, to which each group appends dict(e=(B, T, C), states=(K+1, B, T, C) or None with an exit rule,
         steps_used=(B, T), evals=(B, T)). ValueError if T > block_size or n_loop does not fit the groups.
         """
-        B, T = idx.shape
-        if T > self.config.block_size:
-            raise ValueError(f'a sequence of {T} tokens does not fit block_size = {self.config.block_size}')
-        counts = iter(self.loop_counts(n_loop, exit))
-        x = (self.wte(idx) + self.wpe.weight[:T]) * math.sqrt(self.config.n_embd)       # (B, T, C)
-        x = self.drop(x)
-        for layer in self.h:
-            if isinstance(layer, RecurrentGroup):
-                x, _, _ = layer(x, next(counts), exit, self.readout, noise_seed, trace=trace)
-            else:
-                x = layer(x)
-        logits = self.readout(x)        # (B, T, V)
+        x, _ = self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
+        logits = self.lm_head(x)        # (B, T, V)
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
 
-    @torch.no_grad()
-    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None, noise_seed=0):
+    def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None, trace=None):
         """
-        One new token after another: yields (token (B, 1), steps_used (B, groups)). See generate.
+        idx (B, T) -> what the head reads (B, T, C), and each group's (x (B, T, C), steps_used (B, T)).
 
-        The window: of a prompt longer than block_size the last block_size tokens are seen. When the block is full, the window
-        moves on by half a block, so that each token sees at least block_size / 2 tokens.
+        counts: loops of each group. span, cache: where the tokens stand, and for each of h the KeysValues of its layers (see
+        decode.py). warm: a first state for each group in place of noise.
         """
-        if max_new_tokens <= 0:
-            raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
-        if temperature < 0:
-            raise ValueError(f'temperature must be >= 0 (0 is greedy), not {temperature}')
-        if top_k is not None and top_k < 1:
-            raise ValueError(f'top_k must be at least 1, not {top_k}')
-        if idx.shape[1] == 0:
-            raise ValueError('the prompt is empty: give it at least one token')
-        block, hop = self.config.block_size, max(1, self.config.block_size // 2)
-        idx = idx[:, -block:]
-        for _ in range(max_new_tokens):
-            start = hop * max(0, -(-(idx.shape[1] - block) // hop))
-            trace = []
-            logits = self(idx[:, start:], n_loop=n_loop, exit=exit, noise_seed=noise_seed, trace=trace)[0][:, -1]
-            token = choose(logits, temperature, top_k)
-            idx = torch.cat((idx, token), dim=1)
-            yield token, torch.stack([t['steps_used'][:, -1] for t in trace], dim=1) if trace else token[:, :0]
+        T = idx.shape[1]
+        span = span or Span(0, T, idx.device)
+        if span.end > self.config.block_size:
+            raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = {self.config.block_size}')
+        x = self.drop((self.wte(idx) + self.wpe(span.pos)) * math.sqrt(self.config.n_embd))     # (B, T, C)
+        groups = []
+        for i, layer in enumerate(self.h):
+            if isinstance(layer, RecurrentGroup):
+                g = len(groups)
+                x, steps_used, _ = layer(x, counts[g], exit, self.readout, noise_seed, span, cache and cache[i], warm and warm[g], trace)
+                groups.append((x, steps_used))
+            else:
+                x = layer(x, cache and cache[i][0].at(span))
+        return self.ln_f(x), groups
 
-    def generate(self, idx, max_new_tokens, **how):
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None, cache='exact', noise_seed=0, **more):
         """
-        Continue idx (B, T). Returns (idx (B, T + new), steps_used (B, new, groups), the loop steps that chose each new token).
+        Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups), the loop steps that chose each new token).
 
-        temperature (0 = greedy), top_k, n_loop, exit, noise_seed as in stream and forward. ValueError for an empty prompt,
-        max_new_tokens <= 0, temperature < 0, top_k < 1.
+        n_loop, exit, noise_seed as in forward; temperature 0 is greedy; cache: 'exact', 'ring', 'latest', or None = recompute
+        the context for each token. See decode.stream for the rest, the window beyond block_size, and what raises ValueError.
         """
-        tokens, steps = zip(*self.stream(idx, max_new_tokens, **how))
-        return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
-
-
-def choose(logits, temperature, top_k):
-    """Logits (B, V) -> tokens (B, 1), from torch's generator."""
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
-    return torch.multinomial(logits.softmax(dim=-1), 1)
+        return decode.generate(self, idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop, exit=exit, cache=cache,
+                               noise_seed=noise_seed, **more)
 
 
 def pick_device(device='auto', dtype='auto'):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from model import GPT, GPTConfig, choose, load_checkpoint, pick_device
+from decode import choose
+from model import GPT, GPTConfig, load_checkpoint, pick_device
 
 
 def rms(x, weight):
