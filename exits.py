@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Callable
 
+import numpy as np
 import torch
+from torch.linalg import vector_norm
 
 EPS = 1e-8
 
@@ -39,11 +41,11 @@ def algorithm_1(f, x0, tau, k_max):
 # memo is whatever the next step needs of this one, None at first. readout: state -> logits (..., V).
 
 def norm(x0, x1, memo, readout):  # Eq. 3
-    return (x1 - x0).norm(dim=-1), None
+    return vector_norm(x1 - x0, dim=-1), None
 
 
 def norm_rel(x0, x1, memo, readout):  # below Eq. 3: over the norm of the state the step started from
-    return (x1 - x0).norm(dim=-1) / (x0.norm(dim=-1) + EPS), None
+    return vector_norm(x1 - x0, dim=-1) / (vector_norm(x0, dim=-1) + EPS), None
 
 
 def kl(x0, x1, memo, readout):  # Eq. 4: KL(p^(k) || p^(k-1)), nats
@@ -55,19 +57,19 @@ def kl(x0, x1, memo, readout):  # Eq. 4: KL(p^(k) || p^(k-1)), nats
 
 def accel(x0, x1, memo, readout):  # Eq. 5
     delta = x1 - x0
-    return None if memo is None else (delta - memo).norm(dim=-1), delta
+    return None if memo is None else vector_norm(delta - memo, dim=-1), delta
 
 
 def accel_hat(x0, x1, memo, readout):  # Eq. 6; in [0, 1] by the triangle inequality
     delta = x1 - x0
     if memo is None:
         return None, delta
-    return (delta - memo).norm(dim=-1) / (delta.norm(dim=-1) + memo.norm(dim=-1) + EPS), delta
+    return vector_norm(delta - memo, dim=-1) / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS), delta
 
 
 def accel_rel(x0, x1, memo, readout):  # below Eq. 6: the denominator "based on the norm of activations"
     delta = x1 - x0
-    return None if memo is None else (delta - memo).norm(dim=-1) / (x0.norm(dim=-1) + EPS), delta
+    return None if memo is None else vector_norm(delta - memo, dim=-1) / (vector_norm(x0, dim=-1) + EPS), delta
 
 
 # name: (signal, hits: small values in a row that let a token go, keep: is the step that triggered kept?)
@@ -102,42 +104,52 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
     Loop every token until `rule` lets it go, at most k_max steps.
 
     x: (B, T, C) float32, the states x^(0). step(x, k, rows, active) -> next states (b, T, C) of the rows still looping:
-    x (b, T, C), rows (b,) their indices into B or None for all of them, active (b, T) which of their tokens still loop; of
-    the others the result is not looked at. on_leave(rows, k): these rows are done, k block maps were evaluated on them.
-    Returns x_star (B, T, C), steps_used (B, T) loop steps kept, evals (B, T) block maps evaluated, both int64.
+    x (b, T, C); rows (b,) their indices into B, None for all; active (b, T) which of their tokens still loop, None for all: of
+    the others the result is not looked at. on_leave(rows, k): these rows are done after k block maps, None for all at once.
+    Returns x_star (B, T, C), steps_used (B, T) loop steps kept, evals (B, T) block maps evaluated. ValueError at a NaN.
     """
     B, T, _ = x.shape
-    x_star = torch.empty_like(x)
-    steps_used, evals = torch.zeros(2, B, T, dtype=torch.long, device=x.device)
-    left, rows, memo = list(range(B)), None, None           # the rows still looping; every tensor below holds only those
-    active, steps = torch.ones_like(steps_used, dtype=torch.bool), steps_used.clone()
-    hits, maps = steps, steps
+    x_star, (steps_used, evals) = torch.empty_like(x), np.zeros((2, B, T), dtype=np.int64)
+    left, active, hits = np.arange(B), np.ones((B, T), dtype=bool), np.zeros((B, T), dtype=np.int64)    # of the rows still looping
+    rows, mask, memo = None, None, None
+    there = lambda array: torch.from_numpy(array).to(x.device)
     for k in range(1, k_max + 1):
-        x1 = step(x, k, rows, active if T > 1 else None)    # a row of one token still loops, or it would have left
+        x1 = step(x, k, rows, mask)
         value, memo = rule.signal(x, x1, memo, readout)
-        go = torch.zeros_like(active)
+        go = None
         if value is not None:
-            hits = (hits + 1) * (value < rule.tau)
-            go = active & (hits >= rule.hits)
-        moves = active if rule.keep else active & ~go       # Algorithm 1 breaks before x_0 <- x_1 and k <- k + 1
-        x, steps, maps = torch.where(moves[..., None], x1, x), steps + moves, maps + active
-        active = active & ~go
-        broken = torch.zeros_like(active) if value is None else value.isnan()
-        row = (active.any(dim=1) + 2 * broken.any(dim=1)).tolist()                      # the one host sync of a step
-        if max(row) > 1:
-            raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN in the model or its input")
-        loops_on = [on and k < k_max for on in row]
-        if all(loops_on):
+            value = value.numpy(force=True)                 # the one host sync of a step; what follows is a few flags
+            low = value.min()                               # of a NaN, NaN
+            if low < rule.tau:
+                hits = (hits + 1) * (value < rule.tau)
+                go = active & (hits >= rule.hits)
+            elif low >= rule.tau:
+                hits.fill(0)
+            else:
+                raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN in the model or its input")
+        if k < k_max and (go is None or not go.any()):      # the common step
+            x = x1 if mask is None else torch.where(mask[..., None], x1, x)
             continue
-        done = [i for i, on in enumerate(loops_on) if not on]
-        gone = torch.tensor([left[i] for i in done], device=x.device)
-        x_star[gone], steps_used[gone], evals[gone] = x[done], steps[done], maps[done]
-        if on_leave is not None:
-            on_leave(gone, k)
-        stay = [i for i, on in enumerate(loops_on) if on]
-        if not stay:
-            break
-        left = [left[i] for i in stay]
-        rows, x, active, hits, steps, maps = torch.tensor(left, device=x.device), x[stay], active[stay], hits[stay], steps[stay], maps[stay]
-        memo = None if memo is None else memo[stay]
-    return x_star, steps_used, evals
+        go = np.zeros_like(active) if go is None else go
+        moves = active if rule.keep else active & ~go       # Algorithm 1 breaks before x_0 <- x_1 and k <- k + 1
+        x = torch.where(there(moves)[..., None], x1, x)
+        end = active if k == k_max else go
+        row, token = end.nonzero()
+        steps_used[left[row], token], evals[left[row], token] = k - 1 + moves[row, token], k
+        active = active & ~end
+        on = active.any(axis=1)
+        if not on.all():
+            done, gone = there((~on).nonzero()[0]), None if len(left) == B and not on.any() else there(left[~on])
+            if gone is None:
+                x_star = x
+            else:
+                x_star[gone] = x[done]
+            if on_leave is not None:
+                on_leave(gone, k)
+            if not on.any():
+                break
+            stay = there(on.nonzero()[0])
+            left, active, hits, x, memo = left[on], active[on], hits[on], x[stay], None if memo is None else memo[stay]
+            rows = there(left)
+        mask = None if active.all() else there(active)
+    return x_star, there(steps_used), there(evals)

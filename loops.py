@@ -85,12 +85,15 @@ class KeysValues:
         return put
 
     def leave(self, span, rows, k):
-        """Rows that stop after step k: their tokens fill the slots that they did not reach."""
-        if k < self.slots and span.each is None:
-            self.kv[k:, :, rows, :, span.start:span.end] = self.kv[k - 1, :, rows, :, span.start:span.end]
-        elif k < self.slots:
-            at = span.each[rows]
-            self.kv[k:, :, rows, :, at] = self.kv[k - 1][:, rows, :, at].unsqueeze(1)            # (b, slots - k, 2, H, D)
+        """Rows (None for all) that stop after step k: their tokens fill the slots that they did not reach."""
+        if k >= self.slots:
+            return
+        if span.each is None:
+            some = slice(None) if rows is None else rows
+            self.kv[k:, :, some, :, span.start:span.end] = self.kv[k - 1, :, some, :, span.start:span.end]
+        else:
+            rows = torch.arange(len(span.each), device=self.kv.device) if rows is None else rows
+            self.kv[k:, :, rows, :, span.each[rows]] = self.kv[k - 1][:, rows, :, span.each[rows]].unsqueeze(1)  # (b, slots - k, 2, H, D)
 
 
 class RecurrentGroup(nn.Module):

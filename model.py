@@ -23,6 +23,9 @@ import decode
 from loops import RecurrentGroup, Span, sample_n_loop
 
 
+ONE_ROW = 2 ** 19
+
+
 @dataclass
 class GPTConfig:
     """All that shapes a model; plain values. The defaults are the paper's (App. B). ValueError if they do not fit together."""
@@ -63,13 +66,23 @@ class GPTConfig:
         self.groups = sorted(list(group) for group in self.groups)
 
 
+class Linear(nn.Linear):
+    """nn.Linear, but one row on a CPU goes through oneDNN, which reads a large weight with all cores; torch's choice uses one."""
+
+    def forward(self, x):
+        if x.numel() == self.in_features and self.weight.numel() > ONE_ROW and x.device.type == 'cpu' and not torch.is_grad_enabled() \
+                and x.dtype == self.weight.dtype == torch.float32 and not torch.is_autocast_enabled('cpu'):
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
+        return super().forward(x)
+
+
 class CausalSelfAttention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x, kv=None):
         """x (B, T, C) -> (B, T, C). kv: the hook of loops.KeysValues, which gives the keys and values of earlier tokens too."""
@@ -86,8 +99,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x):
         return self.c_proj(F.silu(self.c_fc(x)))
@@ -121,7 +134,7 @@ class GPT(nn.Module):
             self.h.append(RecurrentGroup([blocks[j] for j in group], config, config.groups.index(group)) if group else blocks[i])
             i += len(group) if group else 1
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight   # tied
         self.init_weights()
 

@@ -3,9 +3,9 @@ Text out of a checkpoint, with any exit rule.
 
     python sample.py --exit accel                           text as it comes, then tokens/s and the mean loop steps
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by the loop steps it took
-    python sample.py --start=FILE:prompt.txt --temperature=0 --n_loop=8
+    python sample.py --start=FILE:prompt.txt --temperature=0 --n_loop=8 --draft_loops=2
 
-It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel).
+It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel); Geiping 5 (cache, drafts).
 """
 import codecs
 import os
@@ -16,6 +16,7 @@ import torch
 
 from configurator import configure, run
 from data import EOT, get_encoding
+from decode import stream
 from exits import make_exit
 from model import load_checkpoint, pick_device
 
@@ -29,6 +30,11 @@ top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float = 1e-2           # the rule's threshold
 n_loop: int | list | None = None    # loops, one number or one for each group; None = mean_recurrence, or at most 30 with an exit rule
+cache: str | None = 'exact' # keys and values: exact, ring or latest (both change the result); None = recompute the context
+ring = 8                    # slots of cache='ring'
+warm_start = False          # a token's loops start from the last state of the token before it
+draft_loops: int | None = None      # self-speculation: draft with so few loops, verify with all; needs --temperature=0
+stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
 show_steps = False          # colour each token by its loop steps
@@ -57,7 +63,8 @@ def main():
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > model.config.block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} (block_size) are used')
-    idx = torch.tensor([prompt], device=dev)
+    how = dict(temperature=temperature, top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
+               warm_start=warm_start, draft_loops=draft_loops, stop=encoding.eot_token if stop_at_end else None)
     most = max(model.loop_counts(n_loop, rule), default=0)
     torch.manual_seed(seed)
     for sample in range(num_samples):
@@ -65,7 +72,7 @@ def main():
         print(text, end='', flush=True)
         t = time.perf_counter()
         with autocast:
-            for token, used in model.stream(idx, max_new_tokens, temperature, top_k, n_loop, rule, noise_seed):
+            for token, used in stream(model, [torch.tensor(prompt, device=dev)], max_new_tokens, **how):
                 steps.append(used.float().mean(dim=0))
                 known = token.item() < encoding.n_vocab     # a padded vocabulary has tokens without a text
                 piece = utf8.decode(encoding.decode_single_token_bytes(token.item())) if known else ''

@@ -24,8 +24,8 @@ n_layer = 6
 groups = [[1], [2, 3], [4]]
 n_head = 2
 n_embd = 96
-block_size = 64
-batch_size = 12
+block_size = 48
+batch_size = 16
 vocab_size = 257
 injection = 'concat'
 # ---------------------------------------------------------------------------------------------------------------------

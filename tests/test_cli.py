@@ -73,13 +73,16 @@ def test_sample_prints_text_speed_and_steps(folder):
     assert long.returncode == 0 and 'the prompt has 40 tokens: its last 16 (block_size) are used' in long.stdout
     greedy = {run(folder, f'python sample.py --temperature=0 --seed={seed}', *SMALL['sample.py']).stdout.split('---')[0] for seed in (1, 2)}
     assert len(greedy) == 1
+    for more in ('--cache=ring --ring=2', '--cache=latest', '--cache=None', '--warm_start', '--temperature=0 --n_loop=4 --draft_loops=1'):
+        assert 'tokens/s' in run(folder, 'python sample.py ' + more, *SMALL['sample.py']).stdout, more
     os.rename(folder / 'data-away', folder / 'data')
 
 
 @pytest.mark.parametrize('args, words', [
     ('--exit=acel', 'unknown exit rule'), ('--exit=accel --tau=-1', 'tau must be a number >= 0'), ('--exit=accel --tau=nan', 'tau'),
     ('--out_dir=nowhere', 'no checkpoint at'), ('--start=FILE:nowhere.txt', 'nowhere.txt'), ('--n_loop=0', 'n_loop must be'),
-    ('--max_new_tokens=0', 'max_new_tokens'), ('--temperature=-1', 'temperature'), ('--top_k=0', 'top_k'), ('--device=tpu', 'not available')])
+    ('--max_new_tokens=0', 'max_new_tokens'), ('--cache=newest', 'unknown cache policy'), ('--cache=ring --ring=0', 'at least 1 slot'),
+    ('--temperature=0 --draft_loops=30 --n_loop=30', 'draft_loops must'), ('--draft_loops=1', 'greedily'), ('--temperature=-1', 'temperature'), ('--top_k=0', 'top_k'), ('--device=tpu', 'not available')])
 def test_sample_bad_input(folder, args, words):
     done = run(folder, 'python sample.py ' + args)
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and words in done.stderr, done.stderr

@@ -128,7 +128,7 @@ def test_finished_rows_cost_nothing_and_are_announced():
         seen.append(len(x))
         return batched(f)(x, k, rows, active)
 
-    _, _, evals = loop_until_exit(step, x0, 50, make_exit('norm', 1e-2), on_leave=lambda rows, k: left.extend((r, k) for r in rows.tolist()))
+    _, _, evals = loop_until_exit(step, x0, 50, make_exit('norm', 1e-2), on_leave=lambda rows, k: left.extend((r, k) for r in rows.tolist()))   # one by one
     last = evals.max(dim=1).values.tolist()             # a row loops until its slowest token goes
     assert sorted(left) == list(enumerate(last)) and len(set(last)) > 1
     assert seen == [sum(n >= k for n in last) for k in range(1, max(last) + 1)]
