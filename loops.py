@@ -133,13 +133,13 @@ class RecurrentGroup(nn.Module):
         if self.injection != 'concat':
             return None, e
         on_x, on_e = self.adapter.weight.chunk(2, dim=1)
-        return on_x, F.linear(e, on_e).float()
+        return on_x, F.linear(e, on_e).to(e.dtype)      # a product may be bf16 under autocast, its sum is not
 
     def step(self, x, e, injected=None, kvs=None):
         """One block map x^(k-1) -> x^(k), (B, T, C) float32. injected = inject(e); kvs: a hook for each layer of the core."""
         on_x, share = self.inject(e) if injected is None else injected
         if self.injection == 'concat':      # = adapter(cat([x, e])), the state kept in float32
-            x = F.linear(x, on_x).float() + share
+            x = F.linear(x, on_x).to(x.dtype) + share
         elif self.injection == 'add':
             x = x + share
         for i, block in enumerate(self.core):
