@@ -118,8 +118,8 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
         value, memo = rule.signal(x, x1, memo, readout)
         go = None
         if value is not None:
-            value = value.numpy(force=True)                 # the one host sync of a step; what follows is a few flags
-            low = value.min()                               # of a NaN, NaN
+            value = value.item() if value.numel() == 1 else value.numpy(force=True)     # the one host sync of a step
+            low = value if value.__class__ is float else value.min()                        # with a NaN among them, NaN
             if low < rule.tau:
                 hits = (hits + 1) * (value < rule.tau)
                 go = active & (hits >= rule.hits)

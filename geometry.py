@@ -39,6 +39,7 @@ tokens_shown = 3            # of the first window, in figures 1 and 6
 device = 'auto'
 # ---------------------------------------------------------------------------------------------------------------------
 
+CLEAR = 30      # a step's direction is the model's own while its norm is so many rounding floors: rounding then turns it by 2 degrees
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')    # Okabe and Ito: told apart by all eyes
 
 
@@ -242,14 +243,14 @@ def figure_2(run, groups):
 
 
 def curves(run, groups, name, ylabel, figure, first_k, log=False):
-    """A row of panels, one a group: mean of a probe against k with its 1-sigma band, one curve a checkpoint; grey below the float32 floor."""
+    """A row of panels, one a group: mean of a probe against k with its 1-sigma band, one curve a checkpoint; grey where rounding has a say."""
     fig, axs = plt.subplots(1, len(groups), figsize=(4 * len(groups), 3.4), squeeze=False, sharey=True)
     rows = []
     for g, ax in enumerate(axs[0]):
         for i, (it, measured) in enumerate(run.items()):
             m = measured[g]
             k = np.arange(len(m[name])) + first_k
-            sound = m['norm'][-len(k):] > m['floor_float32']
+            sound = m['norm'][-len(k):] > m['floor_float32'] * (1 if name == 'norm' else CLEAR)
             ax.plot(k, m[name], color='0.8', lw=1)
             ax.plot(k, np.where(sound, m[name], np.nan), color=shade(i, len(run)), lw=1.5, label=f'iteration {it}')
             low = m[name] - m[name + '_std']
@@ -260,7 +261,7 @@ def curves(run, groups, name, ylabel, figure, first_k, log=False):
                 ax.axhline(m['floor_' + dtype], color='0.4', ls=style, lw=0.8, label=f'{dtype} floor, last checkpoint')
         ax.set(title=title(g, groups), xlabel='loop step k', ylabel=ylabel if g == 0 else '', yscale='log' if log else 'linear')
     axs[0][-1].legend(frameon=False, fontsize=7)
-    save(fig, figure, ['group', 'iteration', 'k', 'mean', 'std', 'above_float32_floor'], rows)
+    save(fig, figure, ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding'], rows)
 
 
 def figure_paths(spread, groups):
@@ -333,8 +334,8 @@ def tenfold(norms):
 
 
 def settled_cos(m):
-    """Mean cosine over the last three steps whose norm is above the float32 floor; nan if there are none."""
-    sound = m['cos'][m['norm'][1:] > m['floor_float32']]
+    """Mean cosine over the last three steps that are clear of the float32 floor; nan if there are none."""
+    sound = m['cos'][m['norm'][1:] > CLEAR * m['floor_float32']]
     return float(sound[-3:].mean()) if len(sound) else float('nan')
 
 
