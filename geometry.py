@@ -237,25 +237,26 @@ def figure_2(run, groups):
                 rows += [[groups[g], groups[g + 1], reading, it, m, s] for it, m, s in zip(its, mean, std)]
                 ax.set_title(f'{title(g, groups)} to {title(g + 1, groups)}')
         ax.axhline(1, color='0.5', lw=0.8)
-        ax.set(xticks=range(len(its)), xticklabels=its, xlabel='iteration', ylabel='drift-to-loop ratio (Eq. 2)', yscale='log')
+        ax.set(xticks=range(len(its)), xticklabels=its, xlabel='iteration', ylabel='' if g else 'drift-to-loop ratio (Eq. 2)', yscale='log')
         ax.legend(frameon=False, fontsize=7)
     save(fig, 'figure_2', ['from', 'to', 'reading', 'iteration', 'mean', 'std'], rows)
 
 
-def curves(run, groups, name, ylabel, figure, first_k, log=False):
+def curves(run, groups, name, ylabel, figure, first_k, log=False, until=None):
     """A row of panels, one a group: mean of a probe against k with its 1-sigma band, one curve a checkpoint; grey where rounding has a say."""
     fig, axs = plt.subplots(1, len(groups), figsize=(4 * len(groups), 3.4), squeeze=False, sharey=True)
     rows = []
     for g, ax in enumerate(axs[0]):
         for i, (it, measured) in enumerate(run.items()):
             m = measured[g]
-            k = np.arange(len(m[name])) + first_k
-            sound = m['norm'][-len(k):] > m['floor_float32'] * (1 if name == 'norm' else CLEAR)
-            ax.plot(k, m[name], color='0.8', lw=1)
-            ax.plot(k, np.where(sound, m[name], np.nan), color=shade(i, len(run)), lw=1.5, label=f'iteration {it}')
-            low = m[name] - m[name + '_std']
-            ax.fill_between(k, np.maximum(low, m[name] / 10) if log else low, m[name] + m[name + '_std'], where=sound, color=shade(i, len(run)), alpha=0.12, lw=0)
-            rows += [[groups[g], it, a, b, c, int(d)] for a, b, c, d in zip(k, m[name], m[name + '_std'], sound)]
+            mean, std = m[name][:until], m[name + '_std'][:until]
+            k, colour = np.arange(len(mean)) + first_k, shade(i, len(run))
+            sound = m['norm'][k] > m['floor_float32'] * (1 if name == 'norm' else CLEAR)
+            ax.plot(k, mean, color='0.8', lw=1)
+            ax.plot(k, np.where(sound, mean, np.nan), color=colour, lw=1.5, label=f'iteration {it}')
+            low = np.maximum(mean - std, mean / 10) if log else mean - std
+            ax.fill_between(k, low, mean + std, where=sound, color=colour, alpha=0.12, lw=0)
+            rows += [[groups[g], it, *point] for point in zip(k, mean, std, sound.astype(int))]
         if name == 'norm':
             for dtype, style in dict(float32=':', bfloat16='--').items():
                 ax.axhline(m['floor_' + dtype], color='0.4', ls=style, lw=0.8, label=f'{dtype} floor, last checkpoint')
@@ -390,7 +391,7 @@ def main():
     figure_1(trace, groups)
     figure_2(run, groups)
     curves(run, groups, 'norm', 'step norm (Eq. 1)', 'figure_3a', 0, log=True)
-    curves({it: run[it] for it in [*list(run)[-3:]]}, groups, 'cos', 'cosine of consecutive steps', 'figure_3b', 1)
+    curves(run, groups, 'cos', 'cosine of consecutive steps', 'figure_3b', 1, until=round(2 * model.config.mean_recurrence + 2))
     curves(run, groups, 'cos', f'cosine, fixed {n_loop} loops', 'figure_5', 1)
     curves(run, groups, 'contraction', 'step norm over the one before', 'contraction', 1)
     curves(run, groups, 'accel_hat', 'normalised acceleration (Eq. 6)', 'accel_hat', 1)

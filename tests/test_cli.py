@@ -14,6 +14,8 @@ SMALL = {
                  '--mean_recurrence=2', '--eval_interval=2', '--eval_windows=4', '--eval_loops=[1,2]', '--keep_iters=[0]', '--out_dir=out'],
     'data.py': ['--tokenizer=bytes', '--tokens=2K', '--val_fraction=0.1'],
     'sample.py': ['--max_new_tokens=6'],
+    'geometry.py': ['--n_loop=5', '--n_windows=2', '--most_loops=2'],
+    'tests/decode_speed.py': ['--only=adaptive', '--rounds=1'],
     'tests/loop_cost.py': ['--rounds=2', '--iters=1', '--batch_size=1', '--block_size=8'],
 }
 
