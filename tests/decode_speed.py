@@ -2,7 +2,7 @@
 How fast decoding is, as ratios of things timed in turn in one run. Each line names what is compared with what.
 
     python tests/decode_speed.py                    all but the GPU's
-    python tests/decode_speed.py --only=stream      one of them: uncached, products, stream, check, adaptive, gpu
+    python tests/decode_speed.py --only=stream      one of them: uncached, products, stream, adaptive, gpu
 
 Random weights but for `uncached` and `adaptive`, which take the checkpoint in out_dir.
 """
@@ -16,8 +16,7 @@ from torch.nn import functional as F
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from configurator import configure, run  # noqa: E402
 from decode import make_cache, one_token, prefill, stream  # noqa: E402
-from exits import EXITS, make_exit  # noqa: E402
-from loops import KeysValues, Span  # noqa: E402
+from exits import make_exit  # noqa: E402
 from model import GPT, GPTConfig, load_checkpoint  # noqa: E402
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -131,21 +130,6 @@ def weights_stream():
 
 
 @torch.no_grad()
-def check():
-    """What a rule costs over a loop step of one layer: the loop with the rule at tau = 0, and without, at C = 768, V = 50304."""
-    model = GPT(GPTConfig(n_layer=3, groups=[[1]], block_size=256)).eval()
-    group, n = model.groups[0], 12
-    e, caches = torch.randn(1, 1, 768), [KeysValues(n, 1)]
-    for names in ([name for name in EXITS if name != 'kl'], ['kl']):        # apart: its head sweeps the caches for the others
-        runs = [lambda rule=rule: group(e, n, rule, model.readout, 0, Span(), caches) for rule in (None, *(make_exit(name, 0.0) for name in names))]
-        free, *checked = in_turn(*runs)
-        for name, times in zip(names, checked):
-            share = sorted(x / y - 1 for x, y in zip(times, free))
-            print(f'check: {name} {100 * median(share):.1f}% of a loop step of {1e6 * median(free) / n:.0f} us (quartiles '
-                  f'{100 * share[len(share) // 4]:.1f} {100 * share[3 * len(share) // 4]:.1f})')
-
-
-@torch.no_grad()
 def adaptive():
     """ms a token with an exit rule over that of a fixed budget of the same mean number of block maps."""
     model, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
@@ -191,7 +175,7 @@ def main():
     if threads:
         torch.set_num_threads(threads)
     print(f'torch {torch.__version__}, {torch.get_num_threads()} threads')
-    figures = dict(uncached=uncached, stream=weights_stream, check=check, adaptive=adaptive, products=products, gpu=gpu)
+    figures = dict(uncached=uncached, stream=weights_stream, adaptive=adaptive, products=products, gpu=gpu)
     if only and only not in figures:
         raise ValueError(f"unknown figure '{only}': choose one of {', '.join(figures)}")
     for name, f in figures.items():
