@@ -53,7 +53,7 @@ def configure(script, positional=None, argv=None):
             key, equals, text = arg[2:].partition('=')
             known(key, knobs, f'on the command line (see python {os.path.basename(sys.argv[0])} --help)')
             if not equals:
-                is_bool = kinds[key] is bool and (not args or args[0] not in ('True', 'False'))
+                is_bool = bool in (get_args(kinds[key]) or (kinds[key],)) and (not args or args[0] not in ('True', 'False'))
                 if not is_bool and (not args or args[0].startswith('--')):
                     stop(f'--{key} needs a value: --{key}=VALUE')
                 text = 'True' if is_bool else args.pop(0)
@@ -79,7 +79,7 @@ def convert(key, value, kind, parse=True):
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            pass                # stays a string
+            value = float(value) if float in kinds and value.lower() in ('inf', 'nan') else value       # else it stays a string
     if kinds == (NoneType,) or type(value) in kinds or (type(value) is tuple and list in kinds):
         return value
     if float in kinds and type(value) is int:

@@ -13,6 +13,7 @@ import ast
 import glob
 import hashlib
 import json
+import logging
 import os
 import platform
 import sysconfig
@@ -95,6 +96,8 @@ def file_documents(path):
 def fineweb_documents(path=''):
     """FineWeb's texts, streamed from the hub; path: a local data set of the same schema (a folder with sample/10BT/*.parquet)."""
     from datasets import load_dataset
+    for name in ('datasets', 'huggingface_hub', 'fsspec'):
+        logging.getLogger(name).setLevel(logging.CRITICAL)      # their retries; what matters is said below
     try:
         rows = load_dataset(path or 'HuggingFaceFW/fineweb', name='sample-10BT', split='train', streaming=True)
         for row in rows:
@@ -216,7 +219,8 @@ def windows(data, starts, block_size):
 def main():
     meta = make(name, path, tokenizer, tokens, val_fraction)
     for split in ('train', 'val'):
-        print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, {meta[split]['tokens']:,} tokens ({meta['tokenizer']})")
+        print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, {meta[split]['tokens']:,} tokens ({meta['tokenizer']}), "
+              f"{100 * meta[split]['tokens'] / (meta['train']['tokens'] + meta['val']['tokens']):.2f}%")
     print(f'next: python train.py --dataset={name}')
 
 

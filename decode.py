@@ -67,7 +67,7 @@ def choose(logits, temperature, top_k):
         raise ValueError('the logits are not finite: the model or its input holds a NaN or an infinity')
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = logits / temperature
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
     return torch.multinomial(logits.softmax(dim=-1), 1)
@@ -79,8 +79,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     """
     Yield (token (B, 1), steps_used (B, groups)) until max_new_tokens, or until every row has said the token `stop`.
 
-    rows: a list of B prompts, 1-D int64 tensors of any lengths; with cache 'exact' or None each row comes out as it would alone.
-    A row that has stopped costs nothing more and yields `stop` with 0 steps. cache, ring: the policy and its slots; None =
+    rows: a list of B prompts, 1-D int64 tensors of any lengths; with cache 'exact' or None each row comes out as it would alone
+    (greedily, and without warm_start). A row that has stopped costs nothing more and yields `stop` with 0 steps. cache, ring: the policy and its slots; None =
     recompute the context. warm_start: a token's loops start from the last state of the token before it (Geiping App. D.6).
     draft_loops: self-speculation with so many loops (Geiping 5), greedy, one row; the tokens are those of plain greedy decoding.
 
@@ -93,7 +93,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
     if draft_loops is not None:
-        yield from speculate(model, rows, max_new_tokens, temperature, counts, exit, cache, noise_seed, draft_loops, stop, T_max)
+        yield from speculate(model, rows, max_new_tokens, temperature, counts, exit, cache, noise_seed, draft_loops, warm_start, stop, T_max)
         return
     live, kept, firsts, warm = list(range(len(rows))), None, None, None     # the rows that go on; their cache, windows, states
     for _ in range(max_new_tokens):
@@ -120,8 +120,10 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
                 return
 
 
-def speculate(model, rows, max_new_tokens, temperature, counts, exit, cache, noise_seed, draft_loops, stop, T_max, ahead=4):
+def speculate(model, rows, max_new_tokens, temperature, counts, exit, cache, noise_seed, draft_loops, warm_start, stop, T_max, ahead=4):
     """stream, by drafting up to `ahead` tokens with draft_loops and verifying them side by side with all loops; see there."""
+    if warm_start:
+        raise ValueError('warm_start and draft_loops do not go together: give one of them')
     if not counts or not 1 <= draft_loops < min(counts):
         raise ValueError(f'draft_loops must lie between 1 and n_loop - 1 = {min(counts, default=1) - 1}, not {draft_loops}')
     if temperature != 0 or len(rows) != 1 or cache != 'exact':
@@ -170,6 +172,8 @@ def generate(model, idx, max_new_tokens, lengths=None, stop=None, **how):
 
     lengths: of rows that are shorter than T, padded behind; a row's new tokens come right behind its own, then padding again.
     """
+    if lengths is not None and (len(lengths) != len(idx) or not all(0 < n <= idx.shape[1] for n in lengths)):
+        raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the {len(idx)} rows, not {lengths}: no prompt is empty')
     rows = list(idx) if lengths is None else [row[:n] for row, n in zip(idx, lengths)]
     tokens, steps = zip(*stream(model, rows, max_new_tokens, stop=stop, **how))
     tokens = torch.cat(tokens, dim=1)           # (B, new)

@@ -8,7 +8,8 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 Symbols: x0 = x^(k-1), x1 = x^(k) = f(x0), delta = x1 - x0 (Eq. 1), k counts loop steps from 1. States are float32.
 """
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
+from numbers import Real
 from typing import Callable
 
 import numpy as np
@@ -91,12 +92,13 @@ def make_exit(name, tau, hits=None, keep=None):
     """The rule called `name` (one of EXITS) at threshold tau >= 0; hits and keep override the rule's own. ValueError else."""
     if name not in EXITS:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(EXITS)}")
-    if isinstance(tau, bool) or not isinstance(tau, (int, float)) or isnan(tau) or tau < 0:
+    if isinstance(tau, bool) or not isinstance(tau, Real) or isnan(tau) or tau < 0:
         raise ValueError(f'tau must be a number >= 0, not {tau!r}: the paper sweeps 1e-5 to 1e-2')
     if hits is not None and hits < 1:
         raise ValueError(f'hits must be at least 1, not {hits!r}')
     signal, own_hits, own_keep = EXITS[name]
-    return Exit(name, float(tau), signal, own_hits if hits is None else hits, own_keep if keep is None else keep)
+    tau = float(tau) if tau < 3e38 else inf        # beyond float32, in which the signals are
+    return Exit(name, tau, signal, own_hits if hits is None else hits, own_keep if keep is None else keep)
 
 
 def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
@@ -112,7 +114,7 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
     x_star, (steps_used, evals) = torch.empty_like(x), np.zeros((2, B, T), dtype=np.int64)
     left, active, hits = np.arange(B), np.ones((B, T), dtype=bool), np.zeros((B, T), dtype=np.int64)    # of the rows still looping
     rows, mask, memo = None, None, None
-    there = lambda array: torch.from_numpy(array).to(x.device)
+    there = lambda array: torch.from_numpy(array).to(x.device, non_blocking=True)
     for k in range(1, k_max + 1):
         x1 = step(x, k, rows, mask)
         value, memo = rule.signal(x, x1, memo, readout)

@@ -1,7 +1,7 @@
 """
 The geometry of the loops: small turning updates inside a group, large moves between groups; over training, group by group.
 
-    python geometry.py                              the default run's checkpoints, about a minute on two cores
+    python geometry.py                              the default run's checkpoints, 20 s on two cores
     python geometry.py --out_dir=out-groups --n_loop=30
 
 prints a summary and writes out_dir/figures: a PNG for each figure, and its numbers as CSV beside it.
@@ -89,7 +89,8 @@ def pca(states, dims):
     flat = flat - flat.mean(dim=0)
     axes = torch.linalg.svd(flat, full_matrices=False)[2][:dims]                    # (dims, C)
     axes = axes * axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)).sign()
-    return (flat @ axes.T).view(*states.shape[:-1], -1)
+    axes = torch.nn.functional.pad(axes, (0, 0, 0, dims - len(axes)))               # fewer directions than asked for: zeros
+    return (flat @ axes.T).view(*states.shape[:-1], dims)
 
 
 def pca_2d(states):
@@ -123,8 +124,10 @@ def rounding_floor(group, states, e, dtype):
 
     A step norm below it is made of rounding, and so is its cosine.
     """
-    x, exact = states[-1], copy.deepcopy(group).double()
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+    x, e = states[-1, :4].cpu(), e[:4].cpu()        # on the CPU: not every device has float64
+    group = copy.deepcopy(group).cpu()
+    exact = copy.deepcopy(group).double()
+    with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
         rounded = group.step(x, e)
     return vector_norm(rounded.double() - exact.step(x.double(), e.double()), dim=-1).mean().item()
 
@@ -161,17 +164,16 @@ def measure(model, idx):
 
 def load_run():
     """The run's checkpoints in order of iteration: {iteration: model}, and the last one's dict. ValueError if they do not fit."""
-    paths = glob.glob(os.path.join(out_dir, 'ckpt_*.pt')) + [os.path.join(out_dir, 'ckpt.pt')]
     dev, _ = pick_device(device, 'float32')
     models, last = {}, None
-    for path in paths:
+    for path in [os.path.join(out_dir, 'ckpt.pt'), *glob.glob(os.path.join(out_dir, 'ckpt_*.pt'))]:
         model, checkpoint = load_checkpoint(path, dev)
-        models[checkpoint['iter_num']], last = model, checkpoint
-    shapes = {iteration: vars(model.config) for iteration, model in models.items()}
-    for iteration, shape in shapes.items():
-        if shape != last['model_args']:
-            odd = ', '.join(f'{k} = {shape[k]}' for k in shape if shape[k] != last['model_args'][k])
-            raise ValueError(f'the checkpoint of iteration {iteration} in {out_dir} is of another shape than ckpt.pt ({odd}): remove it')
+        last = last or checkpoint
+        free = {'max_iters', 'lr_decay_iters', 'out_dir', 'device', 'dtype', 'compile'}     # what may differ within a run
+        odd = [f'{k} = {v}' for k, v in checkpoint['config'].items() if k not in free and not re.match('eval_|log_|keep_', k) and v != last['config'].get(k)]
+        if odd or checkpoint['iter_num'] > last['iter_num']:
+            raise ValueError(f"{path} is of another run than ckpt.pt ({', '.join(odd) or 'a later iteration'}): remove it")
+        models.setdefault(checkpoint['iter_num'], model)
     if not last['model_args']['groups']:
         raise ValueError(f'the model in {out_dir} has no recurrent groups: there is no loop to look at')
     return dict(sorted(models.items())), last
@@ -227,15 +229,14 @@ def figure_1(trace, groups):
 
 def figure_2(run, groups):
     """Drift-to-loop ratio at each boundary over checkpoints, in three readings of x_(g+1)^(0); bars: 1 sigma over tokens."""
-    fig, axs = plt.subplots(1, max(1, len(groups) - 1), figsize=(4 * max(1, len(groups) - 1), 3.4), squeeze=False)
+    fig, axs = plt.subplots(1, len(groups) - 1, figsize=(4 * (len(groups) - 1), 3.4), squeeze=False)
     its, rows = list(run), []
     for g, ax in enumerate(axs[0]):
         for (reading, style), colour in zip(dict(noise='o-', first='s--', settled='^:').items(), COLOURS):
-            if g + 1 < len(groups):
-                mean, std = ([run[it][g][f'dlr_{reading}{end}'] for it in its] for end in ('', '_std'))
-                ax.errorbar(range(len(its)), mean, std, fmt=style, color=colour, capsize=2, label=f'to the {reading} state')
-                rows += [[groups[g], groups[g + 1], reading, it, m, s] for it, m, s in zip(its, mean, std)]
-                ax.set_title(f'{title(g, groups)} to {title(g + 1, groups)}')
+            mean, std = ([run[it][g][f'dlr_{reading}{end}'] for it in its] for end in ('', '_std'))
+            ax.errorbar(range(len(its)), mean, std, fmt=style, color=colour, capsize=2, label=f'to the {reading} state')
+            rows += [[groups[g], groups[g + 1], reading, it, m, s] for it, m, s in zip(its, mean, std)]
+        ax.set_title(f'{title(g, groups)} to {title(g + 1, groups)}')
         ax.axhline(1, color='0.5', lw=0.8)
         ax.set(xticks=range(len(its)), xticklabels=its, xlabel='iteration', ylabel='' if g else 'drift-to-loop ratio (Eq. 2)', yscale='log')
         ax.legend(frameon=False, fontsize=7)
@@ -353,13 +354,16 @@ def summary(run, groups, spread, losses, kinds):
     first, last = list(run.values())[0], list(run.values())[-1]
     steps = [tenfold(m['norm']) for m in last]
     cosines = [settled_cos(m) for m in last]
-    drift = [m[f'dlr_{r}'] for m in last for r in ('noise', 'first', 'settled') if 'dlr_noise' in m]
+    drift = [(a[f'dlr_{r}'], b[f'dlr_{r}'], max(a[f'dlr_{r}_std'], b[f'dlr_{r}_std'])) for a, b in zip(first, last) if 'dlr_noise' in b for r in ('noise', 'first', 'settled')]
     faster = sum((tenfold(b['norm']) or n_loop) < (tenfold(a['norm']) or n_loop) for a, b in zip(first, last))
+    turned = sum(settled_cos(b) < settled_cos(a) - 0.05 for a, b in zip(first, last))
+    grown = sum(b > a + std for a, b, std in drift)
     says = lambda yes: 'shown' if yes else 'NOT shown'
     print(f"\n(i) step norms fall within 5 to 10 steps: {says(all(s and s <= 10 for s in steps))}; tenfold after {', '.join(map(str, steps))} steps.")
     print(f"(ii) the cosine settles near 0.5 to 0.65: {says(all(0.5 <= c <= 0.65 for c in cosines))}; {', '.join(f'{c:.2f}' for c in cosines)}.")
-    print(f"(iii) the separation grows over training: {says(faster == len(groups) and all(d > 1 for d in drift))}; norms fall faster than at first in {faster} of "
-          f"{len(groups)} groups, DLR above 1 in {sum(d > 1 for d in drift)} of {len(drift)} readings.")
+    print(f"(iii) both strengthen over training, across-block moves stay larger: {says(faster == turned == len(groups) and all(b > 1 for _, b, _ in drift))}; norms fall "
+          f"faster than at first in {faster} of {len(groups)} groups, the cosine has fallen by 0.05 or more in {turned}; DLR is above 1 in {sum(b > 1 for _, b, _ in drift)} of "
+          f"{len(drift)} readings, and has grown by more than a standard deviation in {grown}.")
 
 
 def main():
@@ -367,7 +371,9 @@ def main():
         if globals()[knob] < least:
             raise ValueError(f'{knob} must be at least {least}, not {globals()[knob]}')
     models, checkpoint = load_run()
-    tokens = data.load(dataset or checkpoint['config']['dataset'])[1]
+    _, tokens, meta = data.load(dataset or checkpoint['config']['dataset'])
+    if meta['tokenizer'] != checkpoint['tokenizer']:
+        raise ValueError(f"the model reads {checkpoint['tokenizer']} tokens, data set '{dataset}' holds {meta['tokenizer']}: choose another --dataset")
     model, groups = models[max(models)], checkpoint['model_args']['groups']
     T = model.config.block_size
     if (len(tokens) - 1) // T < n_windows:
@@ -389,7 +395,8 @@ def main():
             n *= 2
     kinds = [{k: names.count(k) for k in set(names)} for names in ([motion(t['states'][1:, 0, i]) for i in range(T)] for t in trace)]
     figure_1(trace, groups)
-    figure_2(run, groups)
+    if len(groups) > 1:
+        figure_2(run, groups)
     curves(run, groups, 'norm', 'step norm (Eq. 1)', 'figure_3a', 0, log=True)
     curves(run, groups, 'cos', 'cosine of consecutive steps', 'figure_3b', 1, until=round(2 * model.config.mean_recurrence + 2))
     curves(run, groups, 'cos', f'cosine, fixed {n_loop} loops', 'figure_5', 1)

@@ -57,7 +57,8 @@ class KeysValues:
 
     Loop step k reads and writes slot (k - 1) % slots: one slot for each step (`exact`), fewer (`ring`, Geiping 5), or one
     (`latest`; all that a single-pass layer needs). A token that has stopped looping leaves what its last block map wrote, in
-    every slot that it never reached too, so that a later token at step k finds step min(k, its last) there.
+    every slot that it never reached too. With a slot for each step a later token at step k so finds step min(k, its last)
+    there; in a shorter ring it finds what was last written there.
     """
 
     def __init__(self, slots, T_max):

@@ -227,7 +227,11 @@ def pick_device(device='auto', dtype='auto'):
     if device == 'auto':
         device = next(d for d, there in found.items() if there)
     kind = device.split(':')[0]
-    if not found.get(kind):
+    try:
+        there = found.get(kind) and torch.empty(0, device=device) is not None
+    except RuntimeError:        # no such index
+        there = False
+    if not there:
         raise ValueError(f"device '{device}' is not available here: choose one of auto, {', '.join(d for d in found if found[d])}")
     if dtype == 'auto':
         dtype = 'bfloat16' if kind == 'cuda' else 'float32'
@@ -242,10 +246,11 @@ def load_checkpoint(path, device='cpu'):
         raise ValueError(f"no checkpoint at '{path}': train one first, python train.py --out_dir={os.path.dirname(path) or '.'}")
     try:
         with warnings.catch_warnings(action='ignore'):      # torch's asides on files that are refused below
-            checkpoint = torch.load(path, map_location=device, weights_only=True)   # tensors and plain values, no code
-        model = GPT(GPTConfig(**checkpoint['model_args'])).to(device)
+            checkpoint = torch.load(path, map_location='cpu', weights_only=True)   # tensors and plain values, no code
+        model = GPT(GPTConfig(**checkpoint['model_args']))
         model.load_state_dict(checkpoint['model'])
+        assert {'config', 'iter_num', 'tokenizer'} <= set(checkpoint)
     except Exception as error:      # torch.load has a dozen ways to say that a file is none of its own
         raise ValueError(f"'{path}' is not a whole checkpoint of this program ({type(error).__name__}): it may be cut short, or hold "
                          'something else; train again or use another') from error
-    return model.eval(), checkpoint
+    return model.to(device).eval(), checkpoint

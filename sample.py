@@ -39,7 +39,7 @@ seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
-dtype = 'auto'              # of matrix products
+dtype = 'float32'           # of matrix products; in bfloat16 the states never settle below a tau of 2e-2 or so
 # ---------------------------------------------------------------------------------------------------------------------
 
 SCALE = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}    # from so many steps: ANSI-256 colour

@@ -5,7 +5,7 @@ Train a recurrent-depth GPT.
     python train.py config/groups.py                the paper's model on FineWeb, one GPU
     python train.py config/groups.py --dataset=pydocs --max_iters=1000
 
-writes out_dir/ckpt.pt, ckpt_ITER.pt at keep_iters, log.csv, eval.csv (loss against loops) and loss.png.
+writes out_dir/ckpt.pt, ckpt_ITER.pt at keep_iters, log.csv (losses, speed; held-out losses by loops) and loss.png.
 Paper: App. B (recipe: nanoGPT's, with loop draws); Geiping 3.3 (training objective). Losses are nats a token.
 """
 import csv
@@ -44,7 +44,7 @@ step_noise = 0.0            # noise in every step, in units of x^(0)'s
 batch_size = 16
 gradient_accumulation_steps = 1
 max_iters = 1900
-learning_rate = 3e-3        # twice as much does not learn
+learning_rate = 3e-3        # more makes less use of the loops
 min_lr = 3e-4
 warmup_iters = 200
 lr_decay_iters: int | None = None   # None = max_iters

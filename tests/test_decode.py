@@ -77,10 +77,10 @@ def test_ring_slots_by_hand():
 
 
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('prompt', [1, 5, 16])
+@pytest.mark.parametrize('prompt', [1, 16])
 def test_generation_with_a_cache_is_without(tiny, idx, name, prompt):
     model, how = tiny(adapter_init='random'), dict(exit=rule_of(name), n_loop=10, **GREEDY)
-    cached, plain = (model.generate(idx[:2, :prompt], 30, cache=cache, **how) for cache in ('exact', None))      # past the block of 16, twice
+    cached, plain = (model.generate(idx[:2, :prompt], 20, cache=cache, **how) for cache in ('exact', None))      # past the block of 16
     assert torch.equal(cached[0], plain[0]) and torch.equal(cached[1], plain[1])
 
 
@@ -89,16 +89,15 @@ def test_window():
     assert all(n - window(n, b) <= b and n - window(n, b) >= min(n, b // 2) for b in (1, 2, 5, 16) for n in range(1, 60))
 
 
-@pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('cache', ['exact', None])
+@pytest.mark.parametrize('name, cache', [(name, 'exact') for name in CASES] + [('accel', None)])
 def test_rows_of_any_lengths_are_as_alone(tiny, name, cache):
-    model, how = tiny(adapter_init='random'), dict(exit=rule_of(name), n_loop=10, cache=cache, **GREEDY)
-    lengths, g = [3, 16, 9, 1, 9], torch.Generator().manual_seed(3)
-    idx = torch.randint(50, (5, 16), generator=g)
-    out, steps = model.generate(idx, 20, lengths=lengths, **how)
+    model, how = tiny(adapter_init='random'), dict(exit=rule_of(name), n_loop=8, cache=cache, **GREEDY)
+    lengths, g = [3, 14, 9, 1], torch.Generator().manual_seed(3)
+    idx = torch.randint(50, (4, 16), generator=g)
+    out, steps = model.generate(idx, 14, lengths=lengths, **how)
     for b, n in enumerate(lengths):
-        alone, alone_steps = model.generate(idx[b:b + 1, :n], 20, **how)
-        assert torch.equal(out[b, :n + 20], alone[0]) and torch.equal(steps[b], alone_steps[0])
+        alone, alone_steps = model.generate(idx[b:b + 1, :n], 14, **how)
+        assert torch.equal(out[b, :n + 14], alone[0]) and torch.equal(steps[b], alone_steps[0])
 
 
 def test_rows_of_any_lengths_have_the_logits_that_they_have_alone(tiny, idx):
@@ -136,7 +135,7 @@ def test_rows_that_have_stopped_cost_nothing(tiny, idx):
 
 
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('draft_loops, new', [(1, 40), (2, 41), (9, 3)])
+@pytest.mark.parametrize('draft_loops, new', [(2, 31), (9, 3)])
 def test_speculative_is_greedy(tiny, idx, name, draft_loops, new):
     model, how = tiny(adapter_init='random'), dict(n_loop=10, exit=rule_of(name), **GREEDY)
     plain, quick = model.generate(idx[:1, :6], new, **how), model.generate(idx[:1, :6], new, draft_loops=draft_loops, **how)
@@ -186,7 +185,8 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx, name, cache):
     (dict(cache='ring', ring=0), 'ring must have at least 1'), (dict(cache='newest'), 'unknown cache policy .newest.'),
     (dict(draft_loops=3, n_loop=3, temperature=0), 'draft_loops must lie between 1 and n_loop - 1 = 2'), (dict(draft_loops=0, temperature=0), 'draft_loops'),
     (dict(draft_loops=1), 'greedily'), (dict(draft_loops=1, temperature=0, cache=None), 'greedily'), (dict(warm_start=True, cache=None), 'needs a cache'),
-    (dict(lengths=[3, 0, 2]), 'prompt is empty'), (dict(n_loop=0), 'n_loop')])
+    (dict(lengths=[3, 0, 2]), 'no prompt is empty'), (dict(lengths=[3, 17, 2]), 'from 1 to 16'), (dict(lengths=[3]), 'each of the 3 rows'),
+    (dict(draft_loops=1, temperature=0, warm_start=True), 'do not go together'), (dict(n_loop=0), 'n_loop')])
 def test_bad_input(tiny, idx, how, word):
     with pytest.raises(ValueError, match=word):
         tiny().generate(**dict(idx=idx, max_new_tokens=1) | how)

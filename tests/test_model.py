@@ -111,7 +111,7 @@ def test_config_errors(tiny):
 
 def test_pick_device():
     assert pick_device('cpu', 'float32')[0] == 'cpu' and pick_device()[0] in ('cpu', 'cuda', 'mps')
-    for args, word in [(('tpu',), 'not available'), (('cpu', 'float16'), 'unknown dtype')] + [(('cuda',), 'not available')] * (not torch.cuda.is_available()):
+    for args, word in [(('tpu',), 'not available'), (('cuda:99',), 'not available'), (('cpu', 'float16'), 'unknown dtype')] + [(('cuda',), 'not available')] * (not torch.cuda.is_available()):
         with pytest.raises(ValueError, match=word):
             pick_device(*args)
 
@@ -124,7 +124,7 @@ class Code:
 def test_load_checkpoint(tiny, idx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, good = tiny(), tmp_path / 'ckpt.pt'
-    torch.save(dict(model=model.state_dict(), model_args=vars(model.config)), good)
+    torch.save(dict(model=model.state_dict(), model_args=vars(model.config), config={}, iter_num=3, tokenizer='bytes'), good)
     loaded, _ = load_checkpoint(str(good))
     assert not loaded.training and torch.equal(loaded(idx)[0], model(idx)[0])
     bad = dict(cut=good.read_bytes()[:5000], text=b'no checkpoint', empty=b'', code=pickle.dumps(Code()))
@@ -132,8 +132,9 @@ def test_load_checkpoint(tiny, idx, tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(content)
     torch.save(dict(model={}, model_args=vars(model.config)), 'weights')
     torch.save([1, 2], 'list')
+    torch.save(dict(model=model.state_dict(), model_args=vars(model.config)), 'bare')
     torch.save(dict(model=Code()), 'zipped-code')
-    for name in (*bad, 'weights', 'list', 'zipped-code'):
+    for name in (*bad, 'weights', 'list', 'bare', 'zipped-code'):
         with pytest.raises(ValueError, match='not a whole checkpoint'):
             load_checkpoint(name)
     assert not os.path.exists('code-was-run')

@@ -85,7 +85,7 @@ def test_nothing_but_the_seed_matters():
 
 
 def test_accumulated_gradients_train():
-    done = run(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16', '--dropout=0.1')
+    done = run(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16', '--dropout=0.1', '--max_iters=4')
     assert done.returncode == 0, done.stderr
 
 
