@@ -30,6 +30,11 @@ def run(main):
     """main(), with a ValueError or OSError (bad input: a knob, a file) told in one line."""
     try:
         main()
+    except KeyboardInterrupt:
+        print('\nstopped', file=sys.stderr)
+        raise SystemExit(130)
+    except BrokenPipeError:             # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         if os.environ.get('TRACEBACK'):
             raise
@@ -59,7 +64,7 @@ def configure(script, positional=None, argv=None):
                 text = 'True' if is_bool else args.pop(0)
             knobs[key] = convert(key, text, kinds[key])
         elif positional and not arg.endswith('.py'):
-            knobs[positional] = arg
+            knobs[positional], positional = arg, None
         else:
             read_file(arg, knobs, kinds)
     script.update(knobs)
@@ -116,5 +121,6 @@ def show_help(script, knobs):
     comments = {t.start[0]: t.string.lstrip('# ') for t in tokens if t.type == tokenize.COMMENT}
     lines = {t.string: t.start[0] for t in reversed(tokens) if t.type == tokenize.NAME and t.start[1] == 0}
     for key, value in knobs.items():
+        value = str(value).encode('unicode_escape').decode()
         print(f'  --{key}={value}'.ljust(32), comments.get(lines.get(key), ''))
     raise SystemExit(0)

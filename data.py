@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sysconfig
 from itertools import islice
 
@@ -48,8 +49,8 @@ def get_encoding(name):
         encoding = tiktoken.get_encoding(name)
     except Exception as error:      # requests' errors, and tiktoken's own for a file that is cut short
         raise ValueError(f"the '{name}' encoding is not on this machine and could not be fetched ({type(error).__name__}): go "
-                         'online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or use --tokenizer=bytes, which '
-                         'needs nothing') from error
+                         'online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or make the data with '
+                         '--tokenizer=bytes, which needs nothing') from error
     if encoding.n_vocab > 2 ** 16:
         raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, more than uint16 holds (65536): use gpt2 or bytes")
     return encoding
@@ -165,6 +166,8 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None):
     """Write data/NAME from its source and return meta. ValueError if the source is missing or is no text."""
+    if not re.fullmatch(r'\w[\w.-]*', name):
+        raise ValueError(f"'{name}' is no name for a folder of data/: use letters, digits, _ . and -")
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     if name == 'fineweb':

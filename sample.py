@@ -54,12 +54,19 @@ def paint(text, steps):
 def main():
     dev, autocast = pick_device(device, dtype)
     rule = make_exit(exit, tau) if exit else None
+    if num_samples < 1:
+        raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
+    if rule and not model.groups:
+        raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to exit from: leave --exit out')
     encoding = get_encoding(checkpoint['tokenizer'])
     text = start
     if start.startswith('FILE:'):
-        with open(start[5:], encoding='utf-8') as f:
-            text = f.read()
+        try:
+            with open(start[5:], encoding='utf-8') as f:
+                text = f.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot read the prompt file '{start[5:]}' as UTF-8 text ({error}): give --start=FILE:PATH") from error
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > model.config.block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} (block_size) are used')
@@ -69,10 +76,11 @@ def main():
     torch.manual_seed(seed)
     for sample in range(num_samples):
         utf8, steps = codecs.getincrementaldecoder('utf-8')('replace'), []
-        print(text, end='', flush=True)
         t = time.perf_counter()
         with autocast:
             for token, used in stream(model, [torch.tensor(prompt, device=dev)], max_new_tokens, **how):
+                if not steps:
+                    print(text, end='')
                 steps.append(used.float().mean(dim=0))
                 known = token.item() < encoding.n_vocab     # a padded vocabulary has tokens without a text
                 piece = utf8.decode(encoding.decode_single_token_bytes(token.item())) if known else ''

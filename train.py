@@ -149,7 +149,7 @@ def main():
             setattr(layer, name, torch.compile(getattr(layer, name)))
     os.makedirs(out_dir, exist_ok=True)
     n_windows = (len(val_tokens) - 1) // block_size
-    loops = eval_loops if model.groups else eval_loops[-1:]
+    loops = eval_loops if model.groups else [1]
     log, eval_log = [], []
     log_file = open(os.path.join(out_dir, 'log.csv'), 'w', newline='')
     log_csv = csv.writer(log_file)
@@ -205,7 +205,7 @@ def main():
     log_file.close()
     plot_losses(log, eval_log, os.path.join(out_dir, 'loss.png'))
     print(f'done in {time.time() - t_start:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png')
-    print('next: python sample.py --exit accel' + (f' --out_dir={out_dir}' if out_dir != 'out' else ''))
+    print('next: python sample.py' + ' --exit accel' * bool(groups) + (f' --out_dir={out_dir}' if out_dir != 'out' else ''))
 
 
 if __name__ == '__main__':

@@ -83,7 +83,7 @@ def test_sample_prints_text_speed_and_steps(folder):
 
 @pytest.mark.parametrize('args, words', [
     ('--exit=acel', 'unknown exit rule'), ('--exit=accel --tau=-1', 'tau must be a number >= 0'), ('--exit=accel --tau=nan', 'tau'),
-    ('--out_dir=nowhere', 'no checkpoint at'), ('--start=FILE:nowhere.txt', 'nowhere.txt'), ('--n_loop=0', 'n_loop must be'),
+    ('--out_dir=nowhere', 'no checkpoint at'), ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"), ('--num_samples=0', 'num_samples'), ('--n_loop=0', 'n_loop must be'),
     ('--max_new_tokens=0', 'max_new_tokens'), ('--cache=newest', 'unknown cache policy'), ('--cache=ring --ring=0', 'at least 1 slot'),
     ('--temperature=0 --draft_loops=30 --n_loop=30', 'draft_loops must'), ('--draft_loops=1', 'greedily'), ('--temperature=-1', 'temperature'), ('--top_k=0', 'top_k'), ('--device=tpu', 'not available')])
 def test_sample_bad_input(folder, args, words, monkeypatch, capsys):

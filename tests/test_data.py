@@ -132,7 +132,7 @@ def test_bad_names_and_numbers():
     open('good.txt', 'w').write('good text ' * 50)
     for call, word in [(lambda: data.make('new'), 'python data.py new --path=TEXT'), (lambda: data.load('new'), 'python data.py new --path=TEXT'),
                        (lambda: data.load('fineweb'), 'python data.py fineweb --tokens=300M'), (lambda: data.get_encoding('gpt9'), 'unknown tokenizer'),
-                       (lambda: data.count_tokens('many'), 'no number'), (lambda: data.count_tokens('-3M'), 'no number'),
+                       (lambda: data.make('../out', 'good.txt'), 'no name for a folder'), (lambda: data.count_tokens('many'), 'no number'), (lambda: data.count_tokens('-3M'), 'no number'),
                        (lambda: data.make('own', 'good.txt', val_fraction=0.9), 'val_fraction')]:
         with pytest.raises(ValueError, match=word):
             call()
