@@ -107,29 +107,36 @@ class Oracle:
 # quality --------------------------------------------------------------------------------------------------------------
 
 @torch.no_grad()
-def quality(model, point, idx, targets, full=None, batch=64):
-    """Teacher-forced: CE of each window (N,), mean evals and steps of each group, agreement with and KL to `full` log-probs."""
-    ce, steps, evals, same, kl, log_probs = [], [], [], [], [], []
-    for i in range(0, len(idx), batch):
-        trace, x, y = [], idx[i:i + batch], targets[i:i + batch]
-        if point['rule'] == 'oracle':
-            with Oracle(model, point['tau']):
-                logits, _ = model(x, n_loop=point['loops'], noise_seed=seed, trace=trace)
-        else:
-            logits, _ = model(x, n_loop=point['loops'], exit=point['exit'], noise_seed=seed, trace=trace)
-        log_p = logits.float().log_softmax(-1)
-        ce.append(F.nll_loss(log_p.flatten(0, 1), y.flatten(), reduction='none').view(y.shape).mean(dim=1))
-        steps.append([t['steps_used'].float().mean().item() * len(x) / len(idx) for t in trace])
-        evals.append([t['evals'].float().mean().item() * len(x) / len(idx) for t in trace])
-        if full is not None:
-            q = full[i:i + batch]
-            same.append((log_p.argmax(-1) == q.argmax(-1)).float().mean(dim=1))
-            kl.append((q.exp() * (q - log_p)).sum(-1).mean(dim=1))
-        else:
-            log_probs.append(log_p)
-    ce = torch.cat(ce).double().cpu().numpy()
-    return dict(ce_windows=ce, steps=np.sum(steps, axis=0).tolist(), evals=np.sum(evals, axis=0).tolist(), agreement=torch.cat(same).mean().item() if same else 1.0,
-                kl_to_full=torch.cat(kl).mean().item() if kl else 0.0), torch.cat(log_probs) if log_probs else None
+def teacher_forced(model, point, x):
+    """x (B, T) -> log-probabilities (B, T, V), steps_used and evals (B, T, groups)."""
+    trace = []
+    if point['rule'] == 'oracle':
+        with Oracle(model, point['tau']):
+            logits, _ = model(x, n_loop=point['loops'], noise_seed=seed, trace=trace)
+    else:
+        logits, _ = model(x, n_loop=point['loops'], exit=point['exit'], noise_seed=seed, trace=trace)
+    return logits.float().log_softmax(-1), *(torch.stack([t[name] for t in trace], dim=-1) for name in ('steps_used', 'evals'))
+
+
+@torch.no_grad()
+def quality(model, all_points, idx, targets):
+    """
+    Teacher-forced over windows idx, targets (N, T) -> for each point dict(ce, ce_full, agreement, kl (N,); steps, evals (N, groups)).
+
+    agreement: share of the tokens whose likeliest next token is the full budget's; kl: KL(full budget || point), nats a token.
+    """
+    batch = max(1, 2 ** 27 // (idx.shape[1] * model.config.vocab_size))         # windows at once: logits of at most half a gigabyte
+    found = [{} for _ in all_points]
+    for x, y in zip(idx.split(batch), targets.split(batch)):
+        ce = lambda log_p: F.nll_loss(log_p.flatten(0, 1), y.flatten(), reduction='none').view(y.shape).mean(dim=1).double()
+        full, _, _ = teacher_forced(model, dict(rule='fixed', loops=[n_loop] * len(model.groups), exit=None), x)
+        for point, so_far in zip(all_points, found):
+            log_p, steps, evals = teacher_forced(model, point, x)
+            new = dict(ce=ce(log_p), ce_full=ce(full), agreement=(log_p.argmax(-1) == full.argmax(-1)).double().mean(dim=1),
+                       kl=(full.exp() * (full - log_p)).sum(-1).double().mean(dim=1), steps=steps.double().mean(dim=1), evals=evals.double().mean(dim=1))
+            for key, value in new.items():
+                so_far[key] = np.concatenate([so_far[key], value.cpu()]) if key in so_far else value.cpu().numpy()
+    return found
 
 
 def interval(values, statistic=np.mean, draws=2000):
@@ -311,9 +318,7 @@ def main():
     all_points, rows, times, guesses = points(len(groups)), [], {}, {}
     protocols = ['cached', 'paper'] if protocol == 'both' else [protocol]
     with autocast:
-        full_point = dict(rule='fixed', tau=n_loop, loops=[n_loop] * len(groups), exit=None)
-        full, log_probs = quality(model, full_point, idx, targets)
-        found = [quality(model, p, idx, targets, log_probs)[0] for p in all_points]
+        found = quality(model, all_points, idx, targets)
         t = time.perf_counter()
         for p in all_points:            # warm-up, apart
             decode(model, p, idx[:batch_size, :start + 2], start, protocols[0], dev)
@@ -328,13 +333,13 @@ def main():
         costs = check_costs(model, f'C = {model.config.n_embd}, V = {model.config.vocab_size}')
         costs += check_costs(GPT(GPTConfig(n_layer=2, groups=[[0]], block_size=64)).to(dev).eval(), 'C = 768, V = 50304', repeats=7)
     for p, q in zip(all_points, found):
-        diff = q['ce_windows'] - full['ce_windows']
-        row = dict(rule=p['rule'], tau=p['tau'], extension=p['extension'], ce=q['ce_windows'].mean(), ppl=math.exp(q['ce_windows'].mean()), ce_minus_full=diff.mean())
+        diff, ce = q['ce'] - q['ce_full'], q['ce'].mean()
+        row = dict(rule=p['rule'], tau=p['tau'], extension=p['extension'], ce=ce, ppl=math.exp(ce), ce_minus_full=diff.mean())
         row['diff_low'], row['diff_high'] = interval(diff)
-        row.update(agreement=q['agreement'], kl_to_full=q['kl_to_full'], mean_steps=np.mean(q['steps']), mean_evals=np.mean(q['evals']))
+        row.update(agreement=q['agreement'].mean(), kl_to_full=q['kl'].mean(), mean_steps=q['steps'].mean(), mean_evals=q['evals'].mean())
         for g, layers in enumerate(groups):
             name = '-'.join(map(str, layers))
-            row[f'steps_{name}'], row[f'evals_{name}'] = q['steps'][g], q['evals'][g]
+            row[f'steps_{name}'], row[f'evals_{name}'] = q['steps'][:, g].mean(), q['evals'][:, g].mean()
         for how in protocols:
             end = '' if how == protocols[0] else '_' + how
             low, mid, high = np.percentile(times[p['rule'], p['tau'], how], [10, 50, 90])

@@ -134,7 +134,7 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
             continue
         go = np.zeros_like(active) if go is None else go
         moves = active if rule.keep else active & ~go       # Algorithm 1 breaks before x_0 <- x_1 and k <- k + 1
-        x = torch.where(there(moves)[..., None], x1, x)
+        x = x1 if moves.all() else torch.where(there(moves)[..., None], x1, x) if moves.any() else x
         end = active if k == k_max else go
         row, token = end.nonzero()
         steps_used[left[row], token], evals[left[row], token] = k - 1 + moves[row, token], k

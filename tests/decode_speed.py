@@ -131,27 +131,35 @@ def weights_stream():
 
 @torch.no_grad()
 def adaptive():
-    """ms a token with an exit rule over that of a fixed budget of the same mean number of block maps."""
+    """
+    ms a token with an exit rule over that of a fixed budget of the same mean number of block maps: the default checkpoint, and the
+    paper's shape with random weights.
+    """
     model, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
-    n, block = 12, model.config.block_size
-    prompt = torch.randint(32, 127, (1, block))
-    for name, tau in dict(norm=0.1, accel=0.1).items():
-        rule, evals = make_exit(name, tau), []
+    for name in ('norm', 'accel'):
+        same_mean(model, name, 0.1, 12, 3 * rounds)
+    model = GPT(GPTConfig(block_size=64)).eval()
+    for name in ('norm', 'accel'):
+        same_mean(model, name, 1.0, 6, min(rounds, 5))
 
-        def decode(counts, rule):
-            cache = make_cache(model, counts)
-            prefill(model, [prompt[0, :block - n]], counts, rule, 0, cache)
-            return clock(lambda: [one_token(model, prompt[:, t:t + 1], t, counts, rule, 0, cache) for t in range(block - n, block)])
 
-        trace = []
-        model(prompt, n_loop=30, exit=rule, trace=trace)
-        evals = [t['evals'][0, block - n:].float().mean().item() for t in trace]
-        low, high = ([int(e) + up for e in evals] for up in (0, 1))
-        times = [(decode([30] * len(evals), rule), decode(low, None), decode(high, None)) for _ in range(3 * rounds)][1:]
-        share = sum(e - int(e) for e in evals) / len(evals)         # a budget of the same mean lies between the two whole ones
-        fixed = [(1 - share) * b + share * c for _, b, c in times]
-        print(f'adaptive: {name} at tau {tau:g}, {sum(evals) / len(evals):.2f} block maps a group: {1e3 * median([t[0] for t in times]) / n:.2f} ms a token, '
-              f'fixed budget of the same mean {1e3 * median(fixed) / n:.2f}; ratio {median(sorted(t[0] / f for t, f in zip(times, fixed))):.2f}')
+def same_mean(model, name, tau, n, repeats):
+    rule, block = make_exit(name, tau), model.config.block_size
+    prompt, trace = torch.randint(32, 127, (1, block)), []
+    model(prompt, n_loop=30, exit=rule, trace=trace)
+    evals = [t['evals'][0, block - n:].float().mean().item() for t in trace]
+
+    def decode(counts, rule):
+        cache = make_cache(model, counts)
+        prefill(model, [prompt[0, :block - n]], counts, rule, 0, cache)
+        return clock(lambda: [one_token(model, prompt[:, t:t + 1], t, counts, rule, 0, cache) for t in range(block - n, block)])
+
+    low, high = ([int(e) + up for e in evals] for up in (0, 1))         # a budget of the same mean lies between two whole ones
+    times = [(decode([30] * len(evals), rule), decode(low, None), decode(high, None)) for _ in range(repeats + 1)][1:]
+    share = sum(e - int(e) for e in evals) / len(evals)
+    fixed = [(1 - share) * b + share * c for _, b, c in times]
+    print(f'adaptive: C = {model.config.n_embd}, {name} at tau {tau:g}, {sum(evals) / len(evals):.2f} block maps a group: {1e3 * median([t[0] for t in times]) / n:.2f} ms a token, '
+          f'fixed budget of the same mean {1e3 * median(fixed) / n:.2f}; ratio {median(sorted(t[0] / f for t, f in zip(times, fixed))):.2f}')
 
 
 @torch.no_grad()

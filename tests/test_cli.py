@@ -16,7 +16,8 @@ SMALL = {
     'data.py': ['--tokenizer=bytes', '--tokens=2K', '--val_fraction=0.1'],
     'sample.py': ['--max_new_tokens=6'],
     'geometry.py': ['--n_loop=5', '--n_windows=2', '--most_loops=2'],
-    'tests/decode_speed.py': ['--only=adaptive', '--rounds=1'],
+    'bench.py': ['--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4', '--n_windows=2', '--rounds=1', '--timed_tokens=2'],
+    'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=2'],
     'tests/loop_cost.py': ['--rounds=2', '--iters=1', '--batch_size=1', '--block_size=8'],
 }
 
