@@ -138,7 +138,7 @@ def main():
                 groups=groups, mean_recurrence=mean_recurrence, bptt_k=bptt_k, injection=injection, adapter_init=adapter_init,
                 step_noise=step_noise)
     torch.manual_seed(derived_seed(seed, 'init'))
-    torch.set_float32_matmul_precision('high')      # TF32 while training; the exit rules' small taus come later
+    torch.backends.cuda.matmul.allow_tf32 = True        # while training; the exit rules' small taus come later
     model = GPT(GPTConfig(**args)).to(dev)
     optimizer = make_optimizer(model)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, groups {model.config.groups}, "

@@ -11,6 +11,7 @@ from test_train import ROOT, TINY, run
 
 import data
 import geometry as geo
+from model import GPT, GPTConfig
 
 
 def spiral(rho, theta, K=12, tokens=3):
@@ -164,20 +165,25 @@ def test_what_the_summary_says_is_computed(capsys):
     (['--out_dir=plain'], 'no recurrent groups'), (['--out_dir=later'], 'another run than ckpt.pt (a later iteration)'), (['--dataset=words'], 'reads bytes tokens')])
 def test_bad_input(trained, monkeypatch, capsys, args, words):
     monkeypatch.chdir(trained)
+    good = torch.load('out/ckpt.pt', weights_only=True)
+
+    def another(path, iter_num=12, **changes):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        shape = good['model_args'] | {k: v for k, v in changes.items() if k in good['model_args']}
+        torch.save(good | dict(model=GPT(GPTConfig(**shape)).state_dict(), model_args=shape, iter_num=iter_num, config=good['config'] | changes), path)
     if 'mixed' in args[0]:
-        run(*TINY, '--out_dir=mixed')
-        run(*TINY, '--out_dir=wide', '--n_embd=32', '--max_iters=4')
-        os.replace('wide/ckpt_000003.pt', 'mixed/ckpt_000003.pt')
+        another('mixed/ckpt.pt')
+        another('mixed/ckpt_000003.pt', 3, n_embd=32)
     if 'later' in args[0]:
-        run(*TINY, '--out_dir=later', '--keep_iters=[8]')
-        run(*TINY, '--out_dir=later', '--max_iters=4', '--keep_iters=[]')
+        another('later/ckpt.pt', 4)
+        another('later/ckpt_000008.pt', 8)
     if 'words' in args[0]:
         os.makedirs('data/words', exist_ok=True)
         for name in ('train.bin', 'val.bin', 'meta.json'):
             content = open(f'data/book/{name}', 'rb').read()
             open(f'data/words/{name}', 'wb').write(content.replace(b'"bytes",', b'"gpt2",') if name == 'meta.json' else content)
     if 'plain' in args[0]:
-        run(*TINY, '--out_dir=plain', '--groups=[]', '--max_iters=1')
+        another('plain/ckpt.pt', groups=[])
     with pytest.raises(SystemExit, match='2'):
         look(*args)
     error = capsys.readouterr().err

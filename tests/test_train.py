@@ -1,9 +1,11 @@
+import contextlib
 import csv
+import io
 import math
 import os
 import runpy
-import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +29,17 @@ def here(tmp_path, monkeypatch):
 
 
 def run(*args, script='train.py'):
-    return subprocess.run([sys.executable, os.path.join(ROOT, script), *args], capture_output=True, text=True, env=os.environ | dict(OMP_NUM_THREADS='1'))
+    """The script as __main__, in this process: stdout, stderr and returncode as subprocess.run has them (test_cli.py runs the real thing)."""
+    out, error, code, before = io.StringIO(), io.StringIO(), 0, sys.argv
+    sys.argv = [script, *args]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = before
+    return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
 def weights(path):
@@ -101,12 +113,9 @@ def test_loss_falls():
     (['--dataset=nothing'], 'python data.py nothing --path=TEXT'), (['--device=tpu'], "device 'tpu' is not available"), (['--dtype=int8'], "unknown dtype 'int8'"),
     (['--vocab_size=100'], 'less than the 257 tokens'), (['--learning_rte=1'], "did you mean 'learning_rate'"), (['--injection=mul'], "unknown injection 'mul'"),
     (['--eval_loops=[0]'], 'eval_loops'), (['--max_iters=0'], 'max_iters'), (['--batch_size=-1'], 'batch_size'), (['--log_interval=0'], 'log_interval')])
-def test_bad_input_is_one_line_and_loses_nothing(args, words, monkeypatch, capsys):
+def test_bad_input_is_one_line_and_loses_nothing(args, words):
     os.mkdir('out')
     open('out/ckpt.pt', 'w').write('what was there before')
-    monkeypatch.setattr(sys, 'argv', ['train.py', *TINY, *args])
-    with pytest.raises(SystemExit, match='2'):
-        runpy.run_path(os.path.join(ROOT, 'train.py'), run_name='__main__')
-    error = capsys.readouterr().err
-    assert error.count('\n') == 1 and words in error
+    done = run(*TINY, *args)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1 and words in done.stderr, done.stderr
     assert open('out/ckpt.pt').read() == 'what was there before'
