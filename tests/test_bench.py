@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from test_geometry import trained  # noqa: F401
-from test_train import ROOT, TINY, run
+from test_train import ROOT
 
 import bench
 import data

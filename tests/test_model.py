@@ -4,7 +4,6 @@ import pickle
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from decode import choose
 from model import GPT, GPTConfig, load_checkpoint, pick_device
