@@ -13,7 +13,7 @@ import time
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from configurator import configure  # noqa: E402
+from configurator import configure, run  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -56,4 +56,4 @@ def main():
 
 if __name__ == '__main__':
     config = configure(globals())
-    main()
+    run(main)
