@@ -3,7 +3,7 @@ What an exit rule buys: latency and quality against tau, beside fixed budgets an
 
     python bench.py                                 the default run's checkpoint, under three minutes on two cores
     python bench.py --protocol=both                 with a cache, and as the paper's figures suggest: the context anew for each token
-    python bench.py --rules=['accel'] --hits=1 --keep=True          ablations of a rule; --per=sequence, --cache=latest, --dtype=bfloat16
+    python bench.py --rules="['accel']" --hits=1 --keep=True          ablations of a rule; --per=sequence, --cache=latest, --dtype=bfloat16
 
 writes out_dir/bench.csv, figure_4.png and frontier.png (and bench.json with --json), and prints a verdict that is computed.
 Quality: teacher-forced over held-out windows, the same windows and noise for all; intervals are 95% bootstrap over windows, paired with the
@@ -288,7 +288,7 @@ def verdict(rows, times):
 
 def check_knobs(block_size):
     if not taus or not rules:
-        raise ValueError('taus and rules must not be empty: --taus=[1e-3,1e-2] --rules=[\'accel\']')
+        raise ValueError('taus and rules must not be empty: --taus=[1e-3,1e-2] --rules="[\'accel\']"')
     for name, known in dict(per=('token', 'sequence'), protocol=('cached', 'paper', 'both'), cache=('exact', 'ring', 'latest')).items():
         if globals()[name] not in known:
             raise ValueError(f"unknown {name} '{globals()[name]}': choose one of {', '.join(known)}")
