@@ -15,6 +15,7 @@ import json as json_module
 import math
 import os
 import time
+from checkpoint import load_checkpoint
 from dataclasses import replace
 
 import matplotlib
@@ -28,7 +29,7 @@ from configurator import configure, run
 from decode import make_cache, one_token, prefill
 from exits import EXITS, Exit, make_exit
 from loops import KeysValues, Span
-from model import GPT, GPTConfig, load_checkpoint, pick_device
+from model import GPT, GPTConfig, pick_device
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402

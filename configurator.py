@@ -18,11 +18,13 @@ from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import get_args
 
 VALUES = (int, float, bool, str, list, tuple, NoneType)
+given = set()       # knobs that the command line or a config file has set
 
 
 def stop(message):
     """End the program with one line that says what was wrong and what to do, exit status 2."""
-    print('error: ' + ' '.join(str(message).split()), file=sys.stderr)
+    if os.environ.get('RANK', '0') == '0':      # of torchrun's processes one speaks
+        print('error: ' + ' '.join(str(message).split()), file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -49,6 +51,7 @@ def configure(script, positional=None, argv=None):
     """
     knobs = {k: v for k, v in script.items() if k[0] != '_' and k == k.lower() and isinstance(v, VALUES)}
     kinds = {k: script.get('__annotations__', {}).get(k, type(v)) for k, v in knobs.items()}
+    given.clear()
     args = list(sys.argv[1:] if argv is None else argv) if script['__name__'] == '__main__' else []
     while args:
         arg = args.pop(0)
@@ -63,6 +66,7 @@ def configure(script, positional=None, argv=None):
                     stop(f'--{key} needs a value: --{key}=VALUE')
                 text = 'True' if is_bool else args.pop(0)
             knobs[key] = convert(key, text, kinds[key])
+            given.add(key)
         elif positional and not arg.endswith('.py'):
             knobs[positional], positional = arg, None
         else:
@@ -100,9 +104,10 @@ def read_file(path, knobs, kinds):
         stop(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
     try:
         with open(path, encoding='utf-8') as f:
-            code = compile(f.read(), path, 'exec')
+            tree = ast.parse(f.read(), path)
+        assigned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         names = dict(knobs)
-        exec(code, names)
+        exec(compile(tree, path, 'exec'), names)
     except OSError as error:
         stop(f"cannot read config file '{path}': {error.strerror}")
     except Exception as error:
@@ -111,6 +116,7 @@ def read_file(path, knobs, kinds):
         if not key.startswith('_') and not isinstance(value, (ModuleType, FunctionType, type)):
             known(key, knobs, f"in config file '{path}'")
             knobs[key] = convert(key, value, kinds[key], parse=False)
+            given.update({key} & assigned)
 
 
 def show_help(script, knobs):

@@ -3,7 +3,7 @@ Text -> tokens on disk.
 
     python data.py                                  pydocs: the English text that every Python carries; no download, seconds
     python data.py NAME --path=book.txt             your own UTF-8 text: a file, a folder of .txt files, or a glob pattern
-    python data.py fineweb --tokens=300M            FineWeb through `datasets`, streamed
+    python data.py fineweb --tokens=300M            FineWeb through `datasets`, streamed; broken off, the same command goes on
 
 writes data/NAME/{train.bin, val.bin, meta.json}: tokens as uint16, little-endian, an end-of-text token after each document.
 Every n-th document is held out whole, so that no document is in both; a lone document gives its last part.
@@ -17,7 +17,10 @@ import logging
 import os
 import platform
 import re
+import shutil
 import sysconfig
+import time
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -32,6 +35,8 @@ name = 'pydocs'                     # pydocs, fineweb, or any name for text of y
 path = ''                           # own text: a file, a folder or a glob pattern; fineweb: another data set of its schema
 tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
+config = 'sample-10BT'              # fineweb: sample-10BT, sample-100BT, sample-350BT, default, or a crawl such as CC-MAIN-2024-10
+revision: str | None = None         # fineweb: a commit of the data set; None = the newest
 val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 0.05 otherwise
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -94,17 +99,35 @@ def file_documents(path):
         yield text
 
 
-def fineweb_documents(path=''):
-    """FineWeb's texts, streamed from the hub; path: a local data set of the same schema (a folder with sample/10BT/*.parquet)."""
-    from datasets import load_dataset
-    for name in ('datasets', 'huggingface_hub', 'fsspec'):
-        logging.getLogger(name).setLevel(logging.CRITICAL)      # their retries; what matters is said below
-    try:
-        rows = load_dataset(path or 'HuggingFaceFW/fineweb', name='sample-10BT', split='train', streaming=True)
-        for row in rows:
-            yield row['text']
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot stream {path or 'FineWeb'} ({type(error).__name__}): check the network, then run the command again") from error
+class FineWeb:
+    """
+    FineWeb's texts, streamed from the hub; path: another data set of its schema, on the hub or a local folder with sample/10BT/*.parquet.
+
+    state_dict and load_state_dict are those of datasets.IterableDataset: where the stream stands. ValueError if it breaks.
+    """
+
+    def __init__(self, path='', config='sample-10BT', revision=None):
+        import datasets     # takes a second
+        for name in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):
+            logging.getLogger(name).setLevel(logging.CRITICAL)      # their retries; what matters is said below
+        self.source = path or 'HuggingFaceFW/fineweb'
+        with self.told():
+            rows = datasets.load_dataset(self.source, name=config, split='train', revision=revision, streaming=True)
+            self.rows = rows.select_columns('text')
+        self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
+
+    def __iter__(self):
+        with self.told():
+            for row in self.rows:
+                yield row['text']
+
+    @contextmanager
+    def told(self):
+        try:
+            yield
+        except Exception as error:      # of the hub, of HTTP, of parquet: each library has its own
+            raise ValueError(f"cannot stream {self.source} ({type(error).__name__}: {str(error)[:200]}): check --path, --config, --revision and the network, "
+                             'then run the command again: what is done is kept') from error
 
 
 def count_tokens(text):
@@ -124,57 +147,103 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
     """
     Tokenise documents into folder/{train.bin, val.bin, meta.json}; documents 0, n, 2n, ... are held out, n = 1 / val_fraction.
 
-    What stood there before stays until all is written. Stops at max_tokens if given. Returns meta. ValueError if nothing is left
-    to train on or to hold out.
+    What stood there before stays until all is written. Stops at max_tokens if given. Documents with a state_dict (a stream) that break
+    off are taken up where the last whole batch ended when called again. Returns meta. ValueError if nothing is left to train on or to
+    hold out, OSError if the disk is full.
     """
     os.makedirs(folder, exist_ok=True)
     paths = {split: os.path.join(folder, split + '.bin') for split in ('train', 'val')}
-    count = {split: dict(documents=0, tokens=0, bytes=0, sha256='') for split in paths}
-    hashes = {split: hashlib.sha256() for split in paths}
-    documents, n, total = iter(documents), 0, 0
-    bar = tqdm(total=max_tokens, unit=' tokens', unit_scale=True, desc=folder, leave=False, mininterval=1)
+    made_of = dict(source=source, tokenizer=encoding.name, val_fraction=val_fraction)
+    streamed, progress = hasattr(documents, 'state_dict'), os.path.join(folder, 'progress.json')
+    count, n = take_up(progress, paths, made_of, documents) if streamed else (None, 0)
+    count = count or {split: dict(documents=0, tokens=0, bytes=0) for split in paths}
+    total = sum(count[split]['tokens'] for split in paths)
+    bar, stream = tqdm(total=max_tokens, initial=total, unit=' tokens', unit_scale=True, desc=folder, leave=False, mininterval=1), iter(documents)
     try:
-        with open(paths['train'] + '.tmp', 'wb') as train, open(paths['val'] + '.tmp', 'wb') as val:
-            while batch := list(islice(documents, 256)):
+        with open(paths['train'] + '.tmp', 'ab' if n else 'wb') as train, open(paths['val'] + '.tmp', 'ab' if n else 'wb') as val:
+            while (not max_tokens or total < max_tokens) and (batch := list(islice(stream, 1024))):
                 for text, ids in zip(batch, encoding.encode_ordinary_batch(batch, num_threads=os.cpu_count() or 1)):
-                    if max_tokens and total >= max_tokens:
-                        documents = iter(())        # enough: the rest of the batch and of the stream is left
+                    if max_tokens and total >= max_tokens:      # enough: the rest of the batch and of the stream is left
                         break
                     split, file = ('train', train) if n % round(1 / val_fraction) else ('val', val)
-                    data = np.array(ids + [encoding.eot_token], dtype='<u2').tobytes()
-                    file.write(data)
-                    hashes[split].update(data)
+                    file.write(np.array(ids + [encoding.eot_token], dtype='<u2').tobytes())
                     for key, more in dict(documents=1, tokens=len(ids) + 1, bytes=len(text.encode('utf-8', 'replace'))).items():
                         count[split][key] += more
                     n, total = n + 1, total + len(ids) + 1
                     bar.update(len(ids) + 1)
+                if streamed:
+                    for file in (train, val):
+                        file.flush()
+                        os.fsync(file.fileno())
+                    write_json(dict(made_of=made_of, documents=n, count=count, stream=documents.state_dict()), progress)
         for split in paths:
             if not count[split]['tokens']:
                 raise ValueError(f'{source} holds {n} document(s), too little to train on and to hold out')
-            count[split]['sha256'] = hashes[split].hexdigest()
+        for split in paths:
             os.replace(paths[split] + '.tmp', paths[split])
+        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source,
+                    **{split: count[split] | dict(sha256=sha256(paths[split])) for split in paths})
+        write_json(meta, os.path.join(folder, 'meta.json'))
+        streamed = False        # it is done, and nothing to go on with
+    except OSError as error:
+        raise OSError(f'cannot write {folder} ({error.strerror or error}): make room, then run the command again') from error
     finally:
         bar.close()
-        for p in paths.values():
-            if os.path.exists(p + '.tmp'):
-                os.remove(p + '.tmp')
-    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source, **count)
-    with open(os.path.join(folder, 'meta.json'), 'w') as f:
-        json.dump(meta, f, indent=1)
+        for path in () if streamed else (progress, *(path + '.tmp' for path in paths.values())):
+            if os.path.exists(path):
+                os.remove(path)
     return meta
 
 
-def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None):
+def take_up(progress, paths, made_of, documents):
+    """What an earlier call left: set the stream to where it stood -> token counts, documents; (None, 0) if that was something else."""
+    try:
+        with open(progress) as f:
+            found = json.load(f)
+        if found['made_of'] != made_of:
+            return None, 0
+        for split, path in paths.items():
+            os.truncate(path + '.tmp', 2 * found['count'][split]['tokens'])     # written after the last whole batch
+        documents.load_state_dict(found['stream'])
+        return found['count'], found['documents']
+    except (OSError, ValueError, KeyError):
+        return None, 0
+
+
+def check_room(folder, tokens):
+    """ValueError if the disk has no room for so many tokens, less those of an earlier call."""
+    there = sum(os.path.getsize(path) for path in glob.glob(os.path.join(folder, '*.bin.tmp')))
+    os.makedirs(folder, exist_ok=True)
+    size, free = 2 * tokens - there, shutil.disk_usage(folder).free
+    if size > free:
+        raise ValueError(f'{folder} needs {size / 1e9:.2f} GB and its disk has {free / 1e9:.2f} GB free: make room, or take fewer --tokens')
+
+
+def write_json(value, path):
+    with open(path + '.tmp', 'w') as f:
+        json.dump(value, f, indent=1)
+    os.replace(path + '.tmp', path)
+
+
+def sha256(path):
+    with open(path, 'rb') as f:
+        return hashlib.file_digest(f, 'sha256').hexdigest()
+
+
+def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT', revision=None):
     """Write data/NAME from its source and return meta. ValueError if the source is missing or is no text."""
     if not re.fullmatch(r'\w[\w.-]*', name):
         raise ValueError(f"'{name}' is no name for a folder of data/: use letters, digits, _ . and -")
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
     if name == 'fineweb':
-        tokenizer, val_fraction = tokenizer or 'gpt2', val_fraction or 0.0005
-        documents, source, limit = fineweb_documents(path), path or 'HuggingFaceFW/fineweb sample-10BT', count_tokens(tokens)
+        val_fraction, limit = val_fraction or 0.0005, count_tokens(tokens)
+        check_room('data/fineweb', limit)
+        documents = FineWeb(path, config, revision)
+        source = f'{documents.source} {config}' + f' at {revision}' * bool(revision)
     elif path or name == 'pydocs':
-        tokenizer, val_fraction, limit = tokenizer or 'bytes', val_fraction or 0.05, None
+        val_fraction, limit = val_fraction or 0.05, None
         documents = list(file_documents(path) if path else pydocs_documents())
         source = path or f'pydoc topics and standard-library docstrings of Python {platform.python_version()}'
         if len(documents) == 1:     # a lone document gives its last part
@@ -182,7 +251,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None):
             documents, val_fraction = [documents[0][cut:], documents[0][:cut]], 0.5
     else:
         raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT (a file or a folder)")
-    return write_dataset(os.path.join('data', name), documents, get_encoding(tokenizer), val_fraction, source, limit)
+    return write_dataset(os.path.join('data', name), documents, encoding, val_fraction, source, limit)
 
 
 def load(name):
@@ -203,9 +272,7 @@ def load(name):
         bins = []
         for split in ('train', 'val'):
             path = os.path.join(folder, split + '.bin')
-            with open(path, 'rb') as f:
-                digest = hashlib.file_digest(f, 'sha256').hexdigest()
-            if os.path.getsize(path) != 2 * meta[split]['tokens'] or digest != meta[split]['sha256']:
+            if os.path.getsize(path) != 2 * meta[split]['tokens'] or sha256(path) != meta[split]['sha256']:
                 raise ValueError(f'{path} is not the file that {folder}/meta.json describes (size or sha256)')
             bins.append(np.memmap(path, dtype='<u2', mode='r'))
         return *bins, meta
@@ -220,7 +287,9 @@ def windows(data, starts, block_size):
 
 
 def main():
-    meta = make(name, path, tokenizer, tokens, val_fraction)
+    t = time.time()
+    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision)
+    print(f"{(meta['train']['bytes'] + meta['val']['bytes']) / 1e6:.1f} MB of text in {time.time() - t:.1f} s")
     for split in ('train', 'val'):
         print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, {meta[split]['tokens']:,} tokens ({meta['tokenizer']}), "
               f"{100 * meta[split]['tokens'] / (meta['train']['tokens'] + meta['val']['tokens']):.2f}%")
@@ -228,5 +297,5 @@ def main():
 
 
 if __name__ == '__main__':
-    config = configure(globals(), positional='name')
+    configure(globals(), positional='name')
     run(main)

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
+from checkpoint import load_checkpoint
 import data
 from configurator import configure, run
 from exits import EPS
-from model import load_checkpoint, pick_device
+from model import pick_device
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
@@ -169,8 +170,8 @@ def load_run():
     for path in [os.path.join(out_dir, 'ckpt.pt'), *glob.glob(os.path.join(out_dir, 'ckpt_*.pt'))]:
         model, checkpoint = load_checkpoint(path, dev)
         last = last or checkpoint
-        free = {'max_iters', 'lr_decay_iters', 'out_dir', 'device', 'dtype', 'compile'}     # what may differ within a run
-        odd = [f'{k} = {v}' for k, v in checkpoint['config'].items() if k not in free and not re.match('eval_|log_|keep_', k) and v != last['config'].get(k)]
+        free = {'max_iters', 'lr_decay_iters', 'out_dir', 'resume', 'device', 'dtype', 'compile', 'checkpoint_steps', 'peak_tflops'}     # what may differ within a run
+        odd = [f'{k} = {v}' for k, v in checkpoint['config'].items() if k not in free and not re.match('eval_|log_|keep_|save_', k) and v != last['config'].get(k)]
         if odd or checkpoint['iter_num'] > last['iter_num']:
             raise ValueError(f"{path} is of another run than ckpt.pt ({', '.join(odd) or 'a later iteration'}): remove it")
         models.setdefault(checkpoint['iter_num'], model)

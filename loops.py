@@ -16,6 +16,7 @@ import math
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from exits import loop_until_exit
 
@@ -25,8 +26,18 @@ def derived_seed(*key):
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], 'little') >> 1
 
 
-def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
-    """Lognormal-Poisson draw, Geiping Eq. 1 and 2: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, so E[n] = r + 1."""
+LOOP_DRAWS = ('lognormal', 'uniform', 'fixed')
+
+
+def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
+    """
+    Lognormal-Poisson draw, Geiping Eq. 1 and 2: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, so E[n] = r + 1.
+
+    draw: 'uniform' on 1 ... 2r + 1 and 'fixed' at r + 1 (r rounded) have the same mean.
+    """
+    if draw != 'lognormal':
+        r = round(mean_recurrence)
+        return r + 1 if draw == 'fixed' else 1 + int(torch.randint(2 * r + 1, (), generator=generator))
     log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * torch.randn((), generator=generator)
     return 1 + int(torch.poisson(log_rate.exp(), generator=generator))
 
@@ -109,12 +120,15 @@ class RecurrentGroup(nn.Module):
         self.core, self.norm = nn.ModuleList(core), nn.RMSNorm(config.n_embd, eps=1e-6)
         self.adapter = nn.Linear(2 * config.n_embd, config.n_embd, bias=False) if config.injection == 'concat' else None
         self.injection, self.bptt_k, self.step_noise = config.injection, config.bptt_k, config.step_noise
+        self.x0, self.norm_inside = config.x0 if config.injection != 'none' else 'e', config.norm_inside
         self.block_size, self.index, self.tables = config.block_size, index, {}
+        self.rank, self.world, self.checkpoint_steps = 0, 1, False      # of training, set by train.py
 
     def noise(self, like, purpose, noise_seed, pos):
         """Noise for x^(0) or a step: fresh while training; otherwise a function of (noise_seed, group, purpose, position) alone."""
-        if self.training:
-            return truncated_noise(*like.shape, device=like.device)
+        if self.training:       # all processes draw the whole batch's, so that their number changes nothing, and take their rows
+            B, *shape = like.shape
+            return truncated_noise(B * self.world, *shape, device=like.device)[B * self.rank:][:B]
         if self.tables.get('seed') != (noise_seed, like.device):
             self.tables = dict(seed=(noise_seed, like.device))
         if purpose not in self.tables:      # drawn on the CPU, so that every device sees the same
@@ -125,8 +139,8 @@ class RecurrentGroup(nn.Module):
 
     def init_state(self, e, noise_seed=0, pos=None):
         """x^(0) for the stream e (B, T, C) at positions pos, (T,) or (B, T), 0 ... T-1 unless given. float32."""
-        if self.injection == 'none':        # nothing else would bring the input in
-            return e.float()
+        if self.x0 != 'noise':              # with injection 'none' it is e: nothing else would bring the input in
+            return e.float() if self.x0 == 'e' else torch.zeros_like(e, dtype=torch.float32)
         return self.noise(e, 0, noise_seed, slice(e.shape[1]) if pos is None else pos)
 
     def inject(self, e):
@@ -145,7 +159,7 @@ class RecurrentGroup(nn.Module):
             x = x + share
         for i, block in enumerate(self.core):
             x = block(x, kvs and kvs[i])
-        return self.norm(x)                 # Geiping 3.2: n_c at the end of the core, every step
+        return self.norm(x) if self.norm_inside else x      # Geiping 3.2: n_c at the end of the core, every step
 
     def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, span=None, caches=None, x0=None, trace=None):
         """
@@ -178,12 +192,14 @@ class RecurrentGroup(nn.Module):
             states = [x]
             for k in range(1, n_loop + 1):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):  # Geiping 3.3; e's
-                    x = step(x, k)                                                                  # share is outside
+                    again = self.checkpoint_steps and torch.is_grad_enabled()                       # share is outside
+                    x = checkpoint(step, x, k, use_reentrant=False) if again else step(x, k)
                 if trace is not None:
                     states.append(x)
                 if k == n_loop - self.bptt_k:
                     torch.clear_autocast_cache()    # footgun: weights cast to bf16 without gradient must not be used with it
             evals = steps_used = torch.full((B, T), n_loop, device=e.device)
+        x = x if self.norm_inside else self.norm(x)
         if trace is not None:
             trace.append(dict(e=e.detach(), states=states and torch.stack(states).detach(), steps_used=steps_used, evals=evals))
         return x, steps_used, evals

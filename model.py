@@ -9,8 +9,6 @@ Paper: sec. 2 and App. B (12 layers, groups 4 / 5-6 / 7, learned positions, SiLU
 App. C.1 (init, embedding scale). Symbols: B batch, T tokens, C n_embd, V vocab_size, H n_head, D = C / H.
 """
 import math
-import os
-import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -41,6 +39,8 @@ class GPTConfig:
     bptt_k: int = 8                 # back-propagated loop steps of each group (Geiping 3.3)
     injection: str = 'concat'       # 'concat' (the paper), 'add', 'none'
     adapter_init: str = 'sum'       # 'sum': starts as x + e; 'random': Geiping
+    x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero', 'e'
+    norm_inside: bool = True        # the norm at the end of the core in every step (Geiping); False: once, after the last
     step_noise: float = 0.0         # noise added to the state before each step, in units of x^(0)'s
 
     def __post_init__(self):
@@ -49,7 +49,7 @@ class GPTConfig:
                 raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        for name, known in dict(injection=('concat', 'add', 'none'), adapter_init=('sum', 'random')).items():
+        for name, known in dict(injection=('concat', 'add', 'none'), adapter_init=('sum', 'random'), x0=('noise', 'zero', 'e')).items():
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} '{getattr(self, name)}': choose one of {', '.join(known)}")
         seen = set()
@@ -240,17 +240,16 @@ def pick_device(device='auto', dtype='auto'):
     return device, torch.autocast(kind, torch.bfloat16) if dtype == 'bfloat16' else nullcontext()
 
 
-def load_checkpoint(path, device='cpu'):
-    """out_dir/ckpt.pt -> (model in evaluation, the checkpoint's dict). ValueError if it is missing, damaged or holds code."""
-    if not os.path.isfile(path):
-        raise ValueError(f"no checkpoint at '{path}': train one first, python train.py --out_dir={os.path.dirname(path) or '.'}")
-    try:
-        with warnings.catch_warnings(action='ignore'):      # torch's asides on files that are refused below
-            checkpoint = torch.load(path, map_location='cpu', weights_only=True)   # tensors and plain values, no code
-        model = GPT(GPTConfig(**checkpoint['model_args']))
-        model.load_state_dict(checkpoint['model'])
-        assert {'config', 'iter_num', 'tokenizer'} <= set(checkpoint)
-    except Exception as error:      # torch.load has a dozen ways to say that a file is none of its own
-        raise ValueError(f"'{path}' is not a whole checkpoint of this program ({type(error).__name__}): it may be cut short, or hold "
-                         'something else; train again or use another') from error
-    return model.to(device).eval(), checkpoint
+def training_flops(config, n_loop):
+    """
+    FLOPs a token of a training pass at these loops a group: forward times n, backward (twice as dear) times min(bptt_k, n).
+
+    Two for each weight of a matrix product, and attention to the whole window, as MFU is usually counted.
+    """
+    C, looped = config.n_embd, sum(map(len, config.groups))
+    block = 2 * 12 * C ** 2 + 4 * config.block_size * C
+    half = 2 * C ** 2 if config.injection == 'concat' else 0        # of the adapter: on e once a pass, on x every step
+    flops = 3 * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)
+    for layers, n in zip(config.groups, n_loop):
+        flops += 3 * half + (len(layers) * block + half) * (n + 2 * min(config.bptt_k, n))
+    return flops

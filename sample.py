@@ -14,11 +14,12 @@ import time
 
 import torch
 
+from checkpoint import load_checkpoint
 from configurator import configure, run
 from data import EOT, get_encoding
 from decode import stream
 from exits import make_exit
-from model import load_checkpoint, pick_device
+from model import pick_device
 
 # ---------------------------------------------------------------------------------------------------------------------
 out_dir = 'out'

@@ -17,7 +17,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from configurator import configure, run  # noqa: E402
 from decode import make_cache, one_token, prefill, stream  # noqa: E402
 from exits import make_exit  # noqa: E402
-from model import GPT, GPTConfig, load_checkpoint  # noqa: E402
+from checkpoint import load_checkpoint  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
 
 # ---------------------------------------------------------------------------------------------------------------------
 only = ''                   # one figure; empty = all that this machine can run

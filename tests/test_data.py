@@ -1,7 +1,9 @@
 import json
 import os
+import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,24 +63,109 @@ def test_a_folder_is_split_by_document(path, tmp_path):
     assert sorted(train + val) == texts and len(val) == 2
 
 
-def parquet(folder, texts):
-    folder.mkdir(parents=True)
+def parquet(folder, texts, name):
+    folder.mkdir(parents=True, exist_ok=True)
     rows = dict(text=texts, id=[f'<urn:uuid:{i}>' for i in range(len(texts))], dump=['CC-MAIN-2024-10'] * len(texts), url=['https://example.org'] * len(texts),
                 date=['2024-03-01T00:00:00Z'] * len(texts), file_path=['s3://x'] * len(texts), language=['en'] * len(texts),
                 language_score=[0.9] * len(texts), token_count=[3] * len(texts))
-    datasets.Dataset.from_dict(rows).to_parquet(str(folder / '000_00000.parquet'))
+    datasets.Dataset.from_dict(rows).to_parquet(str(folder / f'{name}.parquet'))
 
 
-def test_fineweb_schema(tmp_path):
-    texts = [f'Web page {i}. ' * 5 for i in range(60)]
-    parquet(tmp_path / 'web' / 'sample' / '10BT', texts)
-    (tmp_path / 'web' / 'README.md').write_text('---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n    path: sample/10BT/*\n---\n')
-    data.make('fineweb', 'web', tokenizer='bytes', val_fraction=0.1)
-    assert sorted(text_of('fineweb', 'train') + text_of('fineweb', 'val')) == sorted(texts) and len(text_of('fineweb', 'val')) == 6
-    meta = data.make('fineweb', 'web', tokenizer='bytes', tokens='1K', val_fraction=0.1)      # enough is enough: at the end of a document
-    assert 1000 <= meta['train']['tokens'] + meta['val']['tokens'] < 1000 + len(texts[-1]) + 1
-    with pytest.raises(ValueError, match='cannot stream .*check the network'):
+@pytest.fixture
+def web(tmp_path):
+    """A folder of FineWeb's layout and schema, in two files -> its texts."""
+    texts = [f'Web page {i}. ' * (1 + i % 5) for i in range(2500)]
+    parquet(tmp_path / 'web' / 'sample' / '10BT', texts[:1500], '000_00000')
+    parquet(tmp_path / 'web' / 'sample' / '10BT', texts[1500:], '001_00000')
+    parquet(tmp_path / 'web' / 'data' / 'CC-MAIN-2024-10', texts[:100], '000_00000')
+    (tmp_path / 'web' / 'README.md').write_text('---\nconfigs:\n' + ''.join(
+        f'- config_name: {name}\n  data_files:\n  - split: train\n    path: {path}/*\n' for name, path in (('sample-10BT', 'sample/10BT'), ('CC-MAIN-2024-10', 'data/CC-MAIN-2024-10'))) + '---\n')
+    return texts
+
+
+def test_fineweb_schema(web):
+    meta = data.make('fineweb', 'web', tokenizer='bytes', val_fraction=0.1)
+    train, val = text_of('fineweb', 'train'), text_of('fineweb', 'val')
+    assert val == web[::10] and train == [text for i, text in enumerate(web) if i % 10] and meta['source'] == 'web sample-10BT'
+    data.make('fineweb', 'web', tokenizer='bytes', val_fraction=0.1, config='CC-MAIN-2024-10')
+    assert text_of('fineweb', 'val') == web[:100:10] and sorted(os.listdir('data/fineweb')) == ['meta.json', 'train.bin', 'val.bin']
+    with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
+        data.make('fineweb', 'web', tokenizer='bytes', config='CC-MAIN-2013-20')
+    with pytest.raises(ValueError, match='cannot stream .*check .* the network'):
         data.make('fineweb', 'nowhere', tokenizer='bytes')
+
+
+def test_fineweb_as_a_user_runs_it(web, tmp_path):
+    """Enough is enough, at the end of a document; the stream left midway ends the program in order."""
+    done = subprocess.run([sys.executable, data.__file__, 'fineweb', '--path=web', '--tokens=1K', '--tokenizer=bytes', '--val_fraction=0.1'], capture_output=True, text=True)
+    assert done.returncode == 0 and 'next: python train.py --dataset=fineweb' in done.stdout, done.stderr
+    meta = data.load('fineweb')[2]
+    assert 1000 <= meta['train']['tokens'] + meta['val']['tokens'] < 1000 + len(web[4]) + 1
+
+
+class Breaking:
+    """A stream of rows that fails after so many, as a lost connection does; where it stands is the real stream's."""
+
+    def __init__(self, rows, after, error):
+        self.rows, self.after, self.error = rows, after, error
+        self.state_dict, self.load_state_dict, self.revision = rows.state_dict, rows.load_state_dict, None
+
+    def select_columns(self, name):
+        return Breaking(self.rows.select_columns(name), self.after, self.error)
+
+    def __iter__(self):
+        for i, row in enumerate(self.rows):
+            if i == self.after:
+                raise self.error
+            yield row
+
+
+@pytest.mark.parametrize('breaks', [[1100], [10, 1200, 1030, 5]])
+def test_fineweb_is_taken_up_where_it_broke_off(breaks, web, monkeypatch):
+    """No document twice, none lost, the same val split; what stood there stays until all is written."""
+    make = lambda **more: data.make('fineweb', 'web', **dict(tokenizer='bytes', val_fraction=0.1) | more)
+    make(config='CC-MAIN-2024-10')
+    before, real = data.load('fineweb')[2], datasets.load_dataset
+    for after, error in zip(breaks, [ConnectionError('reset'), RuntimeError('peer closed'), TimeoutError(), KeyboardInterrupt()]):
+        monkeypatch.setattr(datasets, 'load_dataset', lambda *args, **more: Breaking(real(*args, **more), after, error))
+        with pytest.raises((ValueError, KeyboardInterrupt)):
+            make()
+        assert data.load('fineweb')[2] == before
+    asked = []
+    monkeypatch.setattr(datasets, 'load_dataset', lambda *args, **more: asked.append(more) or real(*args, **more))
+    meta = make(revision='0123abc') if len(breaks) == 1 else make()     # another revision is another text: from the beginning
+    assert text_of('fineweb', 'val') == web[::10] and text_of('fineweb', 'train') == [text for i, text in enumerate(web) if i % 10]
+    assert meta['train']['documents'] == 2250 and sorted(os.listdir('data/fineweb')) == ['meta.json', 'train.bin', 'val.bin']
+    assert asked[0]['name'] == 'sample-10BT' and asked[0]['revision'] == ('0123abc' if len(breaks) == 1 else None)
+
+
+def test_what_is_taken_up_is_not_read_again(web, monkeypatch):
+    real, read = datasets.load_dataset, []
+    monkeypatch.setattr(datasets, 'load_dataset', lambda *args, **more: Breaking(real(*args, **more), 2100, ConnectionError()))
+    with pytest.raises(ValueError, match='what is done is kept'):
+        data.make('fineweb', 'web', tokenizer='bytes')
+    monkeypatch.setattr(datasets, 'load_dataset', real)
+    iterate = data.FineWeb.__iter__
+    monkeypatch.setattr(data.FineWeb, '__iter__', lambda self: (read.append(text) or text for text in iterate(self)))
+    data.make('fineweb', 'web', tokenizer='bytes')
+    assert read == web[2048:]
+
+
+def test_no_room_on_the_disk(web, monkeypatch):
+    """Told before a byte is read; a disk that fills up midway keeps what is done."""
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match='needs 0.60 GB and its disk has 0.00 GB free: make room, or take fewer --tokens'):
+        patch.setattr(data.shutil, 'disk_usage', lambda folder: SimpleNamespace(free=10 ** 6))
+        data.make('fineweb', 'nowhere', tokenizer='bytes')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, limits[1]))      # bytes a file may have
+    try:
+        with pytest.raises(OSError, match='cannot write data/fineweb .*: make room, then run the command again'):
+            data.make('fineweb', 'web', tokenizer='bytes')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert json.load(open('data/fineweb/progress.json'))['documents'] == 1024
+    data.make('fineweb', 'web', tokenizer='bytes')
+    assert sorted(text_of('fineweb', 'train') + text_of('fineweb', 'val')) == sorted(web)
 
 
 def gpt2_is_here():

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from conftest import TAUS
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 from exits import EXITS, make_exit
@@ -15,18 +16,21 @@ def unrolled(model, idx, n_loop):
     x = (model.wte(idx) + model.wpe(torch.arange(idx.shape[1]))) * model.config.n_embd ** 0.5
     for layer in model.h:
         if layer in model.groups:
-            e, x = x, layer.init_state(x)
+            start = model.config.x0 if layer.injection != 'none' else 'e'
+            e, x = x, dict(noise=layer.noise(x, 0, 0, slice(x.shape[1])), zero=torch.zeros_like(x), e=x)[start]
             for _ in range(n_loop):
                 x = layer.adapter(torch.cat((x, e), dim=-1)) if layer.injection == 'concat' else x + e * (layer.injection == 'add')
                 for block in layer.core:
                     x = block(x)
-                x = layer.norm(x)
+                x = layer.norm(x) if layer.norm_inside else x
+            x = x if layer.norm_inside else layer.norm(x)
         else:
             x = layer(x)
     return F.linear(model.ln_f(x), model.wte.weight)
 
 
-@pytest.mark.parametrize('changes', [dict(adapter_init='random'), dict(injection='add'), dict(injection='none'), dict(bias=True, groups=[[0, 1, 2]])])
+@pytest.mark.parametrize('changes', [dict(adapter_init='random'), dict(injection='add'), dict(injection='none'), dict(x0='zero'), dict(x0='e'),
+                                     dict(norm_inside=False), dict(bias=True, groups=[[0, 1, 2]])])
 @pytest.mark.parametrize('n_loop', [1, 4])
 def test_looping_is_unrolling(tiny, idx, changes, n_loop):
     model = tiny(**changes)
@@ -96,6 +100,48 @@ def test_the_draw_against_its_formula():
     assert draws.min() >= 1
     same = [sample_n_loop(r, torch.Generator().manual_seed(3)) for _ in range(2)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize('draw', ['uniform', 'fixed'])
+def test_other_draws_have_the_same_mean(draw):
+    n = [sample_n_loop(4, torch.Generator().manual_seed(i), draw=draw) for i in range(2000)]
+    assert abs(sum(n) / len(n) - 5) < 0.2 and set(n) == ({5} if draw == 'fixed' else set(range(1, 10)))
+
+
+def test_processes_share_the_noise_of_one(tiny):
+    """Each takes its rows of the whole batch's draw, and so their number changes nothing."""
+    group, e, rows = tiny().train().groups[0], torch.zeros(6, 4, 16), []
+    for group.world, group.rank in [(1, 0), (3, 0), (3, 1), (3, 2)]:
+        torch.manual_seed(0)
+        rows.append(group.init_state(e[:6 // group.world]))
+    assert torch.equal(rows[0], torch.cat(rows[1:]))
+
+
+def test_checkpointed_steps_keep_less_and_give_the_same_gradients(tiny, idx):
+    def gradients(checkpoint_steps):
+        model, kept = tiny(bptt_k=4, dropout=0.1, step_noise=0.1).train(), []
+        for group in model.groups:
+            group.checkpoint_steps = checkpoint_steps
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+            loss = model(idx, idx, n_loop=6)[1]
+        loss.backward()
+        return [p.grad for p in model.parameters()], sum(kept)
+    (a, a_kept), (b, b_kept) = gradients(False), gradients(True)
+    assert all(torch.equal(x, y) for x, y in zip(a, b)) and b_kept < a_kept / 2
+
+
+def test_no_draw_recompiles(tiny, idx):
+    """Compiled as train.py does it: at most three graphs for each length of core (without gradient, the first step with, the others) and one for all plain blocks."""
+    model, counter = tiny(n_layer=6, groups=[[1], [2, 3], [4]], bptt_k=2).train(), CompileCounter()
+    for layer in model.h:
+        name = 'step' if layer in model.groups else 'forward'
+        setattr(layer, name, torch.compile(getattr(layer, name), backend=counter))
+    counts = []
+    for n in range(1, 13):
+        model(idx, idx, n_loop=[n, 13 - n, 1 + n % 3])[1].backward()
+        counts.append(counter.frame_count)
+    assert counts[3] == counts[-1] <= 2 * 3 + 1
 
 
 def test_initial_state_noise(tiny):

@@ -4,9 +4,11 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from checkpoint import load_checkpoint
 from decode import choose
-from model import GPT, GPTConfig, load_checkpoint, pick_device
+from model import GPT, GPTConfig, pick_device, training_flops
 
 
 def rms(x, weight):
@@ -65,6 +67,18 @@ def test_loop_counts(tiny):
     model.train()
     draws = [tuple(model.loop_counts()) for _ in range(50)]
     assert len(set(draws)) > 10 and any(a != b for a, b in draws)       # a draw for each group
+
+
+@pytest.mark.parametrize('changes', [dict(), dict(injection='add'), dict(groups=[]), dict(groups=[[1, 2, 3]], bptt_k=2)])
+def test_training_flops_are_those_torch_counts(tiny, changes):
+    """But for attention's backward, which recomputes (not counted), and the first looped step with gradient, whose input needs none."""
+    model, n_loop = tiny(n_embd=32, vocab_size=64, **changes).train(), [5, 4][:len(changes.get('groups', [1, 2]))]
+    idx = torch.randint(64, (2, 16))
+    with FlopCounterMode(display=False) as counter:
+        model(idx, idx, n_loop=n_loop)[1].backward()
+    counted = sum(flops for op, flops in counter.get_flop_counts()['Global'].items() if 'attention' not in str(op)) / idx.numel()
+    model.config.block_size = 0         # of the formula: its attention is gone
+    assert math.isclose(training_flops(model.config, n_loop), counted, rel_tol=0.015)
 
 
 def test_generate_is_the_argmax_of_the_whole_context(tiny, idx):
