@@ -3,6 +3,7 @@ Text -> tokens on disk.
 
     python data.py                                  pydocs: the English text that every Python carries; no download, seconds
     python data.py NAME --path=book.txt             your own UTF-8 text: a file, a folder of .txt files, or a glob pattern
+    python data.py NAME --path=nanoGPT/data/owt     tokens already: a folder with nanoGPT's train.bin and val.bin (or .bin.xz)
     python data.py fineweb --tokens=300M            FineWeb through `datasets`, streamed; broken off, the same command goes on
 
 writes data/NAME/{train.bin, val.bin, meta.json}: tokens as uint16, little-endian, an end-of-text token after each document.
@@ -14,6 +15,7 @@ import glob
 import hashlib
 import json
 import logging
+import lzma
 import os
 import platform
 import re
@@ -195,6 +197,28 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
     return meta
 
 
+def import_tokens(folder, path, encoding):
+    """path/{train.bin, val.bin} of uint16 tokens, as nanoGPT has them (or .bin.xz) -> folder, with meta.json. ValueError if they are not."""
+    os.makedirs(folder, exist_ok=True)
+    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=path)
+    lengths = np.array([0 if i == encoding.eot_token else len(encoding.decode_single_token_bytes(i)) for i in range(encoding.n_vocab)])      # bytes
+    for split in ('train', 'val'):
+        file, target = os.path.join(path, split + '.bin'), os.path.join(folder, split + '.bin')
+        with open(file, 'rb') if os.path.exists(file) else lzma.open(file + '.xz') as f, open(target + '.tmp', 'wb') as g:
+            shutil.copyfileobj(f, g, 2 ** 20)
+        counts = np.bincount(np.memmap(target + '.tmp', dtype='<u2', mode='r'))
+        if len(counts) > encoding.n_vocab:
+            for tmp in glob.glob(os.path.join(folder, '*.bin.tmp')):
+                os.remove(tmp)
+            raise ValueError(f'{file} holds token {len(counts) - 1}, and {encoding.name} has {encoding.n_vocab}: say with --tokenizer what made it')
+        counts = np.pad(counts, (0, encoding.n_vocab - len(counts)))
+        meta[split] = dict(documents=int(counts[encoding.eot_token]), tokens=int(counts.sum()), bytes=int(counts @ lengths), sha256=sha256(target + '.tmp'))
+    for split in ('train', 'val'):
+        os.replace(os.path.join(folder, split + '.bin.tmp'), os.path.join(folder, split + '.bin'))
+    write_json(meta, os.path.join(folder, 'meta.json'))
+    return meta
+
+
 def take_up(progress, paths, made_of, documents):
     """What an earlier call left: set the stream to where it stood -> token counts, documents; (None, 0) if that was something else."""
     try:
@@ -236,7 +260,10 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         raise ValueError(f"'{name}' is no name for a folder of data/: use letters, digits, _ . and -")
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
+    made = os.path.isdir(path) and all(glob.glob(os.path.join(path, split + '.bin*')) for split in ('train', 'val'))     # tokens already
+    encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or made else 'bytes'))
+    if made:
+        return import_tokens(os.path.join('data', name), path, encoding)
     if name == 'fineweb':
         val_fraction, limit = val_fraction or 0.0005, count_tokens(tokens)
         check_room('data/fineweb', limit)

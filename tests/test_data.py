@@ -1,4 +1,5 @@
 import json
+import lzma
 import os
 import resource
 import subprocess
@@ -69,6 +70,21 @@ def parquet(folder, texts, name):
                 date=['2024-03-01T00:00:00Z'] * len(texts), file_path=['s3://x'] * len(texts), language=['en'] * len(texts),
                 language_score=[0.9] * len(texts), token_count=[3] * len(texts))
     datasets.Dataset.from_dict(rows).to_parquet(str(folder / f'{name}.parquet'))
+
+
+def test_tokens_of_nanogpt(tmp_path):
+    """A folder with train.bin and val.bin, packed or not, is taken as it is."""
+    (tmp_path / 'nano').mkdir()
+    train, val = [*b'one', 256, *b'two', 256], [*b'three', 256]
+    (tmp_path / 'nano/train.bin.xz').write_bytes(lzma.compress(np.array(train, dtype='<u2').tobytes()))
+    np.array(val, dtype='<u2').tofile(tmp_path / 'nano/val.bin')
+    meta = data.make('nano', 'nano', tokenizer='bytes')
+    assert data.load('nano')[0].tolist() == train and text_of('nano', 'val') == ['three']
+    assert (meta['train']['documents'], meta['train']['bytes'], meta['val']['tokens']) == (2, 6, 6)
+    np.array([300], dtype='<u2').tofile(tmp_path / 'nano/val.bin')
+    with pytest.raises(ValueError, match='holds token 300, and bytes has 257: say with --tokenizer'):
+        data.make('nano', 'nano', tokenizer='bytes')
+    assert data.load('nano')[2] == meta and sorted(os.listdir('data/nano')) == ['meta.json', 'train.bin', 'val.bin']
 
 
 @pytest.fixture
