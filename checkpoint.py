@@ -62,7 +62,7 @@ def load_checkpoint(path, device='cpu'):
     return model.to(device).eval(), checkpoint
 
 
-def last_checkpoint(out_dir):
+def last_checkpoint(out_dir, say=print):
     """What --resume goes on from: out_dir/ckpt.pt, or the one before if it is damaged; None if there is none yet."""
     paths = [path for path in (os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt.old.pt')) if os.path.exists(path)]
     for path in paths:
@@ -74,8 +74,8 @@ def last_checkpoint(out_dir):
         except ValueError as error:
             if path == paths[-1]:
                 raise
-            print(f'warning: {error}; going on from {paths[-1]}')
-    print(f'no checkpoint in {out_dir} yet: from the beginning')
+            say(f'warning: {error}; going on from {paths[-1]}')
+    say(f'no checkpoint in {out_dir} yet: from the beginning')
 
 
 def read_log(path, before=math.inf):

@@ -43,11 +43,13 @@ CHOICES = {'as it is': [], 'adapter random': ['--adapter_init=random'], 'additio
 RULES = {'accel': [], 'accel, step kept': ['--rules=["accel"]', '--keep=True'], 'accel, one hit': ['--rules=["accel"]', '--hits=1'],
          'accel, one hit, step kept': ['--rules=["accel"]', '--hits=1', '--keep=True'], 'norm, two hits': ['--rules=["norm"]', '--hits=2']}
 
+FIGURES = ('loss.png', 'figure_4.png', 'frontier.png', *(f'figures/{name}.png' for name in ('figure_1', 'figure_2', 'figure_3a', 'figure_5', 'convergence')))
+
 
 def trainings():
     """{(variant, seed): flags of train.py}: what C1 to C12 look at first, then the open choices (Q3), then other draws (C13)."""
     if scale == 'paper':
-        return {('main', seeds[0]): ['config/groups.py', f"--dataset={dataset or 'fineweb'}", '--save_interval=500', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']}
+        return {('main', seeds[0]): [os.path.join(HERE, 'config', 'groups.py'), f"--dataset={dataset or 'fineweb'}", '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']}
     runs = {('main', s): ['--keep_iters=[0,30,100,300,700,1400]'] for s in seeds}
     runs |= {(name, s): [*flags, *SHORT] for s in seeds for name, flags in CHOICES.items()}
     runs |= {(draw, s): [f'--loop_draw={draw}', '--keep_iters=[]'] for s in seeds for draw in ('fixed', 'uniform')}
@@ -210,6 +212,10 @@ def main():
         gather(runs)
         first = folder_of('main', seeds[0])
         finished(first, 'geometry', lambda: command('geometry.py', f'--out_dir={first}', log=os.path.join(first, 'geometry.txt')))
+        for figure in FIGURES:
+            if os.path.exists(os.path.join(first, figure)):
+                os.makedirs('assets', exist_ok=True)
+                shutil.copyfile(os.path.join(first, figure), os.path.join('assets', 'paper_' * (scale == 'paper') + os.path.basename(figure)))
     claims_table.write()
 
 

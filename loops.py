@@ -96,6 +96,10 @@ class KeysValues:
             return self.kv[slot, :, some, :, :span.end], span.mask if span.mask is None or len(span.mask) == 1 else span.mask[some]
         return put
 
+    def lone(self, span, k):
+        """What the attention of one new token at step k reads, its own place last and still to be written: (2, B, H, end, D)."""
+        return self.kv[(k - 1) % self.slots, ..., :span.end, :]
+
     def leave(self, span, rows, k):
         """Rows (None for all) that stop after step k: their tokens fill the slots that they did not reach."""
         if k >= self.slots:
@@ -123,6 +127,7 @@ class RecurrentGroup(nn.Module):
         self.x0, self.norm_inside = config.x0 if config.injection != 'none' else 'e', config.norm_inside
         self.block_size, self.index, self.tables = config.block_size, index, {}
         self.rank, self.world, self.checkpoint_steps = 0, 1, False      # of training, set by train.py
+        self.lone = None
 
     def noise(self, like, purpose, noise_seed, pos):
         """Noise for x^(0) or a step: fresh while training; otherwise a function of (noise_seed, group, purpose, position) alone."""
@@ -161,6 +166,17 @@ class RecurrentGroup(nn.Module):
             x = block(x, kvs and kvs[i])
         return self.norm(x) if self.norm_inside else x      # Geiping 3.2: n_c at the end of the core, every step
 
+    def compile_lone(self, **how):
+        """Compile the step of one new token a row, once for all positions, loop steps and loop counts. how: torch.compile's."""
+        def step(x, on_x, share, *views):
+            def put(view):
+                def kv(new):        # as KeysValues.at, on a view that ends at the token
+                    view[..., -1:, :] = new
+                    return view, None
+                return kv
+            return self.step(x, None, (on_x, share), [put(view) for view in views])
+        self.lone = torch.compile(step, dynamic=True, **how)
+
     def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, span=None, caches=None, x0=None, trace=None):
         """
         e (B, T, C) -> x (B, T, C), steps_used (B, T), evals (B, T): loop steps kept, block maps evaluated.
@@ -179,6 +195,8 @@ class RecurrentGroup(nn.Module):
             on_x, share = injected
             if self.step_noise:     # paper silent: "fresh noise each time"; 0 by default, its own cosines rule it out
                 x = x + self.step_noise * self.noise(x, k, noise_seed, span.pos if rows is None or span.each is None else span.pos[rows])
+            if self.lone and T == 1 and rows is active is span.each is None and caches and caches[0].kv is not None:
+                return self.lone(x, on_x, share, *(c.lone(span, k) for c in caches))
             kvs = caches and [c.at(span, k, rows, active) for c in caches]
             return self.step(x, None, (on_x, share if rows is None else share[rows]), kvs)
 

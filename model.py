@@ -71,7 +71,7 @@ class Linear(nn.Linear):
 
     def forward(self, x):
         if x.numel() == self.in_features and self.weight.numel() > ONE_ROW and x.device.type == 'cpu' and not torch.is_grad_enabled() \
-                and x.dtype == self.weight.dtype == torch.float32 and not torch.is_autocast_enabled('cpu'):
+                and x.dtype == self.weight.dtype == torch.float32 and not torch.is_autocast_enabled('cpu') and not torch.compiler.is_compiling():
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, 'none', [], '')
         return super().forward(x)
 

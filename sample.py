@@ -38,6 +38,7 @@ draft_loops: int | None = None      # self-speculation: draft with so few loops,
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
+compile = False             # the step of one token, once for all loop counts: pays in small models on a CPU, see README
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
 dtype = 'float32'           # of matrix products; in bfloat16 the states never settle below a tau of 2e-2 or so
@@ -58,6 +59,8 @@ def main():
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
+    for group in model.groups if compile else ():
+        group.compile_lone()
     if rule and not model.groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to exit from: leave --exit out')
     encoding = get_encoding(checkpoint['tokenizer'])

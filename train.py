@@ -228,17 +228,16 @@ def check_knobs(world):
         raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by {world} processes: take a multiple of {world}')
 
 
-def start_processes():
-    """Under torchrun, join the other processes: nccl on CUDA, gloo on CPU. -> rank, world, device, autocast."""
-    rank, world, name = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1)), device
+def join_processes(world):
+    """-> device, autocast. Under torchrun each process takes a card of its own (nccl), or shares the CPU (gloo)."""
+    name = device
     if world > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         name = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(name)
     dev, autocast = pick_device(name, dtype)
-    check_knobs(world)
     if world > 1:
         dist.init_process_group('nccl' if dev.startswith('cuda') else 'gloo')
-    return rank, world, dev, autocast
+    return dev, autocast
 
 
 def take_up(saved, keys, whence):
@@ -300,17 +299,18 @@ def set_up(meta, vocab, dev, saved, first, rank, world):
 
 def main():
     t_start, spent = time.time(), dict(checkpoints=0.0, evaluation=0.0)
-    rank, world, dev, autocast = start_processes()
+    rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))      # as torchrun sets them
     say = print if rank == 0 else lambda *line: None
-    saved, first = last_checkpoint(out_dir) if resume else None, None
+    saved, first = last_checkpoint(out_dir, say) if resume else None, None
     if saved:
         take_up(saved['config'], config.keys() - {'out_dir', 'resume'}, f'the run in {out_dir}')
-        check_knobs(world)
         if saved['iter_num'] > max_iters:
             raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations already: --max_iters may be no less")
     elif init_from:
         first = load_checkpoint(init_from)[1]
         take_up(first['model_args'], {*SHAPE}, init_from)
+    check_knobs(world)
+    dev, autocast = join_processes(world)
     globals()['lr_decay_iters'] = lr_decay_iters or max_iters       # and stays so when a resumed run gets a longer max_iters
     train_tokens, val_tokens, meta, vocab = load_data(rank, world)
     if saved and saved['data'] != meta['train']['sha256']:
@@ -389,10 +389,12 @@ def main():
     for number in handlers:
         signal.signal(number, ask_to_stop)
     dt, flops, high, since = 0.0, 0, [], start      # of the iterations since the last row of the log
+    graphs, early = lambda: torch._dynamo.utils.counters['stats']['unique_graphs'] if compiled(dev) else 0, 0
     for it in range(start, max_iters):
         row = report(it, min(eval_windows, n_windows)) if it % eval_interval == 0 and it else {}
         if it % save_interval == 0 and (it > start or not saved):
             save('ckpt.pt', it)
+        early = graphs() if it <= start + 100 else early
         if it in keep_iters:
             save(f'ckpt_{it:06d}.pt', it, whole=False)
         t = time.time()
@@ -437,7 +439,7 @@ def main():
             plot_losses(os.path.join(out_dir, 'log.csv'), loops)
         took = time.time() - t_start
         if compiled(dev):
-            say(f"{torch._dynamo.utils.counters['stats']['unique_graphs']} graphs compiled, {late_graphs} of them after iteration {start + 20}")
+            say(f'{graphs()} graphs compiled, {graphs() - early} of them after the first 100 iterations')
         say(f"done in {took:.0f} s ({', '.join(f'{what} {100 * s / took:.1f}%' for what, s in spent.items())}), {peak_memory(dev):.2f} GB at most: {out_dir}/ckpt.pt, log.csv, loss.png")
         say('next: python sample.py' + ' --exit accel' * bool(groups) + f' --out_dir={out_dir}' * (out_dir != 'out'))
     for number, handler in handlers.items():

@@ -14,6 +14,7 @@ learning_rate = 6e-4            # nanoGPT's, with its warm-up and decay to a ten
 min_lr = 6e-5
 warmup_iters = 2000
 eval_interval = 1000
+save_interval = 2500            # 1.5 GB each, with the optimiser's state
 eval_loops = [1, 4, 12, 30]
 log_interval = 10
 keep_iters = [0, 100, 300, 1000, 3000, 10000, 20000, 30000, 40000, 50000]

@@ -57,7 +57,15 @@ def uncached():
     """Tokens/s with a cache over without, context full: the default checkpoint, and the paper's shape with random weights."""
     model, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
     full_context(model, 8, rounds)
+    compile_lone(model)
+    full_context(model, 8, rounds)
     full_context(GPT(GPTConfig()).eval(), 12, 2)
+
+
+def compile_lone(model):
+    for group in model.groups:
+        group.compile_lone()
+    print('compiled: ', end='')
 
 
 def full_context(model, n_loop, repeats):
@@ -104,9 +112,13 @@ def products():
                 F.linear(x, model.groups[0].inject(x)[0])
             F.linear(x, model.lm_head.weight)
 
-    _, floor = in_turn(decode, bare)
-    ours = seconds[1:]
-    print(f'products: {1e3 * median(ours) / new_tokens:.1f} ms a token, bare products {1e3 * median(floor) / new_tokens:.1f}; ratio {ratio(ours, floor)}')
+    for compiled in (False, True):
+        if compiled:
+            compile_lone(model)
+            seconds.clear()
+        _, floor = in_turn(decode, bare)
+        ours = seconds[1:]
+        print(f'products: {1e3 * median(ours) / new_tokens:.1f} ms a token, bare products {1e3 * median(floor) / new_tokens:.1f}; ratio {ratio(ours, floor)}')
 
 
 @torch.no_grad()

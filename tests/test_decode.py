@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from conftest import TAUS
+from torch._dynamo.testing import CompileCounter
 
 from decode import make_cache, one_token, prefill, stream, window
 from exits import EXITS, make_exit
@@ -45,6 +46,23 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, cut):
 def test_step_noise_is_by_position_too(tiny, idx):
     model = tiny(step_noise=0.1)
     torch.testing.assert_close(token_by_token(model, idx, [5, 5], None)[0], model(idx, n_loop=5)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('name', [None, 'accel'])
+def test_a_compiled_step_is_the_step(tiny, idx, name):
+    """The same logits and steps, and no graph for another loop count or position."""
+    model, rule, counter, counts = tiny(), rule_of(name), CompileCounter(), []
+    for n in (9, 4, 7):
+        model.groups[0].lone = model.groups[1].lone = None
+        eager = token_by_token(model, idx[:1], [n, n + 1], rule)
+        for group in model.groups:
+            group.compile_lone(backend=counter) if not counts else setattr(group, 'lone', lone.pop(0))
+        compiled = token_by_token(model, idx[:1], [n, n + 1], rule)
+        lone = [group.lone for group in model.groups]
+        counts.append(counter.frame_count)
+        torch.testing.assert_close(compiled[0], eager[0], rtol=1e-4, atol=1e-4)
+        assert torch.equal(compiled[1], eager[1])
+    assert 0 < counts[0] == counts[-1] <= 8
 
 
 @pytest.mark.parametrize('name', CASES)

@@ -1,8 +1,12 @@
 import math
+import os
+import re
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+import exits
 from exits import EPS, EXITS, algorithm_1, loop_until_exit, make_exit
 
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -153,3 +157,14 @@ def test_unknown_rule_and_hits():
     with pytest.raises(ValueError, match='hits must be at least 1'):
         make_exit('accel', 1e-2, hits=0)
     assert make_exit('norm', 1e-2, hits=2, keep=False).hits == 2
+
+
+def test_the_rule_of_the_readme(monkeypatch):
+    """As printed there it is a rule: a token goes at the second step in a row that leaves its likeliest token as it was."""
+    monkeypatch.setattr(exits, 'EXITS', dict(EXITS))
+    with open(os.path.join(os.path.dirname(exits.__file__), 'README.md'), encoding='utf-8') as f:
+        exec(re.search(r'```python\n(.*?)```', f.read(), re.S).group(1), exits.__dict__)
+    likeliest = iter([2, 1, 1, 0, 0, 0, 0])
+    readout = lambda x: F.one_hot(torch.full(x.shape[:-1], next(likeliest)), 3).float()
+    x, steps_used, evals = loop_until_exit(lambda x, k, rows, active: x + 1, torch.zeros(1, 1, 4), 9, exits.make_exit('same', 0.5), readout)
+    assert steps_used.item() == evals.item() == 6 and x.unique().tolist() == [6.0]

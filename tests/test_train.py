@@ -300,6 +300,7 @@ def test_two_processes_are_one():
     (['--groups=[[]]'], 'at least one in it'), (['--n_head=3'], 'not divisible by n_head = 3'), (['--block_size=100000'], 'longer than the'),
     (['--dataset=nothing'], 'python data.py nothing --path=TEXT'), (['--device=tpu'], "device 'tpu' is not available"), (['--dtype=int8'], "unknown dtype 'int8'"),
     (['--vocab_size=100'], 'less than the 257 tokens'), (['--learning_rte=1'], "did you mean 'learning_rate'"), (['--injection=mul'], "unknown injection 'mul'"),
+    (['--loop_draw=poisson'], "unknown loop_draw 'poisson'"), (['--ema=1.0'], 'ema must lie in [0, 1)'), (['--x0=one'], "unknown x0 'one'"), (['--save_interval=0'], 'save_interval'),
     (['--eval_loops=[0]'], 'eval_loops'), (['--max_iters=0'], 'max_iters'), (['--batch_size=-1'], 'batch_size'), (['--log_interval=0'], 'log_interval')])
 def test_bad_input_is_one_line_and_loses_nothing(args, words):
     os.mkdir('out')
