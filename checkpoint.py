@@ -5,7 +5,7 @@ Not run by itself. A checkpoint holds tensors, numbers, strings, lists and dicts
 refused and the code not run.
 
     out_dir/ckpt.pt = dict(model=state_dict, model_args=GPTConfig's, config=every knob, iter_num, tokenizer, data=sha256 of the training
-                      tokens, val_loss={n_loop: nats}, and to go on: optimizer={parameter number: state}, trend, ema)
+                      tokens, val_loss={n_loop: nats}, and to go on: optimizer={parameter number: state}, trend, spikes, ema)
     out_dir/ckpt.old.pt, the one before      out_dir/ckpt_ITER.pt, weights alone      out_dir/log.csv, a row an iteration
 """
 import csv
@@ -63,19 +63,20 @@ def load_checkpoint(path, device='cpu'):
 
 
 def last_checkpoint(out_dir, say=print):
-    """What --resume goes on from: out_dir/ckpt.pt, or the one before if it is damaged; None if there is none yet."""
+    """What --resume goes on from: out_dir/ckpt.pt, or the one before if it is damaged -> its dict and path; (None, '') if there is none yet."""
     paths = [path for path in (os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt.old.pt')) if os.path.exists(path)]
     for path in paths:
         try:
             checkpoint = load_checkpoint(path)[1]
             if 'optimizer' not in checkpoint:
                 raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with --init_from={path} and another --out_dir")
-            return checkpoint
+            return checkpoint, path
         except ValueError as error:
             if path == paths[-1]:
                 raise
             say(f'warning: {error}; going on from {paths[-1]}')
     say(f'no checkpoint in {out_dir} yet: from the beginning')
+    return None, ''
 
 
 def read_log(path, before=math.inf):

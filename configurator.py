@@ -23,7 +23,7 @@ given = set()       # knobs that the command line or a config file has set
 
 def stop(message):
     """End the program with one line that says what was wrong and what to do, exit status 2."""
-    if os.environ.get('RANK', '0') == '0':      # of torchrun's processes one speaks
+    if os.environ.get('LOCAL_RANK', '0') == '0':    # of torchrun's processes one a machine speaks
         print('error: ' + ' '.join(str(message).split()), file=sys.stderr)
     raise SystemExit(2)
 

@@ -110,10 +110,14 @@ class FineWeb:
 
     def __init__(self, path='', config='sample-10BT', revision=None):
         import datasets     # takes a second
+        import huggingface_hub
         for name in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):
             logging.getLogger(name).setLevel(logging.CRITICAL)      # their retries; what matters is said below
         self.source = path or 'HuggingFaceFW/fineweb'
         with self.told():
+            if not os.path.isdir(self.source):      # of one commit, also when it is taken up later
+                revision = revision or huggingface_hub.HfApi().dataset_info(self.source).sha
+            self.revision = revision
             rows = datasets.load_dataset(self.source, name=config, split='train', revision=revision, streaming=True)
             self.rows = rows.select_columns('text')
         self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
@@ -157,9 +161,10 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
     paths = {split: os.path.join(folder, split + '.bin') for split in ('train', 'val')}
     made_of = dict(source=source, tokenizer=encoding.name, val_fraction=val_fraction)
     streamed, progress = hasattr(documents, 'state_dict'), os.path.join(folder, 'progress.json')
-    count, n = take_up(progress, paths, made_of, documents) if streamed else (None, 0)
+    count, n = go_on(progress, paths, made_of, documents) if streamed else (None, 0)
     count = count or {split: dict(documents=0, tokens=0, bytes=0) for split in paths}
     total = sum(count[split]['tokens'] for split in paths)
+    keep = streamed         # what is done, if this call does not come to its end
     bar, stream = tqdm(total=max_tokens, initial=total, unit=' tokens', unit_scale=True, desc=folder, leave=False, mininterval=1), iter(documents)
     try:
         with open(paths['train'] + '.tmp', 'ab' if n else 'wb') as train, open(paths['val'] + '.tmp', 'ab' if n else 'wb') as val:
@@ -173,7 +178,7 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
                         count[split][key] += more
                     n, total = n + 1, total + len(ids) + 1
                     bar.update(len(ids) + 1)
-                if streamed:
+                if streamed and not (max_tokens and total >= max_tokens):       # the whole batch was used
                     for file in (train, val):
                         file.flush()
                         os.fsync(file.fileno())
@@ -181,17 +186,17 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
         for split in paths:
             if not count[split]['tokens']:
                 raise ValueError(f'{source} holds {n} document(s), too little to train on and to hold out')
-        for split in paths:
-            os.replace(paths[split] + '.tmp', paths[split])
         meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source,
-                    **{split: count[split] | dict(sha256=sha256(paths[split])) for split in paths})
+                    **{split: count[split] | dict(sha256=sha256(path + '.tmp')) for split, path in paths.items()})
+        for path in paths.values():
+            os.replace(path + '.tmp', path)
         write_json(meta, os.path.join(folder, 'meta.json'))
-        streamed = False        # it is done, and nothing to go on with
+        keep = False
     except OSError as error:
         raise OSError(f'cannot write {folder} ({error.strerror or error}): make room, then run the command again') from error
     finally:
         bar.close()
-        for path in () if streamed else (progress, *(path + '.tmp' for path in paths.values())):
+        for path in () if keep else (progress, *(path + '.tmp' for path in paths.values())):
             if os.path.exists(path):
                 os.remove(path)
     return meta
@@ -202,24 +207,28 @@ def import_tokens(folder, path, encoding):
     os.makedirs(folder, exist_ok=True)
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=path)
     lengths = np.array([0 if i == encoding.eot_token else len(encoding.decode_single_token_bytes(i)) for i in range(encoding.n_vocab)])      # bytes
-    for split in ('train', 'val'):
-        file, target = os.path.join(path, split + '.bin'), os.path.join(folder, split + '.bin')
-        with open(file, 'rb') if os.path.exists(file) else lzma.open(file + '.xz') as f, open(target + '.tmp', 'wb') as g:
-            shutil.copyfileobj(f, g, 2 ** 20)
-        counts = np.bincount(np.memmap(target + '.tmp', dtype='<u2', mode='r'))
-        if len(counts) > encoding.n_vocab:
-            for tmp in glob.glob(os.path.join(folder, '*.bin.tmp')):
-                os.remove(tmp)
-            raise ValueError(f'{file} holds token {len(counts) - 1}, and {encoding.name} has {encoding.n_vocab}: say with --tokenizer what made it')
-        counts = np.pad(counts, (0, encoding.n_vocab - len(counts)))
-        meta[split] = dict(documents=int(counts[encoding.eot_token]), tokens=int(counts.sum()), bytes=int(counts @ lengths), sha256=sha256(target + '.tmp'))
-    for split in ('train', 'val'):
-        os.replace(os.path.join(folder, split + '.bin.tmp'), os.path.join(folder, split + '.bin'))
+    targets = {split: os.path.join(folder, split + '.bin') for split in ('train', 'val')}
+    try:
+        for split, target in targets.items():
+            file = os.path.join(path, split + '.bin')
+            with open(file, 'rb') if os.path.exists(file) else lzma.open(file + '.xz') as f, open(target + '.tmp', 'wb') as g:
+                shutil.copyfileobj(f, g, 2 ** 20)
+            counts = np.bincount(np.memmap(target + '.tmp', dtype='<u2', mode='r'), minlength=encoding.n_vocab)
+            if len(counts) > encoding.n_vocab:
+                raise ValueError(f'token {len(counts) - 1} is in it, and {encoding.name} has {encoding.n_vocab}: say with --tokenizer what made it')
+            meta[split] = dict(documents=int(counts[encoding.eot_token]), tokens=int(counts.sum()), bytes=int(counts @ lengths), sha256=sha256(target + '.tmp'))
+        for target in targets.values():
+            os.replace(target + '.tmp', target)
+    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        raise ValueError(f'{file} cannot be taken as uint16 tokens: {error}') from error
+    finally:
+        for tmp in glob.glob(os.path.join(folder, '*.bin.tmp')):
+            os.remove(tmp)
     write_json(meta, os.path.join(folder, 'meta.json'))
     return meta
 
 
-def take_up(progress, paths, made_of, documents):
+def go_on(progress, paths, made_of, documents):
     """What an earlier call left: set the stream to where it stood -> token counts, documents; (None, 0) if that was something else."""
     try:
         with open(progress) as f:
@@ -268,7 +277,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         val_fraction, limit = val_fraction or 0.0005, count_tokens(tokens)
         check_room('data/fineweb', limit)
         documents = FineWeb(path, config, revision)
-        source = f'{documents.source} {config}' + f' at {revision}' * bool(revision)
+        source = f'{documents.source} {config}' + f' at {documents.revision}' * bool(documents.revision)
     elif path or name == 'pydocs':
         val_fraction, limit = val_fraction or 0.05, None
         documents = list(file_documents(path) if path else pydocs_documents())

@@ -126,14 +126,14 @@ class RecurrentGroup(nn.Module):
         self.injection, self.bptt_k, self.step_noise = config.injection, config.bptt_k, config.step_noise
         self.x0, self.norm_inside = config.x0 if config.injection != 'none' else 'e', config.norm_inside
         self.block_size, self.index, self.tables = config.block_size, index, {}
-        self.rank, self.world, self.checkpoint_steps = 0, 1, False      # of training, set by train.py
+        self.rank, self.world, self.generator, self.checkpoint_steps = 0, 1, None, False     # of training, set by train.py
         self.lone = None
 
     def noise(self, like, purpose, noise_seed, pos):
         """Noise for x^(0) or a step: fresh while training; otherwise a function of (noise_seed, group, purpose, position) alone."""
         if self.training:       # all processes draw the whole batch's, so that their number changes nothing, and take their rows
             B, *shape = like.shape
-            return truncated_noise(B * self.world, *shape, device=like.device)[B * self.rank:][:B]
+            return truncated_noise(B * self.world, *shape, generator=self.generator, device=like.device)[B * self.rank:][:B]
         if self.tables.get('seed') != (noise_seed, like.device):
             self.tables = dict(seed=(noise_seed, like.device))
         if purpose not in self.tables:      # drawn on the CPU, so that every device sees the same
@@ -187,18 +187,21 @@ class RecurrentGroup(nn.Module):
         B, T, _ = e.shape
         span = span or Span(0, T, e.device)
         e = e.float()
-        x, injected = self.init_state(e, noise_seed, span.pos) if x0 is None else x0, self.inject(e)
+        x, split = self.init_state(e, noise_seed, span.pos) if x0 is None else x0, self.inject(e)
         if exit is not None and caches is None:     # side by side all tokens are at one step: one slot is exact
             caches = [KeysValues(1, T) for _ in self.core]
 
         def step(x, k, rows=None, active=None):
-            on_x, share = injected
+            on_x, share = split
             if self.step_noise:     # paper silent: "fresh noise each time"; 0 by default, its own cosines rule it out
                 x = x + self.step_noise * self.noise(x, k, noise_seed, span.pos if rows is None or span.each is None else span.pos[rows])
             if self.lone and T == 1 and rows is active is span.each is None and caches and caches[0].kv is not None:
                 return self.lone(x, on_x, share, *(c.lone(span, k) for c in caches))
             kvs = caches and [c.at(span, k, rows, active) for c in caches]
-            return self.step(x, None, (on_x, share if rows is None else share[rows]), kvs)
+            injected = on_x, share if rows is None else share[rows]
+            if self.checkpoint_steps and torch.is_grad_enabled():       # the noise is drawn outside: it must be the same again
+                return checkpoint(self.step, x, None, injected, kvs, use_reentrant=False)
+            return self.step(x, None, injected, kvs)
 
         states = None
         if exit is not None:
@@ -210,8 +213,7 @@ class RecurrentGroup(nn.Module):
             states = [x]
             for k in range(1, n_loop + 1):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):  # Geiping 3.3; e's
-                    again = self.checkpoint_steps and torch.is_grad_enabled()                       # share is outside
-                    x = checkpoint(step, x, k, use_reentrant=False) if again else step(x, k)
+                    x = step(x, k)                                                                  # share is outside
                 if trace is not None:
                     states.append(x)
                 if k == n_loop - self.bptt_k:

@@ -45,7 +45,7 @@ class GPTConfig:
 
     def __post_init__(self):
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence', 'bptt_k'):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
@@ -167,7 +167,7 @@ class GPT(nn.Module):
         if n_loop is None and self.training:
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]    # one draw governs a group
         if n_loop is None:      # paper silent: the budget of an exit rule: the 30 loops of its Fig. 5
-            n_loop = round(self.config.mean_recurrence) if exit is None else 30
+            n_loop = max(1, round(self.config.mean_recurrence)) if exit is None else 30
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         if len(counts) != n_groups or not all(isinstance(n, Integral) and n >= 1 for n in counts):
             raise ValueError(f'n_loop must be an int >= 1, or one for each of the {n_groups} groups, not {n_loop!r}')

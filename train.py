@@ -85,7 +85,7 @@ peak_tflops: float | None = None    # of one device, for MFU; None = known for a
 
 FREE = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval', 'save_interval', 'keep_iters', 'device', 'compile',
         'checkpoint_steps', 'peak_tflops'}      # knobs that shape neither the weights nor the columns of the log
-SHAPE = ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'bias', 'groups', 'injection')      # what weights must fit
+SHAPE = {'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'bias', 'groups', 'injection', 'x0', 'norm_inside'}      # what weights must fit
 PEAK_TFLOPS = {'H200': 989, 'H100': 989, 'A100': 312, 'L40S': 362, 'RTX 4090': 165}    # bf16, dense, by the makers' data sheets
 
 
@@ -138,7 +138,7 @@ def health(model, idx, autocast):
     model.eval()
     trace, found = [], []
     with autocast:
-        model(idx, n_loop=round(model.config.mean_recurrence), trace=trace)
+        model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
         for group, entry in zip(model.groups, trace):
             e, x = entry['e'], entry['states'][-1]
             unit, T = torch.nn.functional.normalize(x, dim=-1), x.shape[1]
@@ -169,7 +169,10 @@ def is_spike(loss, trend):
 
 @contextmanager
 def using(model, weights):
-    """The model with other weights (name: tensor) for as long as the block lasts."""
+    """The model with other weights (name: tensor; none: its own) for as long as the block lasts."""
+    if not weights:
+        yield
+        return
     raw = {name: p.detach().clone() for name, p in model.named_parameters()}
     model.load_state_dict(weights, strict=False)        # the head is tied, and no parameter of its own
     yield
@@ -180,9 +183,9 @@ def compiled(dev):
     return dev.startswith('cuda') if compile is None else compile
 
 
-def peak():
+def peak(dev):
     """The device's bf16 TFLOP/s, None if unknown."""
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else ''
+    card = torch.cuda.get_device_name(dev) if dev.startswith('cuda') else ''
     return peak_tflops or next((tflops for name, tflops in PEAK_TFLOPS.items() if name in card), None)
 
 
@@ -190,7 +193,10 @@ def peak_memory(dev):
     """Most memory this process has held, GB: the device's on CUDA, else its own."""
     if dev.startswith('cuda'):
         return torch.cuda.max_memory_allocated(dev) / 1e9
-    import resource     # not on Windows
+    try:
+        import resource
+    except ImportError:     # Windows
+        return math.nan
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024) / 1e9
 
 
@@ -218,6 +224,9 @@ def check_knobs(world):
     for knob in ('batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval', 'save_interval'):
         if globals()[knob] < 1:
             raise ValueError(f'{knob} must be at least 1, not {globals()[knob]}')
+    for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip', 'dropout', 'step_noise'):
+        if not 0 <= globals()[knob] < 1e30:
+            raise ValueError(f'{knob} must be a number from 0 on, not {globals()[knob]}')
     if not eval_loops or not all(isinstance(n, int) and n >= 1 for n in eval_loops):
         raise ValueError(f'eval_loops must be a list of loop counts, each at least 1, not {eval_loops}')
     if loop_draw not in LOOP_DRAWS:
@@ -240,13 +249,13 @@ def join_processes(world):
     return dev, autocast
 
 
-def take_up(saved, keys, whence):
-    """Set the knobs `keys` that were not given to a checkpoint's values. ValueError for one that was given another value and is not FREE."""
+def take_up(saved, fixed, whence):
+    """Set the knobs that were not given to a checkpoint's values. ValueError for one of `fixed` that was given another value."""
     changed = []
-    for key in keys & saved.keys():
+    for key in config.keys() & saved.keys() - {'out_dir', 'resume'}:
         if key not in given:
             globals()[key] = saved[key]
-        elif key not in FREE and plain(globals()[key]) != saved[key]:
+        elif key in fixed and plain(globals()[key]) != saved[key]:
             changed.append(f'{key} = {globals()[key]} (it was {saved[key]})')
     if changed:
         raise ValueError(f'{whence} had other knobs: {", ".join(sorted(changed))}; leave them out, or train anew in another --out_dir')
@@ -257,11 +266,20 @@ def plain(value):
     return json.loads(json.dumps(value))
 
 
-def load_data(rank, world):
-    if rank:            # the first process makes what is not there
+def check_same(mine, world):
+    """ValueError if the processes are not of one run: on several machines data/ and out_dir must be the same."""
+    if world > 1:
+        dist.all_gather_object(all_of_them := [None] * world, mine)
+        if any(one != mine for one in all_of_them):
+            raise ValueError('the machines differ in their knobs, data or checkpoint: data/ and, to resume, out_dir must be the same on each')
+
+
+def load_data(world):
+    first = os.environ.get('LOCAL_RANK', '0') == '0'
+    if not first:           # the first process of a machine makes what is not there
         dist.barrier()
     train_tokens, val_tokens, meta = data.load(dataset)
-    if world > 1 and not rank:
+    if world > 1 and first:
         dist.barrier()
     for split, tokens in dict(train=train_tokens, val=val_tokens).items():
         if len(tokens) <= block_size:
@@ -291,36 +309,49 @@ def set_up(meta, vocab, dev, saved, first, rank, world):
     for group in model.groups:
         group.rank, group.world, group.checkpoint_steps = rank, world, checkpoint_steps
     if compiled(dev):
-        for layer in model.h:       # a step at a time: the number of loops stays plain Python, so no draw recompiles
-            name = 'step' if layer in model.groups else 'forward'
-            setattr(layer, name, torch.compile(getattr(layer, name)))
+        compile_layers(model)
     return model, optimizer, averaged
+
+
+def compile_layers(model, **how):
+    """A step at a time: the number of loops stays plain Python, so no draw recompiles. how: torch.compile's."""
+    torch._dynamo.config.recompile_limit = 8 + 3 * len(model.groups)        # three graphs for each length of core, see test_loops.py
+    for layer in model.h:
+        name = 'step' if layer in model.groups else 'forward'
+        setattr(layer, name, torch.compile(getattr(layer, name), **how))
 
 
 def main():
     t_start, spent = time.time(), dict(checkpoints=0.0, evaluation=0.0)
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))      # as torchrun sets them
     say = print if rank == 0 else lambda *line: None
-    saved, first = last_checkpoint(out_dir, say) if resume else None, None
+    (saved, path), first = last_checkpoint(out_dir, say) if resume else (None, ''), None
     if saved:
-        take_up(saved['config'], config.keys() - {'out_dir', 'resume'}, f'the run in {out_dir}')
+        take_up(saved['config'], saved['config'].keys() - FREE, f'the run in {out_dir}')
         if saved['iter_num'] > max_iters:
             raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations already: --max_iters may be no less")
     elif init_from:
+        if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
+            raise ValueError(f'init_from = {init_from} would be written over: take another --out_dir')
         first = load_checkpoint(init_from)[1]
-        take_up(first['model_args'], {*SHAPE}, init_from)
+        take_up(first['model_args'], SHAPE, init_from)
     check_knobs(world)
     dev, autocast = join_processes(world)
+    if rank == 0 and path.endswith('.old.pt'):      # the other is damaged
+        os.replace(path, path.replace('.old.pt', '.pt'))
     globals()['lr_decay_iters'] = lr_decay_iters or max_iters       # and stays so when a resumed run gets a longer max_iters
-    train_tokens, val_tokens, meta, vocab = load_data(rank, world)
+    train_tokens, val_tokens, meta, vocab = load_data(world)
+    start = saved['iter_num'] if saved else 0
+    check_same((start, meta['train']['sha256'], {key: globals()[key] for key in config}), world)
     if saved and saved['data'] != meta['train']['sha256']:
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 is another): make it again as it was')
     if first and first['tokenizer'] != meta['tokenizer']:
         raise ValueError(f"{init_from} reads {first['tokenizer']} and {dataset} is {meta['tokenizer']}: make it with python data.py ... --tokenizer={first['tokenizer']}")
     config.update({key: plain(globals()[key]) for key in config})
     model, optimizer, averaged = set_up(meta, vocab, dev, saved, first, rank, world)
-    ddp = DistributedDataParallel(model) if world > 1 else model
-    start, trend, val_loss = (saved['iter_num'], saved['trend'], saved['val_loss']) if saved else (0, [0, 0.0, 0.0], {})
+    # without injection nothing before a group gets a gradient when it loops longer than bptt_k; otherwise all weights do, always
+    ddp = DistributedDataParallel(model, find_unused_parameters=injection == 'none') if world > 1 else model
+    trend, high, val_loss = (saved['trend'], saved['spikes'], saved['val_loss']) if saved else ([0, 0.0, 0.0], [], {})
     say(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, groups {model.config.groups}, {dataset}: "
         f"{len(train_tokens):,} tokens ({meta['tokenizer']}), {world} x {dev}" + (f', from iteration {start}' if start else ''))
     loops, n_windows, kinds = eval_loops if model.groups else [1], (len(val_tokens) - 1) // block_size, ['val_loss', *['ema_loss'] * bool(ema)]
@@ -331,13 +362,14 @@ def main():
 
     def save(file, it, whole=True):
         """whole: with all it takes to go on; otherwise the weights."""
+        if rank:
+            return
         t = time.time()
         checkpoint = dict(model=dict(model.state_dict()), model_args=asdict(model.config), config=config, iter_num=it, tokenizer=meta['tokenizer'],
                           data=meta['train']['sha256'], val_loss=val_loss)
         if whole:
-            checkpoint |= dict(optimizer=optimizer.state_dict()['state'], trend=trend, ema=averaged)
-        if rank == 0:
-            save_checkpoint(checkpoint, os.path.join(out_dir, file), keep_old=whole)
+            checkpoint |= dict(optimizer=optimizer.state_dict()['state'], trend=trend, spikes=high, ema=averaged)
+        save_checkpoint(checkpoint, os.path.join(out_dir, file), keep_old=whole)
         spent['checkpoints'] += time.time() - t
 
     def report(it, count):
@@ -367,7 +399,10 @@ def main():
             x, y = (t.to(dev, non_blocking=True) for t in data.windows(train_tokens, np.split(starts, world)[rank], block_size))
             generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
             n_loop = [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
-            torch.manual_seed(derived_seed(seed, 'noise', it, micro))
+            generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
+            for group in model.groups:
+                group.generator = generator
+            torch.manual_seed(derived_seed(seed, 'dropout', it, micro, rank))
             ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
             with autocast:
                 loss = ddp(x, y, n_loop=n_loop)[1] / gradient_accumulation_steps
@@ -388,7 +423,7 @@ def main():
         signal.signal(number, handlers[number])     # a second one stops at once
     for number in handlers:
         signal.signal(number, ask_to_stop)
-    dt, flops, high, since = 0.0, 0, [], start      # of the iterations since the last row of the log
+    saved, first, dt, flops, since = bool(saved), None, 0.0, 0, start       # the last three since the last row of the log
     graphs, early = lambda: torch._dynamo.utils.counters['stats']['unique_graphs'] if compiled(dev) else 0, 0
     for it in range(start, max_iters):
         row = report(it, min(eval_windows, n_windows)) if it % eval_interval == 0 and it else {}
@@ -409,13 +444,14 @@ def main():
         if ema:
             with torch.no_grad():       # less at first, when the raw weights are no good yet
                 torch._foreach_lerp_([*averaged.values()], [*model.parameters()], 1 - min(ema, (it + 1) / (it + 10)))
-        high += [(loss, it)] * is_spike(loss, trend)
+        if is_spike(loss, trend):
+            high.append([loss, it])
         dt, flops = dt + time.time() - t, flops + done
         if it % log_interval == 0 or it == max_iters - 1 or row:
             n = it + 1 - since
             rate, tflops = n * gradient_accumulation_steps * batch_size * block_size / dt, flops / dt / 1e12 / world     # of all; of one device
             say(f'iter {it}: loss {loss:.3f}, loops {draws or "none"}, {1e3 * dt / n:.0f} ms, {rate / 1e3:.1f}k tok/s, '
-                + (f'{100 * tflops / peak():.0f}% MFU, ' if peak() else '') + f'{dt / n * (max_iters - it - 1):.0f} s left')
+                + (f'{100 * tflops / peak(dev):.0f}% MFU, ' if peak(dev) else '') + f'{dt / n * (max_iters - it - 1):.0f} s left')
             if high:
                 say(f'warning: iter {it}: loss spikes since iteration {since}: {len(high)}, the highest {max(high)[0]:.2f} at iteration {max(high)[1]} '
                     f'(running mean {trend[1]:.2f}); if they go on, lower the learning rate')
@@ -423,10 +459,11 @@ def main():
                         tflops=f'{tflops:.4f}', spikes=len(high))
             if rank == 0:
                 log(row)
-            dt, flops, high, since = 0.0, 0, [], it + 1
+            dt, flops, since = 0.0, 0, it + 1
+            high.clear()
         if stop:
             save('ckpt.pt', it + 1)
-            say(f'stopped after iteration {it} and saved; go on with python train.py --resume' + f' --out_dir={out_dir}' * (out_dir != 'out'))
+            say(f"stopped after iteration {it} and saved; go on with {'python' if world == 1 else 'torchrun ...'} train.py --resume" + f' --out_dir={out_dir}' * (out_dir != 'out'))
             break
     else:
         row = report(max_iters, n_windows)

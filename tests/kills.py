@@ -29,7 +29,7 @@ seed: int | None = None     # of the moments; None = another each time
 # ---------------------------------------------------------------------------------------------------------------------
 
 SMALL = ['--dataset=book', '--n_layer=4', '--n_embd=32', '--n_head=2', '--groups=[[1],[2]]', '--block_size=32', '--batch_size=4', '--warmup_iters=10', '--dropout=0.1',
-         '--ema=0.9', '--eval_interval=20', '--eval_windows=8', '--eval_loops=[1,3]', '--log_interval=1', '--save_interval=5', '--keep_iters=[0,10]', '--device=cpu']
+         '--ema=0.9', '--eval_interval=20', '--eval_windows=8', '--eval_loops=[1,3]', '--log_interval=3', '--save_interval=5', '--keep_iters=[0,10]', '--device=cpu']
 
 
 def train(iters, *more):

@@ -13,6 +13,7 @@ import torch
 import data
 
 datasets = pytest.importorskip('datasets')
+huggingface_hub = pytest.importorskip('huggingface_hub')
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +83,14 @@ def test_tokens_of_nanogpt(tmp_path):
     assert data.load('nano')[0].tolist() == train and text_of('nano', 'val') == ['three']
     assert (meta['train']['documents'], meta['train']['bytes'], meta['val']['tokens']) == (2, 6, 6)
     np.array([300], dtype='<u2').tofile(tmp_path / 'nano/val.bin')
-    with pytest.raises(ValueError, match='holds token 300, and bytes has 257: say with --tokenizer'):
+    with pytest.raises(ValueError, match='val.bin cannot be taken .*: token 300 is in it, and bytes has 257: say with --tokenizer'):
+        data.make('nano', 'nano', tokenizer='bytes')
+    for harm in (b'123', b''):
+        (tmp_path / 'nano/val.bin').write_bytes(harm)
+        with pytest.raises(ValueError, match='val.bin cannot be taken as uint16 tokens'):
+            data.make('nano', 'nano', tokenizer='bytes')
+    (tmp_path / 'nano/train.bin.xz').write_bytes((tmp_path / 'nano/train.bin.xz').read_bytes()[:-9])
+    with pytest.raises(ValueError, match='train.bin cannot be taken as uint16 tokens'):
         data.make('nano', 'nano', tokenizer='bytes')
     assert data.load('nano')[2] == meta and sorted(os.listdir('data/nano')) == ['meta.json', 'train.bin', 'val.bin']
 
@@ -165,6 +173,22 @@ def test_what_is_taken_up_is_not_read_again(web, monkeypatch):
     monkeypatch.setattr(data.FineWeb, '__iter__', lambda self: (read.append(text) or text for text in iterate(self)))
     data.make('fineweb', 'web', tokenizer='bytes')
     assert read == web[2048:]
+
+
+def test_a_call_for_too_few_tokens_loses_nothing(web):
+    """Enough came in the midst of a batch: what follows in the stream is still to be read."""
+    with pytest.raises(ValueError, match='too little to train on'):
+        data.make('fineweb', 'web', tokenizer='bytes', tokens=5)
+    data.make('fineweb', 'web', tokenizer='bytes')
+    assert sorted(text_of('fineweb', 'train') + text_of('fineweb', 'val')) == sorted(web)
+
+
+def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
+    asked, real = [], datasets.load_dataset
+    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name: SimpleNamespace(sha='0123abc'))
+    monkeypatch.setattr(datasets, 'load_dataset', lambda source, **more: asked.append((source, more['revision'])) or real('web', **more))
+    assert data.make('fineweb', tokenizer='bytes', tokens='2K', val_fraction=0.1)['source'] == 'HuggingFaceFW/fineweb sample-10BT at 0123abc'
+    assert asked == [('HuggingFaceFW/fineweb', '0123abc')]
 
 
 def test_no_room_on_the_disk(web, monkeypatch):

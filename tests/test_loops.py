@@ -6,6 +6,7 @@ from conftest import TAUS
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
+import train
 from exits import EXITS, make_exit
 from loops import derived_seed, sample_n_loop
 from model import GPTConfig
@@ -132,16 +133,13 @@ def test_checkpointed_steps_keep_less_and_give_the_same_gradients(tiny, idx):
 
 
 def test_no_draw_recompiles(tiny, idx):
-    """Compiled as train.py does it: at most three graphs for each length of core (without gradient, the first step with, the others) and one for all plain blocks."""
-    model, counter = tiny(n_layer=6, groups=[[1], [2, 3], [4]], bptt_k=2).train(), CompileCounter()
-    for layer in model.h:
-        name = 'step' if layer in model.groups else 'forward'
-        setattr(layer, name, torch.compile(getattr(layer, name), backend=counter))
-    counts = []
+    """At most three graphs for each length of core (without gradient, the first step with, the others) and one for all plain blocks."""
+    model, counter, counts = tiny(n_layer=9, groups=[[1], [2, 3], [4, 5, 6], [7]], bptt_k=2).train(), CompileCounter(), []
+    train.compile_layers(model, backend=counter)
     for n in range(1, 13):
-        model(idx, idx, n_loop=[n, 13 - n, 1 + n % 3])[1].backward()
+        model(idx, idx, n_loop=[n, 13 - n, 1 + n % 3, 4])[1].backward()
         counts.append(counter.frame_count)
-    assert counts[3] == counts[-1] <= 2 * 3 + 1
+    assert counts[3] == counts[-1] == 3 * 3 + 1
 
 
 def test_initial_state_noise(tiny):

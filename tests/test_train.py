@@ -180,6 +180,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before():
     open('out/ckpt.pt', 'wb').write(whole[:len(whole) // 2])
     done = run('--resume')
     assert done.returncode == 0 and 'going on from out/ckpt.old.pt' in done.stdout and 'from iteration 10' in done.stdout
+    assert load_checkpoint('out/ckpt.old.pt')[1]['iter_num'] == 10
     assert run(*TINY, '--out_dir=out-a').returncode == 0 and all(torch.equal(v, weights('out-a/ckpt.pt')[k]) for k, v in weights('out/ckpt.pt').items())
 
 
@@ -188,7 +189,7 @@ class Code:
         return os.mkdir, ('harm',)
 
 
-@pytest.mark.parametrize('args', [['--resume'], ['--init_from=out/ckpt.pt']])
+@pytest.mark.parametrize('args', [['--resume'], ['--init_from=out/ckpt.pt', '--out_dir=out-new']])
 def test_a_checkpoint_with_code_is_refused_and_not_run(args):
     os.mkdir('out')
     torch.save(dict(model=Code(), optimizer={}), 'out/ckpt.pt')
@@ -222,14 +223,15 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(monkeypatch):
 
 
 def test_fine_tuning_starts_from_weights():
-    assert run(*TINY).returncode == 0
-    done = run('--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7', '--learning_rate=1e-9', '--weight_decay=0.0')
+    assert run(*TINY, '--x0=zero', '--norm_inside=False', '--mean_recurrence=2').returncode == 0
+    done = run('--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7', '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0', '--bptt_k=2')
     assert done.returncode == 0 and 'groups [[1], [2]]' in done.stdout, done.stderr
-    a, b = weights('out/ckpt.pt'), weights('out-fine/ckpt.pt')
-    assert all(torch.allclose(a[k], b[k], atol=1e-7) for k in a)
-    for args, words in ((['--n_layer=5'], 'n_layer = 5 (it was 4)'), (['--init_from=nowhere.pt'], "no checkpoint at 'nowhere.pt'")):
+    (a, old), (b, new) = (load_checkpoint(f'{name}/ckpt.pt') for name in ('out', 'out-fine'))
+    assert all(torch.allclose(v, b.state_dict()[k], atol=1e-7) for k, v in a.state_dict().items())
+    assert new['model_args'] == old['model_args'] | dict(bptt_k=2)      # what the model computes is the checkpoint's
+    for args, words in ((['--out_dir=out'], 'would be written over'), (['--x0=e'], 'x0 = e (it was zero)'), (['--n_layer=5'], 'n_layer = 5 (it was 4)'), (['--init_from=nowhere.pt'], "no checkpoint at 'nowhere.pt'")):
         done = run('--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-no', *args)
-        assert done.returncode == 2 and words in done.stderr and not os.path.exists('out-no')
+        assert done.returncode == 2 and words in done.stderr and not os.path.exists('out-no'), done.stderr
 
 
 # numbers that go wrong ------------------------------------------------------------------------------------------------
@@ -237,9 +239,9 @@ def test_fine_tuning_starts_from_weights():
 @pytest.mark.parametrize('clip', ['1.0', '0.0'])
 def test_no_number_stops_before_the_weights_are_touched(clip):
     """A learning rate that blows the weights up in the first step: the second is not made."""
-    done = run(*TINY, '--learning_rate=1e30', '--min_lr=1e30', '--warmup_iters=0', f'--grad_clip={clip}', '--save_interval=1', '--eval_interval=100')
+    done = run(*TINY, '--learning_rate=1e29', '--min_lr=1e29', '--warmup_iters=0', f'--grad_clip={clip}', '--save_interval=1', '--eval_interval=100')
     assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
-    assert 'no number at iteration 1: loss' in done.stderr and 'learning rate 1.00e+30' in done.stderr
+    assert 'no number at iteration 1: loss' in done.stderr and 'learning rate 1.00e+29' in done.stderr
     draw = torch.Generator().manual_seed(train.derived_seed(1337, 'loops', 1, 0))
     assert 'loops {}/{},'.format(*(train.sample_n_loop(4.0, draw) for _ in range(2))) in done.stderr
     last = load_checkpoint('out/ckpt.pt')[1]
@@ -300,7 +302,7 @@ def test_two_processes_are_one():
     (['--groups=[[]]'], 'at least one in it'), (['--n_head=3'], 'not divisible by n_head = 3'), (['--block_size=100000'], 'longer than the'),
     (['--dataset=nothing'], 'python data.py nothing --path=TEXT'), (['--device=tpu'], "device 'tpu' is not available"), (['--dtype=int8'], "unknown dtype 'int8'"),
     (['--vocab_size=100'], 'less than the 257 tokens'), (['--learning_rte=1'], "did you mean 'learning_rate'"), (['--injection=mul'], "unknown injection 'mul'"),
-    (['--loop_draw=poisson'], "unknown loop_draw 'poisson'"), (['--ema=1.0'], 'ema must lie in [0, 1)'), (['--x0=one'], "unknown x0 'one'"), (['--save_interval=0'], 'save_interval'),
+    (['--loop_draw=poisson'], "unknown loop_draw 'poisson'"), (['--ema=1.0'], 'ema must lie in [0, 1)'), (['--x0=one'], "unknown x0 'one'"), (['--save_interval=0'], 'save_interval'), (['--grad_clip=-1.0'], 'grad_clip'), (['--learning_rate=1e39'], 'learning_rate'),
     (['--eval_loops=[0]'], 'eval_loops'), (['--max_iters=0'], 'max_iters'), (['--batch_size=-1'], 'batch_size'), (['--log_interval=0'], 'log_interval')])
 def test_bad_input_is_one_line_and_loses_nothing(args, words):
     os.mkdir('out')
