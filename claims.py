@@ -10,6 +10,7 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10); Geiping 3.3, 5, 6 (C11 to C13). A mea
 """
 import csv
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -168,6 +169,9 @@ def gather(runs):
                 minutes_of.append(dict(variant=variant, seed=seed, what=file[:-8], minutes=open(os.path.join(folder, file)).read().split()[0]))
     for name, rows in tables.items():
         write_csv(name, rows)
+    cpu = [line.split(':')[1].strip() for line in (open('/proc/cpuinfo') if os.path.exists('/proc/cpuinfo') else ()) if line.startswith('model name')]
+    write_csv('machine', [dict(machine=torch.cuda.get_device_name() if torch.cuda.is_available() else (cpu or [platform.processor()])[0], cores=os.cpu_count(), torch=torch.__version__,
+                               date=time.strftime('%Y-%m-%d'))])
     write_csv('losses', losses)
     write_csv('minutes', minutes_of)
     write_csv('bench', [dict(seed=seed, rules=name, **row) for variant, seed in runs if variant == 'main' for name in RULES

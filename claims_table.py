@@ -212,7 +212,8 @@ def q2(t):
 
 
 CLAIMS = dict(C1=c1, C2=c2, C3=c3, C4=c4, C5=c5, C6=c6, C7=c7, C8=c8, C9=c9, C10=c10, C11=c11, C12=c12, C13=c13, Q1=q1, Q2=q2)
-NAMES = ('steps', 'dlr', 'noise', 'loops', 'spectrum', 'losses', 'minutes', 'bench')
+FROM = dict(main='C1 C2 C3 C4 C5 C11 C12', draws='C13', sweeps='C6 C7 C8 C9 C10 Q1 Q2')       # which runs a claim is read from
+NAMES = ('machine', 'steps', 'dlr', 'noise', 'loops', 'spectrum', 'losses', 'minutes', 'bench')
 
 
 def tables_of(scale):
@@ -244,11 +245,17 @@ def markdown():
     """Both tables of README.md."""
     small, t = claims('small'), tables_of('small')
     paper = claims('paper') if os.path.exists(os.path.join(HERE, 'results', 'paper', 'bench.csv')) else {}
-    spent = {what: sum(row['minutes'] for row in t['minutes'] if row['what'].startswith(what)) for what in ('train', 'bench')}
-    lines = [f"{len(of(t['bench'], 'seed'))} seeds; trainings {spent['train'] / 2:.0f} minutes, two at a time on two cores, sweeps {spent['bench']:.0f} minutes.", '',
-             '| | the paper says | small scale: measured | verdict | paper scale |', '|---|---|---|---|---|']
+    minutes = dict.fromkeys(('main', 'choices', 'draws', 'sweeps'), 0.0)        # as they passed: two trainings ran at a time
+    for row in t['minutes']:
+        kind = 'sweeps' if row['what'].startswith('bench') else dict(main='main', fixed='draws', uniform='draws').get(row['variant'], 'choices')
+        minutes[kind] += row['minutes'] * (1.0 if kind == 'sweeps' else 0.5 if row['what'] == 'train' else 0.0)
+    machine, = t['machine']
+    lines = [f"{len(of(t['bench'], 'seed'))} seeds on {machine['cores']:g} shared cores of an {machine['machine']}, torch {machine['torch']}, {machine['date']}. Minutes: "
+             + ', '.join(f'{kind} {spent:.0f}' for kind, spent in minutes.items()) + f', together {sum(minutes.values()):.0f}.', '',
+             '| | the paper says | small scale: measured | verdict | runs | paper scale |', '|---|---|---|---|---|---|']
     for name, (claim, measured, verdict) in small.items():
-        lines.append(f"| {name} | {claim} | {measured} | **{verdict}** | {f'{paper[name][1]}; **{paper[name][2]}**' if name in paper else 'not run yet'} |")
+        runs, = (kind for kind, names in FROM.items() if name in names.split())
+        lines.append(f"| {name} | {claim} | {measured} | **{verdict}** | {runs} | {f'{paper[name][1]}; **{paper[name][2]}**' if name in paper else 'not run yet'} |")
     return '\n'.join([*lines, '', f"Q3, the open choices ({max(row['iteration'] for row in t['losses'] if row['variant'] == 'as it is'):.0f} iterations, last checkpoint):", '', *choices(t)])
 
 

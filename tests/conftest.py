@@ -1,10 +1,15 @@
+import contextlib
+import io
 import os
+import runpy
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)
 os.environ['HF_HUB_OFFLINE'] = '1'     # the tests reach for no network
 torch.set_num_threads(1)        # tiny shapes: a second thread only waits
 
@@ -12,6 +17,20 @@ from model import GPT, GPTConfig  # noqa: E402
 
 # thresholds at which the tokens of the tiny model stop at different steps
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
+
+
+def run(*args, script='train.py'):
+    """A script as __main__, in this process: stdout, stderr and returncode as subprocess.run has them (test_cli.py runs the real thing)."""
+    out, error, code, before = io.StringIO(), io.StringIO(), 0, sys.argv
+    sys.argv = [script, *args]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = before
+    return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from test_train import ROOT, TINY, run
+from conftest import ROOT, run
+from test_train import TINY
 
 import claims
 import claims_table as table
@@ -120,6 +121,7 @@ def small(tmp_path, monkeypatch):
         return True
     settings = dict(command=command, dataset='book', seeds=[1], workers=1, CHOICES={'as it is': []}, config={}, more=[*TINY, '--eval_loops=[1,4,8]'],
                     RULES=dict.fromkeys(claims.RULES, ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--budgets=[2]', '--device=cpu']), ThreadPoolExecutor=Inline)
+    monkeypatch.setattr(claims.geometry, 'n_windows', 4)
     for key, setting in settings.items():
         monkeypatch.setattr(claims, key, setting, raising=False)
     monkeypatch.setattr(table, 'write', lambda: calls.append('table'))

@@ -1,4 +1,5 @@
 """The commands of the README, run as a user runs them, in order and in one folder, each made small by flags behind it."""
+import contextlib
 import os
 import re
 import runpy
@@ -6,11 +7,12 @@ import shlex
 import subprocess
 import sys
 
+import conftest
 import numpy as np
 import pytest
+from conftest import ROOT
 from test_data import parquet
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SMALL = {
     'train.py': ['--dataset=book', '--n_layer=8', '--n_embd=16', '--n_head=2', '--block_size=16', '--batch_size=2', '--max_iters=4', '--warmup_iters=1',
                  '--mean_recurrence=3', '--eval_interval=2', '--eval_windows=4', '--eval_loops=[1,2]', '--keep_iters=[0]', '--out_dir=out'],
@@ -46,8 +48,16 @@ def folder(tmp_path_factory):
     return folder
 
 
+started = set()     # the scripts that have run as a process of their own
+
+
 def run(folder, command, *more):
+    """A command in the folder: as a user's the first time, in this process from then on, which saves the start."""
     script, *args = shlex.split(command)[1:]
+    if script in started:
+        with contextlib.chdir(folder):
+            return conftest.run(*args, *more, script=script)
+    started.add(script)
     return subprocess.run([sys.executable, os.path.join(ROOT, script), *args, *more], cwd=folder, capture_output=True, text=True,
                           env=os.environ | dict(OMP_NUM_THREADS='1'))
 
@@ -60,7 +70,7 @@ def test_readme(folder):
         for part in command.split(' && '):
             assert part.startswith('python '), part
             script = part.split()[1]
-            more = SMALL[script] + (['--path=web'] if 'data.py fineweb' in part else [])
+            more = [flag for flag in SMALL[script] if not ('--out_dir' in flag and '--out_dir' in part)] + (['--path=web'] if 'data.py fineweb' in part else [])
             done = run(folder, part, *more)
             assert done.returncode == 0, (part, done.stderr)
             if script == 'train.py':

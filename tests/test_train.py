@@ -1,18 +1,15 @@
-import contextlib
 import csv
-import io
 import math
 import os
 import resource
-import runpy
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, run
 
 import checkpoint
 import data
@@ -20,7 +17,6 @@ import kills
 import train
 from checkpoint import load_checkpoint
 
-ROOT = os.path.dirname(os.path.abspath(train.__file__))
 TINY = ['--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]', '--block_size=16', '--batch_size=4', '--max_iters=12',
         '--eval_interval=5', '--eval_windows=7', '--eval_loops=[1,3]', '--log_interval=4', '--save_interval=5', '--keep_iters=[0,3]', '--device=cpu']
 
@@ -31,20 +27,6 @@ def here(tmp_path, monkeypatch):
     with open('book.txt', 'w') as f:
         f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
     data.make('book', 'book.txt')
-
-
-def run(*args, script='train.py'):
-    """The script as __main__, in this process: stdout, stderr and returncode as subprocess.run has them (test_cli.py runs the real thing)."""
-    out, error, code, before = io.StringIO(), io.StringIO(), 0, sys.argv
-    sys.argv = [script, *args]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
-    except SystemExit as stop:
-        code = stop.code or 0
-    finally:
-        sys.argv = before
-    return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
 def weights(path):
