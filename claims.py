@@ -43,6 +43,7 @@ CHOICES = {'as it is': [], 'adapter random': ['--adapter_init=random'], 'additio
            'norm after the loop': ['--norm_inside=False'], 'bptt_k 1': ['--bptt_k=1'], 'bptt_k 8': ['--bptt_k=8'], 'step noise 0.1': ['--step_noise=0.1']}
 RULES = {'accel': [], 'accel, step kept': ['--rules=["accel"]', '--keep=True'], 'accel, one hit': ['--rules=["accel"]', '--hits=1'],
          'accel, one hit, step kept': ['--rules=["accel"]', '--hits=1', '--keep=True'], 'norm, two hits': ['--rules=["norm"]', '--hits=2']}
+PLAIN = ['--budgets=[30]', '--epsilons=[]', '--rounds=1']       # of the ablations block maps count, not time
 
 FIGURES = ('loss.png', 'figure_4.png', 'frontier.png', *(f'figures/{name}.png' for name in ('figure_1', 'figure_2', 'figure_3a', 'figure_5', 'convergence')))
 
@@ -123,6 +124,13 @@ def spectrum(group, e, x):
     return torch.stack(leading)
 
 
+def last_cos(states, floor):
+    """Each token's cosine of consecutive steps at its last step that is clear of rounding: states (K+1, B, T, C) -> (B * T,)."""
+    norms, cos = geometry.step_norm(states)[1:].flatten(1), geometry.step_cos(states).flatten(1)        # (K-1, B * T)
+    at = (norms > geometry.CLEAR * floor).long().cumprod(0).sum(0).clamp(min=1) - 1
+    return cos.gather(0, at[None])[0]
+
+
 def look(variant, seed):
     """Geometry of a run's checkpoints -> rows for steps, dlr, noise, loops, spectrum."""
     geometry.out_dir, rows = folder_of(variant, seed), dict(steps=[], dlr=[], noise=[], loops=[], spectrum=[])
@@ -148,10 +156,11 @@ def look(variant, seed):
             if variant == 'main':
                 with torch.no_grad():
                     rows['loops'] += [dict(who, loops=n, loss=model(idx, targets, n_loop=n)[1].item()) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
-            for name, group, t in zip(names, model.groups, trace):
+            for name, group, t, m in zip(names, model.groups, trace, measured):
                 leading = spectrum(group, t['e'][:16], t['states'][-1][:16])
                 rows['spectrum'].append(dict(who, group=name, radius=leading.abs().mean().item(), cos=(leading.real / leading.abs()).mean().item(),
-                                             complex=(leading.imag.abs() > 1e-3 * leading.abs()).float().mean().item()))
+                                             complex=(leading.imag.abs() > 1e-3 * leading.abs()).float().mean().item(),
+                                             turning_back=(last_cos(t['states'], m['floor_float32']) < 0).float().mean().item()))
     return rows
 
 
@@ -209,7 +218,7 @@ def main():
         for key in runs:
             if key[0] == 'main':
                 for name, flags in reversed(RULES.items()):         # the whole sweep last: its figure stays
-                    complete = complete and not late() and bench(folder_of(*key), name, flags + ['--checks=False'])
+                    complete = complete and not late() and bench(folder_of(*key), name, [*flags, '--checks=False', *(PLAIN if flags else ())])
         if not complete:
             print('the time is up: the same command goes on')
             return

@@ -167,7 +167,7 @@ def c10(t):
     every = [tau for tau in of(pick(t['bench'], rule='accel'), 'tau') if tau <= 1]
     line = ', '.join(f'`{rule}` {worst(rule, PAPER_TAUS):+.4f}, {worst(rule, every):+.4f}' for rule in ('accel', 'norm', 'kl'))
     robust = {rule: worst(rule, every) <= SAME for rule in ('accel', 'norm')}
-    return '`accel` is robust to the threshold', f'worst CE over the full budget, over the sweep and with τ up to 1: {line}', says(robust['accel']) + ', of the step norm too' * bool(robust['accel'] and robust['norm'])
+    return '`accel` is robust to the threshold', f'worst CE over the full budget, over the sweep and with τ up to 1: {line}', says(robust['accel']) + ', but so is the step norm' * bool(robust['accel'] and robust['norm'])
 
 
 def c11(t):
@@ -186,8 +186,10 @@ def c12(t):
 def c13(t):
     by_draw = {draw: {n: [row['loss'] for row in last(pick(t['losses'], variant=draw)) if row['loops'] == n] for n in (1, 4, 8)} for draw in ('main', 'fixed', 'uniform')}
     line = '; '.join(f"{'lognormal-Poisson' if draw == 'main' else draw}: " + ', '.join(told(v, 3) for v in found.values()) for draw, found in by_draw.items())
-    best = all(np.mean(by_draw['main'][n]) <= np.mean(by_draw[d][n]) + np.std(by_draw[d][n], ddof=1) for d in ('fixed', 'uniform') for n in (4, 8) if len(by_draw[d][n]) > 1)
-    return 'the lognormal-Poisson draw is at least as good as fixed and uniform counts of the same mean (Geiping)', f'held-out loss at 1, 4, 8 loops: {line}', says(best)
+    gap = {d: [np.mean(by_draw['main'][n]) - np.mean(by_draw[d][n]) for n in (1, 4, 8)] for d in ('fixed', 'uniform')}
+    spread = {d: np.sqrt(np.var(by_draw[d][4], ddof=1) + np.var(by_draw['main'][4], ddof=1)) if len(by_draw[d][4]) > 1 else SAME for d in gap}
+    good = all(max(gap[d][1:]) <= spread[d] for d in gap)
+    return 'the lognormal-Poisson draw is at least as good as fixed and uniform counts of the same mean (Geiping)', f'held-out loss at 1, 4, 8 loops: {line}', says(good, 'not reproduced') + f" at 4 and 8 loops, within the spread ({gap['fixed'][2]:+.3f} against fixed, {gap['uniform'][2]:+.3f} against uniform); at 1 loop {gap['fixed'][0]:+.3f} and {gap['uniform'][0]:+.3f}"
 
 
 def q1(t):
@@ -229,16 +231,17 @@ def claims(scale):
 def choices(t):
     """Q3: the open choices, a line of Markdown each."""
     groups = of(t['steps'], 'group')
-    yield '| choice | cosine, settled: ' + ', '.join(groups) + ' | of the leading eigenvalue | its size | DLR, first | loss at 4 loops |'
-    yield '|---|---|---|---|---|---|'
+    yield '| choice | cosine, settled: groups ' + ', '.join(groups) + ' | of the leading eigenvalue | its size | tokens that turn back, % | DLR, first | loss at 4 loops |'
+    yield '|---|---|---|---|---|---|---|'
     for variant in of(t['steps'], 'variant'):
-        if variant in ('main', 'fixed', 'uniform'):
-            continue
         cos = by_group(t['steps'], settled, variant)
         leading = [[told([row[key] for row in pick(t['spectrum'], variant=variant, group=g)]) for g in groups] for key in ('cos', 'radius')]
-        ratio = [row['ratio'] for row in pick(t['dlr'], variant=variant, reading='first')]
+        back = [told([100 * row['turning_back'] for row in pick(t['spectrum'], variant=variant, group=g)], 0) for g in groups]
+        ratio = [row['ratio'] for row in last(pick(t['dlr'], variant=variant, reading='first'))]
         loss = [row['loss'] for row in last(pick(t['losses'], variant=variant)) if row['loops'] == 4]
-        yield f"| {variant} | {', '.join(told(v) for v in cos.values())} | {', '.join(leading[0])} | {', '.join(leading[1])} | {told(ratio, 1)} | {told(loss, 3)} |"
+        name = {'main': 'as it is, {} iterations', 'fixed': 'fixed loop counts, {} iterations', 'uniform': 'uniform draw, {} iterations'}.get(variant, variant)
+        name = name.format(f"{max(row['iteration'] for row in pick(t['steps'], variant=variant)):,.0f}")
+        yield f"| {name} | {', '.join(told(v) for v in cos.values())} | {', '.join(leading[0])} | {', '.join(leading[1])} | {', '.join(back)} | {told(ratio, 1)} | {told(loss, 3)} |"
 
 
 def markdown():
@@ -256,7 +259,7 @@ def markdown():
     for name, (claim, measured, verdict) in small.items():
         runs, = (kind for kind, names in FROM.items() if name in names.split())
         lines.append(f"| {name} | {claim} | {measured} | **{verdict}** | {runs} | {f'{paper[name][1]}; **{paper[name][2]}**' if name in paper else 'not run yet'} |")
-    return '\n'.join([*lines, '', f"Q3, the open choices ({max(row['iteration'] for row in t['losses'] if row['variant'] == 'as it is'):.0f} iterations, last checkpoint):", '', *choices(t)])
+    return '\n'.join([*lines, '', f"Q3, the open choices ({max(row['iteration'] for row in t['losses'] if row['variant'] == 'as it is'):.0f} iterations unless it says more, last checkpoint):", '', *choices(t)])
 
 
 def write():
