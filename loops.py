@@ -175,6 +175,7 @@ class RecurrentGroup(nn.Module):
                     return view, None
                 return kv
             return self.step(x, None, (on_x, share), [put(view) for view in views])
+        torch._dynamo.config.recompile_limit = 64       # all groups share this code, and each has a graph or two
         self.lone = torch.compile(step, dynamic=True, **how)
 
     def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, span=None, caches=None, x0=None, trace=None):

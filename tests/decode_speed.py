@@ -6,6 +6,7 @@ How fast decoding is, as ratios of things timed in turn in one run. Each line na
 
 Random weights but for `uncached` and `adaptive`, which take the checkpoint in out_dir.
 """
+import copy
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ only = ''                   # one figure; empty = all that this machine can run
 out_dir = 'out'
 rounds = 9                  # of each comparison; the median is told
 new_tokens = 64             # of `products`
+compile = True              # measure the compiled step too: half a minute
 threads = 0                 # 0 = torch's choice; `products` always takes 1
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -54,18 +56,17 @@ def ratio(a, b):
 
 @torch.no_grad()
 def uncached():
-    """Tokens/s with a cache over without, context full: the default checkpoint, and the paper's shape with random weights."""
+    """A token with a cache, with it and a compiled step, and without, context full: the default checkpoint, and the paper's shape with random weights."""
     model, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
-    full_context(model, 8, rounds)
-    compile_lone(model)
     full_context(model, 8, rounds)
     full_context(GPT(GPTConfig()).eval(), 12, 2)
 
 
-def compile_lone(model):
-    for group in model.groups:
+def compiled(model):
+    model = copy.deepcopy(model)
+    for group in model.groups if compile else ():
         group.compile_lone()
-    print('compiled: ', end='')
+    return model
 
 
 def full_context(model, n_loop, repeats):
@@ -73,19 +74,18 @@ def full_context(model, n_loop, repeats):
     prompt = torch.randint(model.config.vocab_size, (1, block))
     counts = model.loop_counts(n_loop)
 
-    def cached():
-        for i in range(n):
-            one_token(model, prompt[:, block - n + i:block - n + i + 1], block - n + i, counts, None, 0, cache)
+    def cached(model):
+        cache = make_cache(model, counts)
+        prefill(model, [prompt[0, :block - n]], counts, None, 0, cache)
+        return lambda: [one_token(model, prompt[:, t:t + 1], t, counts, None, 0, cache) for t in range(block - n, block)]
 
     def recomputed():
         for i in range(n):
             prefill(model, [prompt[0, :block - n + i + 1]], counts, None, 0, None)
 
-    cache = make_cache(model, counts)
-    prefill(model, [prompt[0, :block - n]], counts, None, 0, cache)
-    slow, fast = in_turn(recomputed, cached, repeats=repeats)
-    print(f'uncached: block {block}, C = {model.config.n_embd}, {n_loop} loops, the last {n} tokens: {1e3 * median(fast) / n:.2f} ms a token with the cache, '
-          f'{1e3 * median(slow) / n:.2f} without; ratio {ratio(slow, fast)}')
+    slow, fast, faster = in_turn(recomputed, cached(model), cached(compiled(model)), repeats=repeats)
+    print(f'uncached: block {block}, C = {model.config.n_embd}, {n_loop} loops, the last {n} tokens: {1e3 * median(slow) / n:.2f} ms a token without a cache, {1e3 * median(fast) / n:.2f} with it, '
+          f'{1e3 * median(faster) / n:.2f} and compiled; ratios to the first {ratio(slow, fast)}, {ratio(slow, faster)}')
 
 
 @torch.no_grad()
@@ -94,9 +94,9 @@ def products():
     torch.set_num_threads(1)
     C, loops = 256, 32
     model = GPT(GPTConfig(block_size=256, vocab_size=512, n_layer=8, n_head=4, n_embd=C, groups=[[2, 3, 4, 5]])).eval()
-    prompt, seconds = torch.randint(512, (64,)), []
+    prompt = torch.randint(512, (64,))
 
-    def decode():
+    def decode(model, seconds):
         steps = stream(model, [prompt], new_tokens + 1, temperature=0, n_loop=loops)
         next(steps)         # the prompt
         seconds.append(clock(lambda: list(steps)))
@@ -112,13 +112,10 @@ def products():
                 F.linear(x, model.groups[0].inject(x)[0])
             F.linear(x, model.lm_head.weight)
 
-    for compiled in (False, True):
-        if compiled:
-            compile_lone(model)
-            seconds.clear()
-        _, floor = in_turn(decode, bare)
-        ours = seconds[1:]
-        print(f'products: {1e3 * median(ours) / new_tokens:.1f} ms a token, bare products {1e3 * median(floor) / new_tokens:.1f}; ratio {ratio(ours, floor)}')
+    ours, quick, both = [], [], compiled(model)
+    *_, floor = in_turn(lambda: decode(model, ours), lambda: decode(both, quick), bare)
+    print(f'products: {1e3 * median(ours[1:]) / new_tokens:.1f} ms a token, compiled {1e3 * median(quick[1:]) / new_tokens:.1f}, bare products {1e3 * median(floor) / new_tokens:.1f}; '
+          f'ratios to the last {ratio(ours[1:], floor)}, {ratio(quick[1:], floor)}')
 
 
 @torch.no_grad()

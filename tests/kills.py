@@ -41,12 +41,20 @@ def same(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b if not isinstance(a, dict) else a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
 
 
-def trial(kills, iters, seed=None):
+def whole(*flags):
+    """A run to its end -> what it said, or raises."""
+    process = train(*flags)
+    told = process.communicate()[0]
+    assert process.returncode == 0, told
+    return told
+
+
+def trial(kills, iters, seed=None, whole=whole):
     """In the current folder: kill a run of so many iterations so often -> lines on what is not as it should be."""
     with open('book.txt', 'w') as f:
         f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
     make('book', 'book.txt')
-    assert train(iters, '--out_dir=whole').wait() == 0
+    whole(iters, '--out_dir=whole')
     draw, wrong, dt = random.Random(seed), [], 0.02
     for n, target in enumerate(sorted(draw.choices(range(iters), k=kills))):
         process, t = train(iters, '--out_dir=killed', '--resume'), None
@@ -64,10 +72,7 @@ def trial(kills, iters, seed=None):
                     load_checkpoint(os.path.join('killed', name))
             except ValueError as error:
                 wrong.append(f'after kill {n + 1}: {error}')
-    last = train(iters, '--out_dir=killed', '--resume')
-    told = last.communicate()[0]
-    if last.returncode:
-        return [*wrong, f'the last resume failed: {told[-500:]}']
+    whole(iters, '--out_dir=killed', '--resume')
     a, b = (load_checkpoint(f'{name}/ckpt.pt')[1] for name in ('whole', 'killed'))
     wrong += [f'another {key}' for key in a if key != 'config' and not same(a[key], b[key])]
     a, b = ([{k: v for k, v in row.items() if k not in ('dt_ms', 'tokens_per_s', 'tflops')} for row in csv.DictReader(open(f'{name}/log.csv'))] for name in ('whole', 'killed'))

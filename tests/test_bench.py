@@ -1,11 +1,12 @@
+import contextlib
 import csv
 import json
 import math
 import os
 import runpy
-import subprocess
 import sys
 
+import conftest
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,8 @@ def go(*args):
 @pytest.fixture(scope='module')
 def benched(trained):       # noqa: F811
     """The rows of a benchmark of the tiny run with both protocols, what it printed and its JSON."""
-    done = subprocess.run([sys.executable, os.path.join(ROOT, 'bench.py'), *SMALL, '--protocol=both', '--json'], cwd=trained, capture_output=True, text=True)
+    with contextlib.chdir(trained):
+        done = conftest.run(*SMALL, '--protocol=both', '--json', script='bench.py')
     assert done.returncode == 0, done.stderr
     with open(trained / 'out/bench.csv') as f:
         return list(csv.DictReader(f)), done.stdout, json.load(open(trained / 'out/bench.json'))

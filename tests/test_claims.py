@@ -120,7 +120,7 @@ def small(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         return True
     settings = dict(command=command, dataset='book', seeds=[1], workers=1, CHOICES={'as it is': []}, config={}, more=[*TINY, '--eval_loops=[1,4,8]'],
-                    RULES=dict.fromkeys(claims.RULES, ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--budgets=[2]', '--device=cpu']), ThreadPoolExecutor=Inline)
+                    RULES=dict.fromkeys(claims.RULES, ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--budgets=[2]', '--device=cpu']), ThreadPoolExecutor=Inline, PLAIN=[])
     monkeypatch.setattr(claims.geometry, 'n_windows', 4)
     for key, setting in settings.items():
         monkeypatch.setattr(claims, key, setting, raising=False)

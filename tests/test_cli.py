@@ -19,9 +19,9 @@ SMALL = {
     'data.py': ['--tokenizer=bytes', '--tokens=2K', '--val_fraction=0.1'],
     'sample.py': ['--max_new_tokens=6'],
     'geometry.py': ['--n_loop=5', '--n_windows=2', '--most_loops=2'],
-    'bench.py': ['--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4', '--n_windows=2', '--rounds=1', '--timed_tokens=2'],
+    'bench.py': ['--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4', '--n_windows=2', '--rounds=1', '--timed_tokens=2', '--checks=False'],
     'claims.py': ['--dataset=book', '--minutes=1e-9'],
-    'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=2'],
+    'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=2', '--compile=False'],
     'tests/loop_cost.py': ['--rounds=2', '--iters=1', '--batch_size=1', '--block_size=8'],
 }
 
@@ -30,7 +30,7 @@ def commands():
     with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
         blocks = re.findall(r'```bash\n(.*?)```', f.read(), re.S)
     lines = [line.split('#')[0].strip() for block in blocks for line in block.splitlines()]
-    elsewhere = ('pip install', 'torchrun', 'tests/kills.py')       # .ci/run; test_train.py runs two processes, and kills
+    elsewhere = ('pip install', 'torchrun', 'tests/kills.py', '--only_table')       # .ci/run; test_train.py; test_claims.py
     return [line for line in lines if line and not any(word in line for word in elsewhere)]
 
 
