@@ -49,7 +49,7 @@ def save_checkpoint(checkpoint, path, keep_old=False):
 def load_checkpoint(path, device='cpu'):
     """out_dir/ckpt.pt -> (model in evaluation, the checkpoint's dict). ValueError if it is missing, damaged or holds code."""
     if not os.path.isfile(path):
-        raise ValueError(f"no checkpoint at '{path}': train one first, python train.py --out_dir={os.path.dirname(path) or '.'}")
+        raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with python train.py")
     try:
         with warnings.catch_warnings(action='ignore'):      # torch's asides on files that are refused below
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)   # tensors and plain values, no code

@@ -1,7 +1,7 @@
 """
 The paper's claims, re-measured: runs the project's own commands, gathers CSVs, computes the README's table from them.
 
-    python claims.py                                small: the default model, three seeds, two CPU cores, under an hour; call it again to go on
+    python claims.py                                small: the default model, three seeds, an hour or so on two CPU cores; call it again to go on
     python claims.py --scale=paper --dataset=fineweb --minutes=9     config/groups.py on one GPU, in pieces that resume from each other
     python claims.py --only_table                   results/*/*.csv -> the README's table and findings, nothing run
 
@@ -192,6 +192,8 @@ def main():
         raise ValueError(f"unknown scale '{scale}': choose small or paper")
     if not seeds or workers < 1:
         raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f'--minutes must be more than 0, not {minutes}')
     if not only_table:
         until = time.time() + 60 * minutes if minutes else None
         runs = trainings()

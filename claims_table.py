@@ -111,7 +111,7 @@ def c3(t):
     faster, turned = (sum(np.mean(after[g]) < np.mean(before[g]) - margin for g in before) for (before, after), margin in ((norm, 0.5), (cos, 0.05)))
     n = len(norm[0])
     line = '; '.join(f'group {g}: a tenth after {np.mean(norm[0][g]):.1f} → {np.mean(norm[1][g]):.1f} steps, cosine {np.mean(cos[0][g]):.2f} → {np.mean(cos[1][g]):.2f}' for g in norm[0])
-    return 'both strengthen over training', line, says(faster == turned == n, f'in part: norms fall faster in {faster} of {n} groups, the cosine falls in {turned}')
+    return 'both strengthen over training', line, says(faster == turned == n, f'in part: norms fall faster in {faster} of {n} groups, the mean cosine falls by 0.05 or more in {turned}')
 
 
 def c4(t):
@@ -175,7 +175,7 @@ def c11(t):
     far = max(abs(a - b) for n in by_loops if n > settled_at for a, b in zip(by_loops[n], by_loops[settled_at]))
     flat = [n for n in by_loops if abs(np.mean(by_loops[n]) - np.mean(by_loops[settled_at])) < SAME][0]
     return ('loss improves with test-time loops and stays stable far past training (Geiping)', ', '.join(f'{told(by_loops[n], 3)} at {n:g}' for n in by_loops if n <= settled_at)
-            + f' loops; from there to {max(by_loops):g} it moves by at most {far:.0e}', says(all(a > b for a, b in zip(by_loops[1], by_loops[4])) and far < 0.01, 'not reproduced') + f', flat from {flat:g} loops on')
+            + f' loops (on the first 24 held-out windows); from there to {max(by_loops):g} it moves by at most {far:.0e}', says(all(a > b for a, b in zip(by_loops[1], by_loops[4])) and far < 0.01, 'not reproduced') + f', flat from {flat:g} loops on')
 
 
 def c12(t):
@@ -231,7 +231,7 @@ def claims(scale):
 def choices(t):
     """Q3: the open choices, a line of Markdown each."""
     groups = of(t['steps'], 'group')
-    yield '| choice | cosine, settled: groups ' + ', '.join(groups) + ' | of the leading eigenvalue | its size | tokens that turn back, % | DLR, first | loss at 4 loops |'
+    yield '| choice | cosine, settled: groups ' + ', '.join(groups) + ' | cosine of the leading eigenvalue\'s angle, same groups | its modulus | tokens that turn back, % | DLR, to the first iterate | loss at 4 loops |'
     yield '|---|---|---|---|---|---|---|'
     for variant in of(t['steps'], 'variant'):
         cos = by_group(t['steps'], settled, variant)

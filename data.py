@@ -165,7 +165,7 @@ def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=
     count = count or {split: dict(documents=0, tokens=0, bytes=0) for split in paths}
     total = sum(count[split]['tokens'] for split in paths)
     keep = streamed         # what is done, if this call does not come to its end
-    bar, stream = tqdm(total=max_tokens, initial=total, unit=' tokens', unit_scale=True, desc=folder, leave=False, mininterval=1), iter(documents)
+    bar, stream = tqdm(total=max_tokens, initial=total, unit=' tokens', unit_scale=True, desc=folder, leave=False, mininterval=1, disable=None), iter(documents)
     try:
         with open(paths['train'] + '.tmp', 'ab' if n else 'wb') as train, open(paths['val'] + '.tmp', 'ab' if n else 'wb') as val:
             while (not max_tokens or total < max_tokens) and (batch := list(islice(stream, 1024))):

@@ -37,7 +37,7 @@ dataset = 'pydocs'          # a folder of data/, see data.py
 out_dir = 'out'             # checkpoints, log and figure
 resume = False              # go on from out_dir/ckpt.pt; knobs not given are those of its run
 init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning
-# model: small enough for two CPU cores and five minutes
+# model: small enough for two CPU cores and four minutes
 block_size = 48             # tokens of context: short, since attention learns to use few positions sooner than many
 n_layer = 6
 n_head = 2

@@ -161,7 +161,7 @@ def test_a_training_is_asked_to_stop_in_order(tmp_path, monkeypatch):
     assert 'stopped after iteration' in told and os.path.exists('out-piece/ckpt.pt'), told
 
 
-@pytest.mark.parametrize('key, setting, words', [('scale', 'large', "unknown scale 'large': choose small or paper"), ('seeds', [], '--seeds must name one'), ('workers', 0, '--workers')])
+@pytest.mark.parametrize('key, setting, words', [('scale', 'large', "unknown scale 'large': choose small or paper"), ('seeds', [], '--seeds must name one'), ('workers', 0, '--workers'), ('minutes', -1.0, '--minutes must be')])
 def test_bad_input(key, setting, words, monkeypatch):
     monkeypatch.setattr(claims, key, setting)
     with pytest.raises(ValueError, match=words):
