@@ -41,7 +41,7 @@ rules = list(EXITS)
 taus = [1e-5, 1e-4, 1e-3, 1e-2]     # the paper's sweep
 more_taus = [3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]  # a marked extension
 budgets = [1, 2, 3, 4, 6, 8, 12, 16, 30]    # fixed loops
-epsilons = [1e-3, 1e-2, 0.1, 0.3, 1.0]      # of the oracle: distance to the last iterate
+epsilons = [1e-3, 1e-2, 0.1, 0.3, 0.5, 0.7, 1.0]    # of the oracle: distance to the last iterate
 n_loop = 30                 # the full budget, k_max of every rule
 n_windows = 64              # held-out windows for quality
 prompt_tokens: int | None = None    # of each timed window; None = half a block
