@@ -3,7 +3,7 @@ The paper's claims, re-measured: runs the project's own commands, gathers CSVs, 
 
     python claims.py                                small: the default model, three seeds, an hour or so on two CPU cores; call it again to go on
     python claims.py --scale=paper --dataset=fineweb --minutes=9     config/groups.py on one GPU, in pieces that resume from each other
-    python claims.py --only_table                   results/*/*.csv -> the README's table and findings, nothing run
+    python claims.py --only_table                   results/*/*.csv -> the tables of README.md, nothing run
 
 writes out-claims/SCALE/NAME (the runs), results/SCALE/*.csv and, at the end of the small scale, figures 1 to 5 in assets/.
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10); Geiping 3.3, 5, 6 (C11 to C13). A mean is over seeds, +- their standard deviation.
@@ -55,7 +55,7 @@ def trainings():
     runs = {('main', s): ['--keep_iters=[0,30,100,300,700,1400]'] for s in seeds}
     runs |= {(name, s): [*flags, *SHORT] for s in seeds for name, flags in CHOICES.items()}
     runs |= {(draw, s): [f'--loop_draw={draw}', '--keep_iters=[]'] for s in seeds for draw in ('fixed', 'uniform')}
-    return {key: [*flags, *(['--device=cpu', f"--dataset={dataset or 'pydocs'}"]), f'--seed={key[1]}'] for key, flags in runs.items()}
+    return {key: [*flags, '--device=cpu', f"--dataset={dataset or 'pydocs'}", f'--seed={key[1]}'] for key, flags in runs.items()}
 
 
 def folder_of(variant, seed):
