@@ -121,12 +121,13 @@ def read_file(path, knobs, kinds):
 
 def show_help(script, knobs):
     """The script's docstring, then every knob with its value so far and the comment beside it in the source."""
-    print((script.get('__doc__') or '').strip() + '\n\nknobs (a config file or --key=value changes them):')
+    told = [(script.get('__doc__') or '').strip() + '\n\nknobs (a config file or --key=value changes them):']
     with open(script['__file__'], 'rb') as f:
         tokens = list(tokenize.tokenize(f.readline))
     comments = {t.start[0]: t.string.lstrip('# ') for t in tokens if t.type == tokenize.COMMENT}
     lines = {t.string: t.start[0] for t in reversed(tokens) if t.type == tokenize.NAME and t.start[1] == 0}
     for key, value in knobs.items():
         value = str(value).encode('unicode_escape').decode()
-        print(f'  --{key}={value}'.ljust(32), comments.get(lines.get(key), ''))
+        told.append(f'  --{key}={value}'.ljust(32) + ' ' + comments.get(lines.get(key), ''))
+    print('\n'.join(told))      # at once, for `--help | head`
     raise SystemExit(0)
