@@ -56,7 +56,8 @@ def configure(script, positional=None, argv=None):
     while args:
         arg = args.pop(0)
         if arg in ('--help', '-h'):
-            show_help(script, knobs)
+            run(lambda: show_help(script, knobs))       # `--help | head` has seen enough
+            raise SystemExit(0)
         elif arg.startswith('--'):
             key, equals, text = arg[2:].partition('=')
             known(key, knobs, f'on the command line (see python {os.path.basename(sys.argv[0])} --help)')
@@ -129,5 +130,4 @@ def show_help(script, knobs):
     for key, value in knobs.items():
         value = str(value).encode('unicode_escape').decode()
         told.append(f'  --{key}={value}'.ljust(32) + ' ' + comments.get(lines.get(key), ''))
-    print('\n'.join(told))      # at once, for `--help | head`
-    raise SystemExit(0)
+    print('\n'.join(told), flush=True)
