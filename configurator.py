@@ -11,9 +11,11 @@ may read the knobs) and flags, in the order given. A knob takes values of its de
 """
 import ast
 import difflib
+import json
 import os
 import sys
 import tokenize
+from contextlib import nullcontext
 from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import get_args
 
@@ -74,6 +76,54 @@ def configure(script, positional=None, argv=None):
             read_file(arg, knobs, kinds)
     script.update(knobs)
     return knobs
+
+
+def adopt(script, values, fixed, whence):
+    """
+    Set the knobs of a script that were not given to those of an earlier run, `values`.
+
+    ValueError if one of the names in `fixed` was given another value; whence: the run, in words.
+    """
+    changed = []
+    for key in script['config'].keys() & values.keys():
+        if key not in given:
+            script[key] = script['config'][key] = values[key]
+        elif key in fixed and plain(script[key]) != values[key]:
+            changed.append(f'{key} = {script[key]} (it was {values[key]})')
+    if changed:
+        raise ValueError(f'{whence} had other knobs: {", ".join(sorted(changed))}; leave them out, '
+                         'or train anew in another --out_dir')
+
+
+def plain(value):
+    """A knob's value as a file holds it: numbers, strings, lists."""
+    return json.loads(json.dumps(value))
+
+
+def pick_device(device='auto', dtype='auto'):
+    """
+    The knobs device and dtype -> (device name, autocast context of matrix products).
+
+    auto is the best that this machine has. ValueError for a device or dtype that it lacks.
+    """
+    import torch        # here, so that --help need not wait for it
+    found = dict(cuda=torch.cuda.is_available(), mps=torch.backends.mps.is_available(), cpu=True)
+    if device == 'auto':
+        device = next(name for name, there in found.items() if there)
+    kind = device.split(':')[0]
+    try:
+        there = found.get(kind) and torch.empty(0, device=device) is not None
+    except RuntimeError:        # a card of that number is not there
+        there = False
+    if not there:
+        names = ', '.join(name for name, there in found.items() if there)
+        raise ValueError(f"device '{device}' is not available here: choose one of auto, {names}")
+    if dtype == 'auto':
+        dtype = 'bfloat16' if kind == 'cuda' else 'float32'
+    if dtype not in ('float32', 'bfloat16'):
+        raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
+    half = dtype == 'bfloat16'
+    return device, torch.autocast(kind, torch.bfloat16) if half else nullcontext()
 
 
 def known(key, knobs, where):

@@ -1,0 +1,42 @@
+"""
+How much memory something would take, said before it is taken.
+
+Not run by itself: the scripts call `require` before they allocate. All sizes are bytes.
+"""
+import math
+import os
+
+import torch
+
+
+def available(device='cpu'):
+    """Bytes that can still be had: of the card, or of this machine and the container around it."""
+    if device.startswith('cuda'):
+        return torch.cuda.mem_get_info(device)[0]
+    limits = [math.inf]
+    if hasattr(os, 'sysconf'):
+        limits.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))
+    if os.path.exists('/proc/meminfo'):
+        with open('/proc/meminfo') as f:
+            limits += [1024 * int(line.split()[1]) for line in f if line.startswith('MemAvailable')]
+    if os.path.exists('/sys/fs/cgroup/memory.max'):
+        with open('/sys/fs/cgroup/memory.max') as f:
+            limits += [int(line) for line in f if line.strip().isdigit()]
+    return min(limits)
+
+
+def require(needed, device, what, knobs):
+    """
+    ValueError if `needed` bytes are more than the device has left.
+
+    what: the thing that needs them, and knobs: which to lower, both in words for the message.
+    """
+    there = available(device)
+    if needed > there:
+        raise ValueError(f'{what} would take {needed / 2 ** 30:,.1f} GiB of memory and {device} has '
+                         f'{there / 2 ** 30:,.1f} GiB left: lower {knobs}')
+
+
+def windows_at_once(config, most=64):
+    """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
+    return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
