@@ -1,151 +1,216 @@
 """
-Tokens out of a model: the prompt at once, then one token at a time, each loop step with its own keys and values.
+Tokens out of a model: the prompt at once, then one token at a time.
 
-Not run by itself: GPT.generate and sample.py call it. prompt (B, T) -> tokens, one (B, 1) after another.
+Not run by itself: GPT.generate and sample.py call `stream`. Prompts -> tokens (B, 1), one after
+another, each with the loop steps that it took.
 
-Cache policies (slots of keys and values for each looped layer): `exact`, one for each loop step: the same result as the uncached
-model; `ring`, the last m steps (Geiping 5); `latest`, one slot, the memory of a model without loops. The last two change the
-result. Geiping 5 and App. D.6: ring, self-speculation, warm start. Symbols: n tokens of a row so far, B rows, V vocab_size.
+How many slots of keys and values a looped layer has is the cache policy; cache.py says why.
+`exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
+steps (Geiping 5), and `latest`, one slot, take less memory and change the result.
+
+Geiping 5 and App. D.6: ring, self-speculation, warm start.
+
+    B, V       rows; vocab_size
+    counts     the loop budget of each group
+    start      the first position of a row that is in the window
 """
 import math
+from functools import partial
 
 import torch
 
-from loops import KeysValues, RecurrentGroup, Span
+from cache import KeysValues, Span
+from loops import RecurrentGroup
+from memory import require
 
 POLICIES = ('exact', 'ring', 'latest')
 
 
-def make_cache(model, counts, policy='exact', ring=8, T_max=None):
-    """An empty cache: for each of model.h the KeysValues of its layers. counts: loop budget of each group."""
+# -------------------------------------------------------------------------------------------------
+# the cache, and one pass through it
+
+def make_cache(model, counts, policy='exact', ring=8, T_max=None, rows=1):
+    """
+    An empty cache: for each layer or group of model.h a list with the KeysValues of its blocks.
+
+    T_max: tokens to hold, block_size by default. ValueError for an unknown policy, a ring without a
+    slot, or a cache of so many rows that does not fit into memory.
+    """
     if policy not in POLICIES:
-        raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, or None to recompute the context")
+        raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
+                         'or None to recompute the context')
     if ring < 1:
         raise ValueError(f'the ring must have at least 1 slot, not {ring}')
-    T_max, left = T_max or model.config.block_size, iter(counts)
-    cache = []
+    T_max = T_max or model.config.block_size
+    cache, budgets = [], iter(counts)
     for layer in model.h:
         looped = isinstance(layer, RecurrentGroup)
-        n = next(left) if looped else 1
-        slots = dict(exact=n, ring=min(ring, n), latest=1)[policy]
+        n_loop = next(budgets) if looped else 1
+        slots = {'exact': n_loop, 'ring': min(ring, n_loop), 'latest': 1}[policy]
         cache.append([KeysValues(slots, T_max) for _ in (layer.core if looped else [layer])])
+    # refuse now what would not fit: keys and values in float32
+    slots = sum(layer.slots for layers in cache for layer in layers)
+    require(slots * 2 * rows * T_max * model.config.n_embd * 4, str(model.lm_head.weight.device),
+            f'a cache of {slots:,} loop steps of a layer, {rows} x {T_max} tokens each,',
+            "n_loop or the rows at once, or keep fewer steps with cache='latest'")
     return cache
 
 
 def prefill(model, rows, counts, exit, noise_seed, cache):
     """
-    All tokens of the rows (1-D tensors of any lengths) at once, each with its own exit, into an empty cache or none.
+    All tokens of some rows at once, each with its own exit, into an empty cache or none.
 
-    Returns logits (B, V) behind each row's last token, its steps_used (B, groups), and each group's last state (B, 1, C).
+    rows: 1-D tensors of any lengths. Returns the logits (B, V) behind each row's last token, its
+    steps_used (B, groups), and each group's last state (B, 1, C).
     """
-    idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)       # (B, T); causal, so what stands behind a row is not seen
+    # attention is causal, so what pads a row behind its end is not seen
+    idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
     last = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
     x, groups = model.hidden(idx, counts, exit, noise_seed, cache=cache)
     at = torch.arange(len(rows), device=idx.device), last
-    return model.lm_head(x[at]), stack([used[at] for _, used in groups], x), [state[at][:, None] for state, _ in groups]
+    states = [state[at][:, None] for state, _ in groups]
+    return model.lm_head(x[at]), stack([used[at] for _, used in groups], x), states
 
 
 def one_token(model, token, start, counts, exit, noise_seed, cache, warm=None):
-    """One token (B, 1) a row at position start (int, or a list) -> as prefill. warm: each group's first state, else noise."""
-    x, groups = model.hidden(token, counts, exit, noise_seed, Span(start, 1, token.device), cache, warm)
-    return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in groups], x), [state for state, _ in groups]
+    """
+    One token (B, 1) a row, at position start (an int, or one for each row) -> as prefill.
+
+    warm: a first state for each group, in place of noise.
+    """
+    span = Span(start, 1, token.device)
+    x, groups = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
+    states = [state for state, _ in groups]
+    return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in groups], x), states
 
 
 def stack(steps, x):
+    """Steps of each group (n,) -> (n, groups), also where there are no groups."""
     return torch.stack(steps, dim=1) if steps else x.new_zeros(len(x), 0, dtype=torch.long)
 
 
+def choose(logits, temperature, top_k):
+    """Logits (B, V) -> tokens (B, 1), from torch's generator; temperature 0 is greedy."""
+    if not logits.isfinite().all():
+        raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
+                         'infinity')
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    # the largest is taken off first, so that a small temperature overflows nothing
+    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    return torch.multinomial(logits.softmax(dim=-1), 1)
+
+
 def window(n, block_size):
-    """First position seen with n tokens: all while they fit; then the window moves on by half a block whenever it is full."""
+    """
+    The first position in the window when a row has n tokens.
+
+    All tokens while they fit. When the block is full the window moves on by half a block, so that
+    every later token sees at least half a block.
+    """
     hop = max(1, block_size // 2)
     return hop * max(0, -(-(n - block_size) // hop))
 
 
-def choose(logits, temperature, top_k):
-    """Logits (B, V) -> tokens (B, 1), from torch's generator."""
-    if not logits.isfinite().all():
-        raise ValueError('the logits are not finite: the model or its input holds a NaN or an infinity')
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -math.inf)
-    return torch.multinomial(logits.softmax(dim=-1), 1)
-
+# -------------------------------------------------------------------------------------------------
+# many tokens
 
 @torch.no_grad()
-def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None, cache='exact', noise_seed=0, ring=8,
-           stop=None, warm_start=False, draft_loops=None):
+def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
+           cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None):
     """
-    Yield (token (B, 1), steps_used (B, groups)) until max_new_tokens, or until every row has said the token `stop`.
+    Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
-    rows: a list of B prompts, 1-D int64 tensors of any lengths; with cache 'exact' or None each row comes out as it would alone
-    (greedily, and without warm_start). A row that has stopped costs nothing more and yields `stop` with 0 steps. cache, ring: the policy and its slots; None =
-    recompute the context. warm_start: a token's loops start from the last state of the token before it (Geiping App. D.6).
-    draft_loops: self-speculation with so many loops (Geiping 5), greedy, one row; the tokens are those of plain greedy decoding.
+    rows: B prompts, 1-D int64 tensors of any lengths, of which the last block_size tokens are used.
+    With cache 'exact' or None each row gets the tokens that it would get alone (greedily, and
+    without warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose.
+    cache, ring: the policy and its slots; None = recompute the context for every token.
+    stop: the token that ends a row; it then costs nothing more and yields `stop` with 0 steps.
+    warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
+    draft_loops: self-speculation with so many loops (Geiping 5), see speculate.
 
-    The window: of a prompt longer than block_size the last block_size tokens are seen. When the block is full, the window moves
-    on by half a block and is prefilled again, so that every later token sees at least half a block.
-    ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1, draft_loops >= n_loop, NaN.
+    ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
+    a draft_loops that does not fit, a cache that does not fit into memory, and a NaN.
     """
-    counts, block = model.loop_counts(n_loop, exit), model.config.block_size
     check(rows, max_new_tokens, temperature, top_k, cache, warm_start)
+    counts, block = model.loop_counts(n_loop, exit), model.config.block_size
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
+    new_cache = partial(make_cache, model, counts, cache, ring, T_max)
     if draft_loops is not None:
-        yield from speculate(model, rows, max_new_tokens, temperature, counts, exit, cache, noise_seed, draft_loops, warm_start, stop, T_max)
+        check_drafts(rows, counts, temperature, cache, warm_start, draft_loops)
+        yield from speculate(model, rows[0], max_new_tokens, counts, exit, noise_seed, draft_loops,
+                             stop, new_cache)
         return
-    live, kept, firsts, warm = list(range(len(rows))), None, None, None     # the rows that go on; their cache, windows, states
+
+    # the rows that go on; what was kept of them, the start of their windows, their last states
+    live, kept, starts, warm = list(range(len(rows))), None, None, None
     for _ in range(max_new_tokens):
-        seen = [window(len(rows[b]), block) for b in live]
-        if kept is None or seen != firsts:
-            kept, firsts = make_cache(model, counts, cache, ring, T_max) if cache else None, seen
-            logits, steps, warm = prefill(model, [rows[b][s:] for b, s in zip(live, seen)], counts, exit, noise_seed, kept)
+        # the next logits of the rows that go on: all of a window that is new, else the last token
+        starts_before, starts = starts, [window(len(rows[b]), block) for b in live]
+        if kept is None or starts != starts_before:
+            kept = new_cache(rows=len(live)) if cache else None
+            contexts = [rows[b][start:] for b, start in zip(live, starts)]
+            logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept)
         else:
-            at = [len(rows[b]) - 1 - s for b, s in zip(live, seen)]
+            positions = [len(rows[b]) - 1 - start for b, start in zip(live, starts)]
             last = torch.stack([rows[b][-1:] for b in live])
-            logits, steps, warm = one_token(model, last, at, counts, exit, noise_seed, kept, warm if warm_start else None)
+            logits, steps, warm = one_token(model, last, positions, counts, exit, noise_seed, kept,
+                                            warm if warm_start else None)
+
+        # a token for each row; a row that has ended yields `stop`
         token = torch.full((len(rows), 1), stop or 0, device=logits.device)
         used = steps.new_zeros(len(rows), steps.shape[1])
         token[live], used[live] = choose(logits, temperature, top_k), steps
         rows = [torch.cat((row, token[b])) for b, row in enumerate(rows)]
         yield token, used
+
+        # rows that have ended leave the batch
         on = [i for i, b in enumerate(live) if stop is None or rows[b][-1] != stop]
+        if not on:
+            return
         if len(on) < len(live):
-            live, firsts, warm = [live[i] for i in on], [firsts[i] for i in on], [state[on] for state in warm]
+            live, starts = [live[i] for i in on], [starts[i] for i in on]
+            warm = [state[on] for state in warm]
             for layers in kept or []:
                 for layer in layers:
-                    layer.kv = layer.kv[:, :, on]
-            if not live:
-                return
+                    layer.keep_rows(on)
 
 
-def speculate(model, rows, max_new_tokens, temperature, counts, exit, cache, noise_seed, draft_loops, warm_start, stop, T_max, ahead=4):
-    """stream, by drafting up to `ahead` tokens with draft_loops and verifying them side by side with all loops; see there."""
-    if warm_start:
-        raise ValueError('warm_start and draft_loops do not go together: give one of them')
-    if not counts or not 1 <= draft_loops < min(counts):
-        raise ValueError(f'draft_loops must lie between 1 and n_loop - 1 = {min(counts, default=1) - 1}, not {draft_loops}')
-    if temperature != 0 or len(rows) != 1 or cache != 'exact':
-        raise ValueError("draft_loops works greedily, on one row, with an exact cache: temperature=0, cache='exact'")
-    row, kept, first, made, block = rows[0], None, None, 0, model.config.block_size
+def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops, stop, new_cache,
+              ahead=4):
+    """
+    stream for one row (n,), greedily: draft up to `ahead` tokens with draft_loops, then run them
+    side by side with all loops, and keep those that are right. The tokens are those of plain
+    greedy decoding.
+    """
+    kept, start, made, block = None, None, 0, model.config.block_size
     while made < max_new_tokens:
-        seen = window(len(row), block)
-        if seen != first:
-            kept, first = make_cache(model, counts, T_max=T_max), seen
-            logits, steps, _ = prefill(model, [row[first:]], counts, exit, noise_seed, kept)
+        start_before, start = start, window(len(row), block)
+        if start != start_before:
+            kept = new_cache()
+            logits, steps, _ = prefill(model, [row[start:]], counts, exit, noise_seed, kept)
             tokens = [choose(logits, 0, None)]
         else:
-            at = len(row) - 1 - first       # the last token is in the row, not yet in the cache
+            # the last token is in the row and not yet in the cache: draft what follows it
+            position = len(row) - 1 - start
+            room = min(ahead, kept[0][0].T_max - 1 - position, max_new_tokens - made - 1)
             draft = [row[None, -1:]]
-            for i in range(min(ahead, T_max - 1 - at, max_new_tokens - made - 1)):
-                logits, _, _ = one_token(model, draft[-1], at + i, [draft_loops] * len(counts), None, noise_seed, kept)
+            for i in range(room):
+                logits, _, _ = one_token(model, draft[-1], position + i,
+                                         [draft_loops] * len(counts), None, noise_seed, kept)
                 draft.append(choose(logits, 0, None))
-            x, groups = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, Span(at, len(draft), row.device), kept)
-            tokens = choose(model.lm_head(x[0]), 0, None).split(1)              # what all loops say behind each of them
+            # all loops on all of them at once, over the keys and values of the draft
+            span = Span(position, len(draft), row.device)
+            x, groups = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span, kept)
+            tokens = choose(model.lm_head(x[0]), 0, None).split(1)
             steps = stack([used[0] for _, used in groups], x)                   # (T, groups)
+            # right up to the first token that differs from the draft, and that token too
             right = [bool(a == b) for a, b in zip(tokens, draft[1:])] + [False]
-            tokens = tokens[:right.index(False) + 1]                            # up to the first that the draft got wrong
+            tokens = tokens[:right.index(False) + 1]
         for token, used in zip(tokens, steps.split(1)):
             row, made = torch.cat((row, token[0])), made + 1
             yield token, used
@@ -166,19 +231,60 @@ def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
 
 
+def check_drafts(rows, counts, temperature, cache, warm_start, draft_loops):
+    if warm_start:
+        raise ValueError('warm_start and draft_loops do not go together: give one of them')
+    if not counts or not 1 <= draft_loops < min(counts):
+        most = min(counts, default=1) - 1
+        raise ValueError(f'draft_loops must lie between 1 and n_loop - 1 = {most}, '
+                         f'not {draft_loops}')
+    if temperature != 0 or len(rows) != 1 or cache != 'exact':
+        raise ValueError('draft_loops works greedily, on one row, with an exact cache: '
+                         "temperature=0, cache='exact'")
+
+
 def generate(model, idx, max_new_tokens, lengths=None, stop=None, **how):
     """
     idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)); how: see stream.
 
-    lengths: of rows that are shorter than T, padded behind; a row's new tokens come right behind its own, then padding again.
+    lengths: of rows that are shorter than T and padded behind. A row's new tokens come right behind
+    its own, and padding after them.
     """
-    if lengths is not None and (len(lengths) != len(idx) or not all(0 < n <= idx.shape[1] for n in lengths)):
-        raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the {len(idx)} rows, not {lengths}: no prompt is empty')
+    if lengths is not None:
+        fits = all(0 < n <= idx.shape[1] for n in lengths)
+        if len(lengths) != len(idx) or not fits:
+            raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the '
+                             f'{len(idx)} rows, not {lengths}: no prompt is empty')
     rows = list(idx) if lengths is None else [row[:n] for row, n in zip(idx, lengths)]
     tokens, steps = zip(*stream(model, rows, max_new_tokens, stop=stop, **how))
-    tokens = torch.cat(tokens, dim=1)           # (B, new)
-    out = torch.cat((idx, torch.full_like(tokens, stop or 0)), dim=1)
+    tokens = torch.cat(tokens, dim=1)                                           # (B, new)
+    out = torch.cat((idx, torch.full_like(tokens, stop or 0)), dim=1)           # (B, T + new)
     for b, row in enumerate(rows):
         out[b, len(row):] = stop or 0
         out[b, len(row):len(row) + tokens.shape[1]] = tokens[b]
     return out, torch.stack(steps, dim=1)
+
+
+# -------------------------------------------------------------------------------------------------
+# a compiled step
+
+def compile_one_token(model, **how):
+    """
+    Compile each group's step of one new token a row, once for all positions, steps and counts.
+
+    how: torch.compile's arguments.
+    """
+    # all groups share this code, and each has a graph or two
+    torch._dynamo.config.recompile_limit = 64
+    for group in model.groups:
+        def step(x, injected, views, group=group):
+            return group.step(x, None, injected, [partial(put_last, view=view) for view in views])
+        group.compiled_step = torch.compile(step, dynamic=True, **how)
+
+
+def put_last(keys, values, view):
+    """A cache hook as KeysValues.update, on views (B, H, end, D) that end at the new token."""
+    all_keys, all_values = view
+    all_keys[..., -1:, :] = keys
+    all_values[..., -1:, :] = values
+    return all_keys, all_values, None

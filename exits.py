@@ -1,11 +1,17 @@
 """
 Exit rules: when may a token stop looping?
 
-Not run by itself. `algorithm_1` is the paper's Algorithm 1 line by line, for one state. The model uses `loop_until_exit`,
-which applies any rule to many tokens at once, each for itself; with `accel` and an f that treats tokens apart the two agree.
+Not run by itself. `algorithm_1` is the paper's Algorithm 1 line by line, for one state. The model
+uses `loop_until_exit`, which applies any rule to many tokens at once, each for itself. With the
+rule `accel`, and a block map that treats tokens apart, the two agree.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
-Symbols: x0 = x^(k-1), x1 = x^(k) = f(x0), delta = x1 - x0 (Eq. 1), k counts loop steps from 1. States are float32.
+
+    k        the loop step, from 1
+    x0, x1   the state before and after step k; float32
+    delta    x1 - x0, the update (Eq. 1)
+    B, T     rows and tokens of a pass
+    b        the rows of which some token still loops
 """
 from dataclasses import dataclass
 from math import inf, isnan
@@ -20,7 +26,7 @@ EPS = 1e-8
 
 
 def algorithm_1(f, x0, tau, k_max):
-    """Algorithm 1 of the paper for ONE state: x0 of any shape, norms over all of it. Returns (x_star, k)."""
+    """Algorithm 1 for ONE state: x0 of any shape, norms over all of it. Returns (x_star, k)."""
     k, delta_prev, prev_small = 0, None, False          # line 1
     while k < k_max:                                    # line 2
         x1 = f(x0)                                      # line 3: one loop step
@@ -29,7 +35,7 @@ def algorithm_1(f, x0, tau, k_max):
             a = (delta_cur - delta_prev).norm()         # line 6: acceleration, Eq. 5
             small = bool(a < tau)                       # line 7
             if small and prev_small:                    # line 8
-                break                                   # line 9: two-hit exit; x1 is thrown away, k does not count it
+                break                                   # line 9: two hits; x1 is thrown away
             prev_small = small                          # line 11
         delta_prev = delta_cur                          # line 13
         x0 = x1                                         # line 14
@@ -37,50 +43,75 @@ def algorithm_1(f, x0, tau, k_max):
     return x0, k                                        # line 17: x_star
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# signals: (x0, x1, memo, readout) -> (value, memo). x0, x1: (..., C); value: (...), or None while it is undefined;
-# memo is whatever the next step needs of this one, None at first. readout: state -> logits (..., V).
+# -------------------------------------------------------------------------------------------------
+# signals: (x0, x1, memo, readout) -> (value, memo)
+#
+#     x0, x1    (..., C)
+#     memo      whatever the next step needs of this one; None at the first step
+#     readout   state (..., C) -> logits (..., V)
+#     value     (...), or None while it is undefined
 
-def norm(x0, x1, memo, readout):  # Eq. 3
+def norm(x0, x1, memo, readout):
+    """Eq. 3, the step norm."""
     return vector_norm(x1 - x0, dim=-1), None
 
 
-def norm_rel(x0, x1, memo, readout):  # below Eq. 3: over the norm of the state the step started from
+def norm_rel(x0, x1, memo, readout):
+    """The step norm over the norm of the state that the step started from (below Eq. 3)."""
     return vector_norm(x1 - x0, dim=-1) / (vector_norm(x0, dim=-1) + EPS), None
 
 
-def kl(x0, x1, memo, readout):  # Eq. 4: KL(p^(k) || p^(k-1)), nats
-    # paper silent: which logits inside an early group: ln_f and the tied head on the current state (a logit lens)
+def kl(x0, x1, memo, readout):
+    """Eq. 4: KL(p^(k) || p^(k-1)) in nats; memo holds log p^(k)."""
+    # paper silent: which logits inside an early group: ln_f and the tied head (a logit lens)
     log_p0 = readout(x0).float().log_softmax(-1) if memo is None else memo
     log_p1 = readout(x1).float().log_softmax(-1)
-    return (log_p1.exp() * (log_p1 - log_p0)).sum(-1).clamp(min=0), log_p1     # rounding must not make it negative
+    divergence = (log_p1.exp() * (log_p1 - log_p0)).sum(-1)
+    return divergence.clamp(min=0), log_p1          # rounding must not make it negative
 
 
-def accel(x0, x1, memo, readout):  # Eq. 5
+def accel(x0, x1, memo, readout):
+    """Eq. 5, the acceleration; memo holds the update, in this rule and the next two."""
     delta = x1 - x0
     return None if memo is None else vector_norm(delta - memo, dim=-1), delta
 
 
-def accel_hat(x0, x1, memo, readout):  # Eq. 6; in [0, 1] by the triangle inequality
+def accel_hat(x0, x1, memo, readout):
+    """Eq. 6: over the norms of both updates, and so in [0, 1] by the triangle inequality."""
     delta = x1 - x0
     if memo is None:
         return None, delta
-    return vector_norm(delta - memo, dim=-1) / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS), delta
+    norms = vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1)
+    return vector_norm(delta - memo, dim=-1) / (norms + EPS), delta
 
 
-def accel_rel(x0, x1, memo, readout):  # below Eq. 6: the denominator "based on the norm of activations"
+def accel_rel(x0, x1, memo, readout):
+    """The acceleration over the norm of the state: a denominator "based on ... activations"."""
     delta = x1 - x0
-    return None if memo is None else vector_norm(delta - memo, dim=-1) / (vector_norm(x0, dim=-1) + EPS), delta
+    if memo is None:
+        return None, delta
+    return vector_norm(delta - memo, dim=-1) / (vector_norm(x0, dim=-1) + EPS), delta
 
 
-# name: (signal, hits: small values in a row that let a token go, keep: is the step that triggered kept?)
-EXITS = dict(norm=(norm, 1, True), norm_rel=(norm_rel, 1, True), kl=(kl, 1, True),
-             accel=(accel, 2, False), accel_hat=(accel_hat, 2, False), accel_rel=(accel_rel, 2, False))
+# name: (signal, hits: small values in a row that let a token go, keep: the step that triggered?)
+EXITS = {
+    'norm': (norm, 1, True),
+    'norm_rel': (norm_rel, 1, True),
+    'kl': (kl, 1, True),
+    'accel': (accel, 2, False),
+    'accel_hat': (accel_hat, 2, False),
+    'accel_rel': (accel_rel, 2, False),
+}
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A rule: a token goes once its signal has been < tau `hits` steps in a row. Holds no state of a pass."""
+    """
+    A rule: a token goes once its signal has been below tau for `hits` steps in a row.
+
+    keep: whether it takes the state of the step that triggered, or the one before. A rule remembers
+    nothing of a pass, so one object serves any number of them.
+    """
     name: str
     tau: float
     signal: Callable
@@ -89,7 +120,12 @@ class Exit:
 
 
 def make_exit(name, tau, hits=None, keep=None):
-    """The rule called `name` (one of EXITS) at threshold tau >= 0; hits and keep override the rule's own. ValueError else."""
+    """
+    The rule called `name` (one of EXITS) at threshold tau >= 0.
+
+    hits and keep replace the rule's own. ValueError for an unknown name, or a tau or hits that is
+    out of range.
+    """
     if name not in EXITS:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(EXITS)}")
     if isinstance(tau, bool) or not isinstance(tau, Real) or isnan(tau) or tau < 0:
@@ -97,61 +133,98 @@ def make_exit(name, tau, hits=None, keep=None):
     if hits is not None and hits < 1:
         raise ValueError(f'hits must be at least 1, not {hits!r}')
     signal, own_hits, own_keep = EXITS[name]
-    tau = float(tau) if tau < 3e38 else inf        # beyond float32, in which the signals are
-    return Exit(name, tau, signal, own_hits if hits is None else hits, own_keep if keep is None else keep)
+    # the signals are float32, in which a larger tau is infinite
+    tau = float(tau) if tau < 3e38 else inf
+    hits = own_hits if hits is None else hits
+    keep = own_keep if keep is None else keep
+    return Exit(name, tau, signal, hits, keep)
+
+
+# -------------------------------------------------------------------------------------------------
+# many tokens at once
+
+def count_hits(value, hits, rule, k):
+    """
+    How many small values in a row each token has had: an array (b, T), or None if no token has any.
+
+    value (b, T): the signal at step k, None while it is undefined; hits: what this returned before.
+    """
+    if value is None:
+        return hits
+    # the one time in a step that the host waits for the device; a single number needs no array
+    value = value.item() if value.numel() == 1 else value.numpy(force=True)
+    lowest = value if isinstance(value, float) else value.min()     # NaN if there is one
+    if lowest >= rule.tau:
+        return None
+    if isnan(lowest):
+        raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
+                         'in the model or its input')
+    small = np.asarray(value < rule.tau)
+    return small.astype(int) if hits is None else (hits + 1) * small
 
 
 def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
     """
     Loop every token until `rule` lets it go, at most k_max steps.
 
-    x: (B, T, C) float32, the states x^(0). step(x, k, rows, active) -> next states (b, T, C) of the rows still looping:
-    x (b, T, C); rows (b,) their indices into B, None for all; active (b, T) which of their tokens still loop, None for all: of
-    the others the result is not looked at. on_leave(rows, k): these rows are done after k block maps, None for all at once.
-    Returns x_star (B, T, C), steps_used (B, T) loop steps kept, evals (B, T) block maps evaluated. ValueError at a NaN.
+    x (B, T, C) float32: the states x^(0). step(x, k, rows, active) -> the next states (b, T, C) of
+    the rows that still loop: x (b, T, C) are their states, rows (b,) their numbers, None for all;
+    active (b, T) their tokens that still loop, None for all. What step returns for a token that has
+    stopped is ignored. on_leave(rows, k): these rows (None for all) are done after k block maps.
+
+    Returns x_star (B, T, C), steps_used (B, T), the loop steps kept, and evals (B, T), the block
+    maps evaluated. ValueError where the signal is no number.
     """
     B, T, _ = x.shape
-    x_star, (steps_used, evals) = torch.empty_like(x), np.zeros((2, B, T), dtype=np.int64)
-    left, active, hits = np.arange(B), np.ones((B, T), dtype=bool), np.zeros((B, T), dtype=np.int64)    # of the rows still looping
-    rows, mask, memo = None, None, None
-    there = lambda array: torch.from_numpy(array).to(x.device, non_blocking=True)
+    x_star = torch.empty_like(x)
+    steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
+    # of the rows that still loop: their numbers, their looping tokens, and what the rule remembers
+    looping, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), None, None
+    rows = mask = None          # looping and active on the device; None while that is all of them
     for k in range(1, k_max + 1):
+        # one block map, and what the rule says of it
         x1 = step(x, k, rows, mask)
         value, memo = rule.signal(x, x1, memo, readout)
-        go = None
-        if value is not None:
-            value = value.item() if value.numel() == 1 else value.numpy(force=True)     # the one host sync of a step
-            low = value if value.__class__ is float else value.min()                        # with a NaN among them, NaN
-            if low < rule.tau:
-                hits = (hits + 1) * (value < rule.tau)
-                go = active & (hits >= rule.hits)
-            elif low >= rule.tau:
-                hits.fill(0)
-            else:
-                raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN in the model or its input")
-        if k < k_max and (go is None or not go.any()):      # the common step
+        hits = count_hits(value, hits, rule, k)
+
+        # the common step: no token has hits enough, and all go on
+        enough = hits is not None and active & (hits >= rule.hits)
+        if k < k_max and (hits is None or not enough.any()):
             x = x1 if mask is None else torch.where(mask[..., None], x1, x)
             continue
-        go = np.zeros_like(active) if go is None else go
-        moves = active if rule.keep else active & ~go       # Algorithm 1 breaks before x_0 <- x_1 and k <- k + 1
-        x = x1 if moves.all() else torch.where(there(moves)[..., None], x1, x) if moves.any() else x
-        end = active if k == k_max else go
-        row, token = end.nonzero()
-        steps_used[left[row], token], evals[left[row], token] = k - 1 + moves[row, token], k
-        active = active & ~end
-        on = active.any(axis=1)
-        if not on.all():
-            done, gone = there((~on).nonzero()[0]), None if len(left) == B and not on.any() else there(left[~on])
-            if gone is None:
-                x_star = x
-            else:
-                x_star[gone] = x[done]
-            if on_leave is not None:
-                on_leave(gone, k)
-            if not on.any():
+
+        # these end here. Does a token take this step? Algorithm 1 breaks before x_0 <- x_1
+        ends = active if k == k_max else enough
+        takes = active if rule.keep else active & ~np.asarray(enough)
+        if takes.all():
+            x = x1
+        elif takes.any():
+            x = torch.where(on_device(takes, x)[..., None], x1, x)
+        row, token = ends.nonzero()
+        steps_used[looping[row], token] = k - 1 + takes[row, token]
+        evals[looping[row], token] = k
+        active = active & ~ends
+
+        # a row leaves the batch with the last of its tokens
+        stays = active.any(axis=1)
+        if not stays.any() and len(looping) == B:       # all rows together
+            x_star = x
+            on_leave and on_leave(None, k)
+            break
+        if not stays.all():
+            gone = on_device(looping[~stays], x)
+            x_star[gone] = x[on_device(~stays, x)]
+            on_leave and on_leave(gone, k)
+            if not stays.any():
                 break
-            stay = there(on.nonzero()[0])
-            left, active, hits, x, memo = left[on], active[on], hits[on], x[stay], None if memo is None else memo[stay]
-            rows = there(left)
-        mask = None if active.all() else there(active)
-    return x_star, there(steps_used), there(evals)
+            keep = on_device(stays, x)
+            looping, active, hits = looping[stays], active[stays], hits[stays]
+            x, memo = x[keep], None if memo is None else memo[keep]
+            rows = on_device(looping, x)
+        mask = None if active.all() else on_device(active, x)
+    return x_star, on_device(steps_used, x), on_device(evals, x)
+
+
+def on_device(array, x):
+    """A numpy array where x is."""
+    return torch.from_numpy(array).to(x.device, non_blocking=True)

@@ -18,7 +18,8 @@ def available(device='cpu'):
         limits.append(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))
     if os.path.exists('/proc/meminfo'):
         with open('/proc/meminfo') as f:
-            limits += [1024 * int(line.split()[1]) for line in f if line.startswith('MemAvailable')]
+            kilobytes = [line.split()[1] for line in f if line.startswith('MemAvailable')]
+        limits += [1024 * int(k) for k in kilobytes]
     if os.path.exists('/sys/fs/cgroup/memory.max'):
         with open('/sys/fs/cgroup/memory.max') as f:
             limits += [int(line) for line in f if line.strip().isdigit()]
@@ -33,8 +34,8 @@ def require(needed, device, what, knobs):
     """
     there = available(device)
     if needed > there:
-        raise ValueError(f'{what} would take {needed / 2 ** 30:,.1f} GiB of memory and {device} has '
-                         f'{there / 2 ** 30:,.1f} GiB left: lower {knobs}')
+        raise ValueError(f'{what} would take {needed / 2 ** 30:,.1f} GiB of memory, and {device} '
+                         f'has {there / 2 ** 30:,.1f} GiB left: lower {knobs}')
 
 
 def windows_at_once(config, most=64):

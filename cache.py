@@ -1,0 +1,126 @@
+"""
+Keys and values of every loop step, and the places where new tokens stand.
+
+Not run by itself: loops.py and decode.py hand the `update` of a KeysValues to each attention.
+
+One layer that runs K times makes K different keys for one token, one from each iterate. When a
+whole sequence loops side by side, a token at step k meets the others at their step k. Decoding
+token by token must meet the same keys, and so the cache has a slot for each loop step:
+
+                  token 0   token 1   token 2 (new)
+    slot 0, k=1   k1        k1        writes and reads this row at its step 1
+    slot 1, k=2   k2        k2        ... at its step 2
+    slot 2, k=3   k3        k2        token 1 stopped after step 2, so it left step 2's key here too
+
+So a token at step k meets every earlier one at step min(k, the last step that one took). That is
+the policy `exact`. With fewer slots than steps (`ring`, Geiping 5; `latest` has one slot) step k
+goes to slot (k - 1) % slots: less memory and another result, since older steps are written over.
+
+    B, b     rows of the batch; those of them that still loop
+    T, end   new tokens; all tokens up to and with them
+    H, D     heads; width of a head
+    k        the loop step, from 1; a layer outside the groups has step 1 alone
+"""
+from functools import partial
+
+import torch
+
+
+class Span:
+    """
+    Where T new tokens stand in their rows: at positions start ... start + T - 1.
+
+    start: an int, or for T = 1 a list with the position in each row.
+    pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
+    mask (1 or B, 1, T, end): what each new token may see. None where no mask is needed: a single
+    token sees all that is there, and a sequence from position 0 on is plainly causal.
+    """
+
+    def __init__(self, start=0, T=1, device='cpu'):
+        starts = start if isinstance(start, list) else [start]
+        self.start, self.end = max(starts), max(starts) + T
+        self.ragged = len(set(starts)) > 1
+        if self.ragged:
+            self.pos = torch.tensor(starts, device=device)[:, None]             # (B, 1)
+        else:
+            self.pos = torch.arange(self.start, self.end, device=device)        # (T,)
+        self.mask = None
+        if self.ragged or T > 1 and self.start > 0:
+            visible = torch.arange(self.end, device=device) <= self.pos[..., None]
+            self.mask = visible.view(-1, 1, T, self.end)                # (1 or B, 1, T, end)
+
+
+class KeysValues:
+    """
+    Keys and values of one layer for up to T_max tokens, both (slots, B, H, T_max, D).
+
+    They are allocated at the first update, when B, H, D, dtype and device are known.
+    """
+
+    def __init__(self, slots, T_max):
+        self.slots, self.T_max = slots, T_max
+        self.keys = self.values = None
+
+    def update(self, keys, values, span, k=1, rows=None, active=None):
+        """
+        Write what the new tokens have at loop step k, and read what is there for all tokens so far.
+
+        keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
+        rows (b,): which rows these are, None for all. active (b, T): the tokens that still loop,
+        None for all; a token that has stopped keeps the keys and values of its last block map.
+        """
+        if self.keys is None:
+            B, H, _, D = keys.shape
+            self.keys = keys.new_zeros(self.slots, B, H, self.T_max, D)
+            self.values = torch.zeros_like(self.keys)
+        slot = (k - 1) % self.slots
+        b = slice(None) if rows is None else rows
+        new = slice(span.start, span.end)
+        if active is not None:
+            # a stopped token's keys lie in the slot of the step before, and move on with each step;
+            # where there is no such slot they have never left this one
+            last = k - 2 if 1 < k <= self.slots else slot
+            active = active[:, None, :, None]
+            keys = torch.where(active, keys, self.keys[last, b, :, new])
+            values = torch.where(active, values, self.values[last, b, :, new])
+        if span.ragged:
+            row, pos = self.places(span, rows)
+            self.keys[slot][row, :, pos] = keys[:, :, 0]                        # (b, H, D)
+            self.values[slot][row, :, pos] = values[:, :, 0]
+        else:
+            self.keys[slot, b, :, new] = keys
+            self.values[slot, b, :, new] = values
+        mask = span.mask
+        if rows is not None and mask is not None and len(mask) > 1:
+            mask = mask[rows]
+        return self.keys[slot, b, :, :span.end], self.values[slot, b, :, :span.end], mask
+
+    def at(self, **where):
+        """The hook for attention, keys, values -> all keys, all values, mask; where: see update."""
+        return partial(self.update, **where)
+
+    def fill(self, rows, k, span):
+        """Rows (None for all) stop after step k: it stands for the later steps in their slots."""
+        if k >= self.slots:
+            return
+        for store in (self.keys, self.values):
+            if span.ragged:
+                row, pos = self.places(span, rows)
+                store[k:, row, :, pos] = store[k - 1][row, :, pos].unsqueeze(1)     # (b, 1, H, D)
+            else:
+                b, new = slice(None) if rows is None else rows, slice(span.start, span.end)
+                store[k:, b, :, new] = store[k - 1, b, :, new]
+
+    def places(self, span, rows):
+        """Row numbers and positions (b,) of ragged rows."""
+        row = torch.arange(len(span.pos), device=self.keys.device) if rows is None else rows
+        return row, span.pos[row, 0]
+
+    def views(self, span, k):
+        """What one new token a row will read at step k, (B, H, end, D) each, itself the last."""
+        slot = (k - 1) % self.slots
+        return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end]
+
+    def keep_rows(self, rows):
+        """Forget all but these rows of the batch."""
+        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
