@@ -223,6 +223,21 @@ def breaking(monkeypatch):
     return call
 
 
+@pytest.fixture
+def texts_read(monkeypatch):
+    """A list of the texts that came out of a stream so far."""
+    texts = []
+    iterate = data.FineWeb.__iter__
+
+    def recorded(self):
+        for text in iterate(self):
+            texts.append(text)
+            yield text
+
+    monkeypatch.setattr(data.FineWeb, '__iter__', recorded)
+    return texts
+
+
 @pytest.mark.parametrize('breaks', [
     [(1100, ConnectionError('reset'))],
     [(10, ConnectionError('reset')), (1200, RuntimeError('peer closed')),
@@ -243,32 +258,26 @@ def test_a_stream_goes_on_where_it_broke_off(breaks, web, breaking):
     assert meta['train']['documents'] == 2250
 
 
-def test_another_revision_is_another_text(web, breaking):
+def test_another_revision_is_another_text(web, breaking, texts_read):
     """It is read from the beginning, not from where a stream of the newest broke off."""
     breaking(1100, ConnectionError('reset'))
     with pytest.raises(ValueError):
         make_web()
     breaking()
+    texts_read.clear()
     make_web(revision='0123abc')
     check_web(web)
+    assert texts_read == web
     assert [call['name'] for call in breaking.calls] == ['sample-10BT'] * 2
     assert [call['revision'] for call in breaking.calls] == [None, '0123abc']
 
 
-def test_what_is_done_is_not_read_again(web, breaking, monkeypatch):
+def test_what_is_done_is_not_read_again(web, breaking, texts_read):
     breaking(2100, ConnectionError())
     with pytest.raises(ValueError, match='what is done is kept'):
         make_web()
     breaking()
-    texts_read = []
-    iterate = data.FineWeb.__iter__
-
-    def recorded(self):
-        for text in iterate(self):
-            texts_read.append(text)
-            yield text
-
-    monkeypatch.setattr(data.FineWeb, '__iter__', recorded)
+    texts_read.clear()
     make_web()
     assert texts_read == web[2048:]     # two batches of 1024 were done
 
