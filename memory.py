@@ -41,3 +41,18 @@ def require(needed, device, what, knobs):
 def windows_at_once(config, most=64):
     """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
     return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
+
+
+def training_bytes(config, batch, checkpoint_steps=False):
+    """
+    About what a training step on `batch` sequences takes, float32: weights, gradients, AdamW's two
+    moments, the states that the backward pass needs, and the logits.
+    """
+    C, looped = config.n_embd, sum(map(len, config.groups))
+    weights = 12 * config.n_layer * C ** 2 + (config.vocab_size + config.block_size) * C
+    weights += 2 * len(config.groups) * C ** 2
+    # a block keeps about 16 numbers a token and coordinate, in each step that has gradients
+    steps = 1 if checkpoint_steps else min(config.bptt_k, config.mean_recurrence + 1)
+    states = 16 * C * (config.n_layer - looped + looped * steps)
+    logits = 3 * config.vocab_size
+    return 4 * (4 * weights + batch * config.block_size * (states + logits))
