@@ -482,15 +482,15 @@ def held_out_windows(name, T):
 
 def check_memory(model, tokens, device):
     """ValueError if the largest budget is too much. tokens: of a timed window."""
-    config, most = model.config, max([n_loop, *budgets])
-    # quality: without an exit rule a pass keeps all its states, in float32, as a list and stacked
-    windows = memory.windows_at_once(config, n_windows)
-    values = windows * config.block_size * config.n_embd * (most + 1) * len(config.groups)
+    most = max([n_loop, *budgets])
+    # quality: without an exit rule a pass keeps all its states
+    windows = memory.windows_at_once(model.config, n_windows)
+    needed = memory.states_bytes(model.config, most, windows)
     what = f'keeping the states of {most} loops over {windows} windows'
-    memory.require(2 * 4 * values, device, what, '--n_loop, --budgets or --n_windows')
+    memory.require(needed, device, what, '--n_loop, --budgets or --n_windows')
     # latency: a cache that is made and not filled is checked too
     if protocol != 'paper':
-        make_cache(model, [most] * len(config.groups), cache, ring, tokens, rows=batch_size)
+        make_cache(model, [most] * len(model.groups), cache, ring, tokens, rows=batch_size)
 
 
 def main():

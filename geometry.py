@@ -209,11 +209,9 @@ def trace_of(model, idx, n_loop, noise_seed=0):
 
     ValueError if the states do not fit into memory.
     """
-    config, (B, T) = model.config, idx.shape
-    values = len(config.groups) * (n_loop + 1) * B * T * config.n_embd
-    # float32, and twice: as a list, and stacked
-    what = f'keeping the states of {n_loop} loops over {B} windows'
-    memory.require(2 * 4 * values, str(idx.device), what, '--n_loop or --n_windows')
+    needed = memory.states_bytes(model.config, n_loop, len(idx))
+    what = f'keeping the states of {n_loop} loops over {len(idx)} windows'
+    memory.require(needed, str(idx.device), what, '--n_loop or --n_windows')
     trace = []
     model(idx, n_loop=n_loop, noise_seed=noise_seed, trace=trace)
     return trace
