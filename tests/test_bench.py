@@ -124,7 +124,7 @@ def test_tau_zero_is_the_full_budget_and_steps_fall(benched, name):
 
 def test_both_protocols_say_the_same(benched):
     _, out, _ = benched
-    assert 'both protocols say the same tokens: yes' in out
+    assert 'both protocols choose the same tokens: yes' in out
 
 
 def test_one_seed_one_answer(here):

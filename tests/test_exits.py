@@ -284,7 +284,7 @@ def test_a_fork_with_a_rule_of_its_own(tmp_path, monkeypatch):
     os.makedirs(fork / 'tests')
     for path in glob.glob('*.py', root_dir=ROOT):
         shutil.copy(os.path.join(ROOT, path), fork)
-    for path in ('README.md', 'tests/conftest.py', 'tests/test_exits.py', 'tests/test_decode.py'):
+    for path in ('README.md', 'tests/conftest.py', 'tests/test_exits.py'):
         shutil.copy(os.path.join(ROOT, path), fork / path)
     shutil.copytree(os.path.join(ROOT, 'config'), fork / 'config')
     with open(fork / 'exits.py', 'a', encoding='utf-8') as f:
@@ -301,19 +301,21 @@ def test_a_fork_with_a_rule_of_its_own(tmp_path, monkeypatch):
         '--eval_loops=[1]', '--eval_windows=2', '--device=cpu')
     assert trained.returncode == 0, trained.stderr
 
-    # the scripts and the tests, each a process of its own, because exits.py is another one there
-    suite = ['-m', 'pytest', '-q', '-p', 'no:cacheprovider', 'tests/test_exits.py',
-             '--deselect=tests/test_exits.py::test_a_fork_with_a_rule_of_its_own',
-             'tests/test_decode.py::test_a_nan_stops_with_a_clear_error']
-    for args in (
-            ['sample.py', '--exit=same', '--tau=0.5', '--max_new_tokens=4'],
-            ['bench.py', "--rules=['same']", '--taus=[0.5]', '--more_taus=[]', '--budgets=[1]',
-             '--epsilons=[]', '--n_loop=4', '--n_windows=2', '--rounds=1', '--timed_tokens=2',
-             '--checks=False'],
-            ['geometry.py', '--n_loop=5', '--n_windows=2', '--most_loops=2'],
-            suite):
-        done = subprocess.run([sys.executable, *args], capture_output=True, text=True,
-                              env=os.environ | dict(OMP_NUM_THREADS='1'))
-        assert done.returncode == 0, (args, done.stdout, done.stderr)
+    # the scripts and the tests, in a process of their own, because exits.py is another one there
+    program = """
+import runpy, sys, pytest
+for line in sys.argv[1].splitlines():
+    sys.argv = line.split()
+    runpy.run_path(sys.argv[0], run_name='__main__')
+sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/test_exits.py',
+                      '--deselect=tests/test_exits.py::test_a_fork_with_a_rule_of_its_own']))
+"""
+    commands = """sample.py --exit=same --tau=0.5 --max_new_tokens=4
+bench.py --rules=['same'] --taus=[0.5] --more_taus=[] --budgets=[1] --epsilons=[] --n_loop=4 \
+--n_windows=2 --rounds=1 --timed_tokens=2 --checks=False
+geometry.py --n_loop=5 --n_windows=2 --most_loops=2"""
+    done = subprocess.run([sys.executable, '-c', program, commands], capture_output=True, text=True,
+                          env=os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH='.'))
+    assert done.returncode == 0, (done.stdout, done.stderr)
     with open('out/bench.csv') as f:
         assert 'same' in [row['rule'] for row in csv.DictReader(f)]
