@@ -199,7 +199,7 @@ def test_nothing_but_the_seed_matters(whole):
 
 
 def test_accumulated_gradients_train(monkeypatch):
-    """Every micro step of a run, too, reads a batch of its own."""
+    """In a run, too, every micro step reads a batch of its own, and the loss is their mean."""
     batches, windows = [], data.windows
     n_tokens = len(data.load('book')[0])
 
@@ -212,6 +212,8 @@ def test_accumulated_gradients_train(monkeypatch):
     trained(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
             '--dropout=0.1', '--max_iters=4')
     assert len(batches) == len(set(batches)) == 2 * 4
+    # before any training all 257 tokens are equally likely
+    assert math.isclose(float(log_of('out')[0]['loss']), math.log(257), abs_tol=0.5)
 
 
 def test_loss_falls():
@@ -309,13 +311,13 @@ def sigterm_in_evaluation(monkeypatch):
                          ids=['raw', 'averaged', 'last'])
 def test_a_signal_in_an_evaluation_stops_there(whole, sigterm_in_evaluation, n, iteration):
     """In raw weights, in averaged ones, after the last iteration: nothing is lost or differs."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     printed, passes = sigterm_in_evaluation(n, *TINY, '--ema=0.5')
     assert passes == [1, 3, 1, 3, 1, 3, 1, 3, 1][:n]        # it went on no further
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
                                         'go on with python train.py --resume')
     assert saved('out')['iter_num'] == iteration
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     trained('--resume')
     assert list(kills.differences(whole, 'out')) == []
