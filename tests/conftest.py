@@ -1,3 +1,7 @@
+"""
+What the tests share: a small model, tokens for it, thresholds of the rules, and a way to run a
+script.
+"""
 import contextlib
 import io
 import os
@@ -10,35 +14,62 @@ import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
-os.environ['HF_HUB_OFFLINE'] = '1'     # the tests reach for no network
-torch.set_num_threads(1)        # tiny shapes: a second thread only waits
+os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
+torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
 from model import GPT, GPTConfig  # noqa: E402
 
-# thresholds at which the tokens of the tiny model stop at different steps
+# The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
+# stop at different steps. Tests go through these names and not through EXITS, so that a rule that
+# you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
 
 
 def run(*args, script='train.py'):
-    """A script as __main__, in this process: stdout, stderr and returncode as subprocess.run has them (test_cli.py runs the real thing)."""
-    out, error, code, before = io.StringIO(), io.StringIO(), 0, sys.argv
-    sys.argv = [script, *args]
+    """
+    A script as __main__ in this process -> stdout, stderr and returncode, as subprocess.run has
+    them. It saves the start of a process; test_cli.py runs the real thing.
+    """
+    out, error, code = io.StringIO(), io.StringIO(), 0
+    argv_before, sys.argv = sys.argv, [script, *args]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
     except SystemExit as stop:
         code = stop.code or 0
     finally:
-        sys.argv = before
+        sys.argv = argv_before
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
+
+
+def exit_by_hand(f, x, k_max, rule, readout=None):
+    """
+    What a rule means for one token alone, x (C,), in plain steps. f(x, k) is its step k.
+
+    Returns its state, the loop steps kept, and the block maps evaluated.
+    """
+    memo, small = None, []
+    for k in range(1, k_max + 1):
+        x1 = f(x, k)
+        value, memo = rule.signal(x, x1, memo, readout)
+        small.append(value is not None and bool(value < rule.tau))
+        if len(small) >= rule.hits and all(small[-rule.hits:]):
+            return (x1, k, k) if rule.keep else (x, k - 1, k)
+        x = x1
+    return x, k_max, k_max
 
 
 @pytest.fixture
 def tiny():
-    """tiny(**changes): a small model in evaluation, weights from a fixed seed, norms off their initial ones."""
+    """
+    tiny(**changes): a small model in evaluation, its weights from a fixed seed.
+
+    The weights of its norms are not all 1, so that a norm in the wrong place shows.
+    """
     def build(seed=0, **changes):
         torch.manual_seed(seed)
-        args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16, groups=[[1], [2, 3]], mean_recurrence=3)
+        args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16,
+                    groups=[[1], [2, 3]], mean_recurrence=3)
         model = GPT(GPTConfig(**args | changes))
         for p in model.parameters():
             if p.dim() == 1:
@@ -49,4 +80,5 @@ def tiny():
 
 @pytest.fixture
 def idx():
+    """Three rows of 16 tokens."""
     return torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(1))
