@@ -108,7 +108,7 @@ def test_tokens_side_by_side_keep_what_they_left():
 @pytest.mark.parametrize('slots, last, left', [
     (1, 1, [11]), (2, 1, [11, 11]), (2, 2, [11, 12]), (3, 2, [11, 12, 12])])
 def test_a_stopped_token_stays_in_a_short_ring(slots, last, left):
-    """Token 1 stops after step `last`. Later steps come round to its slots, and leave them alone."""
+    """Token 1 stops after step `last`. Later steps leave its slots alone."""
     kv, span = KeysValues(slots, T_max=2), Span(0, 2)
     for k in range(1, 7):
         take_step(kv, span, k, active=torch.tensor([[True, k <= last]]))
