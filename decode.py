@@ -26,8 +26,7 @@ from memory import require
 POLICIES = ('exact', 'ring', 'latest')
 
 
-# -------------------------------------------------------------------------------------------------
-# the cache, and one pass through it
+# the cache, and one pass through it --------------------------------------------------------------
 
 def make_cache(model, counts, policy='exact', ring=8, T_max=None, rows=1):
     """
@@ -115,8 +114,7 @@ def window(n, block_size):
     return hop * max(0, -(-(n - block_size) // hop))
 
 
-# -------------------------------------------------------------------------------------------------
-# many tokens
+# many tokens -------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
@@ -265,8 +263,7 @@ def generate(model, idx, max_new_tokens, lengths=None, stop=None, **how):
     return out, torch.stack(steps, dim=1)
 
 
-# -------------------------------------------------------------------------------------------------
-# a compiled step
+# a compiled step ---------------------------------------------------------------------------------
 
 def compile_one_token(model, **how):
     """

@@ -43,8 +43,7 @@ def algorithm_1(f, x0, tau, k_max):
     return x0, k                                        # line 17: x_star
 
 
-# -------------------------------------------------------------------------------------------------
-# signals: (x0, x1, memo, readout) -> (value, memo)
+# signals: (x0, x1, memo, readout) -> (value, memo) -----------------------------------------------
 #
 #     x0, x1    (..., C)
 #     memo      whatever the next step needs of this one; None at the first step
@@ -140,8 +139,7 @@ def make_exit(name, tau, hits=None, keep=None):
     return Exit(name, tau, signal, hits, keep)
 
 
-# -------------------------------------------------------------------------------------------------
-# many tokens at once
+# many tokens at once -----------------------------------------------------------------------------
 
 def count_hits(value, hits, rule, k):
     """

@@ -28,6 +28,7 @@ from cache import KeysValues, Span
 from exits import loop_until_exit
 
 LOOP_DRAWS = ('lognormal', 'uniform', 'fixed')
+INJECTIONS = ('concat', 'add', 'none')      # see RecurrentGroup
 
 
 def derived_seed(*key):
@@ -143,31 +144,34 @@ class RecurrentGroup(nn.Module):
         return self.norm(x) if self.norm_inside else x
 
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
-        """Step k of a pass: noise, cache hooks, `step`. rows, active: see exits.loop_until_exit."""
-        on_x, share = injected
-        if self.step_noise:     # paper silent: noise in every step; its own cosines rule that out
+        """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
+        # paper silent: noise in every step, which its own cosines rule out
+        if self.step_noise:
             pos = span.pos[rows] if rows is not None and span.ragged else span.pos
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
+        # one token a row, all at the same position: the compiled step, if there is one
         if self.compiled_step is not None and rows is None and active is None:
             if x.shape[1] == 1 and caches and caches[0].keys is not None and not span.ragged:
                 return self.compiled_step(x, injected, [c.views(span, k) for c in caches])
+        # the step of the rows that still loop, with the keys and values of step k
         updates = None
         if caches is not None:
             updates = [c.at(span=span, k=k, rows=rows, active=active) for c in caches]
         if rows is not None:
+            on_x, share = injected
             injected = on_x, share[rows]
         if self.checkpoint_steps and torch.is_grad_enabled():
             # the noise came before: computed again, the step must see the same
             return checkpoint(self.step, x, None, injected, updates, use_reentrant=False)
         return self.step(x, None, injected, updates)
 
-    def loop(self, step, x, n_loop, states=None):
+    def loop(self, f, x, n_loop, states=None):
         """n_loop steps from x, with gradients through the last bptt_k. states: a list to fill."""
         for k in range(1, n_loop + 1):
             # Geiping 3.3. e's share is computed before, so e has gradients whatever bptt_k is
             with_gradient = torch.is_grad_enabled() and k > n_loop - self.bptt_k
             with torch.set_grad_enabled(with_gradient):
-                x = step(x, k)
+                x = f(x, k)
             if states is not None:
                 states.append(x)
             if k == n_loop - self.bptt_k:
@@ -187,6 +191,7 @@ class RecurrentGroup(nn.Module):
         """
         if exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
+        # the first state, and the block map of this pass
         B, T, _ = e.shape
         span = span or Span(0, T, e.device)
         e = e.float()
@@ -194,20 +199,24 @@ class RecurrentGroup(nn.Module):
         if exit is not None and caches is None:
             # side by side all tokens are at the same step: one slot is exact
             caches = [KeysValues(1, T) for _ in self.core]
-        step = partial(self.step_of_pass, injected=self.inject(e), noise_seed=noise_seed,
-                       span=span, caches=caches)
+        f = partial(self.step_of_pass, injected=self.inject(e), noise_seed=noise_seed, span=span,
+                    caches=caches)
+
+        # loop n_loop times, or until the rule has let every token go
         states = None
         if exit is None:
             states = [x] if trace is not None else None
-            x = self.loop(step, x, n_loop, states)
+            x = self.loop(f, x, n_loop, states)
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
             def leave(rows, k):
                 for c in caches:
                     c.fill(rows, k, span)
-            x, steps_used, evals = loop_until_exit(step, x, n_loop, exit, readout, leave)
+            x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, readout, leave)
         if not self.norm_inside:
             x = self.norm(x)
+
+        # for who wants to look
         if trace is not None:
             states = states and torch.stack(states).detach()                    # (K+1, B, T, C)
             trace.append(dict(e=e.detach(), states=states, steps_used=steps_used, evals=evals))

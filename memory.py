@@ -43,6 +43,12 @@ def windows_at_once(config, most=64):
     return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
 
 
+def states_bytes(config, n_loop, windows):
+    """What a pass takes that keeps the states of all loop steps: float32, as a list and stacked."""
+    states = len(config.groups) * (n_loop + 1)
+    return 2 * 4 * states * windows * config.block_size * config.n_embd
+
+
 def training_bytes(config, batch, checkpoint_steps=False):
     """
     About what a training step on `batch` sequences takes, float32: weights, gradients, AdamW's two

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import decode
 from cache import Span
-from loops import RecurrentGroup, sample_n_loop
+from loops import INJECTIONS, RecurrentGroup, sample_n_loop
 
 LARGE = 2 ** 19         # entries from which a weight is read faster with all cores than with one
 
@@ -56,7 +56,7 @@ class GPTConfig:
                 raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        choices = dict(injection=('concat', 'add', 'none'), adapter_init=('sum', 'random'),
+        choices = dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
                        x0=('noise', 'zero', 'e'))
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -252,9 +252,10 @@ class GPT(nn.Module):
         if span.end > self.config.block_size:
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        # differs from the paper: the embedding is scaled (Geiping), and so are learned positions
+        # tokens and positions; differs from the paper: both are scaled (Geiping)
         x = (self.wte(idx) + self.wpe(span.pos)) * math.sqrt(self.config.n_embd)
         x = self.drop(x)                                                        # (B, T, C)
+        # through the list of layers
         groups = []
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None

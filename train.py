@@ -19,7 +19,6 @@ weights), App. C.3 (what to watch). Losses are nats a token.
 import math
 import os
 import time
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -111,8 +110,7 @@ class Run:
     spent: dict = field(default_factory=lambda: dict(checkpoints=0.0, evaluation=0.0))
 
 
-# -------------------------------------------------------------------------------------------------
-# what an iteration needs
+# what an iteration needs -------------------------------------------------------------------------
 
 def lr_at(it):
     """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
@@ -156,29 +154,11 @@ def seed_noise(model, it, micro, dev):
     torch.manual_seed(derived_seed(seed, 'dropout', it, micro, RANK))
 
 
-def check_finite(loss, norm, n_loop, it):
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    good = f'{out_dir}/ckpt.pt'
-    loops = '/'.join(map(str, n_loop)) or 'none'
-    raise ValueError(f'no number at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                     f'{loops}, learning rate {lr_at(it):.2e}. The weights were not touched and '
-                     f'{good} is good: train on from it with a lower learning rate '
-                     f'(--init_from={good} --out_dir=...)')
-
-
 @torch.no_grad()
 def average(run, it):
     """Move the averaged weights; faster at first, when the raw ones are no good yet."""
     share = 1 - min(ema, (it + 1) / (it + 10))
     torch._foreach_lerp_([*run.averaged.values()], [*run.model.parameters()], share)
-
-
-@contextmanager
-def timed(spent, what):
-    begin = time.time()
-    yield
-    spent[what] += time.time() - begin
 
 
 def save(run, it, file, whole=True):
@@ -191,12 +171,11 @@ def save(run, it, file, whole=True):
     if whole:
         checkpoint |= dict(optimizer=run.optimizer.state_dict()['state'], trend=run.trend,
                            spikes=run.spikes, ema=run.averaged)
-    with timed(run.spent, 'checkpoints'):
+    with watch.timed(run.spent, 'checkpoints'):
         save_checkpoint(checkpoint, os.path.join(out_dir, file), keep_old=whole)
 
 
-# -------------------------------------------------------------------------------------------------
-# the start of a run
+# the start of a run ------------------------------------------------------------------------------
 
 def check_knobs():
     for knob in ('batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval',
@@ -312,8 +291,7 @@ def compile_layers(model, **how):
         setattr(layer, name, torch.compile(getattr(layer, name), **how))
 
 
-# -------------------------------------------------------------------------------------------------
-# the run
+# the run -----------------------------------------------------------------------------------------
 
 def main():
     begin = time.time()
@@ -348,7 +326,7 @@ def main():
         # held-out losses
         held_out = {}
         if it % eval_interval == 0 and it:
-            with timed(run.spent, 'evaluation'):
+            with watch.timed(run.spent, 'evaluation'):
                 held_out = report(run, it, min(eval_windows, n_windows))
             if held_out is None:        # asked to stop meanwhile
                 stopped(run, it)
@@ -382,7 +360,7 @@ def main():
         status[1] += len(asked)
         loss, stop = add_up(status).tolist()
         norm = norm.item()
-        check_finite(loss, norm, n_loop, it)
+        watch.check_finite(loss, norm, n_loop, it, lr_at(it), out_dir)
 
         # step
         for group in optimizer.param_groups:
@@ -406,7 +384,7 @@ def main():
             break
     else:
         # the last evaluation, over all windows, and the last checkpoint
-        with timed(run.spent, 'evaluation'):
+        with watch.timed(run.spent, 'evaluation'):
             held_out = report(run, max_iters, n_windows)
         if held_out is None:
             stopped(run, max_iters)

@@ -26,8 +26,7 @@ from processes import RANK, WORLD, add_up, any_asked, say
 PEAK_TFLOPS = {'H200': 989, 'H100': 989, 'A100': 312, 'L40S': 362, 'RTX 4090': 165}
 
 
-# -------------------------------------------------------------------------------------------------
-# the log
+# the log -----------------------------------------------------------------------------------------
 
 def read_log(path, before=math.inf):
     """log.csv's whole rows of iterations below `before`, each a dict."""
@@ -92,8 +91,7 @@ class Log:
                 csv.DictWriter(f, self.columns).writerow(row)
 
 
-# -------------------------------------------------------------------------------------------------
-# held-out losses
+# held-out losses ---------------------------------------------------------------------------------
 
 @torch.no_grad()
 def evaluate(model, tokens, n_windows, loops, dev, autocast, asked=(), batch=None):
@@ -171,8 +169,7 @@ def report(run, it, n_windows, tokens, loops, dev, autocast, asked, compiled, wa
     return row
 
 
-# -------------------------------------------------------------------------------------------------
-# health
+# health ------------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def health(model, idx, autocast):
@@ -222,8 +219,19 @@ def is_spike(loss, trend):
     return spike
 
 
-# -------------------------------------------------------------------------------------------------
-# speed and memory
+def check_finite(loss, norm, n_loop, it, lr, out_dir):
+    """ValueError if the loss or the gradient's norm is no number."""
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    good = f'{out_dir}/ckpt.pt'
+    loops = '/'.join(map(str, n_loop)) or 'none'
+    raise ValueError(f'no number at iteration {it}: loss {loss}, gradient norm {norm}, loops '
+                     f'{loops}, learning rate {lr:.2e}. The weights were not touched and {good} '
+                     'is good: train on from it with a lower learning rate '
+                     f'(--init_from={good} --out_dir=...)')
+
+
+# speed and memory --------------------------------------------------------------------------------
 
 def training_flops(config, n_loop):
     """
@@ -267,8 +275,15 @@ def graphs(compiled):
     return torch._dynamo.utils.counters['stats']['unique_graphs'] if compiled else 0
 
 
-# -------------------------------------------------------------------------------------------------
-# progress, and being asked to stop
+@contextmanager
+def timed(spent, what):
+    """Add the seconds that the block takes to spent[what]."""
+    begin = time.time()
+    yield
+    spent[what] += time.time() - begin
+
+
+# progress, and being asked to stop ---------------------------------------------------------------
 
 def slowly(items, what, every=10):
     """The items of a list one by one, with a line on how far they are every ten seconds."""

@@ -1,4 +1,4 @@
-# The paper's model (sec. 2, App. B): 12 layers, groups 4 / 5-6 / 7 looped, r = 12, on FineWeb. For one GPU:
+# The paper's model (sec. 2, App. B): 12 layers, groups 4 / 5-6 / 7, r = 12, FineWeb. For one GPU:
 #   python data.py fineweb --tokens=300M && python train.py config/groups.py
 # A pass costs 8 + 4 * 13 = 60 block evaluations on average where config/gpt2.py costs 12.
 dataset = 'fineweb'

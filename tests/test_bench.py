@@ -3,77 +3,122 @@ import csv
 import json
 import math
 import os
-import runpy
-import sys
 
 import conftest
 import numpy as np
 import pytest
 import torch
+from conftest import TAUS
 from test_geometry import trained  # noqa: F401
-from test_train import ROOT
 
 import bench
 import data
+import decode
+import exits
+import memory
+from checkpoint import load_checkpoint
 from exits import EXITS, make_exit
+from model import GPT
 
-SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[100.0]', '--budgets=[1,2,5]', '--epsilons=[0.0,0.3]', '--n_loop=5', '--n_windows=6', '--rounds=2', '--timed_tokens=3', '--device=cpu']
+SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[100.0]', '--budgets=[1,2,5]', '--epsilons=[0.0,0.3]',
+         '--n_loop=5', '--n_windows=6', '--rounds=2', '--timed_tokens=3', '--device=cpu']
+ONE_RULE = [*SMALL, '--rules=["accel"]', '--checks=False']
+NINE = [('fixed', 1), ('fixed', 2), ('fixed', 5), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
+        ('accel', 100), ('oracle', 0), ('oracle', 0.3)]     # the points of ONE_RULE, in their order
+
+
+def read_rows():
+    with open('out/bench.csv') as f:
+        return list(csv.DictReader(f))
 
 
 def go(*args):
-    sys.argv = ['bench.py', *SMALL, *args]
-    runpy.run_path(os.path.join(ROOT, 'bench.py'), run_name='__main__')
-    return list(csv.DictReader(open('out/bench.csv')))
+    done = conftest.run(*args, script='bench.py')
+    assert done.returncode == 0, done.stderr
+    return read_rows()
+
+
+@pytest.fixture
+def here(trained, monkeypatch):     # noqa: F811
+    """In the folder of the tiny run, with no bench.csv yet."""
+    monkeypatch.chdir(trained)
+    if os.path.exists('out/bench.csv'):
+        os.remove('out/bench.csv')
 
 
 @pytest.fixture(scope='module')
 def benched(trained):       # noqa: F811
-    """The rows of a benchmark of the tiny run with both protocols, what it printed and its JSON."""
+    """A benchmark of the tiny run with both protocols: its rows, what it printed, its JSON."""
     with contextlib.chdir(trained):
         done = conftest.run(*SMALL, '--protocol=both', '--json', script='bench.py')
-    assert done.returncode == 0, done.stderr
-    with open(trained / 'out/bench.csv') as f:
-        return list(csv.DictReader(f)), done.stdout, json.load(open(trained / 'out/bench.json'))
+        assert done.returncode == 0, done.stderr
+        with open('out/bench.json') as f:
+            return read_rows(), done.stdout, json.load(f)
+
+
+@pytest.fixture(scope='module')
+def held_out(trained):      # noqa: F811
+    """The tiny run's model, and the six windows that SMALL looks at: idx, targets."""
+    with contextlib.chdir(trained):
+        model, _ = load_checkpoint('out/ckpt.pt')
+        tokens = data.load('book')[1]
+    last = (len(tokens) - 1) // 16 - 1
+    starts = 16 * np.linspace(0, last, 6).round().astype(int)
+    return model, *data.windows(tokens, starts, 16)
+
+
+def names(rows):
+    return [(row['rule'], float(row['tau'])) for row in rows]
 
 
 def value(rows, rule, tau, column='ce'):
-    found, = [float(row[column]) for row in rows if row['rule'] == rule and float(row['tau']) == tau]
-    return found
+    row, = [row for row in rows if row['rule'] == rule and float(row['tau']) == tau]
+    return float(row[column])
 
+
+# a whole benchmark --------------------------------------------------------------------------------
 
 def test_every_point_once_and_no_nan(benched, trained):     # noqa: F811
-    rows, out, told = benched
-    wanted = [(name, tau) for name in EXITS for tau in (0, 1e-2, 0.3, 100)] + [('fixed', n) for n in (1, 2, 5)] + [('oracle', eps) for eps in (0, 0.3)]
-    assert sorted((row['rule'], float(row['tau'])) for row in rows) == sorted(wanted)
-    assert all(math.isfinite(float(v)) for row in rows for k, v in row.items() if k not in ('rule', 'extension'))
+    rows, out, everything = benched
+    wanted = [(name, tau) for name in EXITS for tau in (0, 1e-2, 0.3, 100)]
+    wanted += [('fixed', n) for n in (1, 2, 5)] + [('oracle', eps) for eps in (0, 0.3)]
+    assert sorted(names(rows)) == sorted(wanted)
+    for row in rows:
+        numbers = [v for key, v in row.items() if key not in ('rule', 'extension')]
+        assert all(math.isfinite(float(number)) for number in numbers)
     assert {row['tau'] for row in rows if row['extension'] == 'True'} == {'100.0'}
-    assert all(os.path.getsize(trained / 'out' / f'{name}.png') > 5000 for name in ('figure_4', 'frontier'))
-    assert len(told['points']) == len(rows) and told['verdict'] and told['config']['n_loop'] == 5 and len(told['checks']) == 2 * len(EXITS)
+    assert {row['windows'] for row in rows} == {'6'}
+    for name in ('figure_4', 'frontier'):
+        assert os.path.getsize(trained / 'out' / f'{name}.png') > 5000
+    assert len(everything['points']) == len(rows) and everything['verdict']
+    assert everything['config']['n_loop'] == 5 and len(everything['checks']) == 2 * len(EXITS)
 
 
-def test_quality_is_the_models_own(benched, trained, monkeypatch):      # noqa: F811
+@torch.no_grad()
+def test_quality_is_the_models_own(benched, held_out):
     rows, _, _ = benched
-    monkeypatch.chdir(trained)
-    model, _ = bench.load_checkpoint('out/ckpt.pt')
-    tokens = data.load('book')[1]
-    most = (len(tokens) - 1) // 16
-    idx, targets = data.windows(tokens, 16 * np.linspace(0, most - 1, 6).round().astype(int), 16)
-    with torch.no_grad():
-        for n in (1, 2, 5):
-            assert math.isclose(value(rows, 'fixed', n), model(idx, targets, n_loop=n)[1], rel_tol=1e-6)
-            assert value(rows, 'fixed', n, 'mean_evals') == n
-        loss = model(idx, targets, n_loop=5, exit=make_exit('accel', 0.3))[1]
-        assert math.isclose(value(rows, 'accel', 0.3), loss, rel_tol=1e-6)
-    assert math.isclose(value(rows, 'fixed', 2, 'ppl'), math.exp(value(rows, 'fixed', 2)), rel_tol=1e-9)
-    assert value(rows, 'fixed', 5, 'agreement') == 1 and value(rows, 'fixed', 5, 'kl_to_full') == value(rows, 'fixed', 5, 'ce_minus_full') == 0
+    model, idx, targets = held_out
+    for n in (1, 2, 5):
+        loss = model(idx, targets, n_loop=n)[1]
+        assert math.isclose(value(rows, 'fixed', n), loss, rel_tol=1e-6)
+        assert value(rows, 'fixed', n, 'mean_evals') == n
+    loss = model(idx, targets, n_loop=5, exit=make_exit('accel', 0.3))[1]
+    assert math.isclose(value(rows, 'accel', 0.3), loss, rel_tol=1e-6)
+    ppl = value(rows, 'fixed', 2, 'ppl')
+    assert math.isclose(ppl, math.exp(value(rows, 'fixed', 2)), rel_tol=1e-9)
+    assert value(rows, 'fixed', 5, 'agreement') == 1
+    assert value(rows, 'fixed', 5, 'kl_to_full') == value(rows, 'fixed', 5, 'ce_minus_full') == 0
 
 
-@pytest.mark.parametrize('name', [*EXITS, 'oracle'])
+@pytest.mark.parametrize('name', [*TAUS, 'oracle'])
 def test_tau_zero_is_the_full_budget_and_steps_fall(benched, name):
     rows, _, _ = benched
-    assert value(rows, name, 0) == pytest.approx(value(rows, 'fixed', 5), rel=1e-6) and value(rows, name, 0, 'mean_steps') == 5
-    mine = sorted((float(row['tau']), float(row['mean_steps'])) for row in rows if row['rule'] == name)
-    assert all(a >= b for (_, a), (_, b) in zip(mine, mine[1:])) and mine[0][1] > mine[-1][1]
+    assert value(rows, name, 0) == pytest.approx(value(rows, 'fixed', 5), rel=1e-6)
+    assert value(rows, name, 0, 'mean_steps') == 5
+    mine = [row for row in rows if row['rule'] == name]
+    mine.sort(key=lambda row: float(row['tau']))
+    steps = [float(row['mean_steps']) for row in mine]
+    assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
 
 
 def test_both_protocols_say_the_same(benched):
@@ -81,66 +126,207 @@ def test_both_protocols_say_the_same(benched):
     assert 'both protocols say the same tokens: yes' in out
 
 
-def test_one_seed_one_answer(trained, monkeypatch, capsys):     # noqa: F811
-    monkeypatch.chdir(trained)
-    first, again = (go('--rules=["accel","kl"]', '--checks=False') for _ in range(2))
-    untimed = lambda rows: [{k: v for k, v in row.items() if not k.startswith('ms_')} for row in rows]
-    assert untimed(first) == untimed(again)
-    one_hit = go('--rules=["accel"]', '--hits=1', '--keep=True', '--per=sequence', '--cache=latest', '--batch_size=2', '--dtype=bfloat16', '--checks=False')
-    assert value(one_hit, 'accel', 100, 'mean_steps') == value(one_hit, 'accel', 100, 'mean_evals') == 2       # the first check, its step kept
-    assert (value(first, 'accel', 100, 'mean_steps'), value(first, 'accel', 100, 'mean_evals')) == (2, 3)      # Algorithm 1: a second hit, its step dropped
+def test_one_seed_one_answer(here):
+    def untimed(rows):
+        return [{k: v for k, v in row.items() if not k.startswith('ms_')} for row in rows]
+    once, again = go(*ONE_RULE), go(*ONE_RULE)
+    assert untimed(once) == untimed(again) and names(once) == NINE
+    # Algorithm 1 at a huge tau: a second hit at step 3, and its step is dropped
+    assert value(once, 'accel', 100, 'mean_steps') == 2
+    assert value(once, 'accel', 100, 'mean_evals') == 3
+    # one hit: the first check, at step 2, and its step is kept
+    one_hit = go(*ONE_RULE, '--hits=1', '--keep=True', '--per=sequence', '--cache=latest',
+                 '--batch_size=2', '--dtype=bfloat16')
+    assert value(one_hit, 'accel', 100, 'mean_steps') == 2
+    assert value(one_hit, 'accel', 100, 'mean_evals') == 2
 
+
+def test_a_rule_that_a_fork_adds(here, monkeypatch):
+    """It is benched without being asked for, and drawn."""
+    monkeypatch.setitem(exits.EXITS, 'mine', (exits.norm, 3, True))
+    rows = go(*SMALL, '--taus=[0.3]', '--more_taus=[]', '--epsilons=[]', '--checks=False')
+    assert {row['rule'] for row in rows} == {'fixed', 'mine', *EXITS}
+    assert value(rows, 'mine', 0.3, 'mean_steps') > value(rows, 'norm', 0.3, 'mean_steps')
+
+
+# interrupted --------------------------------------------------------------------------------------
+
+def interrupt(monkeypatch, where, name, call, before=lambda: None):
+    """From now on the given call of where.name, counted from 1, is a Ctrl-C."""
+    calls, plain = [], getattr(where, name)
+
+    def count(*args, **how):
+        calls.append(name)
+        if len(calls) == call:
+            before()
+            raise KeyboardInterrupt
+        return plain(*args, **how)
+    monkeypatch.setattr(where, name, count)
+
+
+@torch.no_grad()
+def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
+    model, idx, targets = held_out
+    losses = {n: model(idx[:rows], targets[:rows], n_loop=n)[1] for n, rows in ((1, 4), (5, 2))}
+    # two windows at once, and for each two a pass of the full budget and of every point: the 14th
+    # is that of the third point, in the second two windows
+    monkeypatch.setattr(memory, 'windows_at_once', lambda config, most: 2)
+    interrupt(monkeypatch, GPT, 'forward', 14)
+    done = conftest.run(*ONE_RULE, script='bench.py')
+    assert done.returncode == 130 and done.stderr == '\nstopped\n'
+    rows = read_rows()
+    assert names(rows) == NINE
+    assert [row['windows'] for row in rows] == ['4'] * 2 + ['2'] * 7
+    assert {row['ms_per_token'] for row in rows} == {''}
+    assert math.isclose(value(rows, 'fixed', 1), losses[1], rel_tol=1e-6)
+    assert math.isclose(value(rows, 'fixed', 5), losses[5], rel_tol=1e-6)
+
+
+def test_ctrl_c_at_the_third_point_leaves_two(here, monkeypatch):
+    interrupt(monkeypatch, GPT, 'forward', 4)
+    assert conftest.run(*ONE_RULE, script='bench.py').returncode == 130
+    assert names(read_rows()) == NINE[:2]
+
+
+def test_ctrl_c_before_there_is_anything_leaves_the_old_file(here, monkeypatch):
+    with open('out/bench.csv', 'w') as f:
+        f.write('of an earlier day')
+    interrupt(monkeypatch, GPT, 'forward', 1)
+    assert conftest.run(*ONE_RULE, script='bench.py').returncode == 130
+    with open('out/bench.csv') as f:
+        assert f.read() == 'of an earlier day'
+
+
+def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch):
+    """Two tokens of each of the nine points warm up; a round has three: this is the fifth point."""
+    at_hand = []
+    interrupt(monkeypatch, decode, 'one_token', 2 * 9 + 3 * 4 + 1,
+              lambda: at_hand.extend(read_rows()))
+    done = conftest.run(*ONE_RULE, script='bench.py')
+    assert done.returncode == 130 and done.stderr == '\nstopped\n'
+    # a file of the quality phase was there already
+    assert names(at_hand) == NINE and {row['ms_per_token'] for row in at_hand} == {''}
+    rows = read_rows()
+    assert names(rows) == NINE and {row['windows'] for row in rows} == {'6'}
+    for column in ('ms_per_token', 'ms_p10', 'ms_p90'):
+        assert all(float(row[column]) > 0 for row in rows[:4])
+        assert {row[column] for row in rows[4:]} == {''}
+
+
+def test_each_round_is_written_when_it_is_over(here, monkeypatch):
+    at_hand = []
+    interrupt(monkeypatch, decode, 'one_token', 2 * 9 + 3 * 9 + 1,
+              lambda: at_hand.extend(read_rows()))
+    assert conftest.run(*ONE_RULE, script='bench.py').returncode == 130
+    assert names(at_hand) == NINE and all(float(row['ms_per_token']) > 0 for row in at_hand)
+    assert read_rows() == at_hand
+
+
+# its parts ----------------------------------------------------------------------------------------
 
 def test_a_sequence_stops_together(tiny, idx):
-    model, rule, trace = tiny(), bench.sequence_exit(make_exit('norm', 0.3)), []
-    model(idx, exit=rule, trace=trace)
-    alone = []
-    model(idx, exit=make_exit('norm', 0.3), trace=alone)
-    assert all((t['steps_used'] == t['steps_used'][:, :1]).all() for t in trace)
-    assert (trace[0]['steps_used'][:, 0] >= alone[0]['steps_used'].amax(dim=1)).all()
+    model, rule = tiny(), make_exit('norm', 0.3)
+    together, alone = [], []
+    model(idx, exit=bench.sequence_exit(rule), trace=together)
+    model(idx, exit=rule, trace=alone)
+    for entry in together:
+        assert (entry['steps_used'] == entry['steps_used'][:, :1]).all()
+    slowest = alone[0]['steps_used'].amax(dim=1)
+    assert (together[0]['steps_used'][:, 0] >= slowest).all()
 
 
 def test_the_oracle_goes_at_the_first_step_within_epsilon(tiny, idx):
-    model, full, trace = tiny(groups=[[1]]), [], []
-    model(idx[:, :1], n_loop=9, trace=full)
-    states = full[0]['states'][:, :, 0]                         # one token a row: nobody else's exit changes its path
+    model, full, trace, after = tiny(groups=[[1]]), [], [], []
+    one_token = idx[:, :1]              # nobody else's exit changes its path
+    model(one_token, n_loop=9, trace=full)
     with bench.Oracle(model, 0.5):
-        model(idx[:, :1], n_loop=9, trace=trace)
-    distance = (states - states[-1]).norm(dim=-1)
-    assert trace[-1]['steps_used'][:, 0].tolist() == [int((d[1:] < 0.5).nonzero()[0]) + 1 for d in distance.T]
-    after = []
-    model(idx[:, :1], n_loop=9, trace=after)
+        model(one_token, n_loop=9, trace=trace)
+    states = full[0]['states'][:, :, 0]                         # (K+1, B, C)
+    near = (states - states[-1]).norm(dim=-1)[1:] < 0.5         # (K, B)
+    expected = [int(row.nonzero()[0]) + 1 for row in near.T]
+    assert trace[-1]['steps_used'][:, 0].tolist() == expected
+    model(one_token, n_loop=9, trace=after)
     assert (after[0]['steps_used'] == 9).all()                  # and it is gone afterwards
 
 
-def test_the_verdict_is_computed(monkeypatch):
-    row = lambda rule, tau, diff, ms: dict(rule=rule, tau=tau, ce_minus_full=diff, diff_low=diff, diff_high=diff, ms_per_token=ms, mean_evals=ms)
-    rows = [row('fixed', 4, 0.001, 3.0), row('fixed', 1, 0.5, 1.0), row('norm', 0.1, 0.002, 2.0), row('norm', 1.0, 0.02, 1.5), row('kl', 0.1, 0.0, 4.0), row('accel', 0.1, 0.0, 6.0)]
+def test_points_are_made_once_each(monkeypatch):
+    monkeypatch.setattr(bench, 'budgets', [2, 30, 2])
+    monkeypatch.setattr(bench, 'rules', ['kl'])
+    monkeypatch.setattr(bench, 'more_taus', [1e-2, 0.1])        # one is in the paper's sweep
+    monkeypatch.setattr(bench, 'epsilons', [])
+    points = bench.make_points(2)
+    assert [(p.rule, p.tau) for p in points] == [
+        ('fixed', 2), ('fixed', 30), *(('kl', tau) for tau in (1e-5, 1e-4, 1e-3, 1e-2, 0.1))]
+    assert [p.extension for p in points] == 6 * [False] + [True]
+    assert points[0].loops == [2, 2] and points[-1].loops == [30, 30]
+
+
+def test_the_verdict_is_computed():
+    def row(rule, tau, diff, ms):
+        return dict(rule=rule, tau=tau, ce_minus_full=diff, diff_low=diff, diff_high=diff,
+                    ms_per_token=ms, mean_evals=ms)
+    rows = [row('fixed', 4, 0.001, 3.0), row('fixed', 1, 0.5, 1.0), row('norm', 0.1, 0.002, 2.0),
+            row('norm', 1.0, 0.02, 1.5), row('kl', 0.1, 0.0, 4.0), row('accel', 0.1, 0.0, 6.0)]
     times = {(r['rule'], r['tau']): [r['ms_per_token']] * 5 for r in rows}
-    says = bench.verdict(rows, times)
-    assert says[0].startswith('Within 0.005 nats of the full budget the fastest rule is norm at tau 0.1: 2.00 ms')
-    assert 'kl at 0.1 takes 2.00 [2.00, 2.00] times as long' in says[1] and 'accel at 0.1 takes 3.00' in says[2] and 'fixed budget of 4 takes 1.50' in says[3]
-    assert not any('worth its cost' in s for s in says)
+    fastest, *others = bench.verdict(rows, times)
+    assert fastest.startswith('Within 0.005 nats of the full budget the fastest rule is norm at '
+                              'tau 0.1: 2.00 ms')
+    assert 'kl at 0.1 takes 2.00 [2.00, 2.00] times as long' in others[0]
+    assert 'accel at 0.1 takes 3.00' in others[1] and 'fixed budget of 4 takes 1.50' in others[2]
+    assert not any('worth its cost' in sentence for sentence in others)
     rows[0]['ms_per_token'] = 1.9
-    assert 'No rule is worth its cost here: looping 4 times' in bench.verdict(rows, times)[-1]
-    assert bench.verdict(rows[1:2], times) == ['No rule comes within 0.005 nats of the full budget at the taus given.']
+    last = bench.verdict(rows, times)[-1]
+    assert 'No rule is worth its cost here: looping 4 times' in last
+    none = bench.verdict(rows[1:2], times)
+    assert none == ['No rule comes within 0.005 nats of the full budget at the taus given.']
 
 
 def test_the_interval_is_paired():
+    """Half a thousandth of a nat, window by window, is told from nothing."""
     rng = np.random.default_rng(0)
-    difference = 5e-4 + 1e-4 * rng.standard_normal(64)          # half a thousandth of a nat, window by window
+    difference = 5e-4 + 1e-4 * rng.standard_normal(64)
     low, high = bench.interval(difference)
     assert 4e-4 < low < difference.mean() < high < 6e-4
 
 
+def test_a_cache_that_does_not_fit_is_refused_at_the_start(here, monkeypatch):
+    # two groups and six states of six windows of 16 tokens of 16 numbers, in float32, twice
+    states = 2 * 4 * 2 * 6 * 6 * 16 * 16
+    monkeypatch.setattr(memory, 'available', lambda device: states)
+    assert conftest.run(*ONE_RULE, script='bench.py').returncode == 0
+    os.remove('out/bench.csv')
+    done = conftest.run(*ONE_RULE, '--batch_size=20', script='bench.py')
+    assert done.returncode == 2 and done.stderr.count('\n') == 1
+    assert 'a cache of' in done.stderr and 'n_loop' in done.stderr
+    assert done.stdout == '' and not os.path.exists('out/bench.csv')
+    monkeypatch.setattr(memory, 'available', lambda device: states - 1)
+    done = conftest.run(*ONE_RULE, script='bench.py')
+    assert done.returncode == 2 and 'keeping the states of 5 loops over 6 windows' in done.stderr
+
+
 @pytest.mark.parametrize('args, words', [
-    (['--out_dir=nowhere'], 'no checkpoint at'), (['--taus=[]'], 'taus and rules must not be empty'), (['--rules=[]'], 'must not be empty'), (['--rules=["acel"]'], 'unknown exit rule'),
-    (['--prompt_tokens=15'], 'do not fit block_size = 16'), (['--prompt_tokens=0'], 'do not fit'), (['--taus=[-1.0]'], 'tau must be'), (['--per=word'], "unknown per 'word'"),
-    (['--protocol=fast'], "unknown protocol 'fast'"), (['--cache=newest'], "unknown cache 'newest'"), (['--n_windows=9999'], 'windows of 16 tokens'), (['--rounds=0'], 'rounds must be'),
-    (['--budgets=[0]'], 'n_loop must be')] + [(['--device=cuda'], "device 'cuda' is not available")] * (not torch.cuda.is_available()))
-def test_bad_input(trained, monkeypatch, capsys, args, words):      # noqa: F811
-    monkeypatch.chdir(trained)
-    with pytest.raises(SystemExit, match='2'):
-        go(*args)
-    error = capsys.readouterr().err
-    assert error.count('\n') == 1 and words in error
+    (['--out_dir=nowhere'], 'no checkpoint at'),
+    (['--taus=[]'], 'taus and rules must not be empty'),
+    (['--rules=[]'], 'must not be empty'),
+    (['--rules=["acel"]'], 'unknown exit rule'),
+    (['--taus=[-1.0]'], 'tau must be'),
+    (['--prompt_tokens=15'], 'do not fit block_size = 16'),
+    (['--prompt_tokens=0'], 'do not fit'),
+    (['--per=word'], "unknown per 'word'"),
+    (['--protocol=fast'], "unknown protocol 'fast'"),
+    (['--cache=newest'], "unknown cache 'newest'"),
+    (['--n_windows=9999'], 'windows of 16 tokens'),
+    (['--rounds=0'], 'rounds must be'),
+    (['--budgets=[0]'], 'n_loop must be'),
+    (['--n_loop=100000000'], 'lower --n_loop'),
+])
+def test_bad_input(here, args, words):
+    done = conftest.run(*SMALL, *args, script='bench.py')
+    assert done.returncode == 2
+    assert done.stderr.count('\n') == 1 and words in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is a card')
+def test_a_card_that_is_not_there(here):
+    done = conftest.run(*SMALL, '--device=cuda', script='bench.py')
+    assert done.returncode == 2 and "device 'cuda' is not available" in done.stderr

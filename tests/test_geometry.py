@@ -1,24 +1,33 @@
 import csv
 import math
 import os
-import runpy
-import sys
 
+import conftest
 import numpy as np
 import pytest
 import torch
-from test_train import ROOT, TINY, run
+from test_train import TINY
 
 import data
 import geometry as geo
+import memory
+from checkpoint import load_checkpoint
 from model import GPT, GPTConfig
+
+FIGURES = ['accel_hat', 'contraction', 'convergence', 'figure_1', 'figure_2', 'figure_3a',
+           'figure_3b', 'figure_5', 'figure_6', 'path_independence', 'stability']
 
 
 def spiral(rho, theta, K=12, tokens=3):
     """x_k = rho^k R(theta)^k v, in a plane of its own for each token: (K+1, tokens, 6)."""
     g = torch.Generator().manual_seed(0)
-    frames = [torch.linalg.qr(torch.randn(6, 2, generator=g, dtype=torch.double))[0] for _ in range(tokens)]
-    return torch.stack([torch.stack([rho ** k * (f[:, 0] * math.cos(k * theta) + f[:, 1] * math.sin(k * theta)) for f in frames]) for k in range(K + 1)])
+    paths = []
+    for _ in range(tokens):
+        plane = torch.linalg.qr(torch.randn(6, 2, generator=g, dtype=torch.double))[0]
+        k = torch.arange(K + 1, dtype=torch.double)
+        turn = torch.stack(((k * theta).cos(), (k * theta).sin()), dim=1)       # (K+1, 2)
+        paths.append(rho ** k[:, None] * turn @ plane.T)
+    return torch.stack(paths, dim=1)
 
 
 @pytest.fixture
@@ -26,41 +35,54 @@ def states():
     return torch.randn(7, 2, 5, 8, generator=torch.Generator().manual_seed(1))
 
 
+# probes -------------------------------------------------------------------------------------------
+
 def test_probes_against_naive_loops(states):
-    norms, cosines, accels, hats, ratios = geo.step_norm(states), geo.step_cos(states), geo.accel(states), geo.accel_hat(states), geo.contraction(states)
-    assert norms.shape == (6, 2, 5) and cosines.shape == accels.shape == hats.shape == ratios.shape == (5, 2, 5)
+    norms, cosines = geo.step_norm(states), geo.step_cos(states)
+    accels, hats, ratios = geo.accel(states), geo.accel_hat(states), geo.contraction(states)
+    assert norms.shape == (6, 2, 5)
+    assert all(values.shape == (5, 2, 5) for values in (cosines, accels, hats, ratios))
+    close = math.isclose
     for b in range(2):
         for t in range(5):
             d = [states[k + 1, b, t] - states[k, b, t] for k in range(6)]
             for k in range(6):
-                assert math.isclose(norms[k, b, t], d[k].square().sum().sqrt(), rel_tol=1e-5)
+                assert close(norms[k, b, t], d[k].square().sum().sqrt(), rel_tol=1e-5)
             for k in range(1, 6):
+                at, now, before = (k - 1, b, t), d[k].norm(), d[k - 1].norm()
                 a = (d[k] - d[k - 1]).norm()
-                assert math.isclose(cosines[k - 1, b, t], (d[k] @ d[k - 1]) / d[k].norm() / d[k - 1].norm(), abs_tol=1e-5)
-                assert math.isclose(accels[k - 1, b, t], a, rel_tol=1e-5)
-                assert math.isclose(hats[k - 1, b, t], a / (d[k].norm() + d[k - 1].norm()), rel_tol=1e-5)
-                assert math.isclose(ratios[k - 1, b, t], d[k].norm() / d[k - 1].norm(), rel_tol=1e-5)
+                assert close(cosines[at], (d[k] @ d[k - 1]) / now / before, abs_tol=1e-5)
+                assert close(accels[at], a, rel_tol=1e-5)
+                assert close(hats[at], a / (now + before), rel_tol=1e-5)
+                assert close(ratios[at], now / before, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize('rho, theta', [(0.5, 0.3), (0.9, 1.2), (0.7, 2.5), (0.8, 0.0)])
 def test_a_shrinking_spiral_in_closed_form(rho, theta):
     states = spiral(rho, theta)
-    torch.testing.assert_close(geo.contraction(states), torch.full((11, 3), rho), rtol=1e-3, atol=0)
-    torch.testing.assert_close(geo.step_cos(states), torch.full((11, 3), math.cos(theta)), rtol=0, atol=1e-3)
-    hat = abs(rho * np.exp(1j * theta) - 1) / (1 + rho)        # constant: it never falls, however small the steps
-    torch.testing.assert_close(geo.accel_hat(states), torch.full((11, 3), hat), rtol=1e-3, atol=1e-4)
+    hat = abs(rho * np.exp(1j * theta) - 1) / (1 + rho)     # constant, however small the steps are
+    cosine = math.cos(theta)
+
+    def same(values, expected, rtol, atol):
+        torch.testing.assert_close(values, torch.full((11, 3), expected), rtol=rtol, atol=atol)
+    same(geo.contraction(states), rho, rtol=1e-3, atol=0)
+    same(geo.step_cos(states), cosine, rtol=0, atol=1e-3)
+    same(geo.accel_hat(states), hat, rtol=1e-3, atol=1e-4)
 
 
 def test_a_straight_line():
     line = torch.arange(9.0)[:, None] * torch.tensor([1.0, 2.0, 2.0])
-    assert torch.allclose(geo.step_norm(line), torch.tensor(3.0)) and torch.allclose(geo.step_cos(line), torch.tensor(1.0)) and (geo.accel(line) == 0).all()
+    assert torch.allclose(geo.step_norm(line), torch.tensor(3.0))
+    assert torch.allclose(geo.step_cos(line), torch.tensor(1.0))
+    assert (geo.accel(line) == 0).all()
 
 
 def test_dlr_by_hand():
-    states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 3.0]])        # steps of 1 and 3: mean 2
+    states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 3.0]])     # steps of 1 and 3: mean 2
     assert geo.dlr(states, torch.tensor([1.0, 13.0])) == 5
-    assert geo.dlr(states, states[-1]) == 0                            # a plain hand-over moves nothing
-    assert geo.dlr(torch.stack((states, 2 * states), dim=1), torch.tensor([[1.0, 7.0], [2.0, 6.0]])).tolist() == [2, 0]
+    assert geo.dlr(states, states[-1]) == 0         # a plain hand-over moves nothing
+    two = torch.stack((states, 2 * states), dim=1)
+    assert geo.dlr(two, torch.tensor([[1.0, 7.0], [2.0, 6.0]])).tolist() == [2, 0]
 
 
 def test_pca_keeps_the_distances_of_a_plane():
@@ -69,9 +91,12 @@ def test_pca_keeps_the_distances_of_a_plane():
     flat = torch.randn(4, 5, 2, generator=g)
     points = geo.pca_2d(flat @ frame.T + 7)
     assert points.shape == (4, 5, 2)
-    torch.testing.assert_close(torch.cdist(points.view(-1, 2), points.view(-1, 2)), torch.cdist(flat.view(-1, 2), flat.view(-1, 2)), rtol=1e-3, atol=1e-3)
+    is_, was = points.view(-1, 2), flat.view(-1, 2)
+    torch.testing.assert_close(torch.cdist(is_, is_), torch.cdist(was, was), rtol=1e-3, atol=1e-3)
     assert points[..., 0].var() > points[..., 1].var()
-    torch.testing.assert_close(geo.pca(flat @ frame.T, 2), geo.pca((flat @ frame.T).flip(0), 2).flip(0), rtol=1e-3, atol=1e-3)     # the sign is fixed
+    # the sign is fixed, whatever the order of the states
+    once, again = geo.pca(flat @ frame.T, 2), geo.pca((flat @ frame.T).flip(0), 2).flip(0)
+    torch.testing.assert_close(once, again, rtol=1e-3, atol=1e-3)
 
 
 def test_path_spread():
@@ -91,100 +116,196 @@ def test_motions():
 
 
 def test_rounding_floor_tells_the_dtypes_apart(tiny):
-    group = tiny().groups[0]
+    group, trace = tiny().groups[0], []
     e = torch.randn(2, 6, 16)
-    trace = []
     group(e, 12, trace=trace)
-    floors = [geo.rounding_floor(group, trace[0]['states'], e, dtype) for dtype in (torch.float32, torch.bfloat16)]
-    assert 1e-8 < floors[0] < 1e-5 and 1e-3 < floors[1] < 1 and next(group.parameters()).dtype == torch.float32
+    states = trace[0]['states']
+    float32, bfloat16 = (geo.rounding_floor(group, states, e, dtype)
+                         for dtype in (torch.float32, torch.bfloat16))
+    assert 1e-8 < float32 < 1e-5 and 1e-3 < bfloat16 < 1
+    assert next(group.parameters()).dtype == torch.float32
 
+
+def test_steps_to_a_tenth():
+    assert geo.steps_to_a_tenth(np.array([10, 4, 1, 0.5, 2])) == 2
+    assert geo.steps_to_a_tenth(np.array([10, 4, 2, 1.5])) is None
+
+
+def test_settled_cos_is_of_the_last_three_steps_clear_of_rounding():
+    norms = np.array([1, 0.9, 0.8, 0.7, 0.6, 0.2])          # cosine k is of the steps k and k + 1
+    cos = np.array([0.1, 0.2, 0.3, 0.7, -1])
+    assert geo.settled_cos(norms, cos, 1e-4) == pytest.approx((0.3 + 0.7 - 1) / 3)
+    assert geo.settled_cos(norms, cos, 0.5 / geo.CLEAR) == pytest.approx((0.2 + 0.3 + 0.7) / 3)
+    assert geo.settled_cos(norms, cos, 0.75 / geo.CLEAR) == pytest.approx((0.1 + 0.2) / 2)
+    assert math.isnan(geo.settled_cos(norms, cos, 1.0))
+
+
+# a run --------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """A tiny run with checkpoints of iterations 0, 3 and 12."""
+    """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
     folder, before = tmp_path_factory.mktemp('run'), os.getcwd()
     os.chdir(folder)
-    (folder / 'book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
+    text = ' '.join(f'{i} and {i * i} are friends;' for i in range(600))
+    (folder / 'book.txt').write_text(text)
     data.make('book', 'book.txt')
-    assert run(*TINY).returncode == 0
+    assert conftest.run(*TINY).returncode == 0
     os.chdir(before)
     return folder
 
 
 def look(*args):
-    sys.argv = ['geometry.py', '--n_loop=8', '--n_windows=3', '--most_loops=4', '--device=cpu', *args]
-    runpy.run_path(os.path.join(ROOT, 'geometry.py'), run_name='__main__')
+    small = ['--n_loop=8', '--n_windows=3', '--most_loops=4', '--device=cpu']
+    return conftest.run(*small, *args, script='geometry.py')
 
 
-def test_figures_and_their_numbers(trained, monkeypatch, capsys):
+def read_figure(name):
+    with open(f'out/figures/{name}.csv') as f:
+        return list(csv.DictReader(f))
+
+
+def the_row(rows, **which):
+    row, = [row for row in rows if all(row[key] == value for key, value in which.items())]
+    return row
+
+
+def test_figures_and_their_numbers(trained, monkeypatch):
     monkeypatch.chdir(trained)
-    look()
-    out = capsys.readouterr().out
-    names = ['accel_hat', 'contraction', 'convergence', 'figure_1', 'figure_2', 'figure_3a', 'figure_3b', 'figure_5', 'figure_6', 'path_independence', 'stability']
-    assert sorted(os.listdir('out/figures')) == sorted(f'{name}.{kind}' for name in names for kind in ('png', 'csv'))
-    assert all(os.path.getsize(f'out/figures/{name}.png') > 9000 for name in names)
-    rows = {name: list(csv.DictReader(open(f'out/figures/{name}.csv'))) for name in names}
+    done = look()
+    assert done.returncode == 0, done.stderr
+    files = [f'{name}.{kind}' for name in FIGURES for kind in ('png', 'csv')]
+    assert sorted(os.listdir('out/figures')) == sorted(files)
+    assert all(os.path.getsize(f'out/figures/{name}.png') > 9000 for name in FIGURES)
+    words = ('steps to a tenth', 'spread over norm', 'motions', '(i) step norms', '(ii) the cosine',
+             '(iii) both strengthen')
+    assert all(word in done.stdout for word in words)
+
     # the numbers of the last checkpoint once more, by the probes
-    model, _ = geo.load_checkpoint('out/ckpt.pt')
+    model, _ = load_checkpoint('out/ckpt.pt')
     idx, targets = data.windows(data.load('book')[1], [0, 16, 32], 16)
     trace = []
     with torch.no_grad():
         model(idx, n_loop=8, trace=trace)
-        for row in rows['stability']:
-            assert math.isclose(float(row['loss']), model(idx, targets, n_loop=int(row['loops']))[1], rel_tol=1e-5)
-    for name, probe, first in (('figure_3a', geo.step_norm, 0), ('figure_5', geo.step_cos, 1), ('contraction', geo.contraction, 1), ('accel_hat', geo.accel_hat, 1)):
-        for g, group in enumerate(('[1]', '[2]')):
-            got = [row for row in rows[name] if (row['group'], row['iteration']) == (group, '12')]
-            values = probe(trace[g]['states']).flatten(1)
-            assert [int(row['k']) for row in got] == list(range(first, first + len(values)))
-            assert np.allclose([float(row['mean']) for row in got], values.mean(1), rtol=1e-4) and np.allclose([float(row['std']) for row in got], values.std(1), rtol=1e-3)
-    assert {row['iteration'] for row in rows['figure_3a']} == {'0', '3', '12'}
-    ratio = geo.dlr(trace[0]['states'], trace[1]['states'][1])
-    mean, = [float(row['mean']) for row in rows['figure_2'] if (row['iteration'], row['reading']) == ('12', 'first')]
-    assert math.isclose(mean, ratio.mean(), rel_tol=1e-4)
-    distance = (trace[1]['states'][2, 0, 5] - trace[1]['states'][-1, 0, 5]).norm()
-    cell, = [float(row['distance']) for row in rows['convergence'] if (row['group'], row['token'], row['k']) == ('[2]', '5', '2')]
-    assert math.isclose(cell, distance, rel_tol=1e-3)
-    assert all(word in out for word in ('steps to a tenth', 'spread over norm', 'motions', '(i) step norms', '(ii) the cosine', '(iii) both strengthen'))
+        for row in read_figure('stability'):
+            loss = model(idx, targets, n_loop=int(row['loops']))[1]
+            assert math.isclose(float(row['loss']), loss, rel_tol=1e-5)
+    first, second = (entry['states'] for entry in trace)
 
+    # the curves
+    probes = dict(figure_3a=(geo.step_norm, 0), figure_5=(geo.step_cos, 1),
+                  contraction=(geo.contraction, 1), accel_hat=(geo.accel_hat, 1))
+    for name, (probe, k_first) in probes.items():
+        rows = read_figure(name)
+        assert {row['iteration'] for row in rows} == {'0', '3', '12'}
+        for group, states in (('[1]', first), ('[2]', second)):
+            mine = [row for row in rows if (row['group'], row['iteration']) == (group, '12')]
+            values = probe(states).flatten(1)
+            ks = list(range(k_first, k_first + len(values)))
+            mean, std = ([float(row[key]) for row in mine] for key in ('mean', 'std'))
+            assert [int(row['k']) for row in mine] == ks
+            assert np.allclose(mean, values.mean(1), rtol=1e-4)
+            assert np.allclose(std, values.std(1), rtol=1e-3)
+
+    # a hand-off, a cell of the heat map
+    row = the_row(read_figure('figure_2'), iteration='12', reading='first')
+    assert math.isclose(float(row['mean']), geo.dlr(first, second[1]).mean(), rel_tol=1e-4)
+    row = the_row(read_figure('convergence'), group='[2]', token='5', k='2')
+    distance = (second[2, 0, 5] - second[-1, 0, 5]).norm()
+    assert math.isclose(float(row['distance']), distance, rel_tol=1e-3)
+
+
+def another_run(folder, **changes):
+    """A copy of out/ckpt.pt's dict with other knobs, into folder; iter_num and a name too."""
+    good = torch.load('out/ckpt.pt', weights_only=True)
+    name, iter_num = changes.pop('name', 'ckpt.pt'), changes.pop('iter_num', 12)
+    args = good['model_args']
+    args = args | {key: value for key, value in changes.items() if key in args}
+    changed = dict(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, iter_num=iter_num,
+                   config=good['config'] | changes)
+    os.makedirs(folder, exist_ok=True)
+    torch.save(good | changed, os.path.join(folder, name))
+
+
+def test_checkpoints_of_one_run_differ_in_how_they_were_watched(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    another_run('watched', eval_interval=7, device='elsewhere', max_iters=12)
+    another_run('watched', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3)
+    models, last = geo.load_run('watched', 'cpu')
+    assert list(models) == [3, 12] and last['iter_num'] == 12
+    another_run('watched', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)
+    with pytest.raises(ValueError, match='another run than ckpt.pt .learning_rate = 0.5.'):
+        geo.load_run('watched', 'cpu')
+
+
+def test_states_that_do_not_fit_are_refused_before_the_pass(tiny, idx, monkeypatch):
+    model = tiny()
+    two_groups = 2 * 10 * idx.numel() * 16 * 4          # x^(0) ... x^(9), float32
+    monkeypatch.setattr(memory, 'available', lambda device: 2 * two_groups)
+    assert geo.trace_of(model, idx, 9)[1]['states'].shape == (10, *idx.shape, 16)
+    monkeypatch.setattr(memory, 'available', lambda device: 2 * two_groups - 1)
+    with pytest.raises(ValueError, match='lower --n_loop or --n_windows'):
+        geo.trace_of(model, idx, 9)
+
+
+# what it says -------------------------------------------------------------------------------------
 
 def test_what_the_summary_says_is_computed(capsys):
-    curve = lambda norm, cos: dict(norm=np.array(norm), cos=np.array(cos), floor_float32=1e-7, floor_bfloat16=1e-2)
-    slow, fast = curve([1, 0.9, 0.8, 0.7], [0.9, 0.9, 0.9]), curve([1, 0.05, 0.01, 0.001], [0.6, 0.6, 0.55])
-    drift = {f'dlr_{r}{end}': 5.0 for r in ('noise', 'first', 'settled') for end in ('', '_std')}
-    geo.summary({0: [slow | drift, slow], 9: [fast | drift, fast]}, [[1], [2]], {9: [1e-7, 1e-7]}, {1: 2.0}, [{'orbit': 3}, {'orbit': 3}])
-    good = capsys.readouterr().out
-    assert '10 steps: shown; tenfold after 1, 1' in good and '0.65: shown; 0.58, 0.58' in good and 'larger: shown' in good
-    geo.summary({0: [fast | drift, fast], 9: [slow | drift, slow]}, [[1], [2]], {9: [1e-7, 1e-7]}, {1: 2.0}, [{'orbit': 3}, {'orbit': 3}])
-    assert capsys.readouterr().out.count('NOT shown') == 3
+    def curves(norm, cos):
+        return dict(norm=np.array(norm), cos=np.array(cos),
+                    floor_float32=1e-7, floor_bfloat16=1e-2)
+
+    def says(before, after):
+        motions = [['orbit', 'slider', 'orbit']] * 2
+        measured = {0: [before | drift, before], 9: [after | drift, after]}
+        geo.summary(measured, [[1], [2]], {9: [1e-7, 1e-7]}, {1: 2.0}, motions)
+        return capsys.readouterr().out
+
+    slow = curves([1, 0.9, 0.8, 0.7], [0.9, 0.9, 0.9])
+    fast = curves([1, 0.05, 0.01, 0.001], [0.6, 0.6, 0.55])
+    drift = {}
+    for reading in ('noise', 'first', 'settled'):
+        drift |= {f'dlr_{reading}': 5.0, f'dlr_{reading}_std': 5.0}
+    good = says(slow, fast)
+    assert '10 steps: shown; tenfold after 1, 1' in good
+    assert '0.65: shown; 0.58, 0.58' in good and 'larger: shown' in good
+    assert 'in 2 of 2 groups' in good and 'above 1 in 2 of 2 readings' in good
+    assert 'group 1: 2 orbit, 1 slider; group 2: 2 orbit, 1 slider' in good
+    bad = says(fast, slow)
+    assert bad.count('NOT shown') == 3 and 'over 30' in bad
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--out_dir=nowhere'], "no checkpoint at 'nowhere/ckpt.pt'"), (['--n_loop=3'], 'n_loop must be at least 4'), (['--noise_draws=1'], 'noise_draws'),
-    (['--n_windows=99999'], 'windows of 16 tokens'), (['--dataset=nothing'], 'python data.py nothing'), (['--out_dir=mixed'], 'is of another run than ckpt.pt (n_embd = 32)'),
-    (['--out_dir=plain'], 'no recurrent groups'), (['--out_dir=later'], 'another run than ckpt.pt (a later iteration)'), (['--dataset=words'], 'reads bytes tokens')])
-def test_bad_input(trained, monkeypatch, capsys, args, words):
+    (['--out_dir=nowhere'], "no checkpoint at 'nowhere/ckpt.pt'"),
+    (['--n_loop=3'], 'n_loop must be at least 4'),
+    (['--n_loop=100000000'], 'lower --n_loop or --n_windows'),
+    (['--noise_draws=1'], 'noise_draws'),
+    (['--n_windows=99999'], 'windows of 16 tokens'),
+    (['--dataset=nothing'], 'python data.py nothing'),
+    (['--dataset=words'], "reads bytes tokens, data set 'words' holds gpt2"),
+    (['--out_dir=mixed'], 'is of another run than ckpt.pt (n_embd = 32)'),
+    (['--out_dir=later'], 'another run than ckpt.pt (a later iteration)'),
+    (['--out_dir=plain'], 'no recurrent groups'),
+])
+def test_bad_input(trained, monkeypatch, args, words):
     monkeypatch.chdir(trained)
-    good = torch.load('out/ckpt.pt', weights_only=True)
-
-    def another(path, iter_num=12, **changes):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        shape = good['model_args'] | {k: v for k, v in changes.items() if k in good['model_args']}
-        torch.save(good | dict(model=GPT(GPTConfig(**shape)).state_dict(), model_args=shape, iter_num=iter_num, config=good['config'] | changes), path)
     if 'mixed' in args[0]:
-        another('mixed/ckpt.pt')
-        another('mixed/ckpt_000003.pt', 3, n_embd=32)
+        another_run('mixed')
+        another_run('mixed', name='ckpt_000003.pt', iter_num=3, n_embd=32)
     if 'later' in args[0]:
-        another('later/ckpt.pt', 4)
-        another('later/ckpt_000008.pt', 8)
+        another_run('later', iter_num=4)
+        another_run('later', name='ckpt_000008.pt', iter_num=8)
+    if 'plain' in args[0]:
+        another_run('plain', groups=[])
     if 'words' in args[0]:
         os.makedirs('data/words', exist_ok=True)
         for name in ('train.bin', 'val.bin', 'meta.json'):
-            content = open(f'data/book/{name}', 'rb').read()
-            open(f'data/words/{name}', 'wb').write(content.replace(b'"bytes",', b'"gpt2",') if name == 'meta.json' else content)
-    if 'plain' in args[0]:
-        another('plain/ckpt.pt', groups=[])
-    with pytest.raises(SystemExit, match='2'):
-        look(*args)
-    error = capsys.readouterr().err
-    assert error.count('\n') == 1 and words in error
+            with open(f'data/book/{name}', 'rb') as f:
+                content = f.read()
+            if name == 'meta.json':
+                content = content.replace(b'"bytes",', b'"gpt2",')
+            with open(f'data/words/{name}', 'wb') as f:
+                f.write(content)
+    done = look(*args)
+    assert done.returncode == 2
+    assert done.stderr.count('\n') == 1 and words in done.stderr

@@ -1,0 +1,379 @@
+"""
+Every figure: numbers in, a PNG out, and the same numbers as CSV beside it.
+
+Not run by itself: train.py, geometry.py, bench.py and results/ call it, one function for each
+figure. Nothing else imports matplotlib, and nothing here needs a model: lists, dicts and NumPy
+arrays are enough to draw a figure again.
+
+Paper: Fig. 1 to 5, under their numbers. Geiping: Fig. 5 (`convergence`), Fig. 6 (`figure_6`).
+
+    path        of the PNG; the CSV has the same name
+    groups      layers of each recurrent group, [[4], [5, 6]]
+    measured    {iteration: what geometry.measure returns}, a dict of curves for each group
+    rows        dicts, one for each row of log.csv or bench.csv
+    G, K, T     groups, loop steps, tokens
+"""
+import csv
+import os
+import zlib
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+# Okabe and Ito: colours that all eyes tell apart
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+
+# colour and marker of each rule of bench.py
+STYLES = dict(
+    norm=('#0072B2', 'o'),
+    norm_rel=('#56B4E9', 'o'),
+    kl=('#E69F00', 's'),
+    accel=('#009E73', '^'),
+    accel_hat=('#CC79A7', 'v'),
+    accel_rel=('#009E73', 'v'),
+    fixed=('0.3', 'D'),
+    oracle=('#D55E00', '*'),
+)
+# and what rules that STYLES does not know choose from
+OTHER_COLOURS = ('#7F3C8D', '#8C6D31', '#882255', '#80BA5A')
+OTHER_MARKERS = ('P', 'X', 'p', 'h', '<', '>')
+
+
+def style(rule):
+    """A rule's (colour, marker); a name that STYLES lacks has the same ones in every figure too."""
+    if rule in STYLES:
+        return STYLES[rule]
+    number = zlib.crc32(rule.encode())      # hash() would change from run to run
+    colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
+    marker = OTHER_MARKERS[number // len(OTHER_COLOURS) % len(OTHER_MARKERS)]
+    return colour, marker
+
+
+def colour_of(g):
+    return COLOURS[g % len(COLOURS)]
+
+
+def shade(i, n):
+    """Colour of checkpoint i of n, from light to dark: in print it stays an order."""
+    return colormaps['viridis_r'](0.1 + 0.9 * i / max(1, n - 1))
+
+
+def title(group):
+    return 'group ' + '-'.join(map(str, group))
+
+
+def panels(columns, width, height, rows=1, **how):
+    """A grid of panels, each width x height inches -> (figure, axes (rows, columns))."""
+    figure = Figure(figsize=(columns * width, rows * height))
+    return figure, figure.subplots(rows, columns, squeeze=False, **how)
+
+
+def save(figure, path, header=None, table=None):
+    """The figure -> path; its numbers, where no file holds them yet, -> the CSV beside it."""
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    figure.savefig(path, dpi=110, bbox_inches='tight')
+    if header is not None:
+        with open(os.path.splitext(path)[0] + '.csv', 'w', newline='') as f:
+            csv.writer(f).writerows([header, *table])
+
+
+# train.py: the numbers are in log.csv -------------------------------------------------------------
+
+def losses(rows, loops, path):
+    """Training loss, and held-out loss at each of the budgets `loops`, against the iteration."""
+    def curve(column):
+        """The iterations that have a value in this column, and the values."""
+        filled = [row for row in rows if row[column]]
+        return [int(row['iter']) for row in filled], [float(row[column]) for row in filled]
+
+    figure, [[ax]] = panels(1, 6.4, 4)
+    ax.plot(*curve('loss'), color='0.7', lw=0.8, label='training, drawn loops')
+    for i, n in enumerate(loops):
+        label = f'held-out, {n} loop' if n == 1 else f'held-out, {n} loops'
+        line = ('-', '--', '-.', ':')[i % 4]
+        ax.plot(*curve(f'val_loss_{n}'), ls=line, lw=1.6, label=label)
+    ax.set(xlabel='iteration', ylabel='loss (nats a token)', title='Loss by loops')
+    ax.legend(frameon=False)
+    save(figure, path)
+
+
+# geometry.py: the paths of tokens -----------------------------------------------------------------
+
+def figure_1(points, tokens, groups, path):
+    """
+    Fig. 1: the way of some tokens through the groups, in 2D, and a zoom on one's end.
+
+    points (G, K, T, 2), of the states from x^(1) on: x^(0) is noise. tokens: those to draw.
+    """
+    figure, [[ax, zoom]] = panels(2, 5, 4, width_ratios=(3, 2))
+    for t in tokens:
+        for g, group in enumerate(groups):
+            label = title(group) if t == tokens[0] else None
+            trajectory(ax, points[g, :, t], colour_of(g), label)
+            if g + 1 < len(groups):     # the hand-off to the next group
+                arrow = dict(arrowstyle='->', ls='--', color='0.4', lw=0.8)
+                ax.annotate('', points[g + 1, 0, t], points[g, -1, t], arrowprops=arrow)
+    ax.set(xlabel='first principal direction', ylabel='second')
+    ax.set_title(f'{len(tokens)} tokens through the groups; dashed: hand-offs')
+    ax.legend(frameon=False)
+
+    # the last token in the last group, from k = 2 on, and a margin of a tenth around it
+    trajectory(zoom, points[-1, :, tokens[-1]], colour_of(len(groups) - 1))
+    end = points[-1, 1:, tokens[-1]]                                # (K - 1, 2)
+    margin = 0.1 * np.ptp(end, axis=0).max() + 1e-9
+    (left, bottom), (right, top) = end.min(axis=0) - margin, end.max(axis=0) + margin
+    zoom.set(xlim=(left, right), ylim=(bottom, top), xlabel='first principal direction')
+    zoom.set_title(f'zoom: {title(groups[-1])} of one token, from k = 2')
+
+    table = []
+    for g in range(len(groups)):
+        for t in tokens:
+            table += [[g, t, k, *point] for k, point in enumerate(points[g, :, t], start=1)]
+    figure.tight_layout()
+    save(figure, path, ['group', 'token', 'k', 'pc1', 'pc2'], table)
+
+
+def trajectory(ax, points, colour, label=None):
+    """points (K, 2) as a line with a dot for each step, from white to `colour`."""
+    light_to_dark = LinearSegmentedColormap.from_list('', ['white', colour])
+    ax.plot(*points.T, color=colour, lw=0.8)
+    ax.scatter(*points.T, s=14, c=np.arange(len(points)), cmap=light_to_dark,
+               edgecolors=colour, linewidths=0.4, label=label, zorder=3)
+
+
+def figure_6(points, motions, tokens, words, groups, path):
+    """
+    Geiping Fig. 6: paths of some tokens in three pairs of six principal directions; + the mean.
+
+    points: (K, T, 6) for each group, from x^(1) on. motions: for each group, of each token.
+    tokens: those to draw. words: text of each token.
+    """
+    figure, axes = panels(3, 8 / 3, 2.2, rows=len(tokens) * len(groups))
+    shown = [(g, t) for g in range(len(groups)) for t in tokens]
+    table = []
+    for (g, t), three in zip(shown, axes):
+        steps = points[g][:, t]                                     # (K, 6)
+        for pair, ax in enumerate(three):
+            plane = steps[:, 2 * pair:2 * pair + 2]                 # (K, 2)
+            ax.plot(*plane.T, color='0.7', lw=0.8)
+            ax.scatter(*plane.T, c=np.arange(len(plane)), cmap='viridis_r', s=12)
+            ax.plot(*plane.mean(axis=0), '+', color=COLOURS[1])
+            ax.set_xlabel(f'direction {2 * pair + 1}', fontsize=7)
+            ax.set_ylabel(f'{2 * pair + 2}', fontsize=7)
+            ax.tick_params(labelsize=5)
+        heading = f'{title(groups[g])}, token {words[t]}: {motions[g][t]}'
+        three[1].set_title(heading, fontsize=8)
+        for k, point in enumerate(steps, start=1):
+            table.append([groups[g], t, words[t], motions[g][t], k, *point])
+    figure.tight_layout()
+    directions = [f'pc{i}' for i in range(1, 7)]
+    save(figure, path, ['group', 'token', 'text', 'motion', 'k', *directions], table)
+
+
+def convergence(distances, words, groups, path):
+    """
+    Geiping Fig. 5: a heat map for each group, tokens down and loop steps across.
+
+    distances: (T, K) for each group, of x^(0) ... x^(K-1) to the last iterate. words: as above.
+    """
+    figure, [axes] = panels(len(groups), 3.4, 0.16 * len(words) + 1, sharey=True)
+    table = []
+    for group, distance, ax in zip(groups, distances, axes):
+        log_distance = np.log10(distance + 1e-7)
+        image = ax.imshow(log_distance, aspect='auto', cmap='viridis', interpolation='nearest')
+        ax.set(title=title(group), xlabel='loop step k')
+        ax.set_yticks(range(len(words)), words, fontsize=6, family='monospace')
+        bar = figure.colorbar(image, ax=ax)
+        for t, word in enumerate(words):
+            table += [[group, t, word, k, d] for k, d in enumerate(distance[t])]
+    bar.set_label('log10 distance to the last iterate')
+    save(figure, path, ['group', 'token', 'text', 'k', 'distance'], table)
+
+
+# geometry.py: loop steps and checkpoints ----------------------------------------------------------
+
+def figure_2(measured, groups, path):
+    """Fig. 2: drift-to-loop ratio at each boundary, read three ways; bars: 1 sigma over tokens."""
+    figure, [axes] = panels(len(groups) - 1, 4, 3.4)
+    markers = dict(noise='o-', first='s--', settled='^:')   # the next group's state that is meant
+    table = []
+    for g, ax in enumerate(axes):
+        for reading, marker, colour in zip(markers, markers.values(), COLOURS):
+            mean = [curves[g][f'dlr_{reading}'] for curves in measured.values()]
+            std = [curves[g][f'dlr_{reading}_std'] for curves in measured.values()]
+            ax.errorbar(range(len(measured)), mean, std, fmt=marker, color=colour, capsize=2,
+                        label=f'to the {reading} state')
+            for it, *point in zip(measured, mean, std):
+                table.append([groups[g], groups[g + 1], reading, it, *point])
+        ax.axhline(1, color='0.5', lw=0.8)
+        ax.set_title(f'{title(groups[g])} to {title(groups[g + 1])}')
+        ax.set_xticks(range(len(measured)), list(measured))
+        ax.set(xlabel='iteration', yscale='log')
+        ax.legend(frameon=False, fontsize=7)
+    axes[0].set_ylabel('drift-to-loop ratio (Eq. 2)')
+    save(figure, path, ['from', 'to', 'reading', 'iteration', 'mean', 'std'], table)
+
+
+def figure_3a(measured, groups, path):
+    """Fig. 3a: step norms, and the floors of rounding."""
+    figure, axes, table = probe(measured, groups, 'norm', 0, 1)
+    last = list(measured.values())[-1]
+    for g, ax in enumerate(axes):
+        for dtype, line in dict(float32=':', bfloat16='--').items():
+            label = f'{dtype} floor, last checkpoint'
+            ax.axhline(last[g][f'floor_{dtype}'], color='0.4', ls=line, lw=0.8, label=label)
+        ax.set_yscale('log')
+    save_probe(figure, axes, table, 'step norm (Eq. 1)', path)
+
+
+def figure_3b(measured, groups, clear, steps, path):
+    """Fig. 3b: cosines of consecutive steps, the first `steps` of them."""
+    drawn = probe(measured, groups, 'cos', 1, clear, steps)
+    save_probe(*drawn, 'cosine of consecutive steps', path)
+
+
+def figure_5(measured, groups, clear, n_loop, path):
+    """Fig. 5: cosines of consecutive steps, all of them."""
+    drawn = probe(measured, groups, 'cos', 1, clear)
+    save_probe(*drawn, f'cosine, fixed {n_loop} loops', path)
+
+
+def contraction(measured, groups, clear, path):
+    """Each step's norm over that of the step before."""
+    drawn = probe(measured, groups, 'contraction', 1, clear)
+    save_probe(*drawn, 'step norm over the one before', path)
+
+
+def accel_hat(measured, groups, clear, path):
+    """Normalised accelerations."""
+    drawn = probe(measured, groups, 'accel_hat', 1, clear)
+    save_probe(*drawn, 'normalised acceleration (Eq. 6)', path)
+
+
+def probe(measured, groups, name, k_first, clear, steps=None):
+    """
+    A probe against the loop step k: a panel for each group, a curve for each checkpoint.
+
+    The band is one sigma. Where the step norm is below `clear` rounding floors the curve is grey
+    and has no band. name: as in geometry.measure; k_first: loop step of its first value.
+    Returns (figure, axes (G,), rows of the CSV).
+    """
+    figure, [axes] = panels(len(groups), 4, 3.4, sharey=True)
+    table = []
+    for g, ax in enumerate(axes):
+        for i, (it, curves) in enumerate(measured.items()):
+            curve, colour = curves[g], shade(i, len(measured))
+            mean, std = curve[name][:steps], curve[name + '_std'][:steps]       # (K,)
+            k = np.arange(len(mean)) + k_first
+            sound = curve['norm'][k] > curve['floor_float32'] * clear
+            table += [[groups[g], it, *row] for row in zip(k, mean, std, sound.astype(int))]
+
+            # a norm is positive, a cosine at most 1: so is its band
+            low, high = mean - std, mean + std
+            if name == 'norm':
+                low = np.maximum(low, mean / 10)
+            if name == 'cos':
+                high = np.minimum(high, 1)
+            ax.plot(k, mean, color='0.8', lw=1)
+            clear_mean = np.where(sound, mean, np.nan)
+            ax.plot(k, clear_mean, color=colour, lw=1.5, label=f'iteration {it}')
+            ax.fill_between(k, low, high, where=sound, color=colour, alpha=0.12, lw=0)
+        ax.set(title=title(groups[g]), xlabel='loop step k')
+    return figure, axes, table
+
+
+def save_probe(figure, axes, table, label, path):
+    axes[0].set_ylabel(label)
+    axes[-1].legend(frameon=False, fontsize=7)
+    header = ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding']
+    save(figure, path, header, table)
+
+
+def path_independence(spread, groups, heading, path):
+    """{iteration: for each group the spread of its end states over draws of x^(0), over norm}."""
+    figure, [[ax]] = panels(1, 5, 3.4)
+    for g, group in enumerate(groups):
+        values = [by_group[g] for by_group in spread.values()]
+        ax.plot(values, 'os^Dv'[g % 5] + '-', color=colour_of(g), label=title(group))
+    ax.set_xticks(range(len(spread)), list(spread))
+    ax.set(xlabel='iteration', ylabel='spread of end states / norm', yscale='log', title=heading)
+    ax.legend(frameon=False)
+    table = [[it, group, s] for it in spread for group, s in zip(groups, spread[it])]
+    save(figure, path, ['iteration', 'group', 'spread'], table)
+
+
+def stability(loss_by_loops, mean_loops, path):
+    """Held-out loss {loops: nats a token}; mean_loops: of the draw in training."""
+    figure, [[ax]] = panels(1, 5, 3.4)
+    loops = list(loss_by_loops)
+    ax.plot(loops, list(loss_by_loops.values()), 'o-', color=COLOURS[0])
+    ax.axvline(mean_loops, color='0.5', ls='--', lw=0.8, label='mean of the training draw')
+    ax.set(xlabel='loops', ylabel='held-out loss (nats a token)', xscale='log')
+    ax.set_title('Loss by loops')
+    ax.set_xticks(loops, loops)
+    ax.minorticks_off()
+    ax.legend(frameon=False)
+    save(figure, path, ['loops', 'loss'], loss_by_loops.items())
+
+
+# bench.py: the numbers are in bench.csv -----------------------------------------------------------
+
+def by_rule(rows, column):
+    """{rule: its rows, ordered by this column}."""
+    rules = dict.fromkeys(row['rule'] for row in rows)      # each once, in the order of the rows
+    ordered = sorted(rows, key=lambda row: row[column])
+    return {rule: [row for row in ordered if row['rule'] == rule] for rule in rules}
+
+
+def figure_4(rows, path):
+    """Fig. 4: ms a token, PPL and CE of each rule against tau; shaded: beyond the paper's sweep."""
+    rows = [row for row in rows if row['rule'] not in ('fixed', 'oracle')]
+    paper_taus = [row['tau'] for row in rows if not row['extension']]
+    more_taus = [row['tau'] for row in rows if row['extension']]
+    columns = dict(ms_per_token='(i) ms a token', ppl='(ii) perplexity',
+                   ce='(iii) cross-entropy (nats a token)')
+    figure, [axes] = panels(3, 4, 3.6)
+    for ax, column in zip(axes, columns):
+        for rule, mine in by_rule(rows, 'tau').items():
+            colour, marker = style(rule)
+            line = '--' if '_' in rule else '-'
+            ax.plot([row['tau'] for row in mine], [row[column] for row in mine], label=rule,
+                    color=colour, marker=marker, ls=line, ms=4, lw=1)
+        if more_taus:
+            ax.axvspan(1.5 * max(paper_taus), 1.5 * max(more_taus), color='0.95')
+        ax.set(xscale='log', xlabel='tau', ylabel=columns[column])
+    axes[0].legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    save(figure, path)
+
+
+def frontier(rows, same, path):
+    """
+    CE above the full budget's against block maps and against ms; best is below, on the left.
+
+    Bars: 95% intervals. same: nats that count as equal quality, a dotted line.
+    """
+    columns = dict(mean_evals='mean block maps a group', ms_per_token='ms a token')
+    figure, [axes] = panels(2, 5.5, 4, sharey=True)
+    for ax, column in zip(axes, columns):
+        for rule, mine in by_rule(rows, column).items():
+            colour, marker = style(rule)
+            x, y = [row[column] for row in mine], [row['ce_minus_full'] for row in mine]
+            ax.errorbar(x, y, error_bars(mine), label=rule, fmt=marker + '-', color=colour,
+                        ms=4, lw=0.8, capsize=2)
+        ax.axhline(same, color='0.6', ls=':', lw=0.8)
+        ax.set(xlabel=columns[column], xscale='log')
+        ax.set_yscale('symlog', linthresh=1e-3)
+    axes[0].set_ylabel('CE minus that of the full budget (nats)')
+    axes[0].legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    save(figure, path)
+
+
+def error_bars(rows):
+    """Lengths of the bars below and above each row's ce_minus_full: (2, rows)."""
+    below = [row['ce_minus_full'] - row['diff_low'] for row in rows]
+    above = [row['diff_high'] - row['ce_minus_full'] for row in rows]
+    return np.maximum([below, above], 0)        # a bootstrap interval can miss the mean

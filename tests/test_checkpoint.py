@@ -1,0 +1,182 @@
+"""Checkpoints: what is in them, which are refused, and that a good one is always there."""
+import os
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import kills
+import pytest
+import test_train
+import torch
+from test_train import TINY, refused, same_weights, saved, trained
+
+import checkpoint
+from checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+
+# fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
+here, whole = test_train.here, test_train.whole
+
+# What a checkpoint of an earlier version holds. People have such files, so none of these names may
+# go, and a new knob takes its default where a checkpoint lacks it.
+PARTS = ['model', 'model_args', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss']
+TO_GO_ON = ['optimizer', 'trend', 'spikes', 'ema']
+MODEL_ARGS = [
+    'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias', 'groups',
+    'mean_recurrence', 'bptt_k', 'injection', 'adapter_init', 'x0', 'norm_inside', 'step_noise']
+KNOBS = [
+    'dataset', 'out_dir', 'resume', 'init_from', 'block_size', 'n_layer', 'n_head', 'n_embd',
+    'dropout', 'bias', 'vocab_size', 'groups', 'mean_recurrence', 'loop_draw', 'bptt_k',
+    'injection', 'adapter_init', 'x0', 'norm_inside', 'step_noise', 'batch_size',
+    'gradient_accumulation_steps', 'max_iters', 'learning_rate', 'min_lr', 'warmup_iters',
+    'lr_decay_iters', 'weight_decay', 'beta1', 'beta2', 'grad_clip', 'ema', 'seed',
+    'eval_interval', 'eval_windows', 'eval_loops', 'log_interval', 'save_interval', 'keep_iters',
+    'device', 'dtype', 'compile', 'checkpoint_steps', 'peak_tflops']
+BLOCK = ['n1', 'n2', 'n3', 'n4', 'attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj']
+WEIGHTS = [
+    'wte', 'wpe', *(f'h.0.{name}' for name in BLOCK),
+    *(f'h.1.core.0.{name}' for name in BLOCK), 'h.1.norm', 'h.1.adapter',
+    *(f'h.2.core.0.{name}' for name in BLOCK), 'h.2.norm', 'h.2.adapter',
+    *(f'h.3.{name}' for name in BLOCK), 'ln_f']
+WEIGHTS = [f'{name}.weight' for name in WEIGHTS]
+
+
+class Code:
+    def __reduce__(self):
+        return os.mkdir, ('code-was-run',)
+
+
+def is_plain(value):
+    """Is this a tensor, a number, a string or None, or a list or dict of such?"""
+    if type(value) is dict:
+        return is_plain([*value.keys(), *value.values()])
+    if type(value) is list:
+        return all(is_plain(entry) for entry in value)
+    return value is None or type(value) in (torch.Tensor, int, float, bool, str)
+
+
+# what is in them ---------------------------------------------------------------------------------
+
+def test_the_parts_of_a_checkpoint(whole):
+    last = torch.load(whole / 'ckpt.pt', weights_only=True)
+    assert list(last) == PARTS + TO_GO_ON
+    assert set(last['model_args']) >= set(MODEL_ARGS)
+    assert set(last['config']) >= set(KNOBS)
+    assert list(last['model']) == [*WEIGHTS, 'lm_head.weight']
+    assert list(last['ema']) == WEIGHTS
+    assert list(last['optimizer']) == list(range(len(WEIGHTS)))
+    for state in last['optimizer'].values():
+        assert list(state) == ['step', 'exp_avg', 'exp_avg_sq']
+    assert list(last['val_loss']) == [1, 3] and len(last['trend']) == 3
+    for weights_alone in ('ckpt_000003.pt', 'ema/ckpt.pt'):
+        assert list(torch.load(whole / weights_alone, weights_only=True)) == PARTS
+
+
+def test_a_run_of_an_earlier_version_goes_on(whole):
+    """With nothing in its checkpoint but the names above, it ends as a run never stopped."""
+    os.mkdir('out')
+    shutil.copy(whole / 'log.csv', 'out')
+    earlier = torch.load(whole / 'ckpt.old.pt', weights_only=True)       # iteration 10
+    earlier = {name: earlier[name] for name in PARTS + TO_GO_ON}
+    earlier['model_args'] = {name: earlier['model_args'][name] for name in MODEL_ARGS}
+    earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
+    torch.save(earlier, 'out/ckpt.pt')
+    assert 'from iteration 10' in trained('--resume')
+    assert list(kills.differences(whole, 'out')) == []
+
+
+def test_checkpoints_hold_plain_values():
+    trained(*TINY, '--groups=((1,),(2,))', '--ema=0.9', '--max_iters=1', '--keep_iters=[0]')
+    for name in ('ckpt.pt', 'ckpt_000000.pt', 'ema/ckpt.pt'):
+        assert is_plain(torch.load(os.path.join('out', name), weights_only=True))
+
+
+# reading them ------------------------------------------------------------------------------------
+
+def test_load_checkpoint(tiny, idx):
+    model = tiny()
+    parts = dict(model=model.state_dict(), model_args=vars(model.config))
+    good = parts | dict(config={}, iter_num=3, tokenizer='bytes')
+    torch.save(good, 'good.pt')
+    loaded, dictionary = load_checkpoint('good.pt')
+    assert not loaded.training and torch.equal(loaded(idx)[0], model(idx)[0])
+    assert dictionary.keys() == good.keys()
+
+    # what is no checkpoint, or not a whole one
+    bad = dict(cut=Path('good.pt').read_bytes()[:5000], text=b'no checkpoint', empty=b'',
+               code=pickle.dumps(Code()))
+    for name, content in bad.items():
+        Path(name).write_bytes(content)
+    others = {'weights': parts | dict(model={}), 'list': [1, 2], 'bare': parts,
+              'zipped-code': good | dict(config=Code())}
+    for name, content in others.items():
+        torch.save(content, name)
+    for name in (*bad, *others):
+        with pytest.raises(ValueError, match='not a whole checkpoint'):
+            load_checkpoint(name)
+    assert not os.path.exists('code-was-run')
+    with pytest.raises(ValueError, match='no checkpoint at .*python train.py'):
+        load_checkpoint('nowhere/ckpt.pt')
+
+
+@pytest.mark.parametrize('args', [
+    ['--resume'], ['--init_from=out/ckpt.pt', '--out_dir=out-new']], ids=['resume', 'init_from'])
+def test_a_checkpoint_with_code_is_refused_and_not_run(args):
+    os.mkdir('out')
+    torch.save(dict(model=Code(), optimizer={}), 'out/ckpt.pt')
+    assert 'not a whole checkpoint' in refused(*TINY, *args)
+    assert not os.path.exists('code-was-run')
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
+    shutil.copytree(whole, 'out')
+    content = Path('out/ckpt.pt').read_bytes()
+    Path('out/ckpt.pt').write_bytes(content[:len(content) // 2])
+    printed = trained('--resume')
+    assert 'going on from out/ckpt.old.pt' in printed and 'from iteration 10' in printed
+    assert load_checkpoint('out/ckpt.old.pt')[1]['iter_num'] == 10
+    assert same_weights(whole, 'out')
+
+
+def test_last_checkpoint_without_a_whole_one(capsys):
+    assert last_checkpoint('out') == (None, '')
+    assert 'no checkpoint in out yet' in capsys.readouterr().out
+    os.mkdir('out')
+    for name in ('ckpt.pt', 'ckpt.old.pt'):
+        Path('out', name).write_bytes(b'no checkpoint')
+    with pytest.raises(ValueError, match="'out/ckpt.old.pt' is not a whole checkpoint"):
+        last_checkpoint('out')
+
+
+# writing them ------------------------------------------------------------------------------------
+
+def test_the_one_before_is_kept_where_asked():
+    for n in range(3):
+        save_checkpoint(dict(n=n), 'new/ckpt.pt', keep_old=True)
+    save_checkpoint(dict(n=3), 'new/ckpt_3.pt')
+    save_checkpoint(dict(n=4), 'new/ckpt_3.pt')
+    numbers = {name: torch.load(f'new/{name}')['n'] for name in os.listdir('new')}
+    assert numbers == {'ckpt.pt': 2, 'ckpt.old.pt': 1, 'ckpt_3.pt': 4}
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def no_room_from_iteration_10(dictionary, path, **more):
+        most = 20_000 if dictionary['iter_num'] >= 10 else limits[0]        # bytes of a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        save_checkpoint(dictionary, path, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, 'save_checkpoint', no_room_from_iteration_10)
+        try:
+            line = refused(*TINY, '--ema=0.5')
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot write 'out/ckpt.pt'" in line
+    assert 'make room, then go on with --resume' in line
+    assert saved('out')['iter_num'] == 5
+    assert not os.path.exists('out/ckpt.pt.tmp')
+
+    trained('--resume')
+    assert same_weights(whole, 'out')

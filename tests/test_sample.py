@@ -1,0 +1,148 @@
+"""What sample.py prints, what it refuses, and that a Ctrl-C loses none of it."""
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import conftest
+import pytest
+from conftest import ROOT
+from test_train import TINY, make_book, trained
+
+import cache
+import memory
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A folder with a checkpoint in out and a prompt. The data are gone: it needs none."""
+    folder = tmp_path_factory.mktemp('sample')
+    with contextlib.chdir(folder):
+        make_book()
+        trained(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
+        shutil.rmtree('data')
+    (folder / 'prompt.txt').write_text('The quick brown')
+    return folder
+
+
+@pytest.fixture
+def sample(folder, monkeypatch):
+    """sample(*args): sample.py in that folder -> what it printed."""
+    monkeypatch.chdir(folder)
+
+    def run(*args):
+        done = conftest.run('--max_new_tokens=6', *args, script='sample.py')
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    return run
+
+
+@pytest.fixture
+def refused(folder, monkeypatch):
+    """refused(*args): sample.py must end in one line with status 2 -> the line."""
+    monkeypatch.chdir(folder)
+
+    def run(*args):
+        done = conftest.run(*args, script='sample.py')
+        assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+        return done.stderr
+    return run
+
+
+# what it prints ----------------------------------------------------------------------------------
+
+def test_text_speed_and_steps(sample):
+    printed = sample('--start=FILE:prompt.txt', '--exit=accel', '--tau=0.1')
+    assert printed.startswith('The quick brown')
+    number = r'[\d.]+'
+    assert re.search(rf'\n--- {number} tokens/s; mean loop steps {number} in group \[1\], '
+                     rf'{number} in group \[2, 3\] of at most 30\n$', printed)
+
+
+def test_the_seed_makes_the_text(sample):
+    def text(*args):
+        return sample('--start=FILE:prompt.txt', *args).split('---')[0]
+    assert text('--seed=1') == text('--seed=1') != text('--seed=2')
+    assert text('--temperature=0', '--seed=1') == text('--temperature=0', '--seed=2')
+
+
+def test_each_token_on_the_colour_of_its_steps(sample):
+    printed = sample('--start=The', '--show_steps', '--n_loop=[1,5]', '--num_samples=2')
+    assert printed.count('1.00 in group [1], 5.00 in group [2, 3] of at most 5') == 2
+    assert printed.count('\x1b[48;5;25m') > 6       # from three steps on
+    assert 'loop steps, mean over the groups, from:' in printed
+
+
+def test_a_long_prompt_is_its_last_block(sample):
+    printed = sample('--start=' + 'x' * 40)
+    assert 'the prompt has 40 tokens: its last 16 (block_size) are used' in printed
+
+
+@pytest.mark.parametrize('args', [
+    ['--cache=ring', '--ring=2'], ['--cache=latest'], ['--cache=None'], ['--warm_start'],
+    ['--temperature=0', '--n_loop=4', '--draft_loops=1']], ids=' '.join)
+def test_ways_to_decode(sample, args):
+    assert 'tokens/s' in sample(*args)
+
+
+def test_ctrl_c_keeps_the_text_so_far(sample, folder):
+    """And ends in one word with status 130."""
+    endless = ['--max_new_tokens=1000000', '--stop_at_end=False', '--start=The']
+    settings = dict(OMP_NUM_THREADS='1', PYTHONUTF8='1')        # as here
+    with open('text.txt', 'w') as text, open('error.txt', 'w') as error:
+        process = subprocess.Popen(
+            [sys.executable, os.path.join(ROOT, 'sample.py'), *endless], stdout=text, stderr=error,
+            env=os.environ | settings,
+            # also where the tests run in the background of a shell, which ignores Ctrl-C there
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+        while process.poll() is None and os.path.getsize('text.txt') < 50:
+            time.sleep(0.05)
+        so_far = (folder / 'text.txt').read_bytes()
+        process.send_signal(signal.SIGINT)
+        status = process.wait()
+    assert (status, (folder / 'error.txt').read_text()) == (130, '\nstopped\n')
+
+    # the text is the beginning of what it would have said
+    printed = (folder / 'text.txt').read_bytes()
+    assert len(so_far) >= 50 and printed.startswith(so_far)
+    n_tokens = f'--max_new_tokens={len(printed)}'
+    longer = sample('--stop_at_end=False', '--start=The', n_tokens).encode()
+    assert longer.startswith(printed)
+
+
+# what it refuses ---------------------------------------------------------------------------------
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatch):
+    def allocate(*args, **more):
+        raise AssertionError('keys and values were made')
+    monkeypatch.setattr(cache.KeysValues, 'update', allocate)
+    monkeypatch.setattr(memory, 'available', lambda device: 3 * 2 ** 30)
+    line = refused('--n_loop=100000000')
+    # of three looped layers each step, of two once: 16 tokens of width 16, float32, keys and values
+    gib = (3 * 100_000_000 + 2) * 16 * 16 * 4 * 2 / 2 ** 30
+    assert f'would take {gib:,.1f} GiB of memory, and cpu has 3.0 GiB left: lower n_loop' in line
+
+
+@pytest.mark.parametrize('args, words', [
+    ('--exit=acel', 'unknown exit rule'),
+    ('--exit=accel --tau=-1', 'tau must be a number >= 0'),
+    ('--exit=accel --tau=nan', 'tau'),
+    ('--out_dir=nowhere', 'no checkpoint at'),
+    ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
+    ('--num_samples=0', 'num_samples'),
+    ('--n_loop=0', 'n_loop must be'),
+    ('--max_new_tokens=0', 'max_new_tokens'),
+    ('--cache=newest', 'unknown cache policy'),
+    ('--cache=ring --ring=0', 'at least 1 slot'),
+    ('--temperature=0 --draft_loops=30 --n_loop=30', 'draft_loops must'),
+    ('--draft_loops=1', 'greedily'),
+    ('--temperature=-1', 'temperature'),
+    ('--top_k=0', 'top_k'),
+    ('--device=tpu', 'not available')])
+def test_bad_input(refused, args, words):
+    assert words in refused(*args.split())

@@ -1,0 +1,232 @@
+"""What one sees of a run: its log, its held-out losses, its health, its FLOPs, how far it is."""
+import itertools
+import math
+import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import data
+import memory
+import watch
+
+
+@pytest.fixture
+def tokens():
+    """Ten windows of 16 tokens, the one behind them, and four over."""
+    return np.random.default_rng(0).integers(50, size=165).astype('<u2')
+
+
+def batch_sizes(model):
+    """A list, to which each pass of the model will add how many windows it has."""
+    sizes = []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    return sizes
+
+
+def evaluate(model, tokens, n_windows=10, loops=(1, 4), **how):
+    return watch.evaluate(model, tokens, n_windows, loops, 'cpu', nullcontext(), **how)
+
+
+# the log -----------------------------------------------------------------------------------------
+
+def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
+    path = str(tmp_path / 'log.csv')
+    watch.Log(path, [1, 4], ema=0.9, start=0).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
+    with open(path, 'a') as f:
+        f.write('8,2.0,' + ',' * 13 + '\n9,1.0')         # a whole row, and one cut short by a kill
+    assert [row['iter'] for row in watch.read_log(path)] == ['3', '8']
+    assert [row['iter'] for row in watch.read_log(path, before=8)] == ['3']
+
+    # the log of a run that goes on from iteration 4
+    watch.Log(path, [1, 4], ema=0.9, start=4).add(dict(iter=4, ema_loss_1=2.125))
+    rows = watch.read_log(path)
+    assert [row['iter'] for row in rows] == ['3', '4']
+    assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
+    assert rows[1]['ema_loss_1'] == '2.125'
+
+
+# held-out losses ---------------------------------------------------------------------------------
+
+def test_evaluate_is_the_mean_over_counted_windows(tiny, tokens):
+    model = tiny()
+    losses = evaluate(model, tokens, batch=3)
+    assert model.training
+    model.eval()
+    x, y = data.windows(tokens, range(0, 160, 16), 16)
+    assert list(losses) == [1, 4]
+    for n_loop, loss in losses.items():
+        assert math.isclose(loss, model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
+
+
+def test_evaluate_spreads_its_windows(tiny, tokens, monkeypatch):
+    starts, windows = [], data.windows
+
+    def spy(tokens, batch, T):
+        starts.extend(batch)
+        return windows(tokens, batch, T)
+
+    monkeypatch.setattr(data, 'windows', spy)
+    evaluate(tiny(), tokens, n_windows=4, loops=[1])
+    assert starts == [0, 48, 96, 144]
+
+
+def test_evaluate_is_bounded_by_its_logits(tiny, tokens):
+    model = tiny()
+    sizes = batch_sizes(model)
+    model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
+    assert memory.windows_at_once(model.config) == 4
+    evaluate(model, tokens, loops=[1, 4])
+    assert sizes == [4, 4, 2] * 2
+
+
+def test_a_report_is_bounded_by_its_logits(tiny, tokens):
+    """Its look at the health of the states too."""
+    model = tiny()
+    sizes = batch_sizes(model)
+    model.config.vocab_size = 2 ** 21
+    run = SimpleNamespace(model=model, averaged=dict(model.named_parameters()), val_loss={})
+    row = watch.report(run, 7, 10, tokens, [1], 'cpu', nullcontext(), [], False, 0)
+    assert sizes == [4, 4, 2, 4, 4, 2, 4]       # raw weights, averaged ones, health
+    assert list(row) == ['val_loss_1', 'ema_loss_1', 'token_corr', 'state_use']
+    assert row['val_loss_1'] == row['ema_loss_1'] == f'{run.val_loss[1]:.5f}'
+
+
+def test_two_processes_share_the_windows(tiny, tokens, monkeypatch):
+    """Nine windows, of which one has five: they look for signals equally often all the same."""
+    model = tiny()
+    whole = evaluate(model, tokens, 9, [1, 4])
+    parts, looks = [], []
+    monkeypatch.setattr(watch, 'WORLD', 2)
+    for rank in range(2):
+        monkeypatch.setattr(watch, 'RANK', rank)
+        monkeypatch.setattr(watch, 'any_asked', lambda asked, dev: looks.append(rank))
+        parts.append(evaluate(model, tokens, 9, [1, 4], batch=2))
+    for n_loop, loss in whole.items():
+        assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
+        assert parts[0][n_loop] > parts[1][n_loop]
+    assert looks == [0] * 6 + [1] * 6
+
+
+def test_evaluate_stops_when_asked(tiny, tokens):
+    model, asked = tiny(), []
+    sizes = batch_sizes(model)
+
+    def ask(*pass_of_the_model):
+        if len(sizes) == 3:
+            asked.append(signal.SIGTERM)
+
+    model.register_forward_pre_hook(ask)
+    assert evaluate(model, tokens, batch=2, asked=asked) is None
+    assert len(sizes) == 3 and model.training
+
+
+def test_evaluate_says_how_far_it_is(tiny, tokens, monkeypatch, capsys):
+    model = tiny()
+    evaluate(model, tokens, loops=[1], batch=2)
+    assert capsys.readouterr().out == ''        # quick ones say nothing
+    clock = SimpleNamespace(time=itertools.count(0, 6).__next__)    # six seconds from look to look
+    monkeypatch.setattr(watch, 'time', clock)
+    evaluate(model, tokens, loops=[1], batch=2)
+    assert capsys.readouterr().out == ('held-out loss: 1 of 5 batches\n'
+                                       'held-out loss: 3 of 5 batches\n')
+
+
+def test_slowly_passes_all_items_on(capsys):
+    assert list(watch.slowly('abc', 'letters', every=-1)) == ['a', 'b', 'c']
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f'letters: {done} of 3 batches' for done in range(3)]
+
+
+def test_using_other_weights_for_a_while(tiny, idx):
+    model, other = tiny(seed=0), tiny(seed=1)
+    own, others = model(idx)[0], other(idx)[0]
+    with watch.using(model, dict(other.named_parameters())):
+        assert torch.equal(model(idx)[0], others)
+    assert torch.equal(model(idx)[0], own)
+    with watch.using(model, {}):
+        assert torch.equal(model(idx)[0], own)
+
+
+# health ------------------------------------------------------------------------------------------
+
+def test_spikes():
+    trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
+    # a loss that falls, with noise
+    losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]
+    assert not any(watch.is_spike(loss, trend) for loss in losses)
+    assert watch.is_spike(2.0, trend)
+    assert not watch.is_spike(0.2, trend)
+
+
+def test_health_shows_the_two_collapses(tiny, idx):
+    model = tiny()
+    assert not list(watch.warnings_of(watch.health(model, idx, nullcontext())))
+    with torch.no_grad():
+        # all tokens alike: every position reads the same
+        model.wte.weight.copy_(model.wte.weight[:1].expand(50, -1))
+        model.wpe.weight.zero_()
+        # a core that ignores its state: no weight on x, the left half of [x ; e]
+        for group in model.groups:
+            group.adapter.weight[:, :16] = 0
+    values = watch.health(model, idx, nullcontext())
+    for token_corr, state_use in values:
+        assert token_corr > 0.999 and state_use < 1e-5
+    lines = list(watch.warnings_of(values))
+    assert len(lines) == 4
+    assert 'in group 0 the states of all tokens are nearly the same' in lines[0]
+    assert 'the core of group 0 ignores its state' in lines[1]
+
+
+def test_token_corr_is_the_mean_cosine_of_pairs(tiny):
+    model, trace = tiny(), []
+    idx = torch.arange(6)[None]
+    model(idx, n_loop=3, trace=trace)
+    values = watch.health(model, idx, nullcontext())
+    for (token_corr, _), entry in zip(values, trace, strict=True):
+        x = entry['states'][-1][0]                                              # (T, C)
+        cosines = [torch.cosine_similarity(x[i], x[j], dim=0) for i in range(6) for j in range(i)]
+        assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
+
+
+# speed -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('changes', [
+    dict(), dict(injection='add'), dict(groups=[]), dict(groups=[[1, 2, 3]], bptt_k=2)])
+def test_training_flops_are_those_torch_counts(tiny, changes):
+    """
+    But for two things: attention, whose backward pass recomputes, and the first looped step with
+    gradient, whose input needs none.
+    """
+    model = tiny(n_embd=32, vocab_size=64, **changes).train()
+    n_loop = [5, 4][:len(model.groups)]
+    idx = torch.randint(64, (2, 16))
+    with FlopCounterMode(display=False) as counter:
+        model(idx, idx, n_loop=n_loop)[1].backward()
+    by_op = counter.get_flop_counts()['Global']
+    counted = sum(flops for op, flops in by_op.items() if 'attention' not in str(op))
+    model.config.block_size = 0         # of the formula: its attention is gone
+    said = watch.training_flops(model.config, n_loop)
+    assert math.isclose(said, counted / idx.numel(), rel_tol=0.015)
+
+
+# being asked to stop -----------------------------------------------------------------------------
+
+def test_the_second_signal_does_what_it_did_before():
+    noted = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
+    try:
+        own = signal.getsignal(signal.SIGTERM)
+        asked, handlers = watch.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert (asked, noted) == ([signal.SIGTERM], [])
+        signal.raise_signal(signal.SIGTERM)
+        assert (asked, noted) == ([signal.SIGTERM], [signal.SIGTERM])
+        watch.stop_listening(handlers)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
