@@ -105,15 +105,15 @@ def test_tokens_side_by_side_keep_what_they_left():
     assert slots_of(kv, 2) == [21, 22, 23, 24]
 
 
-@pytest.mark.parametrize('slots', [1, 2])
-def test_a_stopped_token_stays_in_a_short_ring(slots):
-    """Token 1 stops after step 1. Later steps come round to its slots, and leave them alone."""
+@pytest.mark.parametrize('slots, last, left', [
+    (1, 1, [11]), (2, 1, [11, 11]), (2, 2, [11, 12]), (3, 2, [11, 12, 12])])
+def test_a_stopped_token_stays_in_a_short_ring(slots, last, left):
+    """Token 1 stops after step `last`. Later steps leave its slots alone."""
     kv, span = KeysValues(slots, T_max=2), Span(0, 2)
-    take_step(kv, span, 1)
-    for k in range(2, 6):
-        take_step(kv, span, k, active=torch.tensor([[True, False]]))
-    assert slots_of(kv, 1) == [11] * slots
-    assert slots_of(kv, 0) == {1: [5], 2: [5, 4]}[slots]
+    for k in range(1, 7):
+        take_step(kv, span, k, active=torch.tensor([[True, k <= last]]))
+    assert slots_of(kv, 1) == left
+    assert slots_of(kv, 0) == {1: [6], 2: [5, 6], 3: [4, 5, 6]}[slots]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -150,13 +150,16 @@ def test_rows_of_any_lengths_are_as_alone(tiny, name, cache):
         assert_same((out[b:b + 1, :n + 8], steps[b:b + 1]), alone)
 
 
-def test_rows_of_any_lengths_have_the_logits_that_they_have_alone(tiny, idx):
-    model, counts, rule = tiny(adapter_init='random'), [10, 10], rule_of('accel')
+@pytest.mark.parametrize('step_noise', [0.0, 0.02])
+def test_rows_of_any_lengths_have_the_logits_that_they_have_alone(tiny, idx, step_noise):
+    model = tiny(adapter_init='random', step_noise=step_noise)
+    counts, rule = [10, 10], rule_of('accel')
     rows, new = [idx[0, :4], idx[1, :11], idx[2, :7]], idx[:, 12:13]
     cache = make_cache(model, counts)
     with torch.no_grad():
         prefill(model, rows, counts, rule, 0, cache)
-        logits, _, _ = one_token(model, new, [4, 11, 7], counts, rule, 0, cache)
+        logits, steps, _ = one_token(model, new, [4, 11, 7], counts, rule, 0, cache)
+    assert len(steps.unique(dim=0)) > 1             # a row leaves the batch before another
     for b, row in enumerate(rows):
         alone = model(torch.cat((row, new[b]))[None], n_loop=10, exit=rule)[0]
         torch.testing.assert_close(logits[b], alone[0, -1], **CLOSE)
