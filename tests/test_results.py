@@ -173,13 +173,13 @@ def small(tmp_path, monkeypatch):
         return True
 
     sweep = ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--budgets=[2]',
-             '--device=cpu']
+             '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu']
     settings = dict(command=command, dataset='book', seeds=[1], workers=1,
                     CHOICES={'as it is': []}, RULES=dict.fromkeys(run.RULES, sweep),
-                    more=[*TINY, '--eval_loops=[1,4,8]'], ThreadPoolExecutor=Inline)
+                    more=[*TINY, '--eval_loops=[1,4,8]', '--keep_iters=[0]'], ThreadPoolExecutor=Inline)
     for name, setting in settings.items():
         monkeypatch.setattr(run, name, setting)
-    smaller = dict(N_LOOP=8, N_WINDOWS=4, NOISE_DRAWS=2, LOOPS=(1, 2, 4, 8, 16, 32, 64))
+    smaller = dict(N_LOOP=8, N_WINDOWS=4, NOISE_DRAWS=2, LOOPS=(1, 4, 8, 32, 64))
     for name, setting in smaller.items():
         monkeypatch.setattr(measure, name, setting)
     monkeypatch.setattr(table, 'write', lambda: calls.append('table'))
