@@ -1,7 +1,7 @@
 """
 What an exit rule buys: latency and quality against tau, beside fixed budgets and an oracle.
 
-    python bench.py                     the default run's checkpoint, under three minutes on 2 cores
+    python bench.py                     the default run's checkpoint, about a minute on two cores
     python bench.py --protocol=both     with a cache, and as the paper's figures suggest: the whole
                                         context again for each token
     python bench.py --rules="['accel']" --hits=1 --keep=True        an ablation of a rule;
@@ -15,7 +15,7 @@ some.
 
 Quality: teacher-forced over held-out windows, the same windows and noise for all points; intervals
 are 95% bootstrap over windows, of the difference from the full budget in the same window. Latency:
-the second half of each window token by token, all points in turn, round by round.
+`timed_tokens` tokens behind a prompt of half a window, all points in turn, round by round.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -248,7 +248,7 @@ def oracle_schedule(model, point, idx):
 
 
 @torch.no_grad()
-def decode(model, point, idx, start, how, device):
+def decode_window(model, point, idx, start, how, device):
     """
     Decode positions start ... of idx (B, T) one by one, with a cache or (how = 'paper') without.
 
@@ -278,7 +278,7 @@ def warm_up(model, points, prompts, start, how, device):
     """Decode two tokens at every point, so that no round pays for what happens only once."""
     began = time.perf_counter()
     for point in points:
-        decode(model, point, prompts[:, :start + 2], start, how, device)
+        decode_window(model, point, prompts[:, :start + 2], start, how, device)
     print(f'warm-up {time.perf_counter() - began:.1f} s')
 
 
@@ -286,17 +286,17 @@ def time_round(model, points, prompts, start, protocols, device):
     """Time every point on prompts (B, T), in turn: what slows the machine down slows all alike."""
     for point in points:
         for how in protocols:
-            seconds, tokens = decode(model, point, prompts, start, how, device)
+            seconds, tokens = decode_window(model, point, prompts, start, how, device)
             point.times[how] += [1e3 * s for s in seconds]
             point.tokens[how].append(tokens)
 
 
 @torch.no_grad()
-def check_costs(model, label, repeats=15, n=8):
+def check_costs(model, repeats=15, n=8):
     """
     What the check of each rule adds to a loop step of the first group, for one token.
 
-    n: loop steps of a pass. Yields (label, rule, microseconds, microseconds of a step without).
+    n: loop steps of a pass. Yields (rule, microseconds, microseconds of a step without).
     """
     group, C = model.groups[0], model.config.n_embd
     e = torch.randn(1, 1, C, device=model.lm_head.weight.device)
@@ -315,7 +315,7 @@ def check_costs(model, label, repeats=15, n=8):
         step = np.median(times[None][1:])       # the first pass warms up
         for name in names:
             added = np.median(np.subtract(times[name], times[None])[1:])
-            yield label, name, 1e6 * added, 1e6 * step
+            yield name, 1e6 * added, 1e6 * step
 
 
 # what comes out -----------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ def print_checks(model, device):
     costs = []
     for measured, repeats in ((model, 15), (large, 7)):
         label = f'C = {measured.config.n_embd}, V = {measured.config.vocab_size}'
-        for label, name, us, step in check_costs(measured, label, repeats):
+        for name, us, step in check_costs(measured, repeats):
             costs.append((label, name, us, step))
             print(f'  {label}: {name:9s} {us:7.0f} us a step, {100 * us / step:6.1f}% of '
                   f'{step:.0f} us')
@@ -391,14 +391,14 @@ def print_checks(model, device):
 
 
 def compare_protocols(points, rows):
-    """A sentence: do both protocols say the same tokens, and what does recomputing cost?"""
+    """A sentence: do both protocols choose the same tokens, and what does recomputing cost?"""
     same = True
     for point in points:
         if point.rule != 'oracle':      # its schedule is of a pass without a cache
             pairs = zip(point.tokens['cached'], point.tokens['paper'])
             same = same and all(torch.equal(cached, paper) for cached, paper in pairs)
     ratio = np.median([row['ms_per_token_paper'] / row['ms_per_token'] for row in rows])
-    return (f"both protocols say the same tokens: {'yes' if same else 'NO'}; recomputing takes "
+    return (f"both protocols choose the same tokens: {'yes' if same else 'NO'}; recomputing takes "
             f'{ratio:.1f} times as long (median over the points)')
 
 

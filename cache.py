@@ -8,13 +8,14 @@ whole sequence loops side by side, a token at step k meets the others at their s
 token by token must meet the same keys, and so the cache has a slot for each loop step:
 
                   token 0   token 1   token 2 (new)
-    slot 0, k=1   k1        k1        writes and reads this row at its step 1
-    slot 1, k=2   k2        k2        ... at its step 2
-    slot 2, k=3   k3        k2        token 1 stopped after step 2, so it left step 2's key here too
+    slot 0, k=1   key 1     key 1     writes its key 1 here, and reads this line at its step 1
+    slot 1, k=2   key 2     key 2     ... at its step 2
+    slot 2, k=3   key 3     key 2     token 1 stopped after step 2: its key 2 stands here too
 
-So a token at step k meets every earlier one at step min(k, the last step that one took). That is
-the policy `exact`. With fewer slots than steps (`ring`, Geiping 5; `latest` has one slot) step k
-goes to slot (k - 1) % slots: less memory and another result, since older steps are written over.
+So a token at step k meets every earlier one at step min(k, the last step that was evaluated on that
+one; `accel` evaluates one more than it keeps). That is the policy `exact`. With fewer slots than
+steps (`ring`, Geiping 5; `latest` has one slot) step k goes to slot (k - 1) % slots: less memory
+and another result, since older steps are written over.
 
     B, b     rows of the batch; those of them that still loop
     T, end   new tokens; all tokens up to and with them
@@ -67,7 +68,7 @@ class KeysValues:
 
         keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
         rows (b,): which rows these are, None for all. active (b, T): the tokens that still loop,
-        None for all; a token that has stopped keeps the keys and values of its last block map.
+        None for all; a token that has stopped keeps what its last block map left in the slots.
         """
         if self.keys is None:
             B, H, _, D = keys.shape
@@ -77,8 +78,8 @@ class KeysValues:
         b = slice(None) if rows is None else rows
         new = slice(span.start, span.end)
         if active is not None:
-            # a stopped token's keys lie in the slot of the step before, and move on with each step;
-            # where there is no such slot they have never left this one
+            # with a slot for each step, what a stopped token left moves on from slot to slot; in a
+            # shorter ring each slot keeps what was last written there
             last = k - 2 if 1 < k <= self.slots else slot
             active = active[:, None, :, None]
             keys = torch.where(active, keys, self.keys[last, b, :, new])

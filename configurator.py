@@ -62,7 +62,7 @@ def run(main):
     except (ValueError, OSError) as error:
         if os.environ.get('TRACEBACK'):
             raise
-        stop(error)
+        stop(error, getattr(error, 'every_process', False))
     except (MemoryError, RuntimeError) as error:
         if os.environ.get('TRACEBACK') or not is_out_of_memory(error):
             raise

@@ -12,7 +12,8 @@ Geiping 5 and App. D.6: ring, self-speculation, warm start.
 
     B, V       rows; vocab_size
     counts     the loop budget of each group
-    start      the first position of a row that is in the window
+    start      the first token of a row that is in the window; positions count from there
+    cache      the policy's name in `stream`, elsewhere the KeysValues themselves
 """
 import math
 from functools import partial
@@ -65,22 +66,22 @@ def prefill(model, rows, counts, exit, noise_seed, cache):
     # attention is causal, so what pads a row behind its end is not seen
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
     last = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
-    x, groups = model.hidden(idx, counts, exit, noise_seed, cache=cache)
+    x, ends = model.hidden(idx, counts, exit, noise_seed, cache=cache)
     at = torch.arange(len(rows), device=idx.device), last
-    states = [state[at][:, None] for state, _ in groups]
-    return model.lm_head(x[at]), stack([used[at] for _, used in groups], x), states
+    states = [state[at][:, None] for state, _ in ends]
+    return model.lm_head(x[at]), stack([used[at] for _, used in ends], x), states
 
 
-def one_token(model, token, start, counts, exit, noise_seed, cache, warm=None):
+def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None):
     """
-    One token (B, 1) a row, at position start (an int, or one for each row) -> as prefill.
+    One token (B, 1) a row, at this position (an int, or one for each row) -> as prefill.
 
     warm: a first state for each group, in place of noise.
     """
-    span = Span(start, 1, token.device)
-    x, groups = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
-    states = [state for state, _ in groups]
-    return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in groups], x), states
+    span = Span(position, 1, token.device)
+    x, ends = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
+    states = [state for state, _ in ends]
+    return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in ends], x), states
 
 
 def stack(steps, x):
@@ -203,9 +204,9 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
                 draft.append(choose(logits, 0, None))
             # all loops on all of them at once, over the keys and values of the draft
             span = Span(position, len(draft), row.device)
-            x, groups = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span, kept)
+            x, ends = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span, kept)
             tokens = choose(model.lm_head(x[0]), 0, None).split(1)
-            steps = stack([used[0] for _, used in groups], x)                   # (T, groups)
+            steps = stack([used[0] for _, used in ends], x)                   # (T, groups)
             # right up to the first token that differs from the draft, and that token too
             right = [bool(a == b) for a, b in zip(tokens, draft[1:])] + [False]
             tokens = tokens[:right.index(False) + 1]

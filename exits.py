@@ -11,7 +11,7 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
     x0, x1   the state before and after step k; float32
     delta    x1 - x0, the update (Eq. 1)
     B, T     rows and tokens of a pass
-    b        the rows of which some token still loops
+    b        rows of which some token still loops
 """
 from dataclasses import dataclass
 from math import inf, isnan
@@ -141,9 +141,12 @@ def make_exit(name, tau, hits=None, keep=None):
 
 # many tokens at once -----------------------------------------------------------------------------
 
+NO_HITS = np.zeros((), dtype=np.int64)
+
+
 def count_hits(value, hits, rule, k):
     """
-    How many small values in a row each token has had: an array (b, T), or None if no token has any.
+    How many small values in a row each token has had: (b, T), or NO_HITS where that is 0 for all.
 
     value (b, T): the signal at step k, None while it is undefined; hits: what this returned before.
     """
@@ -153,12 +156,11 @@ def count_hits(value, hits, rule, k):
     value = value.item() if value.numel() == 1 else value.numpy(force=True)
     lowest = value if isinstance(value, float) else value.min()     # NaN if there is one
     if lowest >= rule.tau:
-        return None
+        return NO_HITS
     if isnan(lowest):
         raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
                          'in the model or its input')
-    small = np.asarray(value < rule.tau)
-    return small.astype(int) if hits is None else (hits + 1) * small
+    return (hits + 1) * np.less(value, rule.tau)
 
 
 def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
@@ -177,7 +179,7 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
     x_star = torch.empty_like(x)
     steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
     # of the rows that still loop: their numbers, their looping tokens, and what the rule remembers
-    looping, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), None, None
+    looping, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), NO_HITS, None
     rows = mask = None          # looping and active on the device; None while that is all of them
     for k in range(1, k_max + 1):
         # one block map, and what the rule says of it
@@ -186,14 +188,14 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
         hits = count_hits(value, hits, rule, k)
 
         # the common step: no token has hits enough, and all go on
-        enough = hits is not None and active & (hits >= rule.hits)
-        if k < k_max and (hits is None or not enough.any()):
+        enough = active if hits is NO_HITS else active & (hits >= rule.hits)
+        if k < k_max and (hits is NO_HITS or not enough.any()):
             x = x1 if mask is None else torch.where(mask[..., None], x1, x)
             continue
 
         # these end here. Does a token take this step? Algorithm 1 breaks before x_0 <- x_1
         ends = active if k == k_max else enough
-        takes = active if rule.keep else active & ~np.asarray(enough)
+        takes = active if rule.keep or hits is NO_HITS else active & ~enough
         if takes.all():
             x = x1
         elif takes.any():
@@ -207,17 +209,19 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
         stays = active.any(axis=1)
         if not stays.any() and len(looping) == B:       # all rows together
             x_star = x
-            on_leave and on_leave(None, k)
+            if on_leave:
+                on_leave(None, k)
             break
         if not stays.all():
             gone = on_device(looping[~stays], x)
-            x_star[gone] = x[on_device(~stays, x)]
-            on_leave and on_leave(gone, k)
+            x_star[gone] = x[on_device(np.flatnonzero(~stays), x)]
+            if on_leave:
+                on_leave(gone, k)
             if not stays.any():
                 break
-            keep = on_device(stays, x)
+            staying = on_device(np.flatnonzero(stays), x)
             looping, active, hits = looping[stays], active[stays], hits[stays]
-            x, memo = x[keep], None if memo is None else memo[keep]
+            x, memo = x[staying], None if memo is None else memo[staying]
             rows = on_device(looping, x)
         mask = None if active.all() else on_device(active, x)
     return x_star, on_device(steps_used, x), on_device(evals, x)

@@ -191,7 +191,8 @@ def load_run(out_dir, device):
         differing = [f'{knob} = {value}' for knob, value in checkpoint['config'].items()
                      if knob not in FREE_KNOBS and value != last['config'].get(knob)]
         if checkpoint['iter_num'] > last['iter_num']:
-            differing.append('a later iteration')
+            raise ValueError(f'{path} is later than ckpt.pt: resume the run, or remove the file if '
+                             'the folder was used twice')
         if differing:
             raise ValueError(f"{path} is of another run than ckpt.pt ({', '.join(differing)}): "
                              'remove it')

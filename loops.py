@@ -7,8 +7,8 @@ Not run by itself: model.py puts a RecurrentGroup into its list of layers. (B, T
     repeat n_loop times, or until the exit rule has let every token go:
         x = norm(core(adapter([x ; e])))    Geiping 3.2; the "block map" f of Algorithm 1
 
-Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (the draw, his
-Eq. 1 and 2; truncated gradients), App. C.1 (x^(0)).
+Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (truncated
+gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 
     e          the stream that enters the group, given to every step
     x          the iterate; float32 always
@@ -28,7 +28,9 @@ from cache import KeysValues, Span
 from exits import loop_until_exit
 
 LOOP_DRAWS = ('lognormal', 'uniform', 'fixed')
-INJECTIONS = ('concat', 'add', 'none')      # see RecurrentGroup
+# another one: its name here, its weights in __init__, what it computes once a pass in `inject`, its
+# formula in `step`, its cost in watch.training_flops
+INJECTIONS = ('concat', 'add', 'none')
 
 
 def derived_seed(*key):
@@ -129,8 +131,8 @@ class RecurrentGroup(nn.Module):
         """
         One block map x^(k-1) -> x^(k), (B, T, C) float32.
 
-        injected: inject(e), where it is known already. updates: a cache hook for each layer of the
-        core, see KeysValues.update.
+        injected: inject(e), where it is known already, and e is not used. updates: a cache hook for
+        each layer of the core, see KeysValues.update.
         """
         on_x, share = self.inject(e) if injected is None else injected
         # x = adapter([x ; e]): e's half is the same in every step, so it is computed once
@@ -138,6 +140,8 @@ class RecurrentGroup(nn.Module):
             x = F.linear(x, on_x).to(x.dtype) + share
         elif self.injection == 'add':
             x = x + share
+        else:
+            assert self.injection == 'none'
         for i, block in enumerate(self.core):
             x = block(x, None if updates is None else updates[i])
         # Geiping 3.2: the norm n_c closes the core, in every step
@@ -216,7 +220,7 @@ class RecurrentGroup(nn.Module):
         if not self.norm_inside:
             x = self.norm(x)
 
-        # for who wants to look
+        # for whoever wants to look inside
         if trace is not None:
             states = states and torch.stack(states).detach()                    # (K+1, B, T, C)
             trace.append(dict(e=e.detach(), states=states, steps_used=steps_used, evals=evals))

@@ -20,22 +20,31 @@ def available(device='cpu'):
         with open('/proc/meminfo') as f:
             kilobytes = [line.split()[1] for line in f if line.startswith('MemAvailable')]
         limits += [1024 * int(k) for k in kilobytes]
-    if os.path.exists('/sys/fs/cgroup/memory.max'):
-        with open('/sys/fs/cgroup/memory.max') as f:
-            limits += [int(line) for line in f if line.strip().isdigit()]
+    group = '/sys/fs/cgroup/memory'
+    if os.path.exists(f'{group}.max') and os.path.exists(f'{group}.current'):
+        with open(f'{group}.max') as most, open(f'{group}.current') as now:
+            most, now = most.read().strip(), int(now.read())
+        with open(f'{group}.stat') as f:        # what files are cached can be dropped
+            now -= sum(int(line.split()[1]) for line in f if line.startswith('inactive_file '))
+        limits += [int(most) - now] if most.isdigit() else []
     return min(limits)
+
+
+class TooLarge(ValueError):
+    """What was asked for needs more memory than there is."""
+    every_process = True        # one card may be fuller than the next, so each says so itself
 
 
 def require(needed, device, what, knobs):
     """
-    ValueError if `needed` bytes are more than the device has left.
+    TooLarge, a ValueError, if `needed` bytes are more than the device has left.
 
     what: the thing that needs them, and knobs: which to lower, both in words for the message.
     """
     there = available(device)
     if needed > there:
-        raise ValueError(f'{what} would take {needed / 2 ** 30:,.1f} GiB of memory, and {device} '
-                         f'has {there / 2 ** 30:,.1f} GiB left: lower {knobs}')
+        raise TooLarge(f'{what} would take {needed / 2 ** 30:,.1f} GiB of memory, and {device} '
+                       f'has {there / 2 ** 30:,.1f} GiB left: lower {knobs}')
 
 
 def windows_at_once(config, most=64):
@@ -49,10 +58,11 @@ def states_bytes(config, n_loop, windows):
     return 2 * 4 * states * windows * config.block_size * config.n_embd
 
 
-def training_bytes(config, batch, checkpoint_steps=False):
+def training_bytes(config, batch, checkpoint_steps=False, copies=4):
     """
-    About what a training step on `batch` sequences takes, float32: weights, gradients, AdamW's two
-    moments, the states that the backward pass needs, and the logits.
+    About what a training step on `batch` sequences takes, float32: the weights and what is as large
+    as they are (`copies`: they, their gradients, AdamW's two moments), the states that the backward
+    pass needs, and the logits.
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
     weights = 12 * config.n_layer * C ** 2 + (config.vocab_size + config.block_size) * C
@@ -61,4 +71,4 @@ def training_bytes(config, batch, checkpoint_steps=False):
     steps = 1 if checkpoint_steps else min(config.bptt_k, config.mean_recurrence + 1)
     states = 16 * C * (config.n_layer - looped + looped * steps)
     logits = 3 * config.vocab_size
-    return 4 * (4 * weights + batch * config.block_size * (states + logits))
+    return 4 * (copies * weights + batch * config.block_size * (states + logits))

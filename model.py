@@ -242,7 +242,8 @@ class GPT(nn.Module):
     def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None,
                trace=None):
         """
-        idx (B, T) -> what the head reads (B, T, C), and each group's (x (B, T, C), steps_used).
+        idx (B, T) -> what the head reads (B, T, C), and where each group ended: a list of its
+        (x (B, T, C), steps_used (B, T)).
 
         counts: loops of each group. span, cache: where the tokens stand, and for each of h the
         KeysValues of its blocks (decode.py). warm: a first state for each group.
@@ -256,17 +257,17 @@ class GPT(nn.Module):
         x = (self.wte(idx) + self.wpe(span.pos)) * math.sqrt(self.config.n_embd)
         x = self.drop(x)                                                        # (B, T, C)
         # through the list of layers
-        groups = []
+        ends = []
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):
-                g = len(groups)
+                g = len(ends)
                 x, steps_used, _ = layer(x, counts[g], exit, self.readout, noise_seed, span, kept,
                                          warm[g] if warm else None, trace)
-                groups.append((x, steps_used))
+                ends.append((x, steps_used))
             else:
                 x = layer(x, kept[0].at(span=span) if kept else None)
-        return self.ln_f(x), groups
+        return self.ln_f(x), ends
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
                  cache='exact', noise_seed=0, **more):

@@ -30,7 +30,7 @@ top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float = 1e-2           # the rule's threshold
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
-cache: str | None = 'exact'     # exact, ring, latest (these change the result); None = no cache
+cache: str | None = 'exact'     # exact; ring and latest change the result; None = no cache
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with so few loops, verify with all; needs --temperature=0
@@ -40,7 +40,7 @@ noise_seed = 0              # of x^(0)
 compile = False             # the step of one token; pays in small models on a CPU, see decode.py
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
-dtype = 'float32'           # in bfloat16 the states never settle below a tau of 2e-2 or so
+dtype = 'float32'           # bfloat16 makes steps below 2e-3 of the state's norm rounding
 # -------------------------------------------------------------------------------------------------
 
 # an ANSI-256 colour from so many steps on, dark blue for few, orange for many

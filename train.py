@@ -130,7 +130,8 @@ def make_optimizer(model):
                              fused=params[0].is_cuda)
 
 
-# Every draw derives from (seed, purpose, it, micro), and is the same in each process.
+# Every draw derives from (seed, purpose, it, micro) and is the same in each process; dropout alone
+# differs, by RANK.
 
 def get_batch(tokens, it, micro, dev):
     """This process's rows of the batch: tokens (B / WORLD, T) and the next tokens."""
@@ -254,11 +255,13 @@ def set_up(saved, weights, meta, dev):
         dropout=dropout, bias=bias, groups=groups, mean_recurrence=mean_recurrence, bptt_k=bptt_k,
         injection=injection, adapter_init=adapter_init, x0=x0, norm_inside=norm_inside,
         step_noise=step_noise)
-    require(training_bytes(shape, batch_size // WORLD, checkpoint_steps), dev,
+    copies = 4 + (ema > 0) + (WORLD > 1)    # of the weights: gradients, AdamW's two, ema, buckets
+    require(training_bytes(shape, batch_size // WORLD, checkpoint_steps, copies), dev,
             f'a step of {batch_size} x {block_size} tokens at width {n_embd}',
             'batch_size, block_size or n_embd, or set --checkpoint_steps')
     torch.manual_seed(derived_seed(seed, 'init'))
-    torch.backends.cuda.matmul.allow_tf32 = True        # exit rules with their small taus are later
+    # for training only: the exit rules, with their small taus, run in other scripts
+    torch.backends.cuda.matmul.allow_tf32 = True
     model = GPT(shape).to(dev)
     if saved or weights:
         model.load_state_dict((saved or weights)['model'])
@@ -274,8 +277,10 @@ def set_up(saved, weights, meta, dev):
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
     before = saved or dict(iter_num=0, val_loss={}, trend=[0, 0.0, 0.0], spikes=[])
-    return Run(knobs, model, optimizer, averaged, meta['tokenizer'], meta['train']['sha256'],
-               before['iter_num'], before['val_loss'], before['trend'], before['spikes'])
+    return Run(config=knobs, model=model, optimizer=optimizer, averaged=averaged,
+               tokenizer=meta['tokenizer'], data=meta['train']['sha256'],
+               start=before['iter_num'], val_loss=before['val_loss'], trend=before['trend'],
+               spikes=before['spikes'])
 
 
 def compiled(dev):
@@ -299,12 +304,13 @@ def main():
     saved, path, weights = earlier_run()
     check_knobs()
     dev, autocast = join(device, dtype)
-    if RANK == 0 and path.endswith('.old.pt'):      # the last one is damaged
+    if RANK == 0 and path.endswith('.old.pt'):      # ckpt.pt is damaged or missing
         os.replace(path, path.replace('.old.pt', '.pt'))
     train_tokens, val_tokens, meta = load_data(saved, weights)
     check_same((saved and saved['iter_num'], meta['train']['sha256'], config))
     run = set_up(saved, weights, meta, dev)
-    model, optimizer = run.model, run.optimizer
+    model, optimizer, resumed = run.model, run.optimizer, bool(saved)
+    del saved, weights                              # of a large model some GB
     ddp = model
     if WORLD > 1:
         # without injection nothing before a group has a gradient when it loops beyond bptt_k
@@ -313,14 +319,15 @@ def main():
     since = f', from iteration {run.start}' if run.start else ''
     say(f'{n_params / 1e6:.2f}M parameters, {n_layer} layers, groups {model.config.groups}, '
         f'{dataset}: {len(train_tokens):,} tokens ({run.tokenizer}), {WORLD} x {dev}{since}')
-    loops = eval_loops if model.groups else [1]
+    eval_counts = eval_loops if model.groups else [1]
     n_windows = (len(val_tokens) - 1) // block_size
     os.makedirs(out_dir, exist_ok=True)
-    log = watch.Log(os.path.join(out_dir, 'log.csv'), loops, ema, run.start)
-    early_graphs = 0
+    log = watch.Log(os.path.join(out_dir, 'log.csv'), eval_counts, ema, run.start, max_iters,
+                    compiled(dev), peak_tflops or watch.peak_tflops_of(dev))
     asked, handlers = watch.listen()
-    report = partial(watch.report, tokens=val_tokens, loops=loops, dev=dev, autocast=autocast,
-                     asked=asked, compiled=compiled(dev), warm=warmup_iters)
+    # after the warm-up a state that has collapsed is worth a warning
+    report = partial(watch.report, tokens=val_tokens, loops=eval_counts, dev=dev, asked=asked,
+                     autocast=autocast, compiled=compiled(dev), warm=warmup_iters)
 
     for it in range(run.start, max_iters):
         # held-out losses
@@ -333,18 +340,19 @@ def main():
                 break
 
         # checkpoints
-        if it % save_interval == 0 and (it > run.start or not saved):
+        if it % save_interval == 0 and (it > run.start or not resumed):
             save(run, it, 'ckpt.pt')
         if it in keep_iters:
             save(run, it, f'ckpt_{it:06d}.pt', whole=False)
 
         # forward and backward, gradients accumulated
-        clock, tokens, flops = time.time(), 0, 0
+        clock, lr, tokens, flops = time.time(), lr_at(it), 0, 0
         status = torch.zeros(2, device=dev)     # the loss; how many times we were asked to stop
         for micro in range(gradient_accumulation_steps):
             x, y = get_batch(train_tokens, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
             seed_noise(model, it, micro, dev)
+            # DDP adds the gradients up at the last micro step; for a plain model this is nothing
             ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
             with autocast:
                 loss = ddp(x, y, n_loop=n_loop)[1] / gradient_accumulation_steps
@@ -356,15 +364,15 @@ def main():
         # clip the gradients
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
 
-        # one all-reduce, which waits for the device; then the check, before any weight is touched
+        # one more all-reduce, which waits for the device; then the check, before weights change
         status[1] += len(asked)
         loss, stop = add_up(status).tolist()
         norm = norm.item()
-        watch.check_finite(loss, norm, n_loop, it, lr_at(it), out_dir)
+        watch.check_finite(loss, norm, n_loop, it, lr, out_dir)
 
         # step
         for group in optimizer.param_groups:
-            group['lr'] = lr_at(it)
+            group['lr'] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if ema:
@@ -375,10 +383,7 @@ def main():
             run.spikes.append([loss, it])
         log.count(time.time() - clock, tokens, flops)
         if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            log.step(run, it, loss, lr_at(it), norm, n_loop, held_out, max_iters,
-                     peak_tflops or watch.peak_tflops_of(dev))
-        if it < run.start + 100:
-            early_graphs = watch.graphs(compiled(dev))
+            log.step(run, it, loss, lr, norm, n_loop, held_out)
         if stop:
             stopped(run, it + 1)
             break
@@ -389,8 +394,8 @@ def main():
         if held_out is None:
             stopped(run, max_iters)
         else:
-            finish(run, log, held_out, loops)
-            say_what_it_took(run, time.time() - begin, dev, early_graphs)
+            finish(run, log, held_out, eval_counts)
+            log.say_done(run, out_dir, time.time() - begin, dev)
     watch.stop_listening(handlers)
     leave()
 
@@ -400,10 +405,10 @@ def stopped(run, it):
     save(run, it, 'ckpt.pt')
     command = 'python' if WORLD == 1 else 'torchrun ...'
     say(f'stopped after iteration {it - 1} and saved; go on with {command} train.py '
-        f'--resume{out_dir_flag()}')
+        f'--resume{watch.flag(out_dir)}')
 
 
-def finish(run, log, held_out, loops):
+def finish(run, log, held_out, eval_counts):
     """The checkpoints, the last row and the figure of a run that has come to its end."""
     save(run, max_iters, 'ckpt.pt')
     if ema:
@@ -412,22 +417,7 @@ def finish(run, log, held_out, loops):
     log.add(dict(iter=max_iters) | held_out)
     if RANK == 0:
         import plots  # here, since matplotlib takes a second to import
-        plots.losses(watch.read_log(log.path), loops, os.path.join(out_dir, 'loss.png'))
-
-
-def say_what_it_took(run, seconds, dev, early_graphs):
-    if compiled(dev):
-        graphs = watch.graphs(True)
-        say(f'{graphs} graphs compiled, {graphs - early_graphs} of them after the first 100 '
-            'iterations')
-    shares = [f'{what} {100 * s / seconds:.1f}%' for what, s in run.spent.items()]
-    say(f"done in {seconds:.0f} s ({', '.join(shares)}), {watch.peak_memory(dev):.2f} GB at most: "
-        f'{out_dir}/ckpt.pt, log.csv, loss.png')
-    say(f"next: python sample.py{' --exit accel' if groups else ''}{out_dir_flag()}")
-
-
-def out_dir_flag():
-    return '' if out_dir == 'out' else f' --out_dir={out_dir}'
+        plots.losses(watch.read_log(log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
 
 
 if __name__ == '__main__':

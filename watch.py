@@ -38,9 +38,10 @@ def read_log(path, before=math.inf):
 class Log:
     """log.csv and the lines on the screen. results/README.md explains the columns."""
 
-    def __init__(self, path, loops, ema, start):
+    def __init__(self, path, loops, ema, start, max_iters, compiled=False, peak_tflops=None):
         """loops: the evaluated counts. Rows from iteration start on, of a killed run, go."""
-        self.path = path
+        self.path, self.max_iters, self.peak_tflops = path, max_iters, peak_tflops
+        self.compiled, self.counted, self.early_graphs = compiled, 0, 0
         self.restart()
         kinds = ['val_loss', 'ema_loss'] if ema else ['val_loss']
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
@@ -59,20 +60,25 @@ class Log:
         self.iterations, self.seconds, self.tokens, self.flops = 0, 0.0, 0, 0
 
     def count(self, seconds, tokens, flops):
+        """Another iteration."""
+        self.counted += 1
+        if self.counted <= 100:
+            self.early_graphs = graphs(self.compiled)
         self.iterations += 1
         self.seconds += seconds
         self.tokens += tokens
         self.flops += flops
 
-    def step(self, run, it, loss, lr, norm, n_loop, held_out, max_iters, peak_tflops):
+    def step(self, run, it, loss, lr, norm, n_loop, held_out):
         """A line and a row: this iteration, and the speed since the row before."""
         dt_ms = 1e3 * self.seconds / self.iterations
         rate = self.tokens / self.seconds
         tflops = self.flops / self.seconds / 1e12 / WORLD           # of one device
         loops = '/'.join(map(str, n_loop))
-        mfu = f'{100 * tflops / peak_tflops:.0f}% MFU, ' if peak_tflops else ''
+        mfu = f'{100 * tflops / self.peak_tflops:.0f}% MFU, ' if self.peak_tflops else ''
+        seconds_left = dt_ms / 1e3 * (self.max_iters - it - 1)
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
-            f'{rate / 1e3:.1f}k tok/s, {mfu}{dt_ms / 1e3 * (max_iters - it - 1):.0f} s left')
+            f'{rate / 1e3:.1f}k tok/s, {mfu}{seconds_left:.0f} s left')
         if run.spikes:
             highest, at = max(run.spikes)
             say(f'warning: iter {it}: loss spikes since iteration {it + 1 - self.iterations}: '
@@ -85,10 +91,26 @@ class Log:
         run.spikes.clear()
         self.restart()
 
+    def say_done(self, run, out_dir, seconds, dev):
+        """What the run took, and what to do next."""
+        if self.compiled:
+            late = graphs(True) - self.early_graphs
+            say(f'{graphs(True)} graphs compiled, {late} of them after the first 100 iterations')
+        shares = ', '.join(f'{what} {100 * s / seconds:.1f}%' for what, s in run.spent.items())
+        say(f'done in {seconds:.0f} s ({shares}), {peak_memory(dev):.2f} GB at most: '
+            f'{out_dir}/ckpt.pt, log.csv, loss.png')
+        exit = ' --exit accel' if run.model.groups else ''
+        say(f'next: python sample.py{exit}{flag(out_dir)}')
+
     def add(self, row):
         if RANK == 0:
             with open(self.path, 'a', newline='') as f:
                 csv.DictWriter(f, self.columns).writerow(row)
+
+
+def flag(out_dir):
+    """The flag that a command needs to find this run."""
+    return '' if out_dir == 'out' else f' --out_dir={out_dir}'
 
 
 # held-out losses ---------------------------------------------------------------------------------
@@ -142,7 +164,7 @@ def report(run, it, n_windows, tokens, loops, dev, autocast, asked, compiled, wa
     run: train.Run. warm: the iteration from which health is warned about. None as evaluate.
     """
     row = {}
-    # other shapes than in training shall compile nothing
+    # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
         for kind, weights in dict(val_loss={}, ema_loss=run.averaged).items():
             if kind == 'ema_loss' and not weights:

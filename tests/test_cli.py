@@ -8,11 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 import conftest
 import numpy as np
 import pytest
 from conftest import ROOT
+from matplotlib.figure import Figure
 from test_data import parquet
 
 SMALL = {
@@ -76,9 +78,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-# scripts that a user's process runs the first time, one for each way to start; all else runs in
-# this process, which saves seconds of imports
-as_process = {'train.py', 'sample.py', 'results/run.py', 'tests/decode_speed.py'}
+# Scripts that run as a user's process the first time. All else runs in this process, which saves
+# seconds of imports, and without its figures, which test_plots.py draws.
+as_process = {'train.py', 'sample.py', 'results/run.py'}
 
 
 def run(folder, command):
@@ -101,7 +103,7 @@ def run(folder, command):
         done = subprocess.run([sys.executable, *start, *args], cwd=folder, capture_output=True,
                               text=True, env=os.environ | settings | dict(OMP_NUM_THREADS='1'))
     else:
-        with contextlib.chdir(folder):
+        with contextlib.chdir(folder), mock.patch.object(Figure, 'savefig'):
             done = conftest.run(*args, script=script)
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout

@@ -284,7 +284,7 @@ def test_what_the_summary_says_is_computed(capsys):
     (['--dataset=nothing'], 'python data.py nothing'),
     (['--dataset=words'], "reads bytes tokens, data set 'words' holds gpt2"),
     (['--out_dir=mixed'], 'is of another run than ckpt.pt (n_embd = 32)'),
-    (['--out_dir=later'], 'another run than ckpt.pt (a later iteration)'),
+    (['--out_dir=later'], 'is later than ckpt.pt: resume the run'),
     (['--out_dir=plain'], 'no recurrent groups'),
 ])
 def test_bad_input(trained, monkeypatch, args, words):

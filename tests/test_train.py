@@ -17,6 +17,7 @@ from conftest import ROOT, run
 
 import data
 import memory
+import plots
 import train
 from checkpoint import load_checkpoint
 from loops import derived_seed, sample_n_loop
@@ -38,8 +39,9 @@ def make_book():
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty folder with the data, which is the current one."""
+    """Each test in a folder with the data. The figure is drawn once, in `whole`."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plots, 'losses', lambda *args: None)
     make_book()
 
 
@@ -199,7 +201,7 @@ def test_nothing_but_the_seed_matters(whole):
 
 
 def test_accumulated_gradients_train(monkeypatch):
-    """Every micro step of a run, too, reads a batch of its own."""
+    """In a run, too, every micro step reads a batch of its own, and the loss is their mean."""
     batches, windows = [], data.windows
     n_tokens = len(data.load('book')[0])
 
@@ -212,6 +214,8 @@ def test_accumulated_gradients_train(monkeypatch):
     trained(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
             '--dropout=0.1', '--max_iters=4')
     assert len(batches) == len(set(batches)) == 2 * 4
+    # before any training all 257 tokens are equally likely
+    assert math.isclose(float(log_of('out')[0]['loss']), math.log(257), abs_tol=0.5)
 
 
 def test_loss_falls():
@@ -256,66 +260,63 @@ def test_killed_at_random_and_resumed():
     assert kills.trial(3, 30, whole=to_the_end) == []
 
 
-def test_a_signal_finishes_the_step_and_saves():
-    """Ctrl-C; test_results.py sends a SIGTERM."""
-    script = os.path.join(ROOT, 'train.py')
-    process = subprocess.Popen(
-        [sys.executable, '-u', script, *TINY, '--max_iters=100000', '--log_interval=1'],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith('iter 3:'):
-            process.send_signal(signal.SIGINT)
-            break
-    printed, error = process.communicate()
-    assert process.returncode == 0 and error == '', error
-    last = printed.splitlines()[-1]
-    assert last.startswith('stopped after iteration ')
-    assert last.endswith(' and saved; go on with python train.py --resume')
-    it = int(last.split()[3])
-    assert saved('out')['iter_num'] == it + 1
-    assert log_of('out')[-1]['iter'] == str(it)
-
-
 @pytest.fixture
-def sigterm_in_evaluation(monkeypatch):
+def signalled(monkeypatch):
     """
-    sigterm_in_evaluation(n, *args): a run that gets a SIGTERM in its n-th held-out pass -> what it
-    printed, and the loop counts of the held-out passes that it made.
+    signalled(number, n, *args, training): a run that gets that signal in its n-th pass, of those
+    in training or of those of held-out losses -> what it printed, and the loop counts of these
+    passes.
     """
     forward = GPT.forward
 
-    def run_with_signal(n, *args):
+    def run_with_signal(number, n, *args, training):
         passes = []
 
         def spy(model, idx, targets=None, **how):
-            if targets is not None and not model.training:
+            if targets is not None and model.training == training:
                 passes.append(how['n_loop'])
                 if len(passes) == n:
-                    signal.raise_signal(signal.SIGTERM)
+                    signal.raise_signal(number)
             return forward(model, idx, targets, **how)
 
         with monkeypatch.context() as patch:
             patch.setattr(GPT, 'forward', spy)
-            return trained(*args), passes
+            printed = trained(*args)
+        # the handlers are as they were
+        assert all(signal.getsignal(number) is ignore for number in handlers)
+        return printed, passes
 
-    # a run that does not listen must not end the tests
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    def ignore(number, frame):
+        """A run that does not listen must not end the tests."""
+
+    handlers = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
     yield run_with_signal
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_finishes_the_step_and_saves(whole, signalled):
+    """Ctrl-C; test_results.py sends a SIGTERM to a process of its own."""
+    printed, passes = signalled(signal.SIGINT, 5, *TINY, '--ema=0.5', training=True)
+    last = 'stopped after iteration 4 and saved; go on with python train.py --resume'
+    assert len(passes) == 5 and printed.splitlines()[-1] == last
+    assert saved('out')['iter_num'] == 5
+    assert log_of('out')[-1]['iter'] == '4'
+
+    trained('--resume')
+    assert list(kills.differences(whole, 'out')) == []
 
 
 # of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops, raw and averaged
 @pytest.mark.parametrize('n, iteration', [(1, 5), (3, 5), (9, 12)],
                          ids=['raw', 'averaged', 'last'])
-def test_a_signal_in_an_evaluation_stops_there(whole, sigterm_in_evaluation, n, iteration):
+def test_a_signal_in_an_evaluation_stops_there(whole, signalled, n, iteration):
     """In raw weights, in averaged ones, after the last iteration: nothing is lost or differs."""
-    handler = signal.getsignal(signal.SIGTERM)
-    printed, passes = sigterm_in_evaluation(n, *TINY, '--ema=0.5')
+    printed, passes = signalled(signal.SIGTERM, n, *TINY, '--ema=0.5', training=False)
     assert passes == [1, 3, 1, 3, 1, 3, 1, 3, 1][:n]        # it went on no further
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
                                         'go on with python train.py --resume')
     assert saved('out')['iter_num'] == iteration
-    assert signal.getsignal(signal.SIGTERM) is handler
 
     trained('--resume')
     assert list(kills.differences(whole, 'out')) == []

@@ -34,16 +34,20 @@ def evaluate(model, tokens, n_windows=10, loops=(1, 4), **how):
 
 # the log -----------------------------------------------------------------------------------------
 
+def new_log(path, start):
+    return watch.Log(path, [1, 4], ema=0.9, start=start, max_iters=9)
+
+
 def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     path = str(tmp_path / 'log.csv')
-    watch.Log(path, [1, 4], ema=0.9, start=0).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
+    new_log(path, 0).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
     with open(path, 'a') as f:
         f.write('8,2.0,' + ',' * 13 + '\n9,1.0')         # a whole row, and one cut short by a kill
     assert [row['iter'] for row in watch.read_log(path)] == ['3', '8']
     assert [row['iter'] for row in watch.read_log(path, before=8)] == ['3']
 
     # the log of a run that goes on from iteration 4
-    watch.Log(path, [1, 4], ema=0.9, start=4).add(dict(iter=4, ema_loss_1=2.125))
+    new_log(path, 4).add(dict(iter=4, ema_loss_1=2.125))
     rows = watch.read_log(path)
     assert [row['iter'] for row in rows] == ['3', '4']
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
