@@ -79,7 +79,8 @@ class KeysValues:
         new = slice(span.start, span.end)
         if active is not None:
             # with a slot for each step, what a stopped token left moves on from slot to slot; in a
-            # shorter ring each slot keeps what was last written there
+            # shorter ring each slot keeps what was last written there. (Ragged rows have one token
+            # each, so that a row of theirs leaves as a whole, and active is None.)
             last = k - 2 if 1 < k <= self.slots else slot
             active = active[:, None, :, None]
             keys = torch.where(active, keys, self.keys[last, b, :, new])

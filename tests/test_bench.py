@@ -16,6 +16,7 @@ import data
 import decode
 import exits
 import memory
+import plots
 from checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 from model import GPT
@@ -41,8 +42,9 @@ def go(*args):
 
 @pytest.fixture
 def here(trained, monkeypatch):     # noqa: F811
-    """In the folder of the tiny run, with no bench.csv yet."""
+    """In the folder of the tiny run, with no bench.csv yet; figures are drawn and not saved."""
     monkeypatch.chdir(trained)
+    monkeypatch.setattr(plots.Figure, 'savefig', lambda *how, **more: None)
     if os.path.exists('out/bench.csv'):
         os.remove('out/bench.csv')
 

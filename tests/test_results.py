@@ -176,7 +176,8 @@ def small(tmp_path, monkeypatch):
              '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu']
     settings = dict(command=command, dataset='book', seeds=[1], workers=1,
                     CHOICES={'as it is': []}, RULES=dict.fromkeys(run.RULES, sweep),
-                    more=[*TINY, '--eval_loops=[1,4,8]', '--keep_iters=[0]'], ThreadPoolExecutor=Inline)
+                    more=[*TINY, '--eval_loops=[1,4,8]', '--keep_iters=[0]'],
+                    ThreadPoolExecutor=Inline)
     for name, setting in settings.items():
         monkeypatch.setattr(run, name, setting)
     smaller = dict(N_LOOP=8, N_WINDOWS=4, NOISE_DRAWS=2, LOOPS=(1, 4, 8, 32, 64))
