@@ -1,5 +1,5 @@
 """
-Keys and values of every loop step, and the places where new tokens stand.
+Keys and values of every loop step, and the places where tokens stand.
 
 Not run by itself: loops.py and decode.py hand the `update` of a KeysValues to each attention.
 
@@ -25,6 +25,7 @@ and another result, since older steps are written over.
 from functools import partial
 
 import torch
+import torch.nn as nn
 
 
 class Span:
@@ -49,6 +50,26 @@ class Span:
         if self.ragged or T > 1 and self.start > 0:
             visible = torch.arange(self.end, device=device) <= self.pos[..., None]
             self.mask = visible.view(-1, 1, T, self.end)                # (1 or B, 1, T, end)
+
+
+class Rotary(nn.Module):
+    """Rotary positions: adjacent pairs (x0, x1), (x2, x3), ... turned by position times speed."""
+
+    def __init__(self, config):
+        super().__init__()
+        D = config.n_embd // config.n_head
+        speed = config.rope_base ** -(torch.arange(0, D, 2) / D)                # (D / 2,)
+        angle = torch.arange(config.block_size)[:, None] * speed            # (block_size, D / 2)
+        self.register_buffer('cos', angle.cos(), persistent=False)
+        self.register_buffer('sin', angle.sin(), persistent=False)
+
+    def forward(self, x, pos):
+        """x (B, H, T, D), in float32 inside. pos (T,) or (B, T); None = 0 ... T - 1."""
+        pos = slice(x.shape[2]) if pos is None else pos[:, None] if pos.dim() == 2 else pos
+        cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
+        x0, x1 = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
+        return turned.flatten(-2).to(x.dtype)
 
 
 class KeysValues:

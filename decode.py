@@ -275,8 +275,9 @@ def compile_one_token(model, **how):
     # all groups share this code, and each has a graph or two
     torch._dynamo.config.recompile_limit = 64
     for group in model.groups:
-        def step(x, injected, views, group=group):
-            return group.step(x, None, injected, [partial(put_last, view=view) for view in views])
+        def step(x, injected, views, pos, group=group):
+            updates = [partial(put_last, view=view) for view in views]
+            return group.step(x, None, injected, updates, pos)
         group.compiled_step = torch.compile(step, dynamic=True, **how)
 
 

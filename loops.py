@@ -127,12 +127,12 @@ class RecurrentGroup(nn.Module):
         # under autocast a product is bf16, and the sum that it goes into is not
         return on_x, F.linear(e, on_e).to(e.dtype)
 
-    def step(self, x, e, injected=None, updates=None):
+    def step(self, x, e, injected=None, updates=None, pos=None):
         """
         One block map x^(k-1) -> x^(k), (B, T, C) float32.
 
         injected: inject(e), where it is known already, and e is not used. updates: a cache hook for
-        each layer of the core, see KeysValues.update.
+        each layer of the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
         """
         on_x, share = self.inject(e) if injected is None else injected
         # x = adapter([x ; e]): e's half is the same in every step, so it is computed once
@@ -143,20 +143,20 @@ class RecurrentGroup(nn.Module):
         else:
             assert self.injection == 'none'
         for i, block in enumerate(self.core):
-            x = block(x, None if updates is None else updates[i])
+            x = block(x, None if updates is None else updates[i], pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
         return self.norm(x) if self.norm_inside else x
 
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
         """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
+        pos = span.pos[rows] if rows is not None and span.ragged else span.pos
         # paper silent: noise in every step, which its own cosines rule out
         if self.step_noise:
-            pos = span.pos[rows] if rows is not None and span.ragged else span.pos
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
         # one token a row, all at the same position: the compiled step, if there is one
         if self.compiled_step is not None and rows is None and active is None:
             if x.shape[1] == 1 and caches and caches[0].keys is not None and not span.ragged:
-                return self.compiled_step(x, injected, [c.views(span, k) for c in caches])
+                return self.compiled_step(x, injected, [c.views(span, k) for c in caches], pos)
         # the step of the rows that still loop, with the keys and values of step k
         updates = None
         if caches is not None:
@@ -166,8 +166,8 @@ class RecurrentGroup(nn.Module):
             injected = on_x, share[rows]
         if self.checkpoint_steps and torch.is_grad_enabled():
             # the noise came before: computed again, the step must see the same
-            return checkpoint(self.step, x, None, injected, updates, use_reentrant=False)
-        return self.step(x, None, injected, updates)
+            return checkpoint(self.step, x, None, injected, updates, pos, use_reentrant=False)
+        return self.step(x, None, injected, updates, pos)
 
     def loop(self, f, x, n_loop, states=None):
         """n_loop steps from x, with gradients through the last bptt_k. states: a list to fill."""

@@ -22,7 +22,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 import decode
-from cache import Span
+from cache import Rotary, Span
 from loops import INJECTIONS, RecurrentGroup, sample_n_loop
 
 LARGE = 2 ** 19         # entries from which a weight is read faster with all cores than with one
@@ -47,17 +47,22 @@ class GPTConfig:
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero', 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     step_noise: float = 0.0         # noise added to the state before each step, in units of x^(0)'s
+    pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary'
+    rope_base: float = 10000.0      # of rotary positions: the slowest pair turns by about 1 / base
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd',
-                     'mean_recurrence', 'bptt_k'):
+                     'mean_recurrence', 'bptt_k', 'rope_base'):
             if not getattr(self, name) > 0:
                 raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+        if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
+            raise ValueError(f'rotary positions turn pairs: n_embd / n_head must be even, not '
+                             f'{self.n_embd // self.n_head}')
         choices = dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
-                       x0=('noise', 'zero', 'e'))
+                       x0=('noise', 'zero', 'e'), pos=('learned', 'rotary'))
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} '{getattr(self, name)}': "
@@ -109,12 +114,20 @@ class CausalSelfAttention(nn.Module):
         self.n_head, self.dropout = config.n_head, config.dropout
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.rotary = Rotary(config) if config.pos == 'rotary' else None
 
-    def forward(self, x, update=None):
-        """x (B, T, C) -> (B, T, C). update: a cache hook, which brings in earlier tokens."""
+    def forward(self, x, update=None, pos=None):
+        """
+        x (B, T, C) -> (B, T, C).
+
+        update: a cache hook, which brings in earlier tokens. pos: where rotary positions differ
+        from 0 ... T - 1.
+        """
         B, T, C = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 3).unbind(2)                                 # (B, H, T, D) each
+        if self.rotary is not None:
+            q, k = self.rotary(q, pos), self.rotary(k, pos)
         mask = None
         if update is not None:
             k, v, mask = update(k, v)                                           # (B, H, end, D)
@@ -147,8 +160,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x, update=None):
-        x = self.n2(x + self.drop(self.attn(self.n1(x), update)))
+    def forward(self, x, update=None, pos=None):
+        x = self.n2(x + self.drop(self.attn(self.n1(x), update, pos)))
         x = self.n4(x + self.drop(self.mlp(self.n3(x))))
         return x
 
@@ -159,7 +172,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.wpe = None
+        if config.pos == 'learned':
+            self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [Block(config) for _ in range(config.n_layer)]
@@ -254,8 +269,10 @@ class GPT(nn.Module):
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
         # tokens and positions; differs from the paper: both are scaled (Geiping)
-        x = (self.wte(idx) + self.wpe(span.pos)) * math.sqrt(self.config.n_embd)
-        x = self.drop(x)                                                        # (B, T, C)
+        x = self.wte(idx)                                                       # (B, T, C)
+        if self.wpe is not None:
+            x = x + self.wpe(span.pos)
+        x = self.drop(x * math.sqrt(self.config.n_embd))
         # through the list of layers
         ends = []
         for i, layer in enumerate(self.h):
@@ -266,7 +283,7 @@ class GPT(nn.Module):
                                          warm[g] if warm else None, trace)
                 ends.append((x, steps_used))
             else:
-                x = layer(x, kept[0].at(span=span) if kept else None)
+                x = layer(x, kept[0].at(span=span) if kept else None, span.pos)
         return self.ln_f(x), ends
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,

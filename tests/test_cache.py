@@ -4,11 +4,14 @@ The cache by hand: where new tokens stand, and what lies in which slot.
 Keys are numbers that say whose they are, 100 * row + 10 * position + k, so that 123 is what row 1
 has at position 2 in loop step 3. Values are their negatives.
 """
+import math
+
 import pytest
 import torch
 
-from cache import KeysValues, Span
+from cache import KeysValues, Rotary, Span
 from decode import put_last
+from model import GPTConfig
 
 
 def take_step(kv, span, k, B=1, rows=None, active=None):
@@ -185,3 +188,33 @@ def test_a_compiled_step_writes_through_its_views():
     keys, values, mask = put_last(new, -new, kv.views(token, 2))
     assert keys.flatten().tolist() == [2, 12] and mask is None
     assert slots_of(kv, 1) == [0, 12]
+
+
+# rotary positions --------------------------------------------------------------------------------
+
+def test_rotary_by_hand():
+    """Two pairs of one head at positions 0 to 2: speeds 1 and base^(-1/2)."""
+    rotary = Rotary(GPTConfig(n_embd=4, n_head=1, n_layer=1, groups=[], block_size=3,
+                              pos='rotary', rope_base=16.0))
+    x = torch.tensor([1.0, 0.0, 0.0, 2.0]).expand(1, 1, 3, 4)
+    for place, turned in enumerate(rotary(x, None)[0, 0]):
+        a, b = float(place), place / 4
+        expected = [math.cos(a), math.sin(a), -2 * math.sin(b), 2 * math.cos(b)]
+        torch.testing.assert_close(turned, torch.tensor(expected))
+
+
+def test_scores_depend_on_differences_of_positions_alone():
+    config = GPTConfig(n_embd=16, n_head=2, n_layer=1, groups=[], block_size=64, pos='rotary')
+    rotary, generator = Rotary(config), torch.Generator().manual_seed(0)
+    q, k = (torch.randn(3, 2, 5, 8, generator=generator) for _ in range(2))
+
+    def scores(start):
+        pos = torch.arange(start, start + 5)
+        return rotary(q, pos) @ rotary(k, pos).transpose(-1, -2)
+    torch.testing.assert_close(scores(0), scores(40), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(scores(0), q @ k.transpose(-1, -2), atol=1e-2)
+    # rows at positions of their own
+    pos = torch.tensor([[3], [0], [9]])
+    new = rotary(q[:, :, :1], pos)
+    for row in range(3):
+        torch.testing.assert_close(new[row:row + 1], rotary(q[row:row + 1, :, :1], pos[row]))

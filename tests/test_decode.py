@@ -37,6 +37,12 @@ def token_by_token(model, idx, counts, rule, cut=1, policy='exact', **how):
     return torch.cat(logits, dim=1), torch.cat(steps, dim=1)
 
 
+@pytest.fixture(params=[{}, dict(pos='rotary', rope_base=100.0)], ids=['learned', 'rotary'])
+def positions(request):
+    """How positions enter the model: what must hold for one kind must hold for the other."""
+    return request.param
+
+
 def assert_same(generated, other):
     """Two pairs of (tokens or logits, steps) are equal in every bit."""
     assert torch.equal(generated[0], other[0])
@@ -48,8 +54,8 @@ def assert_same(generated, other):
 
 @pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize('seed, cut', [(0, 1), (1, 7), (2, 15)])
-def test_token_by_token_is_the_whole_sequence(tiny, name, seed, cut):
-    model, rule, trace = tiny(seed=seed, adapter_init='random'), rule_of(name), []
+def test_token_by_token_is_the_whole_sequence(tiny, positions, name, seed, cut):
+    model, rule, trace = tiny(seed=seed, adapter_init='random', **positions), rule_of(name), []
     idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(seed))
     whole = model(idx, n_loop=12, exit=rule, trace=trace)[0]
     whole_steps = torch.stack([entry['steps_used'] for entry in trace], dim=2)
@@ -65,9 +71,9 @@ def test_step_noise_is_by_position_too(tiny, idx):
     torch.testing.assert_close(logits, model(idx, n_loop=5)[0], **CLOSE)
 
 
-def test_a_compiled_step_is_the_step(tiny, idx):
+def test_a_compiled_step_is_the_step(tiny, idx, positions):
     """The same logits and steps, and no graph for another loop count or position."""
-    plain, compiled, rule = tiny(), tiny(), rule_of('accel')
+    plain, compiled, rule = tiny(**positions), tiny(**positions), rule_of('accel')
     counter, graphs = CompileCounter(), []
     compile_one_token(compiled, backend=counter)
     for n in (9, 4, 7):
@@ -120,6 +126,16 @@ def test_generation_with_a_cache_is_without(tiny, idx, name, T, new):
     model, how = tiny(adapter_init='random'), dict(exit=rule_of(name), n_loop=10, **GREEDY)
     cached = model.generate(idx[:2, :T], new, cache='exact', **how)
     assert_same(cached, model.generate(idx[:2, :T], new, cache=None, **how))
+
+
+@pytest.mark.parametrize('changes', [{}, dict(groups=[])])
+def test_rotary_positions_move_with_the_window(tiny, idx, changes):
+    """Cached and drafted as without a cache, past the block of 16."""
+    model = tiny(pos='rotary', rope_base=100.0, adapter_init='random', **changes)
+    plain = model.generate(idx[:1, :9], 14, cache=None, **GREEDY)
+    assert_same(model.generate(idx[:1, :9], 14, cache='exact', **GREEDY), plain)
+    if model.groups:
+        assert_same(model.generate(idx[:1, :9], 14, draft_loops=1, **GREEDY), plain)
 
 
 def test_a_model_without_groups_generates(tiny, idx):

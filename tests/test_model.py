@@ -164,3 +164,13 @@ def test_bad_n_loop(tiny, idx, n_loop):
 def test_too_many_tokens(tiny):
     with pytest.raises(ValueError, match='17 tokens does not fit block_size'):
         tiny()(torch.zeros(1, 17, dtype=torch.long))
+
+
+def test_rotary_positions_have_no_weights(tiny, idx):
+    model = tiny(pos='rotary')
+    assert not any('wpe' in name or 'rotary' in name for name in model.state_dict())
+    # the order of the tokens counts all the same
+    swapped = idx[:, [1, 0, *range(2, 16)]]
+    assert not torch.allclose(model(idx)[0][:, -1], model(swapped)[0][:, -1], atol=1e-3)
+    with pytest.raises(ValueError, match='n_embd / n_head must be even, not 3'):
+        GPTConfig(n_embd=6, n_head=2, pos='rotary')
