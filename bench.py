@@ -174,9 +174,16 @@ def window_means(values):
 
 
 def cross_entropy(log_p, targets):
-    """log_p (B, T, V), targets (B, T) -> nats a token in each window (B,), a float64 array."""
-    nats = F.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction='none')
-    return nats.view(targets.shape).mean(dim=1).double().cpu().numpy()
+    """log_p (B, T, V), targets (B, T) -> nats an asked token in each window (B,), float64."""
+    nats = F.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction='none')     # 0 if not asked
+    asked = (targets >= 0).float().mean(dim=1)
+    return (nats.view(targets.shape).mean(dim=1) / asked).double().cpu().numpy()
+
+
+def accuracy(log_p, targets):
+    """log_p (B, T, V), targets (B, T) -> share of the asked tokens that are right (B,), float64."""
+    right = (log_p.argmax(-1) == targets).sum(dim=1)
+    return (right / (targets >= 0).sum(dim=1)).double().cpu().numpy()
 
 
 @torch.no_grad()
@@ -187,6 +194,7 @@ def quality(model, points, idx, targets):
     Adds to each point's figures, for each batch and of each window in it:
 
         ce, ce_full     (B,) CE of the point and of the full budget
+        accuracy        (B,) share of tokens whose likeliest next token is the right one
         agreement       (B,) share of tokens whose likeliest next token is the full budget's
         kl              (B,) KL(full budget || point), nats a token
         steps, evals    (B, groups)
@@ -201,6 +209,7 @@ def quality(model, points, idx, targets):
             point.figures.append(dict(
                 ce=cross_entropy(log_p, y),
                 ce_full=ce_full,
+                accuracy=accuracy(log_p, y),
                 agreement=window_means(log_p.argmax(-1) == full.argmax(-1)),
                 kl=window_means((full.exp() * (full - log_p)).sum(-1)),
                 steps=window_means(steps),
@@ -328,7 +337,8 @@ def make_row(point, groups, protocols):
     low, high = interval(difference)
     row = dict(rule=point.rule, tau=point.tau, extension=point.extension, windows=len(difference),
                ce=ce, ppl=math.exp(ce), ce_minus_full=difference.mean(),
-               diff_low=low, diff_high=high, agreement=figures['agreement'].mean(),
+               diff_low=low, diff_high=high, accuracy=figures['accuracy'].mean(),
+               agreement=figures['agreement'].mean(),
                kl_to_full=figures['kl'].mean(), mean_steps=figures['steps'].mean(),
                mean_evals=figures['evals'].mean())
     for g, layers in enumerate(groups):
@@ -360,15 +370,15 @@ def save(points, groups, protocols):
 
 def print_table(rows, protocols):
     both = len(protocols) == 2
-    header = (f"{'rule':10s} {'tau':>7s} {'CE':>8s} {'minus full [95%]':>28s} {'agree':>6s} "
-              f"{'evals':>6s} {'ms/token':>9s} {'p10':>6s} {'p90':>6s}")
+    header = (f"{'rule':10s} {'tau':>7s} {'CE':>8s} {'minus full [95%]':>28s} {'right':>6s} "
+              f"{'agree':>6s} {'evals':>6s} {'ms/token':>9s} {'p10':>6s} {'p90':>6s}")
     print('\n' + header + ('  paper ms' if both else ''))
     for row in rows:
         star = '*' if row['extension'] else ' '
         line = (f"{row['rule']:10s} {row['tau']:7g}{star}{row['ce']:8.4f} "
                 f"{row['ce_minus_full']:+9.4f} [{row['diff_low']:+.4f}, {row['diff_high']:+.4f}] "
-                f"{row['agreement']:6.3f} {row['mean_evals']:6.2f} {row['ms_per_token']:9.2f} "
-                f"{row['ms_p10']:6.2f} {row['ms_p90']:6.2f}")
+                f"{row['accuracy']:6.3f} {row['agreement']:6.3f} {row['mean_evals']:6.2f} "
+                f"{row['ms_per_token']:9.2f} {row['ms_p10']:6.2f} {row['ms_p90']:6.2f}")
         if both:
             line += f"{row['ms_per_token_paper']:10.2f}"
         print(line)
@@ -471,13 +481,12 @@ def check_knobs(block_size):
 
 def held_out_windows(name, T):
     """n_windows windows spread over the held-out text: idx, targets (n_windows, T)."""
-    tokens = data.load(name)[1]
-    there = (len(tokens) - 1) // T
+    text = data.open_data(name)
+    there = text.n_held_out(T)
     if max(n_windows, rounds * batch_size) > there:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows and '
                          'rounds * batch_size may be no more')
-    starts = T * np.linspace(0, there - 1, n_windows).round().astype(int)
-    return data.windows(tokens, starts, T)
+    return text.held_out(np.linspace(0, there - 1, n_windows).round().astype(int), T)
 
 
 def check_memory(model, tokens, device):
@@ -524,6 +533,9 @@ def main():
                 prompts = idx[of_round, :start + timed_tokens]
                 time_round(model, points, prompts, start, protocols, dev)
                 save(points, groups, protocols)
+    except KeyboardInterrupt:
+        print(f'{out_dir}/bench.csv holds what was measured so far')
+        raise
     finally:
         rows = save(points, groups, protocols)
 

@@ -1,5 +1,5 @@
 """
-A run on disk that survives a kill at any moment: its checkpoints.
+A run on disk that survives a kill at any moment, and going on from it: its checkpoints.
 
 Not run by itself. A checkpoint holds tensors, numbers, strings, lists and dicts only, and is read
 as such: a file with code in it is refused, and the code is not run.
@@ -19,7 +19,9 @@ from contextlib import suppress
 
 import torch
 
+from configurator import adopt
 from model import GPT, GPTConfig
+from processes import say
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',
@@ -103,3 +105,32 @@ def last_checkpoint(out_dir, say=print):
             say(f'warning: {error}; going on from {paths[-1]}')
     say(f'no checkpoint in {out_dir} yet: from the beginning')
     return None, ''
+
+
+def earlier_run(script, shape):
+    """
+    What a training script is to go on from, by its knobs resume and init_from.
+
+    script: its globals, of which the knobs that were not given are set to those of the earlier run.
+    shape: the knobs that the weights of another run must fit. Returns the checkpoint to resume with
+    its path, and the one to take weights from: a dict or None. ValueError if they do not fit.
+    """
+    out_dir, init_from = script['out_dir'], script['init_from']
+    saved, path, weights = None, '', None
+    if script['resume']:
+        saved, path = last_checkpoint(out_dir, say)
+    if saved:
+        # what the model had as its defaults then, for knobs that were not there yet
+        knobs = vars(GPTConfig(**saved['model_args'])) | saved['config']
+        del knobs['out_dir'], knobs['resume']
+        adopt(script, knobs, knobs.keys() - FREE_KNOBS, f'the run in {out_dir}')
+        if saved['iter_num'] > script['max_iters']:
+            raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations already: "
+                             '--max_iters may be no less')
+    elif init_from:
+        if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
+            raise ValueError(f'init_from = {init_from} would be written over: take another '
+                             '--out_dir')
+        weights = load_checkpoint(init_from)[1]
+        adopt(script, weights['model_args'], shape, init_from)
+    return saved, path, weights

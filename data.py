@@ -19,6 +19,7 @@ and its last part is held out. Tokenizers: any tiktoken encoding that fits uint1
 needs no download. Paper: App. B (FineWeb, 300M tokens).
 """
 import ast
+import difflib
 import glob
 import hashlib
 import json
@@ -39,6 +40,7 @@ import tiktoken
 import torch
 from tqdm import tqdm
 
+import tasks
 from configurator import configure, run
 
 # --------------------------------------------------------------------------------------------------
@@ -56,7 +58,9 @@ SPLITS = ('train', 'val')
 
 
 def get_encoding(name):
-    """A tiktoken.Encoding. ValueError if it cannot be fetched or does not fit uint16."""
+    """A tiktoken.Encoding, or a task's Words. ValueError if it cannot be had or fits no uint16."""
+    if name.partition(':')[0] in tasks.TASKS:
+        return tasks.Words(name)
     if name == 'bytes':         # token i is byte i, and 256 is end-of-text
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
@@ -319,6 +323,9 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
                          'use letters, digits, _ . and -')
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    if name in tasks.TASKS:
+        raise ValueError(f"'{name}' is a task, and its problems are made as they are needed: it "
+                         f'needs no file, so go on with python train.py config/{name}.py')
     folder = f'data/{name}'
     are_tokens = os.path.isdir(path) and all(glob.glob(f'{path}/{split}.bin*') for split in SPLITS)
     usual = 'gpt2' if name == 'fineweb' or are_tokens else 'bytes'
@@ -396,8 +403,10 @@ def load(name):
     if not os.path.exists(f'{folder}/meta.json'):
         if name != 'pydocs':
             flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
+            near = difflib.get_close_matches(name, tasks.TASKS, n=1)
+            task = f", or did you mean the task '{near[0]}'?" if near else ''
             raise ValueError(f"no data set '{name}' in data/: "
-                             f'make it with python data.py {name} {flag}')
+                             f'make it with python data.py {name} {flag}{task}')
         make(name)
     try:
         with open(f'{folder}/meta.json') as f:
@@ -413,6 +422,46 @@ def load(name):
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"data set '{name}' is damaged: {error}. Delete {folder} "
                          'and make it again with python data.py') from error
+
+
+class Text:
+    """A data set of text, for training and for looking at a model; tasks.Problems is its like."""
+    asked = False               # every token has a label, and the loss is what counts
+
+    def __init__(self, name):
+        self.name = name
+        self.train, self.val, self.meta = load(name)
+        self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
+        self.sha256 = self.meta['train']['sha256']
+        self.said = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+
+    def check(self, T):
+        """ValueError if the text is too short for windows of T tokens."""
+        for split, ids in dict(train=self.train, val=self.val).items():
+            if len(ids) <= T:
+                raise ValueError(f'block_size = {T} is longer than the {split} text of {self.name} '
+                                 f'({len(ids)} tokens): make --block_size smaller, or take more '
+                                 'text')
+
+    def batch(self, rng, rows, T, mine=slice(None)):
+        """Random windows, of which `mine` are wanted: x, y (B, T)."""
+        return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
+
+    def n_held_out(self, T):
+        """How many held-out windows there are, without overlap."""
+        return (len(self.val) - 1) // T
+
+    def held_out(self, numbers, T):
+        """Held-out windows by number -> x, y (N, T)."""
+        return windows(self.val, T * np.asarray(numbers), T)
+
+
+def open_data(name):
+    """The data set or task `name`: a Text, or tasks.Problems."""
+    task = name.partition(':')[0]
+    if task in tasks.TASKS or ':' in name:
+        return tasks.Problems(name)
+    return Text(name)
 
 
 def windows(data, starts, block_size):

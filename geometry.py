@@ -421,15 +421,15 @@ def check_knobs():
 def held_out_windows(last):
     """The first n_windows windows of the held-out text: idx, targets (n_windows, T)."""
     name, T = dataset or last['config']['dataset'], last['model_args']['block_size']
-    _, tokens, meta = data.load(name)
-    if meta['tokenizer'] != last['tokenizer']:
+    text = data.open_data(name)
+    if text.tokenizer != last['tokenizer']:
         raise ValueError(f"the model reads {last['tokenizer']} tokens, data set '{name}' holds "
-                         f"{meta['tokenizer']}: choose another --dataset")
-    there = (len(tokens) - 1) // T
+                         f'{text.tokenizer}: choose another --dataset')
+    there = text.n_held_out(T)
     if there < n_windows:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows may '
                          'be no more')
-    return data.windows(tokens, range(0, T * n_windows, T), T)
+    return text.held_out(range(n_windows), T)
 
 
 def main():

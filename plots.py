@@ -82,21 +82,44 @@ def save(figure, path, header=None, table=None):
 # train.py: the numbers are in log.csv -------------------------------------------------------------
 
 def losses(rows, loops, path):
-    """Training loss, and held-out loss at each of the budgets `loops`, against the iteration."""
+    """Training and held-out loss by loops, on a task accuracy too, against the iteration."""
     def curve(column):
         """The iterations that have a value in this column, and the values."""
         filled = [row for row in rows if row[column]]
         return [int(row['iter']) for row in filled], [float(row[column]) for row in filled]
 
-    figure, [[ax]] = panels(1, 6.4, 4)
+    task = f'val_acc_{loops[0]}' in rows[0]
+    figure, [[ax, *others]] = panels(2 if task else 1, 6.4, 4)
     ax.plot(*curve('loss'), color='0.7', lw=0.8, label='training, drawn loops')
+    held_out_curves(ax, curve, 'val_loss', loops)
+    ax.set(xlabel='iteration', ylabel='loss (nats a token)', title='Loss by loops')
+    for other in others:
+        held_out_curves(other, curve, 'val_acc', loops)
+        other.set(xlabel='iteration', ylabel='accuracy', title='Accuracy by loops', ylim=(0, 1.02))
+    ax.legend(frameon=False)
+    save(figure, path)
+
+
+def held_out_curves(ax, curve, column, loops):
     for i, n in enumerate(loops):
         label = f'held-out, {n} loop' if n == 1 else f'held-out, {n} loops'
         line = ('-', '--', '-.', ':')[i % 4]
-        ax.plot(*curve(f'val_loss_{n}'), ls=line, lw=1.6, label=label)
-    ax.set(xlabel='iteration', ylabel='loss (nats a token)', title='Loss by loops')
-    ax.legend(frameon=False)
-    save(figure, path)
+        ax.plot(*curve(f'{column}_{n}'), ls=line, lw=1.6, label=label)
+
+
+def depth(rows, path):
+    """Accuracy by the depth of a label and the loops, a heat map; rows: watch.by_depth's."""
+    loops, depths = (sorted({row[key] for row in rows}) for key in ('loops', 'depth'))
+    share = np.full((len(loops), len(depths)), np.nan)
+    for row in rows:
+        share[loops.index(row['loops']), depths.index(row['depth'])] = row['accuracy']
+    figure, [[ax]] = panels(1, 2 + 0.3 * len(depths), 1.2 + 0.4 * len(loops))
+    image = ax.imshow(share, vmin=0, vmax=1, cmap='viridis', aspect='auto', origin='lower')
+    ax.set(xlabel='depth of the label', ylabel='loops', title='Share of labels that are right')
+    ax.set_xticks(range(len(depths)), depths)
+    ax.set_yticks(range(len(loops)), loops)
+    figure.colorbar(image, ax=ax)
+    save(figure, path, list(rows[0]), [row.values() for row in rows])
 
 
 # geometry.py: the paths of tokens -----------------------------------------------------------------

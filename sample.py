@@ -1,9 +1,11 @@
 """
-Text out of a checkpoint, with any exit rule.
+Text out of a checkpoint, or answers where it has learnt a task, with any exit rule.
 
     python sample.py --exit accel                           text, then tokens/s and mean loop steps
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start=FILE:prompt.txt --temperature=0 --n_loop=8 --draft_loops=2
+
+    python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
 It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
@@ -12,8 +14,10 @@ import os
 import re
 import time
 
+import numpy as np
 import torch
 
+import tasks
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
 from data import EOT, get_encoding
@@ -55,6 +59,11 @@ def paint(text, steps):
                    for part in parts)
 
 
+def print_legend():
+    legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
+    print(f'loop steps, mean over the groups, from: {legend}')
+
+
 def read_prompt(start):
     """The knob `start` -> the text."""
     if not start.startswith('FILE:'):
@@ -85,6 +94,19 @@ def print_sample(tokens, encoding, text, with_steps):
     return steps
 
 
+@torch.no_grad()
+def print_problems(model, task, rule):
+    """Problems of the task that the model has learnt, the right answers and the model's."""
+    x, y, _ = tasks.make(task, np.random.default_rng(seed), num_samples, model.config.block_size)
+    trace = []
+    logits, _ = model(torch.from_numpy(x).to(model.lm_head.weight.device), n_loop=n_loop, exit=rule,
+                      noise_seed=noise_seed, trace=trace)
+    steps = torch.stack([entry['steps_used'] for entry in trace]).float().mean(dim=0).cpu().numpy()
+    coloured = paint if show_steps else lambda text, steps: text
+    tasks.print_answers(task, x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
+    print(f'mean loop steps {steps.mean():.2f}')
+
+
 def main():
     # the model, the rule, the prompt
     dev, autocast = pick_device(device, dtype)
@@ -96,6 +118,11 @@ def main():
     if rule and not groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
                          'exit from: leave --exit out')
+    task = checkpoint['config']['dataset']
+    if task.partition(':')[0] in tasks.TASKS:
+        with autocast:
+            print_problems(model, task, rule)
+        return print_legend() if show_steps and groups else None
     if compile:
         compile_one_token(model)
     encoding, text = get_encoding(checkpoint['tokenizer']), read_prompt(start)
@@ -123,8 +150,7 @@ def main():
         of_most = f'; mean loop steps {means} of at most {most}' if groups else ''
         print(f'--- {rate:.1f} tokens/s{of_most}')
     if show_steps and groups:
-        legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
-        print(f'loop steps, mean over the groups, from: {legend}')
+        print_legend()
 
 
 if __name__ == '__main__':

@@ -29,18 +29,18 @@ from torch.nn.parallel import DistributedDataParallel
 import configurator
 import data
 import watch
-from checkpoint import FREE_KNOBS, last_checkpoint, load_checkpoint, save_checkpoint
-from configurator import adopt, configure, plain
+from checkpoint import earlier_run, save_checkpoint
+from configurator import configure, plain
 from loops import LOOP_DRAWS, derived_seed, sample_n_loop
 from memory import require, training_bytes
 from model import GPT, GPTConfig
+from optim import OPTIMIZERS, make_optimizers, move_average
 from processes import RANK, WORLD, add_up, check_same, join, leave, one_before_the_others, say
 
 # -------------------------------------------------------------------------------------------------
-# data and files
-dataset = 'pydocs'          # a folder of data/, see data.py
+dataset = 'pydocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
 out_dir = 'out'             # checkpoints, log and figure
-resume = False              # go on from out_dir/ckpt.pt; knobs not given are those of its run
+resume = False              # go on from out_dir/ckpt.pt with its knobs, or begin if it is not there
 init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning
 # model: small enough for two CPU cores and some minutes
 block_size = 48             # tokens of context; attention learns to use few positions sooner
@@ -59,10 +59,13 @@ adapter_init = 'sum'        # concat starts as x + e; or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
+pos = 'learned'             # positions: learned, rotary
+rope_base = 10000.0         # of rotary positions; 100 for short problems
 # training
 batch_size = 16             # sequences of a step, shared by all processes
 gradient_accumulation_steps = 1
 max_iters = 1900
+optimizer = 'adamw'         # adamw, or muon for the matrices of blocks and adapters
 learning_rate = 3e-3        # more makes less use of the loops
 min_lr = 3e-4
 warmup_iters = 200
@@ -90,7 +93,7 @@ peak_tflops: float | None = None    # of one device, for MFU; None = known for a
 
 # what the weights of another run must fit, to start from them
 SHAPE = {'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'bias', 'groups', 'injection',
-         'x0', 'norm_inside'}
+         'x0', 'norm_inside', 'pos', 'rope_base'}
 
 
 @dataclass
@@ -98,7 +101,7 @@ class Run:
     """What a checkpoint holds, and so what it takes to go on."""
     config: dict                # every knob
     model: GPT
-    optimizer: torch.optim.Optimizer
+    optimizers: dict            # by the name of their state in a checkpoint
     averaged: dict              # name: averaged weight; empty without ema
     tokenizer: str
     data: str                   # sha256 of the training tokens
@@ -106,11 +109,9 @@ class Run:
     val_loss: dict              # n_loop: nats
     trend: list                 # of the loss, see watch.py
     spikes: list                # [loss, it] since the last row of the log
-    # and what it does not hold: the seconds spent on other things than training
+    # seconds spent on other things than training; not in a checkpoint
     spent: dict = field(default_factory=lambda: dict(checkpoints=0.0, evaluation=0.0))
 
-
-# what an iteration needs -------------------------------------------------------------------------
 
 def lr_at(it):
     """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
@@ -121,23 +122,13 @@ def lr_at(it):
     return min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
 
 
-def make_optimizer(model):
-    """AdamW; decay on matrices (embeddings too), not on norms and biases."""
-    params = list(model.parameters())
-    matrices = dict(params=[p for p in params if p.dim() >= 2], weight_decay=weight_decay)
-    vectors = dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)
-    return torch.optim.AdamW([matrices, vectors], lr=learning_rate, betas=(beta1, beta2),
-                             fused=params[0].is_cuda)
+# every draw derives from (seed, purpose, it, micro), the same in each process; but for dropout
 
-
-# Every draw derives from (seed, purpose, it, micro) and is the same in each process; dropout alone
-# differs, by RANK.
-
-def get_batch(tokens, it, micro, dev):
-    """This process's rows of the batch: tokens (B / WORLD, T) and the next tokens."""
-    draw = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
-    starts = draw.integers(len(tokens) - block_size, size=batch_size)
-    x, y = data.windows(tokens, np.split(starts, WORLD)[RANK], block_size)
+def get_batch(text, it, micro, dev):
+    """This process's rows of the batch: tokens (B / WORLD, T) and what should come out at each."""
+    rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
+    share = batch_size // WORLD
+    x, y = text.batch(rng, batch_size, block_size, slice(RANK * share, (RANK + 1) * share))
     return x.to(dev, non_blocking=True), y.to(dev, non_blocking=True)
 
 
@@ -155,13 +146,6 @@ def seed_noise(model, it, micro, dev):
     torch.manual_seed(derived_seed(seed, 'dropout', it, micro, RANK))
 
 
-@torch.no_grad()
-def average(run, it):
-    """Move the averaged weights; faster at first, when the raw ones are no good yet."""
-    share = 1 - min(ema, (it + 1) / (it + 10))
-    torch._foreach_lerp_([*run.averaged.values()], [*run.model.parameters()], share)
-
-
 def save(run, it, file, whole=True):
     """out_dir/file. whole: with all that it takes to go on; otherwise the weights."""
     if RANK:
@@ -170,8 +154,8 @@ def save(run, it, file, whole=True):
                       config=run.config, iter_num=it, tokenizer=run.tokenizer, data=run.data,
                       val_loss=run.val_loss)
     if whole:
-        checkpoint |= dict(optimizer=run.optimizer.state_dict()['state'], trend=run.trend,
-                           spikes=run.spikes, ema=run.averaged)
+        checkpoint |= {name: one.state_dict()['state'] for name, one in run.optimizers.items()}
+        checkpoint |= dict(trend=run.trend, spikes=run.spikes, ema=run.averaged)
     with watch.timed(run.spent, 'checkpoints'):
         save_checkpoint(checkpoint, os.path.join(out_dir, file), keep_old=whole)
 
@@ -190,8 +174,10 @@ def check_knobs():
     if not eval_loops or not all(isinstance(n, int) and n >= 1 for n in eval_loops):
         raise ValueError('eval_loops must be a list of loop counts, each at least 1, '
                          f'not {eval_loops}')
-    if loop_draw not in LOOP_DRAWS:
-        raise ValueError(f"unknown loop_draw '{loop_draw}': choose one of {', '.join(LOOP_DRAWS)}")
+    for knob, known in dict(loop_draw=LOOP_DRAWS, optimizer=OPTIMIZERS).items():
+        if globals()[knob] not in known:
+            raise ValueError(f"unknown {knob} '{globals()[knob]}': "
+                             f"choose one of {', '.join(known)}")
     if not 0 <= ema < 1:
         raise ValueError(f'ema must lie in [0, 1), not {ema}')
     if batch_size % WORLD:
@@ -199,62 +185,33 @@ def check_knobs():
                          f'processes: take a multiple of {WORLD}')
 
 
-def earlier_run():
-    """
-    The checkpoint to resume with its path, and the one to take weights from: a dict or None.
-
-    Knobs that were not given are set to theirs.
-    """
-    saved, path, weights = None, '', None
-    if resume:
-        saved, path = last_checkpoint(out_dir, say)
-        if saved:
-            knobs = dict(saved['config'])
-            del knobs['out_dir'], knobs['resume']
-            adopt(globals(), knobs, knobs.keys() - FREE_KNOBS, f'the run in {out_dir}')
-            if saved['iter_num'] > max_iters:
-                raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations "
-                                 'already: --max_iters may be no less')
-    if init_from and not saved:
-        if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-            raise ValueError(f'init_from = {init_from} would be written over: take another '
-                             '--out_dir')
-        weights = load_checkpoint(init_from)[1]
-        adopt(globals(), weights['model_args'], SHAPE, init_from)
-    return saved, path, weights
-
-
 def load_data(saved, weights):
-    """Training and held-out tokens, meta.json; ValueError if they do not fit run or knobs."""
-    train_tokens, val_tokens, meta = one_before_the_others(lambda: data.load(dataset))
-    for split, tokens in dict(train=train_tokens, val=val_tokens).items():
-        if len(tokens) <= block_size:
-            raise ValueError(f'block_size = {block_size} is longer than the {split} text of '
-                             f'{dataset} ({len(tokens)} tokens): make --block_size smaller, or '
-                             'take more text')
-    if vocab_size and vocab_size < meta['vocab_size']:
-        raise ValueError(f"vocab_size = {vocab_size} is less than the {meta['vocab_size']} tokens "
+    """The data set or task; ValueError if it does not fit the run or the knobs."""
+    text = one_before_the_others(lambda: data.open_data(dataset))
+    text.check(block_size)
+    if vocab_size and vocab_size < text.vocab_size:
+        raise ValueError(f'vocab_size = {vocab_size} is less than the {text.vocab_size} tokens '
                          f'of {dataset}: leave it at None')
-    if saved and saved['data'] != meta['train']['sha256']:
+    if saved and saved['data'] != text.sha256:
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 is '
                          'another): make it again as it was')
-    if weights and weights['tokenizer'] != meta['tokenizer']:
+    if weights and weights['tokenizer'] != text.tokenizer:
         raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
-                         f"{meta['tokenizer']}: make it with python data.py ... "
+                         f'{text.tokenizer}: make it with python data.py ... '
                          f"--tokenizer={weights['tokenizer']}")
-    return train_tokens, val_tokens, meta
+    return text
 
 
-def set_up(saved, weights, meta, dev):
+def set_up(saved, weights, text, dev):
     """The run: fresh, as a checkpoint holds it, or with the weights of another."""
-    vocab = vocab_size or meta['vocab_size']
+    vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
     shape = GPTConfig(
         block_size=block_size, vocab_size=vocab, n_layer=n_layer, n_head=n_head, n_embd=n_embd,
         dropout=dropout, bias=bias, groups=groups, mean_recurrence=mean_recurrence, bptt_k=bptt_k,
         injection=injection, adapter_init=adapter_init, x0=x0, norm_inside=norm_inside,
-        step_noise=step_noise)
+        step_noise=step_noise, pos=pos, rope_base=rope_base)
     copies = 4 + (ema > 0) + (WORLD > 1)    # of the weights: gradients, AdamW's two, ema, buckets
     require(training_bytes(shape, batch_size // WORLD, checkpoint_steps, copies), dev,
             f'a step of {batch_size} x {block_size} tokens at width {n_embd}',
@@ -265,10 +222,11 @@ def set_up(saved, weights, meta, dev):
     model = GPT(shape).to(dev)
     if saved or weights:
         model.load_state_dict((saved or weights)['model'])
-    optimizer = make_optimizer(model)
+    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
     averaged = {name: p.detach().clone() for name, p in model.named_parameters()} if ema else {}
     if saved:
-        optimizer.load_state_dict(optimizer.state_dict() | dict(state=saved['optimizer']))
+        for name, one in optimizers.items():
+            one.load_state_dict(one.state_dict() | dict(state=saved[name]))
         averaged = {name: saved['ema'][name].to(dev) for name in averaged}
     for group in model.groups:
         group.rank, group.world, group.checkpoint_steps = RANK, WORLD, checkpoint_steps
@@ -277,10 +235,9 @@ def set_up(saved, weights, meta, dev):
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
     before = saved or dict(iter_num=0, val_loss={}, trend=[0, 0.0, 0.0], spikes=[])
-    return Run(config=knobs, model=model, optimizer=optimizer, averaged=averaged,
-               tokenizer=meta['tokenizer'], data=meta['train']['sha256'],
-               start=before['iter_num'], val_loss=before['val_loss'], trend=before['trend'],
-               spikes=before['spikes'])
+    return Run(config=knobs, model=model, optimizers=optimizers, averaged=averaged,
+               tokenizer=text.tokenizer, data=text.sha256, start=before['iter_num'],
+               val_loss=before['val_loss'], trend=before['trend'], spikes=before['spikes'])
 
 
 def compiled(dev):
@@ -296,20 +253,18 @@ def compile_layers(model, **how):
         setattr(layer, name, torch.compile(getattr(layer, name), **how))
 
 
-# the run -----------------------------------------------------------------------------------------
-
 def main():
     begin = time.time()
     # what to go on from, the machine, the text, the model
-    saved, path, weights = earlier_run()
+    saved, path, weights = earlier_run(globals(), SHAPE)
     check_knobs()
     dev, autocast = join(device, dtype)
     if RANK == 0 and path.endswith('.old.pt'):      # ckpt.pt is damaged or missing
         os.replace(path, path.replace('.old.pt', '.pt'))
-    train_tokens, val_tokens, meta = load_data(saved, weights)
-    check_same((saved and saved['iter_num'], meta['train']['sha256'], config))
-    run = set_up(saved, weights, meta, dev)
-    model, optimizer, resumed = run.model, run.optimizer, bool(saved)
+    text = load_data(saved, weights)
+    check_same((saved and saved['iter_num'], text.sha256, config))
+    run = set_up(saved, weights, text, dev)
+    model, resumed = run.model, bool(saved)
     del saved, weights                              # of a large model some GB
     ddp = model
     if WORLD > 1:
@@ -318,15 +273,15 @@ def main():
     n_params = sum(p.numel() for p in model.parameters())
     since = f', from iteration {run.start}' if run.start else ''
     say(f'{n_params / 1e6:.2f}M parameters, {n_layer} layers, groups {model.config.groups}, '
-        f'{dataset}: {len(train_tokens):,} tokens ({run.tokenizer}), {WORLD} x {dev}{since}')
+        f'{text.said}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if model.groups else [1]
-    n_windows = (len(val_tokens) - 1) // block_size
+    n_windows = text.n_held_out(block_size)
     os.makedirs(out_dir, exist_ok=True)
     log = watch.Log(os.path.join(out_dir, 'log.csv'), eval_counts, ema, run.start, max_iters,
-                    compiled(dev), peak_tflops or watch.peak_tflops_of(dev))
+                    compiled(dev), peak_tflops or watch.peak_tflops_of(dev), text.asked)
     asked, handlers = watch.listen()
     # after the warm-up a state that has collapsed is worth a warning
-    report = partial(watch.report, tokens=val_tokens, loops=eval_counts, dev=dev, asked=asked,
+    report = partial(watch.report, text=text, loops=eval_counts, dev=dev, asked=asked,
                      autocast=autocast, compiled=compiled(dev), warm=warmup_iters)
 
     for it in range(run.start, max_iters):
@@ -349,7 +304,7 @@ def main():
         clock, lr, tokens, flops = time.time(), lr_at(it), 0, 0
         status = torch.zeros(2, device=dev)     # the loss; how many times we were asked to stop
         for micro in range(gradient_accumulation_steps):
-            x, y = get_batch(train_tokens, it, micro, dev)
+            x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
             seed_noise(model, it, micro, dev)
             # DDP adds the gradients up at the last micro step; for a plain model this is nothing
@@ -371,12 +326,13 @@ def main():
         watch.check_finite(loss, norm, n_loop, it, lr, out_dir)
 
         # step
-        for group in optimizer.param_groups:
-            group['lr'] = lr
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for one in run.optimizers.values():
+            for group in one.param_groups:
+                group['lr'] = lr
+            one.step()
+            one.zero_grad(set_to_none=True)
         if ema:
-            average(run, it)
+            move_average(run.averaged, model, ema, it)
 
         # log
         if watch.is_spike(loss, run.trend):
@@ -395,6 +351,8 @@ def main():
             stopped(run, max_iters)
         else:
             finish(run, log, held_out, eval_counts)
+            if text.asked:
+                watch.report_depth(run, text, eval_counts, dev, autocast, out_dir)
             log.say_done(run, out_dir, time.time() - begin, dev)
     watch.stop_listening(handlers)
     leave()

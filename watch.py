@@ -18,7 +18,6 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 
-import data
 from memory import windows_at_once
 from processes import RANK, WORLD, add_up, any_asked, say
 
@@ -38,12 +37,14 @@ def read_log(path, before=math.inf):
 class Log:
     """log.csv and the lines on the screen. results/README.md explains the columns."""
 
-    def __init__(self, path, loops, ema, start, max_iters, compiled=False, peak_tflops=None):
+    def __init__(self, path, loops, ema, start, max_iters, compiled=False, peak_tflops=None,
+                 accuracy=False):
         """loops: the evaluated counts. Rows from iteration start on, of a killed run, go."""
         self.path, self.max_iters, self.peak_tflops = path, max_iters, peak_tflops
         self.compiled, self.counted, self.early_graphs = compiled, 0, 0
         self.restart()
-        kinds = ['val_loss', 'ema_loss'] if ema else ['val_loss']
+        kinds = [f'{kind}_{what}' for kind in (['val', 'ema'] if ema else ['val'])
+                 for what in (['loss', 'acc'] if accuracy else ['loss'])]
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
                         'tflops', 'spikes', *(f'{kind}_{n}' for kind in kinds for n in loops),
                         'token_corr', 'state_use']
@@ -116,33 +117,71 @@ def flag(out_dir):
 # held-out losses ---------------------------------------------------------------------------------
 
 @torch.no_grad()
-def evaluate(model, tokens, n_windows, loops, dev, autocast, asked=(), batch=None):
+def evaluate(model, text, n_windows, loops, dev, autocast, asked=(), batch=None):
     """
-    Held-out loss at each loop count, over n_windows windows, evenly spread and without overlap.
+    Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
 
-    Returns {n_loop: nats a token}, or None where a process was asked to stop meanwhile.
-    batch: windows at once, as many as memory.windows_at_once says by default.
+    Returns ({n_loop: nats a token}, {n_loop: share of the asked tokens that are right}), or None
+    where a process was asked to stop meanwhile. batch: windows at once, as many as
+    memory.windows_at_once says by default.
     """
     model.eval()
     T = model.config.block_size
-    places = np.linspace(0, (len(tokens) - 1) // T - 1, n_windows).round().astype(int)
-    starts = T * places[RANK::WORLD]
+    numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
     batch = batch or windows_at_once(model.config)
     # in all processes the same number of batches, since after each they agree on going on
     n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
     work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
-    totals = {n_loop: torch.zeros((), device=dev) for n_loop in loops}
+    sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, asked tokens
     for n_loop, i in slowly(work, 'held-out loss'):
-        if len(starts[i:i + batch]):
-            x, y = data.windows(tokens, starts[i:i + batch], T)
+        if len(numbers[i:i + batch]):
+            x, y = (tokens.to(dev) for tokens in text.held_out(numbers[i:i + batch], T))
             with autocast:
-                loss = model(x.to(dev), y.to(dev), n_loop=n_loop)[1]
-            totals[n_loop] += loss * len(x)
+                logits, loss = model(x, y, n_loop=n_loop)
+            right, known = logits.argmax(-1) == y, y >= 0
+            sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
         if any_asked(asked, dev):
             model.train()
             return None
     model.train()
-    return {n_loop: add_up(total).item() / n_windows for n_loop, total in totals.items()}
+    sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
+    return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
+            {n_loop: right / known for n_loop, (_, right, known) in sums.items()})
+
+
+@torch.no_grad()
+def by_depth(model, text, loops, dev, autocast):
+    """Of a task: the held-out labels that are right at each depth and loop count, a row each."""
+    model.eval()
+    x, y, depth = (torch.from_numpy(values) for values in text.with_depth(model.config.block_size))
+    rows = []
+    for n_loop in loops:
+        guesses = []
+        for part in x.split(windows_at_once(model.config)):
+            with autocast:
+                guesses.append(model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu())
+        right = torch.cat(guesses) == y
+        for d in depth[y >= 0].unique().tolist():
+            at = (y >= 0) & (depth == d)
+            rows.append(dict(loops=n_loop, depth=d, labels=at.sum().item(),
+                             accuracy=right[at].double().mean().item()))
+    model.train()
+    return rows
+
+
+def report_depth(run, text, loops, dev, autocast, out_dir):
+    """by_depth as a table on the screen (depths across, loops down), depth.csv and depth.png."""
+    if RANK:
+        return
+    import plots  # here, since matplotlib takes a second to import
+    rows = by_depth(run.model, text, loops, dev, autocast)
+    plots.depth(rows, os.path.join(out_dir, 'depth.png'))
+    depths = sorted({row['depth'] for row in rows})
+    say('accuracy by depth of the label (across) and loops (down):')
+    say('      ' + ''.join(f'{d:6d}' for d in depths))
+    for n_loop in loops:
+        share = {row['depth']: row['accuracy'] for row in rows if row['loops'] == n_loop}
+        say(f'{n_loop:5d} ' + ''.join(f'{share[d]:6.3f}' for d in depths))
 
 
 @contextmanager
@@ -157,7 +196,7 @@ def using(model, weights):
     model.load_state_dict(own, strict=False)
 
 
-def report(run, it, n_windows, tokens, loops, dev, autocast, asked, compiled, warm):
+def report(run, it, n_windows, text, loops, dev, autocast, asked, compiled, warm):
     """
     Held-out losses and health at iteration it, on the screen and as columns of the log.
 
@@ -166,22 +205,27 @@ def report(run, it, n_windows, tokens, loops, dev, autocast, asked, compiled, wa
     row = {}
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
-        for kind, weights in dict(val_loss={}, ema_loss=run.averaged).items():
-            if kind == 'ema_loss' and not weights:
+        for kind, weights in dict(val={}, ema=run.averaged).items():
+            if kind == 'ema' and not weights:
                 continue
             with using(run.model, weights):
-                losses = evaluate(run.model, tokens, n_windows, loops, dev, autocast, asked)
-            if losses is None:
+                found = evaluate(run.model, text, n_windows, loops, dev, autocast, asked)
+            if found is None:
                 return None
-            if kind == 'val_loss':
+            losses, accuracies = found
+            row |= {f'{kind}_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
+            if kind == 'val':
                 run.val_loss.update(losses)
-            row |= {f'{kind}_{n}': f'{loss:.5f}' for n, loss in losses.items()}
             which = ', averaged weights' if weights else ''
             say(f'iter {it}: held-out loss over {n_windows:,} windows{which}: ' + ', '.join(
                 f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
+            if text.asked:
+                row |= {f'{kind}_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
+                say(f'iter {it}: accuracy: ' + ', '.join(
+                    f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
         T = run.model.config.block_size
-        count = min(8, (len(tokens) - 1) // T, windows_at_once(run.model.config))
-        idx, _ = data.windows(tokens, range(0, count * T, T), T)
+        count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
+        idx, _ = text.held_out(range(count), T)
         values = health(run.model, idx.to(dev), autocast)
     if it >= warm:
         for line in warnings_of(values):

@@ -119,9 +119,8 @@ def geometry_rows(out_dir, follow_loss):
     # the run, and the first held-out windows of its text
     device, _ = pick_device('auto', 'float32')
     models, last = geometry.load_run(out_dir, device)
-    tokens, T = data.load(last['config']['dataset'])[1], last['model_args']['block_size']
-    starts = range(0, T * N_WINDOWS, T)
-    idx, targets = (tensor.to(device) for tensor in data.windows(tokens, starts, T))
+    text, T = data.open_data(last['config']['dataset']), last['model_args']['block_size']
+    idx, targets = (tensor.to(device) for tensor in text.held_out(range(N_WINDOWS), T))
 
     rows = dict(steps=[], dlr=[], noise=[], loops=[], spectrum=[])
     for iteration, model in models.items():

@@ -269,7 +269,7 @@ def check_knobs():
 
 def run_all(runs, until):
     """Train and sweep all that is not done yet. True if nothing is left to do."""
-    data.load(dataset_name())       # made once, before all the trainings want it
+    data.open_data(dataset_name())  # made once, before all the trainings want it
     with ThreadPoolExecutor(workers if scale == 'small' else 1) as pool:
         if not all(list(pool.map(train, runs, runs.values(), repeat(until)))):
             return False

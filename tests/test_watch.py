@@ -12,13 +12,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import data
 import memory
+import tasks
 import watch
 
 
 @pytest.fixture
-def tokens():
-    """Ten windows of 16 tokens, the one behind them, and four over."""
-    return np.random.default_rng(0).integers(50, size=165).astype('<u2')
+def text():
+    """Ten held-out windows of 16 tokens, the one behind them, and four over."""
+    text = data.Text.__new__(data.Text)         # of no file
+    text.val = np.random.default_rng(0).integers(50, size=165).astype('<u2')
+    return text
 
 
 def batch_sizes(model):
@@ -28,8 +31,10 @@ def batch_sizes(model):
     return sizes
 
 
-def evaluate(model, tokens, n_windows=10, loops=(1, 4), **how):
-    return watch.evaluate(model, tokens, n_windows, loops, 'cpu', nullcontext(), **how)
+def evaluate(model, text, n_windows=10, loops=(1, 4), **how):
+    """The losses alone."""
+    found = watch.evaluate(model, text, n_windows, loops, 'cpu', nullcontext(), **how)
+    return found and found[0]
 
 
 # the log -----------------------------------------------------------------------------------------
@@ -56,18 +61,43 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
 
 # held-out losses ---------------------------------------------------------------------------------
 
-def test_evaluate_is_the_mean_over_counted_windows(tiny, tokens):
+def test_evaluate_is_the_mean_over_counted_windows(tiny, text):
     model = tiny()
-    losses = evaluate(model, tokens, batch=3)
+    losses = evaluate(model, text, batch=3)
     assert model.training
     model.eval()
-    x, y = data.windows(tokens, range(0, 160, 16), 16)
+    x, y = text.held_out(range(10), 16)
     assert list(losses) == [1, 4]
     for n_loop, loss in losses.items():
         assert math.isclose(loss, model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
 
 
-def test_evaluate_spreads_its_windows(tiny, tokens, monkeypatch):
+def test_accuracy_counts_what_is_asked(tiny):
+    """Against the logits, on a task that asks at one token of a row."""
+    model, problems = tiny(vocab_size=28), tasks.Problems('mano:operators=2', held_out=40)
+    _, accuracies = watch.evaluate(model, problems, 40, [1, 3], 'cpu', nullcontext(), batch=7)
+    x, y = problems.held_out(range(40), 16)
+    model.eval()
+    for n_loop, share in accuracies.items():
+        right = model(x, n_loop=n_loop)[0][:, -1].argmax(-1) == y[:, -1]
+        assert math.isclose(share, right.double().mean(), abs_tol=1e-6)
+
+
+def test_accuracy_by_depth(tiny):
+    """Against the logits, label by label."""
+    model, problems = tiny(vocab_size=13), tasks.Problems('calc', held_out=30)
+    rows = watch.by_depth(model, problems, [1, 2], 'cpu', nullcontext())
+    x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
+    for row in rows:
+        at = depth == row['depth']
+        with torch.no_grad():
+            right = model.eval()(x, n_loop=row['loops'])[0].argmax(-1) == y
+        assert row['labels'] == at.sum()
+        assert math.isclose(row['accuracy'], right[at].double().mean(), abs_tol=1e-9)
+    assert sum(row['labels'] for row in rows) == 2 * 30 * 16
+
+
+def test_evaluate_spreads_its_windows(tiny, text, monkeypatch):
     starts, windows = [], data.windows
 
     def spy(tokens, batch, T):
@@ -75,48 +105,48 @@ def test_evaluate_spreads_its_windows(tiny, tokens, monkeypatch):
         return windows(tokens, batch, T)
 
     monkeypatch.setattr(data, 'windows', spy)
-    evaluate(tiny(), tokens, n_windows=4, loops=[1])
+    evaluate(tiny(), text, n_windows=4, loops=[1])
     assert starts == [0, 48, 96, 144]
 
 
-def test_evaluate_is_bounded_by_its_logits(tiny, tokens):
+def test_evaluate_is_bounded_by_its_logits(tiny, text):
     model = tiny()
     sizes = batch_sizes(model)
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     assert memory.windows_at_once(model.config) == 4
-    evaluate(model, tokens, loops=[1, 4])
+    evaluate(model, text, loops=[1, 4])
     assert sizes == [4, 4, 2] * 2
 
 
-def test_a_report_is_bounded_by_its_logits(tiny, tokens):
+def test_a_report_is_bounded_by_its_logits(tiny, text):
     """Its look at the health of the states too."""
     model = tiny()
     sizes = batch_sizes(model)
     model.config.vocab_size = 2 ** 21
     run = SimpleNamespace(model=model, averaged=dict(model.named_parameters()), val_loss={})
-    row = watch.report(run, 7, 10, tokens, [1], 'cpu', nullcontext(), [], False, 0)
+    row = watch.report(run, 7, 10, text, [1], 'cpu', nullcontext(), [], False, 0)
     assert sizes == [4, 4, 2, 4, 4, 2, 4]       # raw weights, averaged ones, health
     assert list(row) == ['val_loss_1', 'ema_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == row['ema_loss_1'] == f'{run.val_loss[1]:.5f}'
 
 
-def test_two_processes_share_the_windows(tiny, tokens, monkeypatch):
+def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     """Nine windows, of which one has five: they look for signals equally often all the same."""
     model = tiny()
-    whole = evaluate(model, tokens, 9, [1, 4])
+    whole = evaluate(model, text, 9, [1, 4])
     parts, looks = [], []
     monkeypatch.setattr(watch, 'WORLD', 2)
     for rank in range(2):
         monkeypatch.setattr(watch, 'RANK', rank)
         monkeypatch.setattr(watch, 'any_asked', lambda asked, dev: looks.append(rank))
-        parts.append(evaluate(model, tokens, 9, [1, 4], batch=2))
+        parts.append(evaluate(model, text, 9, [1, 4], batch=2))
     for n_loop, loss in whole.items():
         assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
         assert parts[0][n_loop] > parts[1][n_loop]
     assert looks == [0] * 6 + [1] * 6
 
 
-def test_evaluate_stops_when_asked(tiny, tokens):
+def test_evaluate_stops_when_asked(tiny, text):
     model, asked = tiny(), []
     sizes = batch_sizes(model)
 
@@ -125,17 +155,17 @@ def test_evaluate_stops_when_asked(tiny, tokens):
             asked.append(signal.SIGTERM)
 
     model.register_forward_pre_hook(ask)
-    assert evaluate(model, tokens, batch=2, asked=asked) is None
+    assert evaluate(model, text, batch=2, asked=asked) is None
     assert len(sizes) == 3 and model.training
 
 
-def test_evaluate_says_how_far_it_is(tiny, tokens, monkeypatch, capsys):
+def test_evaluate_says_how_far_it_is(tiny, text, monkeypatch, capsys):
     model = tiny()
-    evaluate(model, tokens, loops=[1], batch=2)
+    evaluate(model, text, loops=[1], batch=2)
     assert capsys.readouterr().out == ''        # quick ones say nothing
     clock = SimpleNamespace(time=itertools.count(0, 6).__next__)    # six seconds from look to look
     monkeypatch.setattr(watch, 'time', clock)
-    evaluate(model, tokens, loops=[1], batch=2)
+    evaluate(model, text, loops=[1], batch=2)
     assert capsys.readouterr().out == ('held-out loss: 1 of 5 batches\n'
                                        'held-out loss: 3 of 5 batches\n')
 

@@ -1,0 +1,7 @@
+# Sums of several numbers, all digits of the answer at once (tasks.py). On top of config/calc.py:
+#   python train.py config/calc.py config/addition.py
+dataset = 'addition'
+out_dir = 'out-addition'
+block_size = 24
+n_layer = 4
+groups = [[1, 2]]

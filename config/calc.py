@@ -1,0 +1,21 @@
+# Running arithmetic with resets, see tasks.py: a problem that one loop cannot solve. Two cores.
+#   python train.py config/calc.py && python sample.py --out_dir=out-calc
+dataset = 'calc'
+out_dir = 'out-calc'
+pos = 'rotary'                  # learned positions would have to learn "the one before" one by one
+rope_base = 100.0
+block_size = 24
+n_layer, n_head, n_embd = 3, 2, 64
+groups = [[1]]
+mean_recurrence = 8
+bptt_k = 8
+batch_size = 64
+max_iters = 900
+learning_rate = 2e-3
+min_lr = 2e-4
+warmup_iters = 100
+eval_interval = 300
+eval_windows = 512
+eval_loops = [1, 2, 4, 8, 16, 32]
+keep_iters = [0, 100, 300]
+optimizer = 'muon'

@@ -1,0 +1,7 @@
+# The running product in S3, with resets (tasks.py). On top of config/calc.py:
+#   python train.py config/calc.py config/group.py
+dataset = 'group'
+out_dir = 'out-group'
+block_size = 24
+n_layer = 4
+groups = [[1, 2]]

@@ -1,0 +1,9 @@
+# p-hop induction (tasks.py): back through a row of letters, pointer by pointer. On top of calc.py:
+#   python train.py config/calc.py config/hop.py
+dataset = 'hop'
+out_dir = 'out-hop'
+block_size = 40
+n_layer = 4
+groups = [[1, 2]]
+mean_recurrence = 6
+max_iters = 1440
