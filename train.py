@@ -197,8 +197,8 @@ def load_data(saved, weights):
                          'another): make it again as it was')
     if weights and weights['tokenizer'] != text.tokenizer:
         raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
-                         f'{text.tokenizer}: make it with python data.py ... '
-                         f"--tokenizer={weights['tokenizer']}")
+                         f'{text.tokenizer}: take the same task, or text that was made with '
+                         "that --tokenizer of data.py")
     return text
 
 

@@ -369,6 +369,13 @@ def test_resume_refuses_other_data_and_weights_alone(whole):
     assert 'holds weights and nothing to resume' in refused('--resume')
 
 
+def test_weights_that_read_something_else_are_refused(whole):
+    done = run(f'--init_from={whole}/ckpt.pt', '--dataset=calc', '--out_dir=out-no')
+    assert done.returncode == 2 and done.stderr.count('\n') == 1
+    assert 'reads bytes and calc is calc:p=5: take the same task, or text' in done.stderr
+    assert not os.path.exists('out-no')
+
+
 # numbers that go wrong ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize('clip', ['1.0', '0.0'])
