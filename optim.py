@@ -3,6 +3,8 @@ What moves the weights: AdamW, Muon, and weights averaged over training.
 
 Not run by itself: train.py calls it. Muon: Jordan et al. 2024, by torch. Averages: Geiping 4.4.
 """
+from collections import defaultdict
+
 import torch
 
 OPTIMIZERS = ('adamw', 'muon')
@@ -27,9 +29,48 @@ def make_optimizers(model, kind, lr, weight_decay, betas):
     fused = next(model.parameters()).is_cuda
     optimizers = dict(optimizer=torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused))
     if inner:
-        optimizers['muon'] = torch.optim.Muon(inner, lr=lr, weight_decay=weight_decay,
-                                              adjust_lr_fn='match_rms_adamw')
+        optimizers['muon'] = Muon(inner, lr=lr, weight_decay=weight_decay)
     return optimizers
+
+
+class Muon(torch.optim.Muon):
+    """torch's with adjust_lr_fn='match_rms_adamw', but matrices of one shape go together."""
+
+    @torch.no_grad()
+    def step(self):
+        group, = self.param_groups
+        lr, momentum = group['lr'], group['momentum']
+        alike = defaultdict(list)
+        for p in group['params']:
+            if p.grad is not None:
+                alike[p.shape].append(p)
+        for shape, weights in alike.items():
+            # the running mean of the gradient, and Nesterov's look ahead
+            grads = [p.grad for p in weights]
+            means = [self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
+                     for p in weights]
+            torch._foreach_lerp_(means, grads, 1 - momentum)
+            ahead = torch.stack(torch._foreach_lerp(grads, means, momentum))
+            # 0.2: the usual root mean square of an entry of AdamW's step
+            step = orthogonal(ahead, *group['ns_coefficients'], group['ns_steps'])
+            torch._foreach_mul_(weights, 1 - lr * group['weight_decay'])
+            torch._foreach_add_(weights, step.unbind(), alpha=-0.2 * lr * max(shape) ** 0.5)
+
+
+def orthogonal(g, a, b, c, steps):
+    """
+    g (N, rows, columns) -> matrices near U V of each one's SVD, by Newton-Schulz steps.
+
+    In bfloat16 on CUDA, as torch has it; a CPU is faster in float32.
+    """
+    x = g.bfloat16() if g.is_cuda else g
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(g.dtype)
 
 
 @torch.no_grad()

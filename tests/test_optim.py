@@ -1,8 +1,10 @@
 """Which optimiser has which weights, and how the average of the weights moves."""
+from functools import partial
+
 import pytest
 import torch
 
-from optim import make_optimizers, move_average
+from optim import Muon, make_optimizers, move_average
 
 HOW = (3e-3, 0.1, (0.9, 0.95))
 
@@ -43,6 +45,24 @@ def test_a_step_of_muon_is_as_large_as_one_of_adamw(tiny, idx):
         sizes[kind] = step.square().mean().sqrt().item() / 1e-3
     assert 0.1 < sizes['muon'] < 0.4
     assert sizes['adamw'] == pytest.approx(1, abs=0.1)      # its first step is the sign alone
+
+
+def test_muon_is_that_of_torch(tiny, idx):
+    """Steps of it end where torch's do, up to torch's bfloat16."""
+    ends = []
+    for kind in (Muon, partial(torch.optim.Muon, adjust_lr_fn='match_rms_adamw')):
+        model = tiny(n_embd=32).train()
+        inner = [p for name, p in model.named_parameters() if name.startswith('h.') and p.dim() > 1]
+        before = [p.detach().clone() for p in inner]
+        muon = kind(inner, lr=1e-2, weight_decay=0.1)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model(idx, idx, n_loop=2)[1].backward()
+            muon.step()
+            muon.zero_grad()
+        ends.append([(p - start).detach() for p, start in zip(inner, before)])
+    for ours, theirs in zip(*ends):
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
 
 
 def test_the_average_is_quick_at_first(tiny):
