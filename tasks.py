@@ -44,12 +44,12 @@ PAD = ' '
 
 # the tasks ---------------------------------------------------------------------------------------
 
-def calc(rng, rows, T, p=5, reset=0.2):
+def calc(rng, rows, T, p=5, reset=0.2, dense=True):
     """
     Running arithmetic modulo p: `=v` sets the value, `+v` and `*v` (v from 1) change it.
 
-    Asked at every token: the value so far. reset: the share of `=v`, and the first is one. Depth:
-    the distance from the last of them.
+    Asked at every token, or if not dense at the last: the value so far. reset: the share of `=v`,
+    and the first is one. Depth: the distance from the last of them.
     """
     check(p >= 2, f'p must be at least 2, not {p}')
     check(0 < reset <= 1, f'reset must lie in (0, 1], not {reset}')
@@ -64,7 +64,7 @@ def calc(rng, rows, T, p=5, reset=0.2):
         value = np.choose(kind[:, t], [v[:, t], value + v[:, t], value * v[:, t]]) % p
         steps = np.where(kind[:, t] == 0, 0, steps + 1)
         y[:, t], depth[:, t] = value, steps
-    return x, y, depth
+    return (x, y, depth) if dense else (x, *last_alone(y, depth))
 
 
 def hop(rng, rows, T, letters=4, hops=4, dense=True):
@@ -97,17 +97,13 @@ def hop(rng, rows, T, letters=4, hops=4, dense=True):
     y = np.where(place >= 0, np.take_along_axis(v, np.maximum(place, 0), axis=1), letters)
     x, y, depth = (np.concatenate(pair, axis=1) for pair in
                    ((letters + 1 + p, v), (np.full_like(p, NOT_ASKED), y), (0 * p, depth)))
-    return (x, y, depth) if dense else ask_last(x, y, depth, rng, letters, hops)
-
-
-def ask_last(x, y, depth, rng, letters, hops):
-    """hop, asked at the last letter alone; rows whose chain breaks are drawn again."""
+    if dense:
+        return x, y, depth
+    # rows whose chain breaks are drawn again
     broken = y[:, -1] == letters
     if broken.any():
-        x[broken], y[broken], depth[broken] = hop(rng, broken.sum(), x.shape[1], letters, hops,
-                                                  dense=False)
-    y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
-    return x, y, depth
+        x[broken], y[broken], depth[broken] = hop(rng, broken.sum(), T, letters, hops, dense=False)
+    return x, *last_alone(y, depth)
 
 
 def addition(rng, rows, T, numbers=4, digits=3):
@@ -241,6 +237,12 @@ def igsm(rng, rows, T, p=7, variables=6, steps=4):
     return x, y, depth
 
 
+def last_alone(y, depth):
+    """y, depth (rows, T), asked at the last token alone."""
+    y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
+    return y, depth
+
+
 def check(good, message):
     if not good:
         raise ValueError(message)
@@ -255,8 +257,8 @@ LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 # the text of each token ---------------------------------------------------------------------------
 
 WORDS = dict(
-    calc=lambda p, reset: [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*'
-                                                         for v in range(1, p)],
+    calc=lambda p, reset, dense: [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*'
+                                                                for v in range(1, p)],
     hop=lambda letters, hops, dense: ([f'v{i}' for i in range(letters)] if letters > 26
                                       else list(LETTERS[:letters])) + ['-']
     + [str(p) for p in range(hops + 1)],
@@ -274,13 +276,13 @@ SHAPING = dict(calc=['p'], hop=['letters', 'hops'], addition=[], group=['name'],
 
 # the oracles: words of a problem -> a label at each token, None where nothing is asked -----------
 
-def calc_oracle(words, p, reset):
+def calc_oracle(words, p, reset, dense):
     """Python's own arithmetic on ever longer expressions, with one remainder at the end."""
     answers, expression = [], ''
     for word in words:
         expression = word[1:] if word[0] == '=' else f'({expression}){word}'
         answers.append(f'={eval(expression) % p}')
-    return answers
+    return answers if dense else [None] * (len(words) - 1) + answers[-1:]
 
 
 def hop_oracle(words, letters, hops, dense):

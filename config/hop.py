@@ -6,4 +6,4 @@ block_size = 40
 n_layer = 4
 groups = [[1, 2]]
 mean_recurrence = 6
-max_iters = 1440
+max_iters = 700

@@ -14,25 +14,16 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10). Geiping: 3.3, 5, 6 (C11 to C13).
     variant     a training: 'main' is the default model, the rest are open choices and other draws
     run, key    (variant, seed)
 """
-import csv
 import math
 import os
-import platform
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import repeat
-
-import numpy as np
-import torch
 
 import data
 from configurator import configure, run
-from results import table
+from results import runs, table
 from results.measure import geometry_rows
 
 # ------------------------------------------------------------------------------------------------
@@ -44,8 +35,6 @@ workers = 2                 # trainings of the small scale at a time, with a thr
 more: list = []             # flags for every training, to make it smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # the open choices (Q3): what train.py is called with, beside SHORT
 SHORT = ['--max_iters=400', '--warmup_iters=100', '--eval_loops=[4]', '--keep_iters=[]']
@@ -83,171 +72,68 @@ def dataset_name():
     return dataset or dict(small='pydocs', paper='fineweb')[scale]
 
 
-def trainings():
+def trainings_of_scale():
     """
     {(variant, seed): flags of train.py}, in the order in which they run.
 
     First what C1 to C12 look at, then the open choices (Q3), then other loop draws (C13).
     """
     if scale == 'paper':
-        config_file = os.path.join(ROOT, 'config', 'groups.py')
+        config_file = os.path.join(runs.ROOT, 'config', 'groups.py')
         keep = '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'
         return {('main', seeds[0]): [config_file, f'--dataset={dataset_name()}', keep]}
-    runs = {}
+    found = {}
     for seed in seeds:
-        runs['main', seed] = ['--keep_iters=[0,30,100,300,700,1400]']
+        found['main', seed] = ['--keep_iters=[0,30,100,300,700,1400]']
     for seed in seeds:
         for name, flags in CHOICES.items():
-            runs[name, seed] = [*flags, *SHORT]
+            found[name, seed] = [*flags, *SHORT]
     for seed in seeds:
         for draw in ('fixed', 'uniform'):
-            runs[draw, seed] = [f'--loop_draw={draw}', '--keep_iters=[]']
+            found[draw, seed] = [f'--loop_draw={draw}', '--keep_iters=[]']
     common = ['--device=cpu', f'--dataset={dataset_name()}']
     return {(variant, seed): [*flags, *common, f'--seed={seed}']
-            for (variant, seed), flags in runs.items()}
+            for (variant, seed), flags in found.items()}
 
 
 def folder_of(variant, seed):
     return os.path.join('out-claims', scale, f"{variant.replace(' ', '_')}-{seed}")
 
 
-def command(script, *flags, log, until=math.inf):
-    """
-    Run one of the project's scripts. True if it came to its end, False if the time was up.
-
-    log: the file that gets its output. until: when (time.time()) it is asked to stop in order, by
-    SIGTERM. ValueError if it fails.
-    """
-    threads = dict(OMP_NUM_THREADS='1') if scale == 'small' and script == 'train.py' else {}
-    with open(log, 'a') as out:
-        process = subprocess.Popen([sys.executable, '-u', os.path.join(ROOT, script), *flags],
-                                   stdout=out, stderr=subprocess.STDOUT, env=os.environ | threads)
-        stopped = False
-        while process.poll() is None:
-            if not stopped and time.time() > until:
-                process.send_signal(signal.SIGTERM)
-                stopped = True
-            time.sleep(0.2)
-    if process.returncode and not stopped:
-        raise ValueError(f"`python {' '.join((script, *flags))}` failed: see {log}")
-    return not stopped
-
-
-def once(folder, what, work):
-    """
-    Do work() unless that was done before. True if it has come to its end, as work() says.
-
-    The minutes that it took, over all pieces, stand in folder/WHAT.minutes, and 'done' behind them.
-    """
-    path = os.path.join(folder, what + '.minutes')
-    took, state = 0.0, ''
-    if os.path.exists(path):
-        with open(path) as f:
-            took, state = f.read().split()
-    if state != 'done':
-        os.makedirs(folder, exist_ok=True)
-        t = time.time()
-        state = 'done' if work() else 'begun'
-        with open(path, 'w') as f:
-            f.write(f'{float(took) + (time.time() - t) / 60:.3f} {state}')
-    return state == 'done'
-
-
-def train(key, flags, until):
-    """Train one run, or go on with it. True if it is done."""
-    if time.time() > until:
-        return False
-    folder = folder_of(*key)
-    log = os.path.join(folder, 'train.txt')
-    flags = [*flags, *more, '--resume', f'--out_dir={folder}']
-    done = once(folder, 'train', partial(command, 'train.py', *flags, log=log, until=until))
-    print(f"{'trained' if done else 'begun  '} {folder}", flush=True)
-    return done
-
-
 def sweep(folder, name):
     """One of RULES on a run: bench.csv under a name of its own."""
     log = os.path.join(folder, 'bench.txt')
-    command('bench.py', f'--out_dir={folder}', *RULES[name], '--checks=False', log=log)
+    runs.command('bench.py', f'--out_dir={folder}', *RULES[name], '--checks=False', log=log)
     shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, f'bench {name}.csv'))
     return True
 
 
 # what is gathered: the CSVs ---------------------------------------------------------------------
 
-def read_csv(path):
-    with open(path, newline='') as f:
-        return list(csv.DictReader(f))
-
-
-def cell(value):
-    """What a CSV holds of a value: six digits of a number that is no count."""
-    return f'{value:.6g}' if isinstance(value, (float, np.floating)) else value
-
-
-def write_csv(name, rows):
-    """Rows -> results/SCALE/NAME.csv."""
-    path = os.path.join('results', scale, name + '.csv')
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, 'w', newline='') as f:
-        writer = csv.DictWriter(f, list(rows[0]))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: cell(value) for key, value in row.items()})
-
-
-def loss_rows(folder):
-    """The held-out losses of a run's log: a row for each evaluation and loop count."""
-    for row in read_csv(os.path.join(folder, 'log.csv')):
-        for key, loss in row.items():
-            if key.startswith('val_loss_') and loss:
-                yield dict(iteration=row['iter'], loops=key.removeprefix('val_loss_'), loss=loss)
-
-
-def minutes_rows(folder):
-    """What was done in a run's folder, and the minutes that it took."""
-    for file in sorted(os.listdir(folder)):
-        if file.endswith('.minutes'):
-            with open(os.path.join(folder, file)) as f:
-                yield dict(what=file.removesuffix('.minutes'), minutes=f.read().split()[0])
-
-
-def machine_row():
-    """The machine that this runs on: its GPU, or else its processor."""
-    name = platform.processor()
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-    elif os.path.exists('/proc/cpuinfo'):
-        with open('/proc/cpuinfo') as f:
-            models = [line.split(':')[1].strip() for line in f if line.startswith('model name')]
-        name = models[0] if models else name
-    return dict(machine=name, cores=os.cpu_count(), torch=torch.__version__,
-                date=time.strftime('%Y-%m-%d'))
-
-
-def gather(runs):
+def gather(trainings):
     """All runs -> results/SCALE/*.csv."""
     tables = dict(bench=[])
-    for variant, seed in runs:
+    for variant, seed in trainings:
         folder = folder_of(variant, seed)
         new = geometry_rows(folder, follow_loss=variant == 'main')
-        new |= dict(losses=loss_rows(folder), minutes=minutes_rows(folder))
+        new |= dict(losses=runs.loss_rows(folder), minutes=runs.minutes_rows(folder))
         for name, rows in new.items():
             rows = [dict(variant=variant, seed=seed, **row) for row in rows]
             tables.setdefault(name, []).extend(rows)
         if variant == 'main':
             for name in RULES:
-                rows = read_csv(os.path.join(folder, f'bench {name}.csv'))
+                rows = runs.read_csv(os.path.join(folder, f'bench {name}.csv'))
                 tables['bench'] += [dict(seed=seed, rules=name, **row) for row in rows]
-    write_csv('machine', [machine_row()])
+    runs.write_csv(scale, 'machine', [runs.machine_row()])
     for name, rows in tables.items():
-        write_csv(name, rows)
+        runs.write_csv(scale, name, rows)
 
 
 def draw_figures(folder):
     """geometry.py on a run; its figures, and those of the sweep, go to assets/."""
     log = os.path.join(folder, 'geometry.txt')
-    once(folder, 'geometry', partial(command, 'geometry.py', f'--out_dir={folder}', log=log))
+    work = partial(runs.command, 'geometry.py', f'--out_dir={folder}', log=log)
+    runs.once(folder, 'geometry', work)
     os.makedirs('assets', exist_ok=True)
     prefix = 'paper_' if scale == 'paper' else ''
     for figure in FIGURES:
@@ -267,35 +153,38 @@ def check_knobs():
         raise ValueError(f'--minutes must be more than 0, not {minutes}')
 
 
-def run_all(runs, until):
+def run_all(trainings, until):
     """Train and sweep all that is not done yet. True if nothing is left to do."""
     data.open_data(dataset_name())  # made once, before all the trainings want it
-    with ThreadPoolExecutor(workers if scale == 'small' else 1) as pool:
-        if not all(list(pool.map(train, runs, runs.values(), repeat(until)))):
+    threads, at_a_time = (1, workers) if scale == 'small' else (None, 1)
+    with ThreadPoolExecutor(at_a_time) as pool:
+        done = pool.map(lambda key: runs.train(folder_of(*key), [*trainings[key], *more], until,
+                                               threads), trainings)
+        if not all(list(done)):
             return False
 
     # the sweeps have the machine to themselves; the one of all rules is the last: its figure stays
-    for variant, seed in runs:
+    for variant, seed in trainings:
         if variant == 'main':
             folder = folder_of(variant, seed)
             for name in reversed(RULES):
                 if time.time() > until:
                     return False
-                once(folder, f'bench {name}', partial(sweep, folder, name))
+                runs.once(folder, f'bench {name}', partial(sweep, folder, name))
     return True
 
 
 def main():
     check_knobs()
     if not only_table:
-        runs = trainings()
+        trainings = trainings_of_scale()
         until = time.time() + 60 * minutes if minutes else math.inf
-        if not run_all(runs, until):
+        if not run_all(trainings, until):
             print('the time is up: the same command goes on')
             return
-        gather(runs)
+        gather(trainings)
         draw_figures(folder_of('main', seeds[0]))
-    table.write()
+    table.write(table.BEGIN, table.END, table.markdown())
 
 
 if __name__ == '__main__':

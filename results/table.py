@@ -103,12 +103,11 @@ def markdown(folder=HERE):
     return '\n'.join([where, '', *small, '', q3, '', *choices_table(t)])
 
 
-def write(folder=HERE):
-    """Put the tables between the markers of the folder's README.md."""
+def write(begin, end, lines, folder=HERE):
+    """Put lines between two markers of the folder's README.md."""
     path = os.path.join(folder, 'README.md')
     with open(path, encoding='utf-8') as f:
-        text = f.read()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
+        before, rest = f.read().split(begin)
+    after = rest.split(end)[1]
     with open(path, 'w', encoding='utf-8') as f:
-        f.write(before + BEGIN + '\n' + markdown(folder) + '\n' + END + after)
+        f.write(f'{before}{begin}\n{lines}\n{end}{after}')

@@ -11,7 +11,7 @@ from conftest import ROOT
 from test_train import TINY
 
 import data
-from results import claims, measure, run, table
+from results import claims, measure, run, runs, table
 
 SEEDS = (1337, 1, 2)
 SHIPPED = claims.load('small')
@@ -93,12 +93,11 @@ def test_the_cheapest_of_equal_quality():
     assert np.isnan(claims.cheapest(t, 'kl', 'ms_per_token', taus=(0.1,)))
 
 
-def test_the_table_is_put_between_the_markers(tmp_path, monkeypatch):
+def test_the_table_is_put_between_the_markers(tmp_path):
     page = tmp_path / 'README.md'
     page.write_text(f'before\n{table.BEGIN}\nold\n{table.END}\nafter\n', encoding='utf-8')
-    monkeypatch.setattr(table, 'markdown', lambda folder: 'new')
     for _ in range(2):      # written again, it stays as it is
-        table.write(tmp_path)
+        table.write(table.BEGIN, table.END, 'new', tmp_path)
         text = page.read_text(encoding='utf-8')
         assert text == f'before\n{table.BEGIN}\nnew\n{table.END}\nafter\n'
 
@@ -163,7 +162,7 @@ def small(tmp_path, monkeypatch):
     data.make('book', 'book.txt')
     calls = []
 
-    def command(script, *flags, log, until=None):
+    def command(script, *flags, log, until=None, threads=None):
         calls.append(script)
         # geometry.py has its own tests, and one sweep will do for all
         if script == 'geometry.py' or calls.count('bench.py') > 1:
@@ -174,7 +173,8 @@ def small(tmp_path, monkeypatch):
 
     sweep = ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--budgets=[2]',
              '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu']
-    settings = dict(command=command, dataset='book', seeds=[1], workers=1,
+    monkeypatch.setattr(runs, 'command', command)
+    settings = dict(dataset='book', seeds=[1], workers=1,
                     CHOICES={'as it is': []}, RULES=dict.fromkeys(run.RULES, sweep),
                     more=[*TINY, '--eval_loops=[1,4,8]', '--keep_iters=[0]'],
                     ThreadPoolExecutor=Inline)
@@ -183,7 +183,8 @@ def small(tmp_path, monkeypatch):
     smaller = dict(N_LOOP=8, N_WINDOWS=4, NOISE_DRAWS=2, LOOPS=(1, 4, 8, 32, 64))
     for name, setting in smaller.items():
         monkeypatch.setattr(measure, name, setting)
-    monkeypatch.setattr(table, 'write', lambda: calls.append('table'))
+    monkeypatch.setattr(table, 'write', lambda begin, end, lines: calls.append('table'))
+    monkeypatch.setattr(table, 'markdown', lambda: '')
     return calls
 
 
@@ -196,7 +197,7 @@ def test_all_is_run_once_and_gathered(small, monkeypatch, scale, trainings):
     prefix = 'paper_' if scale == 'paper' else ''
     assert os.path.exists(f'assets/{prefix}figure_4.png')
     if scale == 'small':
-        assert table.markdown('results').count('| not run yet |') == 15
+        assert written('results').count('| not run yet |') == 15
 
     # what is done is not done again
     small.clear()
@@ -224,16 +225,16 @@ def test_a_training_is_asked_to_stop_in_order(tmp_path, monkeypatch):
 
     # a clock by which the time is up as soon as the run is under way
     clock = SimpleNamespace(time=lambda: float('iter 0:' in printed()), sleep=time.sleep)
-    monkeypatch.setattr(run, 'time', clock)
+    monkeypatch.setattr(runs, 'time', clock)
     flags = [*TINY, '--max_iters=1000000', '--out_dir=out-piece', '--resume']
-    assert not run.command('train.py', *flags, until=0.5, log='piece.txt')
+    assert not runs.command('train.py', *flags, until=0.5, log='piece.txt')
     assert 'stopped after iteration' in printed() and os.path.exists('out-piece/ckpt.pt')
 
 
 def test_a_command_that_fails_names_its_log(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match='`python nowhere.py --n_loop=3` failed: see log.txt'):
-        run.command('nowhere.py', '--n_loop=3', log='log.txt')
+        runs.command('nowhere.py', '--n_loop=3', log='log.txt')
     with open('log.txt') as f:
         assert "can't open file" in f.read()
 

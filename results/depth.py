@@ -1,0 +1,329 @@
+"""
+Problems that need depth: what loops are worth there, and what makes them used.
+
+    python -m results.depth             about two hours on two cores; the same command goes on
+    python -m results.depth --only_table        results/depth/*.csv -> the tables, nothing is run
+
+Run them in the project's folder. They write the runs to out-depth/PART/VARIANT-SEED. When all are
+done they write results/depth/*.csv, assets/deeper.png and the second block of results/README.md.
+
+Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (loop draws, bptt_k).
+
+    part        calc, hop, text: k x L; levers: one choice changed; others: the tasks not yet named
+    looped      the config as it is, k layers in its groups, at L loops
+    once        the same k layers, without loops
+    stack       k L layers in their place
+"""
+import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import numpy as np
+
+import data
+import plots
+import tasks
+from checkpoint import load_checkpoint
+from configurator import configure, run
+from results import runs, table
+from results.claims import (
+    HERE,
+    by_group,
+    cheapest,
+    column,
+    distinct,
+    last_checkpoint,
+    mean_std,
+    number,
+    pick,
+    settled,
+)
+from results.claims import load as claims_load
+from results.measure import geometry_rows
+from watch import by_depth
+
+# ------------------------------------------------------------------------------------------------
+seeds = [1337, 1, 2]        # the others take the first alone
+minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
+workers = 2                 # trainings at a time, with a thread each
+parts = ['calc', 'hop', 'text', 'levers', 'others']
+more: list = []             # flags for every training, to make it smaller
+only_table = False
+# ------------------------------------------------------------------------------------------------
+
+CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
+# k x L: its configs, L, and the layers of the stack with one before and one behind
+STACKS = dict(calc=(CALC, 8, 1 + 1 * 8 + 1), hop=(HOP, 4, 1 + 2 * 4 + 1),
+              text=([], 4, 1 + 4 * 4 + 1))
+# beside SHORT, on calc
+SHORT = ['--max_iters=450', '--keep_iters=[]']
+LEVERS = {
+    'as it is': [],
+    'learned positions': ['--pos=learned'],
+    'asked at the last token alone': ['--dataset=calc:dense=False'],
+    'random adapter': ['--adapter_init=random'],
+    'x0 zero': ['--x0=zero'],
+    'x0 e': ['--x0=e'],
+    'addition': ['--injection=add'],
+    'bptt_k 1': ['--bptt_k=1'],
+    'bptt_k full': ['--bptt_k=64'],
+    'fixed loop counts': ['--loop_draw=fixed'],
+    'uniform draw': ['--loop_draw=uniform'],
+    'AdamW': ['--optimizer=adamw'],
+}
+OTHERS = ['addition', 'group', 'mano', 'igsm']
+DEEPER, DEEPER_LOOPS = 'calc:reset=0.04', [4, 8, 16, 24, 32]
+BINS = ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23))    # of depth
+
+BEGIN = '<!-- depth: written by `python -m results.depth --only_table` -->'
+END = '<!-- end of depth -->'
+
+
+# what is run ------------------------------------------------------------------------------------
+
+def trainings():
+    """{(part, variant, seed): flags of train.py}, in the order in which they run."""
+    flags = {}
+    for part, (configs, _, layers) in STACKS.items():
+        for seed in seeds:
+            flags[part, 'looped', seed] = configs
+            flags[part, 'once', seed] = [*configs, '--groups=[]']
+            flags[part, 'stack', seed] = [*configs, '--groups=[]', f'--n_layer={layers}']
+    for seed in seeds:
+        for name, changed in LEVERS.items():
+            flags['levers', name, seed] = [*CALC, *SHORT, *changed]
+    for name in OTHERS:
+        flags['others', name, seeds[0]] = [*CALC, f'config/{name}.py']
+    return {key: [*some, '--device=cpu', f'--seed={key[2]}', *more]
+            for key, some in flags.items() if key[0] in parts}
+
+
+def folder_of(part, variant, seed):
+    return os.path.join('out-depth', part, f"{variant.replace(' ', '_')}-{seed}")
+
+
+def sweep(folder):
+    """bench.py on a run of text."""
+    runs.command('bench.py', f'--out_dir={folder}', '--checks=False',
+                 log=os.path.join(folder, 'bench.txt'))
+    return True
+
+
+def run_all(flags, until):
+    """Train all that is not done yet. True if nothing is left to do."""
+    data.open_data('pydocs')        # made once, before all the trainings want it
+    with ThreadPoolExecutor(workers) as pool:
+        done = pool.map(lambda key: runs.train(folder_of(*key), flags[key], until, threads=1),
+                        flags)
+        if not all(list(done)):
+            return False
+    for part, variant, seed in flags:
+        if (part, variant) == ('text', 'looped'):
+            if time.time() > until:
+                return False
+            folder = folder_of(part, variant, seed)
+            runs.once(folder, 'bench', lambda: sweep(folder))
+    return True
+
+
+# what is gathered -------------------------------------------------------------------------------
+
+def accuracy_rows(folder):
+    """The last line of a run's log: held-out loss, and accuracy on a task, by loops."""
+    last = runs.read_csv(os.path.join(folder, 'log.csv'))[-1]
+    for key, loss in last.items():
+        if key.startswith('val_loss_'):
+            n = key.removeprefix('val_loss_')
+            yield dict(loops=n, loss=loss, accuracy=last.get(f'val_acc_{n}', ''))
+
+
+def run_row(folder):
+    """Parameters, block evaluations at L loops, time an iteration, the share of making batches."""
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+    log = runs.read_csv(os.path.join(folder, 'log.csv'))
+    dt_ms = np.mean([float(row['dt_ms']) for row in log if row['dt_ms']][1:])
+    minutes, = (row['minutes'] for row in runs.minutes_rows(folder) if row['what'] == 'train')
+    # batches made again, by themselves
+    knobs, text = checkpoint['config'], data.open_data(checkpoint['config']['dataset'])
+    t = time.perf_counter()
+    for seed in range(20):
+        text.batch(np.random.default_rng(seed), knobs['batch_size'], knobs['block_size'])
+    batch_ms = (time.perf_counter() - t) * 1000 / 20
+    return dict(parameters=sum(p.numel() for p in model.parameters()),
+                iterations=checkpoint['iter_num'], dt_ms=dt_ms, minutes=minutes,
+                batch_percent=100 * batch_ms / dt_ms)
+
+
+def deeper_rows(folder):
+    """Accuracy by depth and loops on rows with fewer resets than in training."""
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+    problems = tasks.Problems(DEEPER)
+    return by_depth(model, problems, DEEPER_LOOPS, 'cpu', nullcontext())
+
+
+def gather(flags):
+    """All runs -> results/depth/*.csv."""
+    tables = dict(accuracy=[], runs=[], deeper=[], steps=[], bench=[])
+    for part, variant, seed in flags:
+        folder, key = folder_of(part, variant, seed), dict(part=part, variant=variant, seed=seed)
+        tables['accuracy'] += [key | row for row in accuracy_rows(folder)]
+        tables['runs'].append(key | run_row(folder))
+        if (part, variant) == ('calc', 'looped'):
+            tables['deeper'] += [dict(seed=seed) | row for row in deeper_rows(folder)]
+        if (part, variant) == ('text', 'looped'):
+            steps = geometry_rows(folder, follow_loss=False)['steps']
+            tables['steps'] += [dict(variant='muon', seed=seed) | row for row in steps]
+            rows = runs.read_csv(os.path.join(folder, 'bench.csv'))
+            tables['bench'] += [dict(seed=seed) | row for row in rows]
+    runs.write_csv('depth', 'machine', [runs.machine_row()])
+    for name, rows in tables.items():
+        if rows:
+            runs.write_csv('depth', name, rows)
+
+
+# the tables -------------------------------------------------------------------------------------
+
+def load(folder):
+    """{name: rows} of results/depth/*.csv."""
+    t = {}
+    for name in 'machine accuracy runs deeper steps bench'.split():
+        rows = runs.read_csv(os.path.join(folder, 'depth', name + '.csv'))
+        t[name] = [{key: text if key == 'group' else number(text) for key, text in row.items()}
+                   for row in rows]
+    return t
+
+
+def percent(rows, digits=1):
+    return mean_std([100 * share for share in column(rows, 'accuracy')], digits)
+
+
+def lines(*cells):
+    return '| ' + ' | '.join(map(str, cells)) + ' |'
+
+
+def stacks_table(t):
+    """k x L: a line for each problem and shape."""
+    yield lines('', 'block evaluations', 'parameters', 'minutes', 'at these',
+                'at 32 loops (text 8)')
+    yield '|---|---|---|---|---|---|'
+    layers = dict(calc=(3, 1), hop=(4, 2), text=(6, 4))
+    for part, (_, L, depth) in STACKS.items():
+        single, k = layers[part][0] - layers[part][1], layers[part][1]
+        for variant in ('looped', 'once', 'stack'):
+            rows = pick(t['accuracy'], part=part, variant=variant)
+            some = pick(t['runs'], part=part, variant=variant)
+            shown = percent if part != 'text' else lambda r: mean_std(column(r, 'loss'), 3)
+            end = max(column(rows, 'loops'))
+            name = dict(looped=f'{k} x {L} looped', once=f'{k} x 1', stack=f'{k * L} x 1')[variant]
+            blocks = dict(looped=depth, once=single + k, stack=depth)[variant]
+            yield lines(f'{part}: {name}', blocks, f"{some[0]['parameters']:,.0f}",
+                        mean_std(column(some, 'minutes'), 1),
+                        shown(pick(rows, loops=L if variant == 'looped' else 1)),
+                        shown(pick(rows, loops=end)) if variant == 'looped' else '')
+
+
+def seeds_table(t, part, key='accuracy'):
+    """A line for each seed: accuracy in percent, or the loss, by loops."""
+    rows = pick(t['accuracy'], part=part, variant='looped')
+    loops = distinct(rows, 'loops')
+    yield lines(part, *(f'{n:g}' for n in loops))
+    yield '|---' * (1 + len(loops)) + '|'
+    for seed in distinct(rows, 'seed'):
+        values = {row['loops']: row[key] for row in pick(rows, seed=seed)}
+        yield lines(f'seed {seed:g}', *(f'{100 * values[n]:.2f}' if key == 'accuracy'
+                                        else f'{values[n]:.3f}' for n in loops))
+
+
+def variants_table(t, part):
+    """A line for each variant: accuracy in percent by loops, minutes."""
+    rows = pick(t['accuracy'], part=part)
+    loops = distinct(rows, 'loops')
+    yield lines('', *(f'{n:g}' for n in loops), 'minutes')
+    yield '|---' * (2 + len(loops)) + '|'
+    for variant in distinct(rows, 'variant'):
+        some = column(pick(t['runs'], part=part, variant=variant), 'minutes')
+        yield lines(variant, *(percent(pick(rows, variant=variant, loops=n)) for n in loops),
+                    mean_std(some, 1))
+
+
+def deeper_table(t):
+    """A line for each loop count: accuracy in percent by depth of the label."""
+    yield lines('loops', *(f'depth {low} to {high}' for low, high in BINS))
+    yield '|---' * (1 + len(BINS)) + '|'
+    for n in DEEPER_LOOPS:
+        cells = []
+        for low, high in BINS:
+            shares = []
+            for seed in distinct(t['deeper'], 'seed'):
+                rows = [row for row in pick(t['deeper'], seed=seed, loops=n)
+                        if low <= row['depth'] <= high]
+                labels = np.array(column(rows, 'labels'))
+                shares.append(100 * np.average(column(rows, 'accuracy'), weights=labels))
+            cells.append(mean_std(shares, 1))
+        yield lines(n, *cells)
+
+
+def text_table(t, small):
+    """The default run, by its optimiser: losses by loops, geometry, exits. small: results/small."""
+    groups = distinct(t['steps'], 'group')
+    loops = (1, 2, 4, 8)
+    yield lines('the default run', *(f'loss at {n}' for n in loops),
+                'cosine, settled: groups ' + ', '.join(groups),
+                'fixed loops', '`norm` block maps', '`kl` block maps')
+    yield '|---' * 8 + '|'
+    adamw = [row for row in last_checkpoint(small['losses']) if row['variant'] == 'main']
+    muon = pick(t['accuracy'], part='text', variant='looped')
+    both = (('AdamW, 1,900 iterations', adamw, small, 'main'),
+            (f"Muon, {t['runs'][0]['iterations']:,.0f} iterations", muon, t, 'muon'))
+    for name, losses, source, variant in both:
+        cos = by_group(source['steps'], settled, variant)
+        evals = [mean_std(cheapest(source, rule, 'mean_evals')) for rule in ('fixed', 'norm', 'kl')]
+        yield lines(name, *(mean_std(column(pick(losses, loops=n), 'loss'), 3) for n in loops),
+                    ', '.join(mean_std(cos[group]) for group in groups), *evals)
+
+
+def markdown(folder=HERE):
+    """What stands between the markers of depth."""
+    t = load(folder)
+    machine, = t['machine']
+    spent = ', '.join(f"{part} {sum(column(pick(t['runs'], part=part), 'minutes')) / 2:.0f}"
+                      for part in distinct(t['runs'], 'part'))
+    batches = max(column(t['runs'], 'batch_percent'))
+    blocks = [
+        [f"{machine['cores']:g} cores of an {machine['machine']}, torch {machine['torch']}, "
+         f"{machine['date']}; two trainings at a time, each on one thread. Minutes by the clock: "
+         f'{spent}. Making batches takes at most {batches:.1f}% of an iteration.'],
+        ['**Each seed**, % right by loops:'], seeds_table(t, 'calc'), seeds_table(t, 'hop'),
+        ['**k x L**, % right, and on text the loss in nats a byte:'], stacks_table(t),
+        ['**Deeper than trained**: `calc` trained with resets at a fifth of the tokens, asked '
+         'with resets at a twenty-fifth; % right:'], deeper_table(t),
+        ['**What makes loops used**: `calc`, 450 iterations, one choice changed; % right:'],
+        variants_table(t, 'levers'),
+        ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others'),
+        ['**Muon on text**:'], text_table(t, claims_load('small', folder))]
+    return '\n\n'.join('\n'.join(block) for block in blocks)
+
+
+# the run ----------------------------------------------------------------------------------------
+
+def main():
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f'--minutes must be more than 0, not {minutes}')
+    for part in parts:
+        if part not in (*STACKS, 'levers', 'others'):
+            raise ValueError(f"unknown part '{part}': choose from calc, hop, text, levers, others")
+    if not only_table:
+        flags = trainings()
+        if not run_all(flags, time.time() + 60 * minutes if minutes else math.inf):
+            print('the time is up: the same command goes on')
+            return
+        gather(flags)
+        plots.depth(deeper_rows(folder_of('calc', 'looped', seeds[0])), 'assets/deeper.png')
+    table.write(BEGIN, END, markdown())
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)
