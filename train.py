@@ -64,11 +64,11 @@ rope_base = 10000.0         # of rotary positions; 100 for short problems
 # training
 batch_size = 16             # sequences of a step, shared by all processes
 gradient_accumulation_steps = 1
-max_iters = 1900
-optimizer = 'adamw'         # adamw, or muon for the matrices of blocks and adapters
-learning_rate = 3e-3        # more makes less use of the loops
-min_lr = 3e-4
-warmup_iters = 200
+max_iters = 1500
+optimizer = 'muon'          # for the matrices of blocks and adapters; or adamw for all
+learning_rate = 5e-3
+min_lr = 5e-4
+warmup_iters = 100
 lr_decay_iters: int | None = None   # None = the first max_iters
 weight_decay = 0.1          # on matrices only
 beta1 = 0.9
@@ -77,12 +77,12 @@ grad_clip = 1.0             # norm; 0.0 = off
 ema = 0.0                   # decay of averaged weights, evaluated too and in out_dir/ema; 0.0 = off
 seed = 1337                 # batches, loop draws and noise all derive from it
 # evaluation, log, checkpoints
-eval_interval = 700         # iterations
+eval_interval = 500         # iterations
 eval_windows = 200          # held-out windows each time; the last time it is all of them
 eval_loops = [1, 2, 4, 8]   # loop counts to evaluate at
 log_interval = 50
 save_interval = 200         # iterations between two ckpt.pt
-keep_iters = [0, 100, 300, 700, 1400]   # keep their weights, for the geometry; the last always
+keep_iters = [0, 100, 300, 700]     # keep their weights, for the geometry; the last always
 # machine
 device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda

@@ -10,6 +10,7 @@ mean_recurrence = 12
 bptt_k = 8
 batch_size = 10                 # x 512 tokens = 307M tokens in 60k iterations
 max_iters = 60000
+optimizer = 'adamw'
 learning_rate = 6e-4            # nanoGPT's, with its warm-up and decay to a tenth
 min_lr = 6e-5
 warmup_iters = 2000

@@ -6,9 +6,10 @@ from conftest import run
 
 import tasks
 
-EXAMPLES = ['calc', 'calc:p=2,reset=1.0', 'calc:p=11,reset=0.04', 'hop', 'hop:letters=2,hops=0',
-            'hop:letters=30,hops=7', 'hop:dense=False', 'addition', 'addition:numbers=2,digits=1',
-            'group', 'group:name=S5', 'group:name=Z2,reset=0', 'mano', 'mano:p=2,operators=7',
+EXAMPLES = ['calc', 'calc:p=2,reset=1.0', 'calc:dense=False', 'calc:p=11,reset=0.04',
+            'hop', 'hop:letters=2,hops=0', 'hop:letters=30,hops=7', 'hop:dense=False',
+            'addition', 'addition:numbers=2,digits=1', 'group', 'group:name=S5',
+            'group:name=Z2,reset=0', 'mano', 'mano:p=2,operators=7',
             'igsm', 'igsm:p=11,variables=5,steps=1']
 
 
