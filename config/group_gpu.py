@@ -1,5 +1,5 @@
-# The running product in S5 without resets, for one GPU. Not run yet. A depth that does not grow with
-# the length cannot do it (Liu et al. 2023). On top of config/calc.py:
+# The running product in S5 without resets, for one GPU. Not run yet. A depth that does not grow
+# with the length cannot do it (Liu et al. 2023). On top of config/calc.py:
 #   python train.py config/calc.py config/group_gpu.py
 dataset = 'group:name=S5,reset=0'
 out_dir = 'out-group'

@@ -176,7 +176,7 @@ def gather(flags):
             steps = geometry_rows(folder, follow_loss=False)['steps']
             tables['steps'] += [dict(variant='muon', seed=seed) | row for row in steps]
             rows = runs.read_csv(os.path.join(folder, 'bench.csv'))
-            tables['bench'] += [dict(seed=seed) | row for row in rows]
+            tables['bench'] += [dict(seed=seed, rules='accel') | row for row in rows]
     runs.write_csv('depth', 'machine', [runs.machine_row()])
     for name, rows in tables.items():
         if rows:
@@ -275,8 +275,9 @@ def text_table(t, small):
     yield '|---' * 8 + '|'
     adamw = [row for row in last_checkpoint(small['losses']) if row['variant'] == 'main']
     muon = pick(t['accuracy'], part='text', variant='looped')
+    iterations = max(column(pick(t['runs'], part='text'), 'iterations'))
     both = (('AdamW, 1,900 iterations', adamw, small, 'main'),
-            (f"Muon, {t['runs'][0]['iterations']:,.0f} iterations", muon, t, 'muon'))
+            (f'Muon, {iterations:,.0f} iterations', muon, t, 'muon'))
     for name, losses, source, variant in both:
         cos = by_group(source['steps'], settled, variant)
         evals = [mean_std(cheapest(source, rule, 'mean_evals')) for rule in ('fixed', 'norm', 'kl')]
@@ -309,6 +310,8 @@ def markdown(folder=HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
+    if not seeds or workers < 1:
+        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
     if minutes is not None and not minutes > 0:
         raise ValueError(f'--minutes must be more than 0, not {minutes}')
     for part in parts:

@@ -317,6 +317,15 @@ def test_a_signal_in_an_evaluation_stops_there(whole, signalled, n, iteration):
     assert same_weights(whole / 'ema', 'out/ema')
 
 
+def test_a_task_goes_on_as_if_never_stopped(signalled):
+    args = [*TINY, '--dataset=calc:p=3', '--pos=rotary']
+    signalled(signal.SIGINT, 5, *args, training=True)
+    assert saved('out')['iter_num'] == 5
+    trained('--resume')
+    trained(*args, '--out_dir=out-whole')
+    assert list(kills.differences('out-whole', 'out')) == []
+
+
 def test_resume_takes_the_knobs_of_its_run(whole):
     """
     Longer, by hand, without naming them again: as the longer run never stopped, with its learning
@@ -348,7 +357,7 @@ def test_resume_of_nothing_begins(whole):
     ('--batch_size=8', 'batch_size = 8 (it was 4)'),
     ('--seed=1', 'seed = 1 (it was 1337)'),
     ('--groups=[[1,2]]', 'groups = [[1, 2]] (it was [[1], [2]])'),
-    ('--learning_rate=1e-5', 'learning_rate = 1e-05 (it was 0.003)'),
+    ('--learning_rate=1e-5', 'learning_rate = 1e-05 (it was 0.005)'),
     ('--max_iters=5', 'has 12 iterations already'),
     ('--dataset=other', 'dataset = other (it was book)')])
 def test_resume_refuses_another_run(whole, flag, words):
@@ -439,13 +448,14 @@ def test_bad_input_is_one_line_and_loses_nothing(flag, words):
 
 # several processes -------------------------------------------------------------------------------
 
-def test_two_processes_are_one():
+@pytest.mark.parametrize('dataset', ['book', 'calc'])
+def test_two_processes_are_one(dataset):
     """
-    The same global batch: gradients to 1e-6 (the moment after one step, not clipped), and losses;
+    The same global batch: gradients to 1e-6 (the moments after one step, not clipped), and losses;
     and one process goes on where two have stopped.
     """
-    args = [*TINY, '--grad_clip=0.0', '--gradient_accumulation_steps=2', '--log_interval=1',
-            '--learning_rate=1e-4', '--step_noise=0.1']
+    args = [*TINY, f'--dataset={dataset}', '--grad_clip=0.0', '--gradient_accumulation_steps=2',
+            '--log_interval=1', '--learning_rate=1e-4', '--step_noise=0.1']
     one_step = [*args, '--max_iters=1', '--lr_decay_iters=12']
     torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone',
                 '--nproc_per_node=2', os.path.join(ROOT, 'train.py')]
@@ -457,11 +467,13 @@ def test_two_processes_are_one():
     # after one step
     one, two = saved('out-one-step'), saved('out-two')
 
-    def gradients(state):
-        moments = [state[number]['exp_avg'].flatten() for number in sorted(state)]
-        return torch.cat(moments) / (1 - train.beta1)
+    def gradients(checkpoint):
+        adamw, muon = checkpoint['optimizer'], checkpoint['muon']
+        return torch.cat([adamw[number]['exp_avg'].flatten() / 0.1 for number in sorted(adamw)]
+                         + [muon[number]['momentum_buffer'].flatten() / 0.05
+                            for number in sorted(muon)])
 
-    a, b = gradients(one['optimizer']), gradients(two['optimizer'])
+    a, b = gradients(one), gradients(two)
     assert (a - b).abs().max() < 1e-6 < a.abs().max()
     for n_loop, loss in one['val_loss'].items():
         assert math.isclose(loss, two['val_loss'][n_loop], abs_tol=1e-4)
