@@ -58,7 +58,7 @@ CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
 STACKS = dict(calc=(CALC, 8, 1 + 1 * 8 + 1), hop=(HOP, 4, 1 + 2 * 4 + 1),
               text=([], 4, 1 + 4 * 4 + 1))
 # beside SHORT, on calc
-SHORT = ['--max_iters=450', '--keep_iters=[]']
+SHORT = ['--max_iters=350', '--keep_iters=[]']
 LEVERS = {
     'as it is': [],
     'learned positions': ['--pos=learned'],
@@ -300,7 +300,7 @@ def markdown(folder=HERE):
         ['**k x L**, % right, and on text the loss in nats a byte:'], stacks_table(t),
         ['**Deeper than trained**: `calc` trained with resets at a fifth of the tokens, asked '
          'with resets at a twenty-fifth; % right:'], deeper_table(t),
-        ['**What makes loops used**: `calc`, 450 iterations, one choice changed; % right:'],
+        ['**What makes loops used**: `calc`, 350 iterations, one choice changed; % right:'],
         variants_table(t, 'levers'),
         ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others'),
         ['**Muon on text**:'], text_table(t, claims_load('small', folder))]
