@@ -61,6 +61,7 @@ timed_tokens = 8            # decoded behind each prompt
 rounds = 4                  # each takes its own window
 batch_size = 1              # rows decoded together
 hits: int | None = None     # small values in a row that let a token go; None = the rule's own
+past = False                # rules wait for the past: see exits.wait_for_past
 keep: bool | None = None    # is the step that triggered kept? None = the rule's own
 per = 'token'               # token, or sequence: all tokens of a row stop together
 cache = 'exact'             # exact, ring, latest: how the timed decoding keeps keys and values
@@ -98,7 +99,7 @@ def make_points(n_groups):
     points = [Point('fixed', n, [n] * n_groups) for n in sorted({*budgets, n_loop})]
     for name in dict.fromkeys(rules):
         for tau in dict.fromkeys(taus + more_taus):
-            rule = make_exit(name, tau, hits, keep)
+            rule = make_exit(name, tau, hits, keep, past)
             if per == 'sequence':
                 rule = sequence_exit(rule)
             points.append(Point(name, tau, full, rule, extension=tau not in taus))

@@ -24,6 +24,7 @@ and another result, since older steps are written over.
 """
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn as nn
 
@@ -40,6 +41,7 @@ class Span:
 
     def __init__(self, start=0, T=1, device='cpu'):
         starts = start if isinstance(start, list) else [start]
+        self.starts = np.array(starts)
         self.start, self.end = max(starts), max(starts) + T
         self.ragged = len(set(starts)) > 1
         if self.ragged:
@@ -83,6 +85,7 @@ class KeysValues:
     def __init__(self, slots, T_max):
         self.slots, self.T_max = slots, T_max
         self.keys = self.values = None
+        self.signals = None         # of the first layer of a group, see Signals
 
     def update(self, keys, values, span, k=1, rows=None, active=None):
         """
@@ -148,3 +151,38 @@ class KeysValues:
     def keep_rows(self, rows):
         """Forget all but these rows of the batch."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
+        if self.signals and self.signals.largest is not None:
+            self.signals.largest = self.signals.largest[rows]
+
+
+class Signals:
+    """
+    For rules that wait for the past: the largest signal of the tokens of a row up to each place, of
+    those that looped at each step, (rows, T_max, k_max); -inf where there was none.
+
+    So a token that comes alone waits as it would beside the others. Only `exact` has them: with
+    fewer slots a new token sees the others as they ended, and there is nothing to wait for.
+    """
+
+    def __init__(self, T_max, k_max):
+        self.shape, self.largest = (T_max, k_max), None
+
+    def begin(self, span, rows):
+        """A pass over new tokens; what an earlier one left at their places is forgotten."""
+        if self.largest is None:
+            self.largest = np.full((rows, *self.shape), -np.inf, dtype=np.float32)
+        self.start, self.T = span.starts[:, None], span.end - span.start        # (rows or 1, 1)
+        self.largest[self.places(np.arange(rows))] = -np.inf
+
+    def places(self, looping, first=0):
+        """Indices of the rows looping (b,) and their places: all new ones, or the one before."""
+        start = self.start[looping] if len(self.start) > 1 else self.start
+        return looping[:, None], start + np.arange(self.T if first == 0 else 1) + first
+
+    def before(self, k, looping):
+        """Of the tokens before the new ones, at step k: (b, 1). None before the first token."""
+        return self.largest[self.places(looping, -1)][..., k - 1] if self.start.all() else None
+
+    def keep(self, value, k, looping):
+        """What wait_for_past gave for the new tokens of these rows (b,) at step k: (b, T)."""
+        self.largest[(*self.places(looping), k - 1)] = value

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from cache import KeysValues, Span
+from cache import KeysValues, Signals, Span
 from loops import RecurrentGroup
 from memory import require
 
@@ -48,6 +48,8 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None, rows=1):
         n_loop = next(budgets) if looped else 1
         slots = {'exact': n_loop, 'ring': min(ring, n_loop), 'latest': 1}[policy]
         cache.append([KeysValues(slots, T_max) for _ in (layer.core if looped else [layer])])
+        if looped and slots == n_loop:
+            cache[-1][0].signals = Signals(T_max, n_loop)
     # refuse now what would not fit: keys and values in float32
     slots = sum(layer.slots for layers in cache for layer in layers)
     require(slots * 2 * rows * T_max * model.config.n_embd * 4, str(model.lm_head.weight.device),

@@ -108,22 +108,23 @@ class Exit:
     """
     A rule: a token goes once its signal has been below tau for `hits` steps in a row.
 
-    keep: whether it takes the state of the step that triggered, or the one before. A rule remembers
-    nothing of a pass, so one object serves any number of them.
+    keep: whether it takes the state of the step that triggered, or the one before. past: does it
+    wait_for_past? A rule remembers nothing of a pass, so one object serves any number of them.
     """
     name: str
     tau: float
     signal: Callable
     hits: int
     keep: bool
+    past: bool = False
 
 
-def make_exit(name, tau, hits=None, keep=None):
+def make_exit(name, tau, hits=None, keep=None, past=False):
     """
     The rule called `name` (one of EXITS) at threshold tau >= 0.
 
-    hits and keep replace the rule's own. ValueError for an unknown name, or a tau or hits that is
-    out of range.
+    hits and keep replace the rule's own. past: wait for the past, see wait_for_past. ValueError for
+    an unknown name, or a tau or hits that is out of range.
     """
     if name not in EXITS:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(EXITS)}")
@@ -134,9 +135,8 @@ def make_exit(name, tau, hits=None, keep=None):
     signal, own_hits, own_keep = EXITS[name]
     # the signals are float32, in which a larger tau is infinite
     tau = float(tau) if tau < 3e38 else inf
-    hits = own_hits if hits is None else hits
-    keep = own_keep if keep is None else keep
-    return Exit(name, tau, signal, hits, keep)
+    return Exit(name, tau, signal, own_hits if hits is None else hits,
+                own_keep if keep is None else keep, past)
 
 
 # many tokens at once -----------------------------------------------------------------------------
@@ -144,16 +144,21 @@ def make_exit(name, tau, hits=None, keep=None):
 NO_HITS = np.zeros((), dtype=np.int64)
 
 
+def wait_for_past(value, active, before=None):
+    """
+    Each signal (b, T) -> the largest among it and those of earlier tokens that still loop: one that
+    stands still may be waiting for them. before (b, 1): of earlier passes, see cache.Signals.
+    """
+    value = np.maximum.accumulate(np.where(active, value, -inf), axis=1)
+    return value if before is None else np.maximum(value, before)
+
+
 def count_hits(value, hits, rule, k):
     """
     How many small values in a row each token has had: (b, T), or NO_HITS where that is 0 for all.
 
-    value (b, T): the signal at step k, None while it is undefined; hits: what this returned before.
+    value: the signal at step k, (b, T) or a number; hits: what this returned before.
     """
-    if value is None:
-        return hits
-    # the one time in a step that the host waits for the device; a single number needs no array
-    value = value.item() if value.numel() == 1 else value.numpy(force=True)
     lowest = value if isinstance(value, float) else value.min()     # NaN if there is one
     if lowest >= rule.tau:
         return NO_HITS
@@ -163,7 +168,7 @@ def count_hits(value, hits, rule, k):
     return (hits + 1) * np.less(value, rule.tau)
 
 
-def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
+def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None, signals=None):
     """
     Loop every token until `rule` lets it go, at most k_max steps.
 
@@ -171,6 +176,7 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
     the rows that still loop: x (b, T, C) are their states, rows (b,) their numbers, None for all;
     active (b, T) their tokens that still loop, None for all. What step returns for a token that has
     stopped is ignored. on_leave(rows, k): these rows (None for all) are done after k block maps.
+    signals: those of earlier passes, for a rule that waits for the past.
 
     Returns x_star (B, T, C), steps_used (B, T), the loop steps kept, and evals (B, T), the block
     maps evaluated. ValueError where the signal is no number.
@@ -185,7 +191,14 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None):
         # one block map, and what the rule says of it
         x1 = step(x, k, rows, mask)
         value, memo = rule.signal(x, x1, memo, readout)
-        hits = count_hits(value, hits, rule, k)
+        if value is not None:
+            # the one time in a step that the host waits for the device; a number needs no array
+            value = value.item() if value.numel() == 1 else value.numpy(force=True)
+            if rule.past:
+                value = wait_for_past(value, active, signals and signals.before(k, looping))
+                if signals:
+                    signals.keep(value, k, looping)
+            hits = count_hits(value, hits, rule, k)
 
         # the common step: no token has hits enough, and all go on
         enough = active if hits is NO_HITS else active & (hits >= rule.hits)

@@ -216,7 +216,10 @@ class RecurrentGroup(nn.Module):
             def leave(rows, k):
                 for c in caches:
                     c.fill(rows, k, span)
-            x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, readout, leave)
+            signals = caches[0].signals if exit.past else None
+            if signals:
+                signals.begin(span, B)
+            x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, readout, leave, signals)
         if not self.norm_inside:
             x = self.norm(x)
 

@@ -33,6 +33,7 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float = 1e-2           # the rule's threshold
+past = False                # a token goes only when all before it in its row stand still
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'exact'     # exact; ring and latest change the result; None = no cache
 ring = 8                    # slots of cache='ring'
@@ -110,7 +111,9 @@ def print_problems(model, task, rule):
 def main():
     # the model, the rule, the prompt
     dev, autocast = pick_device(device, dtype)
-    rule = make_exit(exit, tau) if exit else None
+    if past and not exit:
+        raise ValueError('--past is about exit rules: give one too, --exit=norm_rel')
+    rule = make_exit(exit, tau, past=past) if exit else None
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)

@@ -270,10 +270,9 @@ def main():
     if WORLD > 1:
         # without injection nothing before a group has a gradient when it loops beyond bptt_k
         ddp = DistributedDataParallel(model, find_unused_parameters=injection == 'none')
-    n_params = sum(p.numel() for p in model.parameters())
     since = f', from iteration {run.start}' if run.start else ''
-    say(f'{n_params / 1e6:.2f}M parameters, {n_layer} layers, groups {model.config.groups}, '
-        f'{text.said}, {WORLD} x {dev}{since}')
+    say(f'{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
+        f'groups {model.config.groups}, {text.said}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if model.groups else [1]
     n_windows = text.n_held_out(block_size)
     os.makedirs(out_dir, exist_ok=True)
@@ -361,9 +360,8 @@ def main():
 def stopped(run, it):
     """Save after `it` iterations, and say how to go on."""
     save(run, it, 'ckpt.pt')
-    command = 'python' if WORLD == 1 else 'torchrun ...'
-    say(f'stopped after iteration {it - 1} and saved; go on with {command} train.py '
-        f'--resume{watch.flag(out_dir)}')
+    say(f"stopped after iteration {it - 1} and saved; go on with "
+        f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{watch.flag(out_dir)}")
 
 
 def finish(run, log, held_out, eval_counts):

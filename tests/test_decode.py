@@ -13,11 +13,14 @@ from exits import make_exit
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY = dict(temperature=0)
-CASES = [None, *TAUS]       # fixed loops, and each rule
+CASES = [None, *TAUS, *(f'{name}, past' for name in TAUS)]      # fixed loops, and each rule
 
 
 def rule_of(name):
-    return name and make_exit(name, TAUS[name])
+    """A case as a rule; ', past' waits for the past."""
+    name, _, past = (name or '').partition(', ')
+    taus = TAUS | dict(accel_hat=0.9) if past else TAUS     # of many tokens the largest is larger
+    return make_exit(name, taus[name], past=bool(past)) if name else None
 
 
 def token_by_token(model, idx, counts, rule, cut=1, policy='exact', **how):

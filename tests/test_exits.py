@@ -207,8 +207,9 @@ def test_hits_must_follow_one_another(signals, evals, kept, keep):
     assert x_star[..., 0].tolist() == steps_used.tolist()           # a state counts its steps
 
 
+@pytest.mark.parametrize('past', [False, True])
 @pytest.mark.parametrize('name', TAUS)
-def test_tau_zero_never_and_tau_infinite_at_once(name):
+def test_tau_zero_never_and_tau_infinite_at_once(name, past):
     f, x0 = spiral()
 
     def readout(x):
@@ -218,10 +219,10 @@ def test_tau_zero_never_and_tau_infinite_at_once(name):
         return x
 
     for step in (batched(f), still):
-        steps_used = loop_until_exit(step, x0, 12, make_exit(name, 0), readout)[1]
+        steps_used = loop_until_exit(step, x0, 12, make_exit(name, 0, past=past), readout)[1]
         assert (steps_used == 12).all()
 
-    infinite = make_exit(name, math.inf)
+    infinite = make_exit(name, math.inf, past=past)
     _, steps_used, evals = loop_until_exit(batched(f), x0, 12, infinite, readout)
     if name.startswith('accel'):            # two hits, of which the first is possible at step 2
         assert (evals == 3).all() and (steps_used == 2).all()
@@ -245,6 +246,50 @@ def test_finished_rows_cost_nothing_and_are_announced():
     assert len(set(last)) > 1
     assert sorted(announced) == list(enumerate(last))
     assert rows_of_step == [sum(n >= k for n in last) for k in range(1, max(last) + 1)]
+
+
+def chain(x, k, rows, active):
+    """Each token takes the number of the one before it, the first 1: token t settles at t + 1."""
+    return torch.cat((torch.ones(len(x), 1, 1), x[:, :-1]), dim=1)
+
+
+def test_who_waits_for_the_past_is_not_too_early():
+    """A token that stands still at 0 has not heard from the first one yet."""
+    start = torch.zeros(1, 5, 1)
+    own, used, _ = loop_until_exit(chain, start, 20, make_exit('norm', 0.5))
+    assert own.flatten().tolist() == [1, 0, 0, 0, 0] and used.tolist() == [[2, 1, 1, 1, 1]]
+    past, used, _ = loop_until_exit(chain, start, 20, make_exit('norm', 0.5, past=True))
+    assert past.flatten().tolist() == [1] * 5 and used.tolist() == [[2, 3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize('hits', [1, 2])
+@pytest.mark.parametrize('name', TAUS)
+def test_waiting_is_its_definition(name, hits):
+    """On a map that treats tokens apart each one's own signals are known before any has gone."""
+    (f, x0), k_max, tau = spiral(), 20, 1.1 * TAUS[name]
+    rule, own = make_exit(name, tau, hits=hits, past=True), []
+
+    def readout(x):
+        return x[..., :4]
+
+    x, memo = x0, None
+    for k in range(k_max):
+        x, before = batched(f)(x, k, None, None), x
+        value, memo = rule.signal(before, x, memo, readout)
+        own.append(torch.full((3, 7), math.inf) if value is None else value)
+    own = torch.stack(own, dim=-1)                                          # (B, T, k_max)
+
+    evals = loop_until_exit(batched(f), x0, k_max, rule, readout)[2]
+    for b in range(3):
+        done = []
+        for t in range(7):
+            waits = [max([own[b, t, k]] + [own[b, j, k] for j in range(t) if done[j] > k])
+                     for k in range(k_max)]
+            small = [value < tau for value in waits]
+            ends = [k + 1 for k in range(hits - 1, k_max) if all(small[k - hits + 1:k + 1])]
+            done.append(min(ends, default=k_max))
+        assert evals[b].tolist() == done == sorted(done)
+    assert len(evals.unique()) > 1
 
 
 def test_a_rule_keeps_nothing_between_passes():
