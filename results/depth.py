@@ -16,6 +16,7 @@ Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (lo
 """
 import math
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -183,6 +184,16 @@ def gather(flags):
             runs.write_csv('depth', name, rows)
 
 
+def draw_figures():
+    """The first seed: its losses on text, its depths on calc, and depths beyond training."""
+    os.makedirs('assets', exist_ok=True)
+    for part, figure in dict(text='loss.png', calc='depth.png').items():
+        path = os.path.join(folder_of(part, 'looped', seeds[0]), figure)
+        if os.path.exists(path):
+            shutil.copyfile(path, os.path.join('assets', figure))
+    plots.depth(deeper_rows(folder_of('calc', 'looped', seeds[0])), 'assets/deeper.png')
+
+
 # the tables -------------------------------------------------------------------------------------
 
 def load(folder):
@@ -323,7 +334,7 @@ def main():
             print('the time is up: the same command goes on')
             return
         gather(flags)
-        plots.depth(deeper_rows(folder_of('calc', 'looped', seeds[0])), 'assets/deeper.png')
+        draw_figures()
     table.write(BEGIN, END, markdown())
 
 

@@ -63,9 +63,8 @@ RULES = {
     'norm, two hits': ['--rules=["norm"]', '--hits=2', *CHANGED],
 }
 
-FIGURES = ('loss.png', 'figure_4.png', 'frontier.png', 'figures/figure_1.png',
-           'figures/figure_2.png', 'figures/figure_3a.png', 'figures/figure_5.png',
-           'figures/convergence.png')
+FIGURES = ('figure_4.png', 'frontier.png', 'figures/figure_1.png', 'figures/figure_2.png',
+           'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')
 
 
 # what is run ------------------------------------------------------------------------------------
