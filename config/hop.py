@@ -3,7 +3,4 @@
 dataset = 'hop'
 out_dir = 'out-hop'
 block_size = 40
-n_layer = 4
-groups = [[1, 2]]
-mean_recurrence = 6
-max_iters = 700
+max_iters = 1000
