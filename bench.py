@@ -480,9 +480,9 @@ def check_knobs(block_size):
     return start
 
 
-def held_out_windows(name, T):
+def held_out_windows(checkpoint, T):
     """n_windows windows spread over the held-out text: idx, targets (n_windows, T)."""
-    text = data.open_data(name)
+    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'])
     there = text.n_held_out(T)
     if max(n_windows, rounds * batch_size) > there:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows and '
@@ -512,7 +512,7 @@ def main():
     if not groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups: there is nothing to '
                          'exit from')
-    windows = held_out_windows(dataset or checkpoint['config']['dataset'], T)
+    windows = held_out_windows(checkpoint, T)
     idx, targets = (tokens.to(dev) for tokens in windows)
     points = make_points(len(groups))
     protocols = ['cached', 'paper'] if protocol == 'both' else [protocol]

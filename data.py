@@ -456,12 +456,18 @@ class Text:
         return windows(self.val, T * np.asarray(numbers), T)
 
 
-def open_data(name):
-    """The data set or task `name`: a Text, or tasks.Problems."""
+def open_data(name, reads=None):
+    """
+    The data set or task `name`: a Text, or tasks.Problems.
+
+    reads: the tokenizer of the model that will read it; ValueError if it is another.
+    """
     task = name.partition(':')[0]
-    if task in tasks.TASKS or ':' in name:
-        return tasks.Problems(name)
-    return Text(name)
+    text = tasks.Problems(name) if task in tasks.TASKS or ':' in name else Text(name)
+    if reads and text.tokenizer != reads:
+        raise ValueError(f"the model reads {reads} tokens, data set '{name}' holds "
+                         f'{text.tokenizer}: choose another --dataset')
+    return text
 
 
 def windows(data, starts, block_size):

@@ -433,6 +433,7 @@ class Problems:
 def make(text, rng, rows, T):
     """The task that `text` names -> x, y, depth (rows, T)."""
     name, knobs = parse(text)
+    check(T >= 1, f'{name} needs a T of at least 1, not {T}')
     return TASKS[name](rng, rows, T, **knobs)
 
 

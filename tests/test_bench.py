@@ -319,6 +319,7 @@ def test_a_cache_that_does_not_fit_is_refused_at_the_start(here, monkeypatch):
     (['--protocol=fast'], "unknown protocol 'fast'"),
     (['--cache=newest'], "unknown cache 'newest'"),
     (['--n_windows=9999'], 'windows of 16 tokens'),
+    (['--dataset=calc'], "reads bytes tokens, data set 'calc' holds calc:p=5"),
     (['--rounds=0'], 'rounds must be'),
     (['--budgets=[0]'], 'n_loop must be'),
     (['--n_loop=100000000'], 'lower --n_loop'),

@@ -141,6 +141,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatc
     ('--exit=acel', 'unknown exit rule'),
     ('--exit=accel --tau=-1', 'tau must be a number >= 0'),
     ('--exit=accel --tau=nan', 'tau'),
+    ('--past', 'give one too'),
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),

@@ -136,7 +136,8 @@ def test_bad_knobs_are_one_line(text, words):
     assert words in done.stderr
 
 
-@pytest.mark.parametrize('text, T', [('hop', 1), ('addition', 19), ('mano', 13), ('igsm', 35)])
+@pytest.mark.parametrize('text, T', [('calc', 0), ('hop', 1), ('addition', 19), ('mano', 13),
+                                     ('igsm', 35)])
 def test_too_few_tokens(text, T):
     with pytest.raises(ValueError, match=f'T of at least {T + 1}, not {T}'):
         tasks.Problems(text).check(T)
