@@ -3,4 +3,4 @@
 dataset = 'hop'
 out_dir = 'out-hop'
 block_size = 40
-max_iters = 1000
+max_iters = 1500
