@@ -59,7 +59,7 @@ CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
 STACKS = dict(calc=(CALC, 8, 1 + 1 * 8 + 1), hop=(HOP, 4, 1 + 1 * 4 + 1),
               text=([], 4, 1 + 4 * 4 + 1))
 # beside SHORT, on calc
-SHORT = ['--max_iters=300', '--keep_iters=[]']
+SHORT = ['--max_iters=300', '--eval_interval=300', '--eval_loops=[1,4,8,16]', '--keep_iters=[]']
 LEVERS = {
     'as it is': [],
     'learned positions': ['--pos=learned'],
@@ -72,7 +72,6 @@ LEVERS = {
     'bptt_k full': ['--bptt_k=64'],
     'fixed loop counts': ['--loop_draw=fixed'],
     'uniform draw': ['--loop_draw=uniform'],
-    'AdamW': ['--optimizer=adamw'],
 }
 OTHERS = ['addition', 'group', 'mano', 'igsm']
 DEEPER, DEEPER_LOOPS = 'calc:reset=0.04', [4, 8, 16, 24, 32]
@@ -114,7 +113,8 @@ def sweep(folder):
 
 def run_all(flags, until):
     """Train all that is not done yet. True if nothing is left to do."""
-    data.open_data('pydocs')        # made once, before all the trainings want it
+    if 'text' in parts:
+        data.open_data('pydocs')    # made once, before all the trainings want it
     with ThreadPoolExecutor(workers) as pool:
         done = pool.map(lambda key: runs.train(folder_of(*key), flags[key], until, threads=1),
                         flags)

@@ -29,6 +29,7 @@ SMALL = {
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
         '--n_windows=2', '--rounds=1', '--timed_tokens=2', '--checks=False'],
     'results/run.py': ['--dataset=book', '--minutes=1e-9'],
+    'results/depth.py': ['--parts=["calc"]', '--minutes=1e-9'],
     'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=1', '--compile=False'],
     'tasks.py': ['--rows=20'],
     'tests/loop_cost.py': ['--rounds=2', '--iters=1', '--batch_size=1', '--block_size=8'],
@@ -126,6 +127,7 @@ LAST_WORDS = {
     '--out_dir=out-calc': 'answers right',
     'tasks.py': '20 problems, 0 of them with another answer than the oracle',
     'results.run': 'the time is up: the same command goes on',
+    'results.depth': 'the time is up: the same command goes on',
 }
 
 
