@@ -10,8 +10,8 @@ as such: a file with code in it is refused, and the code is not run.
     model         state_dict                    model_args    GPTConfig's arguments
     config        every knob                    iter_num      iterations done
     tokenizer     its name                      data          sha256 of the training tokens
-    val_loss      {n_loop: nats}                and to go on: optimizer {parameter number: state},
-                                                trend, spikes (watch.py), ema {name: tensor}
+    val_loss      {n_loop: nats}                and to go on: optimizer, muon {parameter number:
+                                                state}, trend, spikes (watch.py), ema {name: tensor}
 """
 import os
 import warnings
@@ -120,8 +120,8 @@ def earlier_run(script, shape):
     if script['resume']:
         saved, path = last_checkpoint(out_dir, say)
     if saved:
-        # what the model had as its defaults then, for knobs that were not there yet
-        knobs = vars(GPTConfig(**saved['model_args'])) | saved['config']
+        # what were the defaults then, for knobs that were not there yet
+        knobs = dict(optimizer='adamw') | vars(GPTConfig(**saved['model_args'])) | saved['config']
         del knobs['out_dir'], knobs['resume']
         adopt(script, knobs, knobs.keys() - FREE_KNOBS, f'the run in {out_dir}')
         if saved['iter_num'] > script['max_iters']:

@@ -2,8 +2,8 @@
 Exit rules: when may a token stop looping?
 
 Not run by itself. `algorithm_1` is the paper's Algorithm 1 line by line, for one state. The model
-uses `loop_until_exit`, which applies any rule to many tokens at once, each for itself. With the
-rule `accel`, and a block map that treats tokens apart, the two agree.
+uses `loop_until_exit`: any rule on many tokens at once, each for itself or waiting for those before
+it. With `accel`, for itself, and a block map that treats tokens apart, the two agree.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 

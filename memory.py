@@ -61,8 +61,8 @@ def states_bytes(config, n_loop, windows):
 def training_bytes(config, batch, checkpoint_steps=False, copies=4):
     """
     About what a training step on `batch` sequences takes, float32: the weights and what is as large
-    as they are (`copies`: they, their gradients, AdamW's two moments), the states that the backward
-    pass needs, and the logits.
+    as they are (`copies`: they, their gradients, the optimiser's two moments), the states that the
+    backward pass needs, and the logits.
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
     weights = 12 * config.n_layer * C ** 2 + (config.vocab_size + config.block_size) * C

@@ -47,8 +47,10 @@ class Muon(torch.optim.Muon):
         for shape, weights in alike.items():
             # the running mean of the gradient, and Nesterov's look ahead
             grads = [p.grad for p in weights]
-            means = [self.state[p].setdefault('momentum_buffer', torch.zeros_like(p))
-                     for p in weights]
+            for p in weights:
+                if p not in self.state:
+                    self.state[p]['momentum_buffer'] = torch.zeros_like(p)
+            means = [self.state[p]['momentum_buffer'] for p in weights]
             torch._foreach_lerp_(means, grads, 1 - momentum)
             ahead = torch.stack(torch._foreach_lerp(grads, means, momentum))
             # 0.2: the usual root mean square of an entry of AdamW's step
@@ -59,7 +61,7 @@ class Muon(torch.optim.Muon):
 
 def orthogonal(g, a, b, c, steps):
     """
-    g (N, rows, columns) -> matrices near U V of each one's SVD, by Newton-Schulz steps.
+    g (N, rows, columns) -> matrices near U V^T of each one's SVD, by Newton-Schulz steps.
 
     In bfloat16 on CUDA, as torch has it; a CPU is faster in float32.
     """

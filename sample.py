@@ -33,7 +33,7 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float = 1e-2           # the rule's threshold
-past = False                # a token goes only when all before it in its row stand still
+past = False                # a token goes only when all before it stand still; with exact or None
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'exact'     # exact; ring and latest change the result; None = no cache
 ring = 8                    # slots of cache='ring'

@@ -212,7 +212,7 @@ def set_up(saved, weights, text, dev):
         dropout=dropout, bias=bias, groups=groups, mean_recurrence=mean_recurrence, bptt_k=bptt_k,
         injection=injection, adapter_init=adapter_init, x0=x0, norm_inside=norm_inside,
         step_noise=step_noise, pos=pos, rope_base=rope_base)
-    copies = 4 + (ema > 0) + (WORLD > 1)    # of the weights: gradients, AdamW's two, ema, buckets
+    copies = 4 + (ema > 0) + (WORLD > 1)    # of the weights: gradients, two moments, ema, buckets
     require(training_bytes(shape, batch_size // WORLD, checkpoint_steps, copies), dev,
             f'a step of {batch_size} x {block_size} tokens at width {n_embd}',
             'batch_size, block_size or n_embd, or set --checkpoint_steps')

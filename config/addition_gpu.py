@@ -2,7 +2,7 @@
 # with one layer looped twelve times. On top of config/calc.py:
 #   python train.py config/calc.py config/addition_gpu.py
 dataset = 'addition:numbers=32'
-out_dir = 'out-addition'
+out_dir = 'out-addition-gpu'
 rope_base = 10000.0
 block_size = 136
 n_head, n_embd = 8, 256

@@ -2,7 +2,7 @@
 # with the length cannot do it (Liu et al. 2023). On top of config/calc.py:
 #   python train.py config/calc.py config/group_gpu.py
 dataset = 'group:name=S5,reset=0'
-out_dir = 'out-group'
+out_dir = 'out-group-gpu'
 block_size = 64
 n_layer, n_head, n_embd = 4, 8, 256
 groups = [[1, 2]]

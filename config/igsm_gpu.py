@@ -2,7 +2,7 @@
 # config/calc.py:
 #   python train.py config/calc.py config/igsm_gpu.py
 dataset = 'igsm:variables=12,steps=8'
-out_dir = 'out-igsm'
+out_dir = 'out-igsm-gpu'
 block_size = 72
 n_layer, n_head, n_embd = 4, 8, 512
 groups = [[1, 2]]

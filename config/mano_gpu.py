@@ -2,7 +2,7 @@
 # 2025 (Ouro) compare looped models with plain ones of twelve layers. On top of config/calc.py:
 #   python train.py config/calc.py config/mano_gpu.py
 dataset = 'mano:operators=24'
-out_dir = 'out-mano'
+out_dir = 'out-mano-gpu'
 block_size = 50
 n_layer, n_head, n_embd = 4, 16, 1024
 groups = [[1, 2]]

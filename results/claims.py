@@ -36,10 +36,10 @@ def number(text):
         return text
 
 
-def load(scale, folder=HERE):
+def load(scale, folder=HERE, names=CSVS):
     """The CSVs of a scale: {name: rows}, and the scale itself under 'scale'."""
     t = dict(scale=scale)
-    for name in CSVS:
+    for name in names:
         with open(os.path.join(folder, scale, name + '.csv'), newline='') as f:
             rows = list(csv.DictReader(f))
         t[name] = [{key: text if key in TEXT else number(text) for key, text in row.items()}

@@ -36,12 +36,11 @@ from results.claims import (
     column,
     distinct,
     last_checkpoint,
+    load,
     mean_std,
-    number,
     pick,
     settled,
 )
-from results.claims import load as claims_load
 from results.measure import geometry_rows
 from watch import by_depth
 
@@ -55,9 +54,8 @@ only_table = False
 # ------------------------------------------------------------------------------------------------
 
 CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
-# k x L: its configs, L, and the layers of the stack with one before and one behind
-STACKS = dict(calc=(CALC, 8, 1 + 1 * 8 + 1), hop=(HOP, 4, 1 + 1 * 4 + 1),
-              text=([], 4, 1 + 4 * 4 + 1))
+# k x L, with a layer before and one behind: its configs, k and L
+STACKS = dict(calc=(CALC, 1, 8), hop=(HOP, 1, 4), text=([], 4, 4))
 # beside SHORT, on calc
 SHORT = ['--max_iters=300', '--eval_interval=300', '--eval_loops=[1,4,8,16]', '--keep_iters=[]']
 LEVERS = {
@@ -73,6 +71,7 @@ LEVERS = {
     'fixed loop counts': ['--loop_draw=fixed'],
     'uniform draw': ['--loop_draw=uniform'],
 }
+CSVS = ('machine', 'accuracy', 'runs', 'deeper', 'steps', 'bench')
 OTHERS = ['addition', 'group', 'mano', 'igsm']
 DEEPER, DEEPER_LOOPS = 'calc:reset=0.04', [4, 8, 16, 24, 32]
 BINS = ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23))    # of depth
@@ -86,11 +85,11 @@ END = '<!-- end of depth -->'
 def trainings():
     """{(part, variant, seed): flags of train.py}, in the order in which they run."""
     flags = {}
-    for part, (configs, _, layers) in STACKS.items():
+    for part, (configs, k, L) in STACKS.items():
         for seed in seeds:
             flags[part, 'looped', seed] = configs
             flags[part, 'once', seed] = [*configs, '--groups=[]']
-            flags[part, 'stack', seed] = [*configs, '--groups=[]', f'--n_layer={layers}']
+            flags[part, 'stack', seed] = [*configs, '--groups=[]', f'--n_layer={1 + k * L + 1}']
     for seed in seeds:
         for name, changed in LEVERS.items():
             flags['levers', name, seed] = [*CALC, *SHORT, *changed]
@@ -157,11 +156,17 @@ def run_row(folder):
                 batch_percent=100 * batch_ms / dt_ms)
 
 
-def deeper_rows(folder):
-    """Accuracy by depth and loops on rows with fewer resets than in training."""
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
-    problems = tasks.Problems(DEEPER)
-    return by_depth(model, problems, DEEPER_LOOPS, 'cpu', nullcontext())
+def deeper_rows(folder, task=DEEPER, loops=DEEPER_LOOPS):
+    """Accuracy by depth and loops on another task: rows with fewer resets than in training."""
+    model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+    return by_depth(model, tasks.Problems(task), loops, 'cpu', nullcontext())
+
+
+def last_token_row(folder, loops=16):
+    """Of calc: accuracy at the last token, which is what a model can say that learnt it alone."""
+    rows = deeper_rows(folder, 'calc:dense=False', [loops])
+    share = np.average(column(rows, 'accuracy'), weights=column(rows, 'labels'))
+    return dict(loops=f'{loops}, last token', loss='', accuracy=share)
 
 
 def gather(flags):
@@ -170,6 +175,8 @@ def gather(flags):
     for part, variant, seed in flags:
         folder, key = folder_of(part, variant, seed), dict(part=part, variant=variant, seed=seed)
         tables['accuracy'] += [key | row for row in accuracy_rows(folder)]
+        if part == 'levers':
+            tables['accuracy'].append(key | last_token_row(folder))
         tables['runs'].append(key | run_row(folder))
         if (part, variant) == ('calc', 'looped'):
             tables['deeper'] += [dict(seed=seed) | row for row in deeper_rows(folder)]
@@ -191,20 +198,11 @@ def draw_figures():
         path = os.path.join(folder_of(part, 'looped', seeds[0]), figure)
         if os.path.exists(path):
             shutil.copyfile(path, os.path.join('assets', figure))
-    plots.depth(deeper_rows(folder_of('calc', 'looped', seeds[0])), 'assets/deeper.png')
+    plots.depth(deeper_rows(folder_of('calc', 'looped', seeds[0])), 'out-depth/deeper.png')
+    shutil.copyfile('out-depth/deeper.png', 'assets/deeper.png')
 
 
 # the tables -------------------------------------------------------------------------------------
-
-def load(folder):
-    """{name: rows} of results/depth/*.csv."""
-    t = {}
-    for name in 'machine accuracy runs deeper steps bench'.split():
-        rows = runs.read_csv(os.path.join(folder, 'depth', name + '.csv'))
-        t[name] = [{key: text if key == 'group' else number(text) for key, text in row.items()}
-                   for row in rows]
-    return t
-
 
 def percent(rows, digits=1):
     return mean_std([100 * share for share in column(rows, 'accuracy')], digits)
@@ -219,18 +217,16 @@ def stacks_table(t):
     yield lines('', 'block evaluations', 'parameters', 'minutes', 'at these',
                 'at 32 loops (text 8)')
     yield '|---|---|---|---|---|---|'
-    layers = dict(calc=(3, 1), hop=(3, 1), text=(6, 4))
-    for part, (_, L, depth) in STACKS.items():
-        single, k = layers[part][0] - layers[part][1], layers[part][1]
+    for part, (_, k, L) in STACKS.items():
         for variant in ('looped', 'once', 'stack'):
             rows = pick(t['accuracy'], part=part, variant=variant)
-            some = pick(t['runs'], part=part, variant=variant)
+            trained = pick(t['runs'], part=part, variant=variant)
             shown = percent if part != 'text' else lambda r: mean_std(column(r, 'loss'), 3)
             end = max(column(rows, 'loops'))
             name = dict(looped=f'{k} x {L} looped', once=f'{k} x 1', stack=f'{k * L} x 1')[variant]
-            blocks = dict(looped=depth, once=single + k, stack=depth)[variant]
-            yield lines(f'{part}: {name}', blocks, f"{some[0]['parameters']:,.0f}",
-                        mean_std(column(some, 'minutes'), 1),
+            blocks = 2 + (k if variant == 'once' else k * L)
+            yield lines(f'{part}: {name}', blocks, f"{trained[0]['parameters']:,.0f}",
+                        mean_std(column(trained, 'minutes'), 1),
                         shown(pick(rows, loops=L if variant == 'looped' else 1)),
                         shown(pick(rows, loops=end)) if variant == 'looped' else '')
 
@@ -251,12 +247,12 @@ def variants_table(t, part):
     """A line for each variant: accuracy in percent by loops, minutes."""
     rows = pick(t['accuracy'], part=part)
     loops = distinct(rows, 'loops')
-    yield lines('', *(f'{n:g}' for n in loops), 'minutes')
+    yield lines('', *(f'{n:g}' if isinstance(n, float) else n for n in loops), 'minutes')
     yield '|---' * (2 + len(loops)) + '|'
     for variant in distinct(rows, 'variant'):
-        some = column(pick(t['runs'], part=part, variant=variant), 'minutes')
+        spent = column(pick(t['runs'], part=part, variant=variant), 'minutes')
         yield lines(variant, *(percent(pick(rows, variant=variant, loops=n)) for n in loops),
-                    mean_std(some, 1))
+                    mean_std(spent, 1))
 
 
 def deeper_table(t):
@@ -287,7 +283,7 @@ def text_table(t, small):
     adamw = [row for row in last_checkpoint(small['losses']) if row['variant'] == 'main']
     muon = pick(t['accuracy'], part='text', variant='looped')
     iterations = max(column(pick(t['runs'], part='text'), 'iterations'))
-    both = (('AdamW, 1,900 iterations', adamw, small, 'main'),
+    both = ((f"AdamW, {max(column(adamw, 'iteration')):,.0f} iterations", adamw, small, 'main'),
             (f'Muon, {iterations:,.0f} iterations', muon, t, 'muon'))
     for name, losses, source, variant in both:
         cos = by_group(source['steps'], settled, variant)
@@ -298,14 +294,14 @@ def text_table(t, small):
 
 def markdown(folder=HERE):
     """What stands between the markers of depth."""
-    t = load(folder)
+    t = load('depth', folder, CSVS)
     machine, = t['machine']
-    spent = ', '.join(f"{part} {sum(column(pick(t['runs'], part=part), 'minutes')) / 2:.0f}"
+    spent = ', '.join(f"{part} {sum(column(pick(t['runs'], part=part), 'minutes')):.0f}"
                       for part in distinct(t['runs'], 'part'))
     batches = max(column(t['runs'], 'batch_percent'))
     blocks = [
         [f"{machine['cores']:g} cores of an {machine['machine']}, torch {machine['torch']}, "
-         f"{machine['date']}; two trainings at a time, each on one thread. Minutes by the clock: "
+         f"{machine['date']}; trainings of one thread, two at a time. Minutes of all trainings: "
          f'{spent}. Making batches takes at most {batches:.1f}% of an iteration.'],
         ['**Each seed**, % right by loops:'], seeds_table(t, 'calc'), seeds_table(t, 'hop'),
         ['**k x L**, % right, and on text the loss in nats a byte:'], stacks_table(t),
@@ -314,7 +310,7 @@ def markdown(folder=HERE):
         ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
         variants_table(t, 'levers'),
         ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others'),
-        ['**Muon on text**:'], text_table(t, claims_load('small', folder))]
+        ['**Muon on text**:'], text_table(t, load('small', folder))]
     return '\n\n'.join('\n'.join(block) for block in blocks)
 
 
@@ -332,6 +328,9 @@ def main():
         flags = trainings()
         if not run_all(flags, time.time() + 60 * minutes if minutes else math.inf):
             print('the time is up: the same command goes on')
+            return
+        if set(parts) != {*STACKS, 'levers', 'others'}:
+            print('trained; the tables need all parts')
             return
         gather(flags)
         draw_figures()

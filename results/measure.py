@@ -1,8 +1,9 @@
 """
 The geometry of a run's checkpoints, as rows for results/SCALE/*.csv.
 
-Not run by itself: run.py calls geometry_rows. It adds to geometry.py what the claims need beyond
-its figures: the leading eigenvalue of a loop step, tokens that turn back, jumps over paths.
+Not run by itself: run.py and depth.py call geometry_rows. It adds to geometry.py what the claims
+need beyond its figures: the leading eigenvalue of a loop step, tokens that turn back, jumps over
+paths.
 
 Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 

@@ -99,6 +99,13 @@ def test_a_ring_as_long_as_the_budget_is_exact(tiny, idx, name):
 
 
 @pytest.mark.parametrize('policy, ring', [('ring', 4), ('latest', 1)])
+def test_with_fewer_slots_a_token_that_comes_alone_waits_for_none(tiny, idx, policy, ring):
+    model, how = tiny(adapter_init='random'), dict(policy=policy, ring=ring)
+    past = token_by_token(model, idx, [9, 9], rule_of('norm, past'), **how)
+    assert_same(past, token_by_token(model, idx, [9, 9], rule_of('norm'), **how))
+
+
+@pytest.mark.parametrize('policy, ring', [('ring', 4), ('latest', 1)])
 def test_fewer_slots_change_the_result_and_keep_less(tiny, idx, policy, ring):
     model = tiny(adapter_init='random')
     exact, _ = token_by_token(model, idx, [9, 9], None)
@@ -184,10 +191,12 @@ def test_rows_of_any_lengths_have_the_logits_that_they_have_alone(tiny, idx, ste
         torch.testing.assert_close(logits[b], alone[0, -1], **CLOSE)
 
 
-def test_stop_at_a_token(tiny, idx):
-    model, how = tiny(adapter_init='random'), dict(n_loop=6, exit=rule_of('norm'), **GREEDY)
+@pytest.mark.parametrize('name', ['norm', 'norm, past'])
+def test_stop_at_a_token(tiny, idx, name):
+    model, how = tiny(adapter_init='random'), dict(n_loop=6, exit=rule_of(name), **GREEDY)
     free, free_steps = model.generate(idx[:, :5], 20, **how)
     stop = int(free[0, 9])              # row 0 says it at its fifth new token at the latest
+    assert any(stop not in row[5:10] for row in free[1:])       # and another goes on
     out, steps = model.generate(idx[:, :5], 20, stop=stop, **how)
     for b in range(3):
         new = free[b, 5:].tolist()

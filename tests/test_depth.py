@@ -19,7 +19,7 @@ SEEDS = (1337, 1, 2)
 
 @pytest.fixture(scope='module')
 def shipped():
-    return depth.load(claims.HERE)
+    return claims.load('depth', names=depth.CSVS)
 
 
 def accuracy(t, n, **key):
@@ -33,7 +33,7 @@ def test_readme_says_what_the_files_say():
     assert text.split(depth.BEGIN)[1].split(depth.END)[0].strip() == depth.markdown()
 
 
-def test_three_seeds_of_everything(shipped):
+def test_all_that_is_run_is_shipped(shipped):
     made = {(row['part'], row['variant'], row['seed']) for row in shipped['runs']}
     assert made == set(depth.trainings())
 
@@ -88,7 +88,7 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, 'command', command)
     tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
             '--eval_windows=4', '--keep_iters=[]', '--mean_recurrence=2', '--log_interval=2']
-    stacks = {name: (configs, L, 4) for name, (configs, L, _) in depth.STACKS.items()}
+    stacks = {name: (configs, 1, 2) for name, (configs, _, _) in depth.STACKS.items()}
     settings = dict(seeds=[1, 2], workers=1, STACKS=stacks, OTHERS=['group'], more=tiny,
                     LEVERS={'x0 zero': ['--x0=zero']}, ThreadPoolExecutor=Inline, sweep=sweep)
     for name, setting in settings.items():
@@ -105,7 +105,7 @@ def small(tmp_path, monkeypatch):
 def test_all_is_run_once_and_gathered(small):
     depth.main()
     assert small == ['train.py'] * (9 * 2 + 2 + 1) + ['bench.py'] * 2 + ['table']
-    t = depth.load('results')
+    t = claims.load('depth', 'results', depth.CSVS)
     assert {(row['part'], row['variant'], row['seed']) for row in t['runs']} == {*depth.trainings()}
     looped, plain = (claims.pick(t['runs'], part='calc', variant=name, seed=1)[0]['parameters']
                      for name in ('looped', 'stack'))
@@ -121,6 +121,11 @@ def test_pieces_stop_and_go_on(small, monkeypatch, capsys):
     depth.main()
     assert small == []
     assert 'the time is up: the same command goes on' in capsys.readouterr().out
+    for name, setting in dict(minutes=None, parts=['calc']).items():
+        monkeypatch.setattr(depth, name, setting)
+    depth.main()
+    assert small == ['train.py'] * 6
+    assert 'the tables need all parts' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('knob, value, words', [

@@ -1,8 +1,10 @@
 """Tasks against their oracles and by hand; the same problems from the same seed; bad input."""
+import os
+
 import numpy as np
 import pytest
 import torch
-from conftest import run
+from conftest import ROOT, run
 
 import tasks
 
@@ -142,6 +144,17 @@ def test_too_few_tokens(text, T):
     with pytest.raises(ValueError, match=f'T of at least {T + 1}, not {T}'):
         tasks.Problems(text).check(T)
     tasks.Problems(text).check(T + 1)
+
+
+@pytest.mark.parametrize('name', [f'{task}{end}' for task in tasks.TASKS for end in ('', '_gpu')
+                                  if (task, end) not in (('calc', '_gpu'), ('hop', '_gpu'))])
+def test_a_config_fits_its_task(name):
+    knobs = {}
+    with open(os.path.join(ROOT, 'config', f'{name}.py')) as f:
+        exec(f.read(), knobs)
+    tasks.Problems(knobs['dataset']).check(knobs['block_size'])
+    if not name.endswith('_gpu'):
+        assert knobs['block_size'] == tasks.LENGTHS[name]
 
 
 def test_the_command_shows_and_checks():

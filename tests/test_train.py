@@ -348,6 +348,16 @@ def test_resume_takes_the_knobs_of_its_run(whole):
     assert last['ema_loss_3'] != last['val_loss_3']
 
 
+def test_a_run_from_before_the_optimizer_was_a_knob_goes_on():
+    """Then it was AdamW, whatever the default is now."""
+    trained(*TINY, '--optimizer=adamw', '--max_iters=6')
+    checkpoint = torch.load('out/ckpt.pt')
+    del checkpoint['config']['optimizer']
+    torch.save(checkpoint, 'out/ckpt.pt')
+    trained('--resume', '--max_iters=8')
+    assert saved('out')['iter_num'] == 8 and 'muon' not in saved('out')
+
+
 def test_resume_of_nothing_begins(whole):
     assert 'no checkpoint in out yet: from the beginning' in trained(*TINY, '--resume')
     assert same_weights(whole, 'out')
