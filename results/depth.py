@@ -104,8 +104,9 @@ def folder_of(part, variant, seed):
 
 
 def sweep(folder):
-    """bench.py on a run of text."""
-    runs.command('bench.py', f'--out_dir={folder}', '--checks=False',
+    """Block maps against quality on a run of text; times are not looked at."""
+    runs.command('bench.py', f'--out_dir={folder}', '--rules=["norm","kl","accel"]',
+                 '--epsilons=[]', '--checks=False', '--rounds=1', '--timed_tokens=1',
                  log=os.path.join(folder, 'bench.txt'))
     return True
 
@@ -278,8 +279,8 @@ def text_table(t, small):
     loops = (1, 2, 4, 8)
     yield lines('the default run', *(f'loss at {n}' for n in loops),
                 'cosine, settled: groups ' + ', '.join(groups),
-                'fixed loops', '`norm` block maps', '`kl` block maps')
-    yield '|---' * 8 + '|'
+                'fixed loops', '`norm` block maps', '`kl` block maps', '`accel` block maps')
+    yield '|---' * 9 + '|'
     adamw = [row for row in last_checkpoint(small['losses']) if row['variant'] == 'main']
     muon = pick(t['accuracy'], part='text', variant='looped')
     iterations = max(column(pick(t['runs'], part='text'), 'iterations'))
@@ -287,7 +288,8 @@ def text_table(t, small):
             (f'Muon, {iterations:,.0f} iterations', muon, t, 'muon'))
     for name, losses, source, variant in both:
         cos = by_group(source['steps'], settled, variant)
-        evals = [mean_std(cheapest(source, rule, 'mean_evals')) for rule in ('fixed', 'norm', 'kl')]
+        evals = [mean_std(cheapest(source, rule, 'mean_evals')) for rule in
+                 ('fixed', 'norm', 'kl', 'accel')]
         yield lines(name, *(mean_std(column(pick(losses, loops=n), 'loss'), 3) for n in loops),
                     ', '.join(mean_std(cos[group]) for group in groups), *evals)
 
