@@ -13,7 +13,8 @@ from exits import make_exit
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY = dict(temperature=0)
-CASES = [None, *TAUS, *(f'{name}, past' for name in TAUS)]      # fixed loops, and each rule
+CASES = [None, *TAUS, 'norm, past', 'accel, past']     # fixed loops, each rule, two that wait
+WAITING = [f'{name}, past' for name in TAUS if f'{name}, past' not in CASES]
 
 
 def rule_of(name):
@@ -55,7 +56,7 @@ def assert_same(generated, other):
 # -------------------------------------------------------------------------------------------------
 # one token through the cache
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', CASES + WAITING)
 @pytest.mark.parametrize('seed, cut', [(0, 1), (1, 7), (2, 15)])
 def test_token_by_token_is_the_whole_sequence(tiny, positions, name, seed, cut):
     model, rule, trace = tiny(seed=seed, adapter_init='random', **positions), rule_of(name), []
