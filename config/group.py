@@ -5,4 +5,4 @@ out_dir = 'out-group'
 block_size = 24
 n_layer = 4
 groups = [[1, 2]]
-max_iters = 600
+max_iters = 400

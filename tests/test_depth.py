@@ -125,8 +125,13 @@ def test_pieces_stop_and_go_on(small, monkeypatch, capsys):
     for name, setting in dict(minutes=None, parts=['calc']).items():
         monkeypatch.setattr(depth, name, setting)
     depth.main()
-    assert small == ['train.py'] * 6
-    assert 'the tables need all parts' in capsys.readouterr().out
+    assert small == ['train.py'] * 6 + ['table']
+    # another part: these rows stay
+    monkeypatch.setattr(depth, 'parts', ['others'])
+    depth.main()
+    t = {name: runs.read_csv(f'results/depth/{name}.csv') for name in ('runs', 'deeper')}
+    assert [row['part'] for row in t['runs']] == ['calc'] * 6 + ['others']
+    assert {row['seed'] for row in t['deeper']} == {'1', '2'}
 
 
 @pytest.mark.parametrize('knob, value, words', [
