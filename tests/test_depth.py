@@ -40,7 +40,7 @@ def test_all_that_is_run_is_shipped(shipped):
 
 
 def test_one_loop_is_not_enough(shipped):
-    for part, n, most_at_one, least in (('calc', 16, 0.80, 0.995), ('hop', 8, 0.82, 0.97)):
+    for part, n, most_at_one, least in (('calc', 16, 0.80, 0.995), ('hop', 8, 0.84, 0.97)):
         assert max(accuracy(shipped, 1, part=part, variant='looped')) <= most_at_one
         assert min(accuracy(shipped, n, part=part, variant='looped')) >= least
 
