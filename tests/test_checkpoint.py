@@ -1,4 +1,5 @@
 """Checkpoints: what is in them, which are refused, and that a good one is always there."""
+import contextlib
 import os
 import pickle
 import resource
@@ -16,6 +17,15 @@ from checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 
 # fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
 here, whole = test_train.here, test_train.whole
+
+
+@pytest.fixture(scope='module')
+def adamw(tmp_path_factory):
+    """As `whole`, with the optimiser that all runs had before it was a knob."""
+    with contextlib.chdir(tmp_path_factory.mktemp('adamw')):
+        test_train.make_book()
+        trained(*TINY, '--ema=0.5', '--optimizer=adamw')
+        return Path('out').absolute()
 
 # What a checkpoint of an earlier version holds. People have such files, so none of these names may
 # go, and a new knob takes its default where a checkpoint lacks it.
@@ -57,8 +67,8 @@ def is_plain(value):
 
 # what is in them ---------------------------------------------------------------------------------
 
-def test_the_parts_of_a_checkpoint(whole):
-    last = torch.load(whole / 'ckpt.pt', weights_only=True)
+def test_the_parts_of_a_checkpoint(adamw):
+    last = torch.load(adamw / 'ckpt.pt', weights_only=True)
     assert list(last) == PARTS + TO_GO_ON
     assert set(last['model_args']) >= set(MODEL_ARGS)
     assert set(last['config']) >= set(KNOBS)
@@ -69,20 +79,20 @@ def test_the_parts_of_a_checkpoint(whole):
         assert list(state) == ['step', 'exp_avg', 'exp_avg_sq']
     assert list(last['val_loss']) == [1, 3] and len(last['trend']) == 3
     for weights_alone in ('ckpt_000003.pt', 'ema/ckpt.pt'):
-        assert list(torch.load(whole / weights_alone, weights_only=True)) == PARTS
+        assert list(torch.load(adamw / weights_alone, weights_only=True)) == PARTS
 
 
-def test_a_run_of_an_earlier_version_goes_on(whole):
+def test_a_run_of_an_earlier_version_goes_on(adamw):
     """With nothing in its checkpoint but the names above, it ends as a run never stopped."""
     os.mkdir('out')
-    shutil.copy(whole / 'log.csv', 'out')
-    earlier = torch.load(whole / 'ckpt.old.pt', weights_only=True)       # iteration 10
+    shutil.copy(adamw / 'log.csv', 'out')
+    earlier = torch.load(adamw / 'ckpt.old.pt', weights_only=True)       # iteration 10
     earlier = {name: earlier[name] for name in PARTS + TO_GO_ON}
     earlier['model_args'] = {name: earlier['model_args'][name] for name in MODEL_ARGS}
     earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
     torch.save(earlier, 'out/ckpt.pt')
     assert 'from iteration 10' in trained('--resume')
-    assert list(kills.differences(whole, 'out')) == []
+    assert list(kills.differences(adamw, 'out')) == []
 
 
 def test_checkpoints_hold_plain_values():
