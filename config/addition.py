@@ -5,4 +5,4 @@ out_dir = 'out-addition'
 block_size = 24
 n_layer = 4
 groups = [[1, 2]]
-max_iters = 800
+max_iters = 1800

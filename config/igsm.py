@@ -5,4 +5,4 @@ out_dir = 'out-igsm'
 block_size = 40
 n_layer = 4
 groups = [[1, 2]]
-max_iters = 200
+max_iters = 1400

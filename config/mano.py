@@ -5,4 +5,4 @@ out_dir = 'out-mano'
 block_size = 16
 n_layer = 4
 groups = [[1, 2]]
-max_iters = 300
+max_iters = 2800

@@ -4,8 +4,9 @@ Problems that need depth: what loops are worth there, and what makes them used.
     python -m results.depth             about two hours on two cores; the same command goes on
     python -m results.depth --only_table        results/depth/*.csv -> the tables, nothing is run
 
-Run them in the project's folder. They write the runs to out-depth/PART/VARIANT-SEED. When all are
-done they write results/depth/*.csv, assets/deeper.png and the second block of results/README.md.
+Run them in the project's folder. They write the runs to out-depth/PART/VARIANT-SEED. When all of
+the parts asked for are done they write their rows of results/depth/*.csv, the figures of
+assets/ and the second block of results/README.md.
 
 Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (loop draws, bptt_k).
 
@@ -56,7 +57,7 @@ only_table = False
 CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
 # k x L, with a layer before and one behind: its configs, k and L
 STACKS = dict(calc=(CALC, 1, 8), hop=(HOP, 1, 4), text=([], 4, 4))
-# beside SHORT, on calc
+# one choice changed, on a shorter calc
 SHORT = ['--max_iters=300', '--eval_interval=300', '--eval_loops=[1,4,8,16]', '--keep_iters=[]']
 LEVERS = {
     'as it is': [],
@@ -195,9 +196,10 @@ def gather(flags):
     for name, rows in tables.items():
         if rows:
             runs.write_csv('depth', name, rows)
+    return tables
 
 
-def draw_figures():
+def draw_figures(tables):
     """The first seed: its losses on text, its depths on calc, and depths beyond training."""
     os.makedirs('assets', exist_ok=True)
     for part, figure in dict(text='loss.png', calc='depth.png').items():
@@ -205,7 +207,7 @@ def draw_figures():
         if os.path.exists(path):
             shutil.copyfile(path, os.path.join('assets', figure))
     if 'calc' in parts:
-        plots.depth(deeper_rows(folder_of('calc', 'looped', seeds[0])), 'out-depth/deeper.png')
+        plots.depth(pick(tables['deeper'], seed=seeds[0]), 'out-depth/deeper.png')
         shutil.copyfile('out-depth/deeper.png', 'assets/deeper.png')
 
 
@@ -311,8 +313,9 @@ def markdown(folder=HERE):
         [f"{machine['cores']:g} cores of an {machine['machine']}, torch {machine['torch']}, "
          f"{machine['date']}; trainings of one thread, two at a time. Minutes of all trainings: "
          f'{spent}. Making batches takes at most {batches:.1f}% of an iteration.'],
-        ['**Each seed**, % right by loops:'], seeds_table(t, 'calc'), seeds_table(t, 'hop'),
-        ['**k x L**, % right, and on text the loss in nats a byte:'], stacks_table(t),
+        ['**Each seed**, % right by loops, and on text the loss in nats a byte:'],
+        seeds_table(t, 'calc'), seeds_table(t, 'hop'), seeds_table(t, 'text', 'loss'),
+        ['**k x L**, % right, and on text the loss:'], stacks_table(t),
         ['**Deeper than trained**: `calc` trained with resets at a fifth of the tokens, asked '
          'with resets at a twenty-fifth; % right:'], deeper_table(t),
         ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
@@ -337,8 +340,7 @@ def main():
         if not run_all(flags, time.time() + 60 * minutes if minutes else math.inf):
             print('the time is up: the same command goes on')
             return
-        gather(flags)
-        draw_figures()
+        draw_figures(gather(flags))
     table.write(BEGIN, END, markdown())
 
 
