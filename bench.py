@@ -1,41 +1,44 @@
 """
 What an exit rule buys: latency and quality against tau, beside fixed budgets and an oracle.
 
-    python bench.py                     the default run's checkpoint, about a minute on two cores
+    python bench.py                     the default run's checkpoint, four minutes on two cores
+    python bench.py --cache=exact       one cache policy alone; --past=False: by own signals alone
     python bench.py --protocol=both     with a cache, and as the paper's figures suggest: the whole
                                         context again for each token
     python bench.py --rules="['accel']" --hits=1 --keep=True        an ablation of a rule;
-                                        and --per=sequence, --cache=latest, --dtype=bfloat16
+                                        and --per=sequence, --dtype=bfloat16
+    python bench.py --calibrate=0.005   finds thresholds instead, see calibrate.py
 
 Writes out_dir/bench.csv, figure_4.png and frontier.png (and bench.json with --json), and prints a
-verdict that is computed. bench.csv has a row for each point: a rule at a tau, a fixed budget, an
-oracle's epsilon. It is written after each stage, and on Ctrl-C with all that is measured by then;
-`windows` says how many windows the quality of a row rests on, and times are empty until there are
-some.
+verdict that is computed. bench.csv has a row for each point: a cache policy, and a rule at a tau
+that waits for the past or does not, a fixed budget, or an oracle's epsilon. It is written after
+each stage, and on Ctrl-C with all that is measured by then; `windows` says how many windows the
+quality of a row rests on, and times are empty until there are some.
 
-Quality: teacher-forced over held-out windows, the same windows and noise for all points; intervals
-are 95% bootstrap over windows, of the difference from the full budget in the same window. Latency:
-`timed_tokens` tokens behind a prompt of half a window, all points in turn, round by round.
+Quality: of decoding held-out windows (quality.py), the same windows and noise for all points;
+intervals are 95% bootstrap over windows, of the difference from the full budget of `exact` in the
+same window. Latency: `timed_tokens` tokens behind a prompt of half a window, all points in turn,
+round by round.
 
 Paper: sec. 4, App. D, Fig. 4.
 
     tau             the threshold of a rule; of a fixed budget its loops, of the oracle its epsilon
     steps, evals    loop steps kept, block maps evaluated
     CE, PPL         cross-entropy in nats a token, exp(CE)
-    B, T, V         rows, tokens of a window, vocabulary
+    B, T            rows, tokens of a window
 """
 import csv
 import json as json_module
 import math
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
-from torch.linalg import vector_norm
-from torch.nn import functional as F
 
+import calibrate as calibration
 import data
 import memory
 import plots
@@ -43,8 +46,9 @@ from cache import KeysValues, Span
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
 from decode import POLICIES, make_cache, one_token, prefill
-from exits import EXITS, Exit, make_exit
+from exits import EXITS, make_exit
 from model import GPT, GPTConfig
+from quality import Point, figures_of, interval, log_probabilities, quality
 
 # --------------------------------------------------------------------------------------------------
 out_dir = 'out'
@@ -61,12 +65,14 @@ timed_tokens = 8            # decoded behind each prompt
 rounds = 4                  # each takes its own window
 batch_size = 1              # rows decoded together
 hits: int | None = None     # small values in a row that let a token go; None = the rule's own
-past = False                # rules wait for the past: see exits.wait_for_past
 keep: bool | None = None    # is the step that triggered kept? None = the rule's own
 per = 'token'               # token, or sequence: all tokens of a row stop together
-cache = 'exact'             # exact, ring, latest: how the timed decoding keeps keys and values
-ring = 8
-protocol = 'cached'         # cached, paper (the context anew for each token), both
+cache: str | list = ['exact', 'latest']     # policies: exact, ring, latest
+past: bool | list = [False, True]   # exact: do rules wait for the past? see exits.wait_for_past
+ring = 8                    # slots of the policy ring
+protocol = 'cached'         # cached, paper (exact, the context anew for each token), both
+same = 0.005                # nats above the full budget that count as equal quality
+calibrate: float | None = None      # nats: find the thresholds that keep within so many
 checks = True               # measure what a check of a rule costs, here and at C = 768, V = 50304
 json = False                # the same as JSON, in out_dir/bench.json
 seed = 0                    # of x^(0) and the bootstrap
@@ -74,37 +80,39 @@ device = 'auto'
 dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
-SAME = 0.005                # nats: what counts as equal quality
-
 
 # the points ---------------------------------------------------------------------------------------
 
-@dataclass
-class Point:
-    """One way to choose the loops of each token, and what has been measured of it so far."""
-    rule: str                   # an exit rule, 'fixed' or 'oracle'
-    tau: float                  # its threshold, loops or epsilon
-    loops: list                 # loop budget of each group
-    exit: Exit | None = None
-    extension: bool = False     # beyond the paper's sweep
-    figures: list = field(default_factory=list)     # of `quality`: a dict for each batch of windows
-    # for each protocol: ms of each timed token, and the tokens of each round
-    times: dict = field(default_factory=lambda: dict(cached=[], paper=[]))
-    tokens: dict = field(default_factory=lambda: dict(cached=[], paper=[]))
-
-
 def make_points(n_groups):
-    """Every fixed budget, (rule, tau) and oracle epsilon, each once."""
-    full = [n_loop] * n_groups
-    points = [Point('fixed', n, [n] * n_groups) for n in sorted({*budgets, n_loop})]
-    for name in dict.fromkeys(rules):
-        for tau in dict.fromkeys(taus + more_taus):
-            rule = make_exit(name, tau, hits, keep, past)
-            if per == 'sequence':
-                rule = sequence_exit(rule)
-            points.append(Point(name, tau, full, rule, extension=tau not in taus))
-    points += [Point('oracle', epsilon, full) for epsilon in dict.fromkeys(epsilons)]
+    """Under each policy every fixed budget, rule at a tau and oracle's epsilon, each once."""
+    points = []
+    for policy in as_list(cache):
+        points += [Point('fixed', n, [n] * n_groups, None, policy, ring)
+                   for n in sorted({*budgets, n_loop})]
+        for kind in kinds_of(policy):
+            points += [make_point(n_groups, kind, tau) for tau in dict.fromkeys(taus + more_taus)]
+        points += [Point('oracle', epsilon, [n_loop] * n_groups, None, policy, ring)
+                   for epsilon in dict.fromkeys(epsilons)]
     return points
+
+
+def kinds_of(policy):
+    """(policy, rule, past) of every rule; with few slots a lone token has nobody to wait for."""
+    waits = dict.fromkeys(as_list(past)) if policy == 'exact' else [True]
+    return [(policy, name, wait) for name in dict.fromkeys(rules) for wait in waits]
+
+
+def make_point(n_groups, kind, tau):
+    """A rule at a threshold under a policy; kind: see kinds_of."""
+    policy, name, wait = kind
+    rule = make_exit(name, tau, hits, keep, wait)
+    if per == 'sequence':
+        rule = sequence_exit(rule)
+    return Point(name, tau, [n_loop] * n_groups, rule, policy, ring, extension=tau not in taus)
+
+
+def as_list(value):
+    return value if isinstance(value, list) else [value]
 
 
 def sequence_exit(rule):
@@ -115,113 +123,6 @@ def sequence_exit(rule):
             value = value.amax(dim=-1, keepdim=True).expand_as(value)       # (B, T)
         return value, memo
     return replace(rule, signal=signal)
-
-
-class Oracle:
-    """
-    While entered, each group lets a token go at the first step that is within eps of its last one.
-
-    To know its last iterate a group has to loop to the end before it starts. No exit rule can do
-    that: a rule sees one step at a time, and what a later group receives depends on where the
-    earlier ones stopped. So the group's forward itself is replaced, and put back at the end.
-    """
-
-    def __init__(self, model, eps):
-        self.model, self.eps = model, eps
-
-    def __enter__(self):
-        for group in self.model.groups:
-            group.forward = oracle_forward(group.forward, self.eps)
-
-    def __exit__(self, *_):
-        for group in self.model.groups:
-            del group.forward           # the class's own shows again
-
-
-def oracle_forward(whole, eps):
-    """A RecurrentGroup's forward `whole` -> one with the oracle as its exit rule."""
-    def forward(e, n, exit=None, readout=None, noise_seed=0, span=None, caches=None, x0=None,
-                trace=None):
-        last, _, _ = whole(e, n, None, None, noise_seed, span)              # (B, T, C)
-
-        def signal(x, x1, memo, readout):
-            memo = last if memo is None else memo       # later: of the rows that still loop
-            return vector_norm(x1 - memo, dim=-1), memo
-
-        rule = Exit('oracle', eps, signal, 1, True)
-        return whole(e, n, rule, readout, noise_seed, span, caches, x0, trace)
-    return forward
-
-
-# quality ------------------------------------------------------------------------------------------
-
-@torch.no_grad()
-def teacher_forced(model, point, idx):
-    """idx (B, T) -> log-probabilities (B, T, V), steps_used and evals (B, T, groups)."""
-    trace = []
-    if point.rule == 'oracle':
-        with Oracle(model, point.tau):
-            logits, _ = model(idx, n_loop=point.loops, noise_seed=seed, trace=trace)
-    else:
-        logits, _ = model(idx, n_loop=point.loops, exit=point.exit, noise_seed=seed, trace=trace)
-    steps_used = torch.stack([entry['steps_used'] for entry in trace], dim=-1)
-    evals = torch.stack([entry['evals'] for entry in trace], dim=-1)
-    return logits.float().log_softmax(-1), steps_used, evals
-
-
-def window_means(values):
-    """Values of tokens (B, T, ...) -> their mean in each window (B, ...), a float64 array."""
-    return values.cpu().double().mean(dim=1).numpy()
-
-
-def cross_entropy(log_p, targets):
-    """log_p (B, T, V), targets (B, T) -> nats an asked token in each window (B,), float64."""
-    nats = F.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction='none')     # 0 if not asked
-    asked = (targets >= 0).float().mean(dim=1)
-    return (nats.view(targets.shape).mean(dim=1) / asked).double().cpu().numpy()
-
-
-def accuracy(log_p, targets):
-    """log_p (B, T, V), targets (B, T) -> share of the asked tokens that are right (B,), float64."""
-    right = (log_p.argmax(-1) == targets).sum(dim=1)
-    return (right / (targets >= 0).sum(dim=1)).double().cpu().numpy()
-
-
-@torch.no_grad()
-def quality(model, points, idx, targets):
-    """
-    Teacher-forced passes over windows idx, targets (N, T), a batch of B windows after another.
-
-    Adds to each point's figures, for each batch and of each window in it:
-
-        ce, ce_full     (B,) CE of the point and of the full budget
-        accuracy        (B,) share of tokens whose likeliest next token is the right one
-        agreement       (B,) share of tokens whose likeliest next token is the full budget's
-        kl              (B,) KL(full budget || point), nats a token
-        steps, evals    (B, groups)
-    """
-    full_budget = Point('fixed', n_loop, [n_loop] * len(model.groups))
-    batch = memory.windows_at_once(model.config, len(idx))
-    for x, y in zip(idx.split(batch), targets.split(batch)):
-        full, _, _ = teacher_forced(model, full_budget, x)                  # (B, T, V)
-        ce_full = cross_entropy(full, y)
-        for point in points:
-            log_p, steps, evals = teacher_forced(model, point, x)
-            point.figures.append(dict(
-                ce=cross_entropy(log_p, y),
-                ce_full=ce_full,
-                accuracy=accuracy(log_p, y),
-                agreement=window_means(log_p.argmax(-1) == full.argmax(-1)),
-                kl=window_means((full.exp() * (full - log_p)).sum(-1)),
-                steps=window_means(steps),
-                evals=window_means(evals)))
-
-
-def interval(values, statistic=np.mean, draws=2000):
-    """95% bootstrap interval of a statistic over the first axis."""
-    values = np.asarray(values)
-    picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
-    return np.percentile(statistic(values[picks], axis=1), [2.5, 97.5])
 
 
 # latency ------------------------------------------------------------------------------------------
@@ -249,15 +150,6 @@ def timer(device):
 
 
 @torch.no_grad()
-def oracle_schedule(model, point, idx):
-    """The loops that the oracle takes in each group at each position of idx (B, T): (T, groups)."""
-    trace = []
-    with Oracle(model, point.tau):
-        model(idx, n_loop=point.loops, noise_seed=seed, trace=trace)
-    return torch.stack([entry['evals'].amax(dim=0) for entry in trace], dim=1).tolist()
-
-
-@torch.no_grad()
 def decode_window(model, point, idx, start, how, device):
     """
     Decode positions start ... of idx (B, T) one by one, with a cache or (how = 'paper') without.
@@ -265,11 +157,14 @@ def decode_window(model, point, idx, start, how, device):
     Returns the seconds of each position and the likeliest next tokens (B, T - start).
     """
     # looking ahead is no part of the oracle's time: the loops that it takes are only run again
-    schedule = oracle_schedule(model, point, idx) if point.rule == 'oracle' else None
+    schedule = None
+    if point.rule == 'oracle':          # the most of any row, of each group at each position
+        schedule = log_probabilities(model, point, idx, seed)[2].amax(dim=0).tolist()
     if how == 'cached':
         B, T = idx.shape
-        kept = make_cache(model, point.loops, cache, ring, T, rows=B)
-        prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept)
+        kept = make_cache(model, point.loops, point.cache, ring, T, rows=B)
+        prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept,
+                settle=point.cache == 'latest')
     lap, seconds, tokens = timer(device), [], []
     for t in range(start, idx.shape[1]):
         loops = schedule[t] if schedule else point.loops
@@ -288,14 +183,20 @@ def warm_up(model, points, prompts, start, how, device):
     """Decode two tokens at every point, so that no round pays for what happens only once."""
     began = time.perf_counter()
     for point in points:
-        decode_window(model, point, prompts[:, :start + 2], start, how, device)
+        if how in protocols_of(point, [how]):
+            decode_window(model, point, prompts[:, :start + 2], start, how, device)
     print(f'warm-up {time.perf_counter() - began:.1f} s')
+
+
+def protocols_of(point, protocols):
+    """Those in which a point is timed: the context anew is what `exact` computes."""
+    return [how for how in protocols if how == 'cached' or point.cache == 'exact']
 
 
 def time_round(model, points, prompts, start, protocols, device):
     """Time every point on prompts (B, T), in turn: what slows the machine down slows all alike."""
     for point in points:
-        for how in protocols:
+        for how in protocols_of(point, protocols):
             seconds, tokens = decode_window(model, point, prompts, start, how, device)
             point.times[how] += [1e3 * s for s in seconds]
             point.tokens[how].append(tokens)
@@ -332,14 +233,13 @@ def check_costs(model, repeats=15, n=8):
 
 def make_row(point, groups, protocols):
     """What is known of a point, as its row of bench.csv."""
-    names = point.figures[0]
-    figures = {name: np.concatenate([part[name] for part in point.figures]) for name in names}
+    figures = figures_of(point)
     ce, difference = figures['ce'].mean(), figures['ce'] - figures['ce_full']
-    low, high = interval(difference)
-    row = dict(rule=point.rule, tau=point.tau, extension=point.extension, windows=len(difference),
-               ce=ce, ppl=math.exp(ce), ce_minus_full=difference.mean(),
-               diff_low=low, diff_high=high, accuracy=figures['accuracy'].mean(),
-               agreement=figures['agreement'].mean(),
+    low, high = interval(difference, seed=seed)
+    row = dict(cache=point.cache, rule=point.rule, past=point.past, tau=point.tau,
+               extension=point.extension, windows=len(difference), ce=ce, ppl=math.exp(ce),
+               ce_minus_full=difference.mean(), diff_low=low, diff_high=high,
+               accuracy=figures['accuracy'].mean(), agreement=figures['agreement'].mean(),
                kl_to_full=figures['kl'].mean(), mean_steps=figures['steps'].mean(),
                mean_evals=figures['evals'].mean())
     for g, layers in enumerate(groups):
@@ -371,19 +271,30 @@ def save(points, groups, protocols):
 
 def print_table(rows, protocols):
     both = len(protocols) == 2
-    header = (f"{'rule':10s} {'tau':>7s} {'CE':>8s} {'minus full [95%]':>28s} {'right':>6s} "
-              f"{'agree':>6s} {'evals':>6s} {'ms/token':>9s} {'p10':>6s} {'p90':>6s}")
+    header = (f"{'cache':6s} {'rule':10s}      {'tau':>7s} {'CE':>8s} {'minus full [95%]':>28s} "
+              f"{'right':>6s} {'agree':>6s} {'evals':>6s} {'ms/token':>9s} {'p10':>6s} {'p90':>6s}")
     print('\n' + header + ('  paper ms' if both else ''))
     for row in rows:
         star = '*' if row['extension'] else ' '
-        line = (f"{row['rule']:10s} {row['tau']:7g}{star}{row['ce']:8.4f} "
-                f"{row['ce_minus_full']:+9.4f} [{row['diff_low']:+.4f}, {row['diff_high']:+.4f}] "
+        ways = dict(fixed='', oracle='').get(row['rule'], 'past' if row['past'] else 'own')
+        line = (f"{row['cache']:6s} {row['rule']:10s} {ways:4s} {row['tau']:7g}{star}"
+                f"{row['ce']:8.4f} {row['ce_minus_full']:+9.4f} "
+                f"[{row['diff_low']:+.4f}, {row['diff_high']:+.4f}] "
                 f"{row['accuracy']:6.3f} {row['agreement']:6.3f} {row['mean_evals']:6.2f} "
                 f"{row['ms_per_token']:9.2f} {row['ms_p10']:6.2f} {row['ms_p90']:6.2f}")
-        if both:
+        if both and row['ms_per_token_paper']:
             line += f"{row['ms_per_token_paper']:10.2f}"
         print(line)
     print("* beyond the paper's sweep")
+
+
+def print_bytes(model):
+    """What each policy keeps of a token, in all layers, in float32."""
+    for policy in as_list(cache):
+        kept = make_cache(model, [n_loop] * len(model.groups), policy, ring)
+        slots = sum(layer.slots for layers in kept for layer in layers)
+        print(f'{policy} keeps {slots * 2 * model.config.n_embd * 4:,} bytes of keys and values a '
+              'token')
 
 
 def print_checks(model, device):
@@ -403,53 +314,62 @@ def print_checks(model, device):
 
 def compare_protocols(points, rows):
     """A sentence: do both protocols choose the same tokens, and what does recomputing cost?"""
-    same = True
+    agree = True
     for point in points:
-        if point.rule != 'oracle':      # its schedule is of a pass without a cache
+        # an oracle's schedule is of a pass without a cache
+        if point.times['paper'] and point.rule != 'oracle':
             pairs = zip(point.tokens['cached'], point.tokens['paper'])
-            same = same and all(torch.equal(cached, paper) for cached, paper in pairs)
-    ratio = np.median([row['ms_per_token_paper'] / row['ms_per_token'] for row in rows])
-    return (f"both protocols choose the same tokens: {'yes' if same else 'NO'}; recomputing takes "
+            agree = agree and all(torch.equal(cached, paper) for cached, paper in pairs)
+    ratio = np.median([row['ms_per_token_paper'] / row['ms_per_token'] for row in rows
+                       if row['ms_per_token_paper']])
+    return (f"both protocols choose the same tokens: {'yes' if agree else 'NO'}; recomputing takes "
             f'{ratio:.1f} times as long (median over the points)')
 
 
 def verdict(rows, times):
     """
-    Sentences: at equal quality (CE within SAME of the full budget), which rule is fastest?
+    Sentences: at equal quality (CE within `same` of the full budget), what is fastest?
 
-    times: {(rule, tau): ms of each timed token}, the same tokens for all.
+    times: {name_of(row): ms of each timed token}, the same tokens for all.
     """
-    # the fastest point of each rule that is good enough
+    # of each policy the fastest fixed budget, and the fastest rules, by own signals and waiting
     best = {}
     for row in rows:
-        name = row['rule']
-        if row['ce_minus_full'] <= SAME:
-            if name not in best or row['ms_per_token'] < best[name]['ms_per_token']:
-                best[name] = row
-    exits = [row for name, row in best.items() if name not in ('fixed', 'oracle')]
-    if not exits:
-        return [f'No rule comes within {SAME} nats of the full budget at the taus given.']
+        if row['rule'] != 'oracle' and row['ce_minus_full'] <= same:
+            kind = row['cache'], row['rule'] == 'fixed', row['past']
+            if kind not in best or row['ms_per_token'] < best[kind]['ms_per_token']:
+                best[kind] = row
+    if not best:
+        return [f'No point comes within {same:g} nats of the full budget.']
 
-    # the fastest rule, and the others' times over its own
-    fastest = min(exits, key=lambda row: row['ms_per_token'])
-    says = [f"Within {SAME} nats of the full budget the fastest rule is {fastest['rule']} at tau "
-            f"{fastest['tau']:g}: {fastest['ms_per_token']:.2f} ms a token, "
-            f"{fastest['mean_evals']:.2f} block maps a group, CE {fastest['ce_minus_full']:+.4f} "
-            f"[{fastest['diff_low']:+.4f}, {fastest['diff_high']:+.4f}]."]
-    for name in ('kl', 'norm', 'accel', 'fixed', 'oracle'):
-        if name in best and name != fastest['rule']:
-            row = best[name]
-            pairs = [times[r['rule'], r['tau']] for r in (row, fastest)]
-            pairs = np.array(pairs).T                                       # (tokens, 2)
-            low, high = interval(pairs, ratio_of_medians)
-            who = 'The fixed budget of' if name == 'fixed' else f'{name} at'
-            says.append(f"{who} {row['tau']:g} takes {ratio_of_medians(pairs, 0):.2f} [{low:.2f}, "
-                        f"{high:.2f}] times as long ({row['ms_per_token']:.2f} ms, "
-                        f"{row['mean_evals']:.2f} block maps, CE {row['ce_minus_full']:+.4f}).")
-    if 'fixed' in best and best['fixed']['ms_per_token'] <= fastest['ms_per_token']:
-        says.append(f"No rule is worth its cost here: looping {best['fixed']['tau']} times for "
-                    'every token is as good and as fast.')
+    fastest = min(best.values(), key=lambda row: row['ms_per_token'])
+    says = [f'Within {same:g} nats of the full budget the fastest is {in_words(fastest)}.']
+    for row in best.values():
+        if row is not fastest:
+            pairs = np.array([times[name_of(r)] for r in (row, fastest)]).T         # (tokens, 2)
+            low, high = interval(pairs, ratio_of_medians, seed=seed)
+            says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long '
+                        f'takes {in_words(row)}.')
+    if fastest['rule'] == 'fixed':
+        says.append('No rule is worth its cost here: as many loops for every token are as good '
+                    'and faster.')
     return says
+
+
+def name_of(row):
+    """A row's point: no two have the same."""
+    return row['cache'], row['rule'], row['past'], row['tau']
+
+
+def in_words(row):
+    if row['rule'] == 'fixed':
+        name = f"a fixed budget of {row['tau']:g} under {row['cache']}"
+    else:
+        waits = ', waiting for the past' if row['past'] and row['cache'] == 'exact' else ''
+        name = f"{row['rule']} at tau {row['tau']:g} under {row['cache']}{waits}"
+    return (f"{name} ({row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
+            f"group, CE {row['ce_minus_full']:+.4f} [{row['diff_low']:+.4f}, "
+            f"{row['diff_high']:+.4f}])")
 
 
 def ratio_of_medians(pairs, axis):
@@ -464,15 +384,23 @@ def check_knobs(block_size):
     if not taus or not rules:
         raise ValueError('taus and rules must not be empty: --taus=[1e-3,1e-2] '
                          '--rules="[\'accel\']"')
-    choices = dict(per=(per, ('token', 'sequence')), cache=(cache, POLICIES),
-                   protocol=(protocol, ('cached', 'paper', 'both')))
-    for knob, (value, known) in choices.items():
+    choices = [('per', per, ('token', 'sequence')),
+               ('protocol', protocol, ('cached', 'paper', 'both')),
+               *(('cache', policy, POLICIES) for policy in as_list(cache) or [[]]),
+               *(('past', wait, (False, True)) for wait in as_list(past) or [[]])]
+    for knob, value, known in choices:
         if value not in known:
-            raise ValueError(f"unknown {knob} '{value}': choose one of {', '.join(known)}")
-    numbers = dict(n_windows=n_windows, rounds=rounds, batch_size=batch_size, n_loop=n_loop)
+            raise ValueError(f"unknown {knob} '{value}': choose {', '.join(map(str, known))}")
+    if protocol == 'paper' and 'exact' not in as_list(cache):
+        raise ValueError('--protocol=paper computes the context anew, which is what exact gives: '
+                         '--cache=exact')
+    numbers = dict(n_windows=n_windows, rounds=rounds, batch_size=batch_size, n_loop=n_loop,
+                   ring=ring)
     for knob, value in numbers.items():
         if value < 1:
             raise ValueError(f'{knob} must be at least 1, not {value}')
+    if not same > 0:
+        raise ValueError(f'same must be more than 0 nats, not {same}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
     if start < 1 or timed_tokens < 1 or start + timed_tokens > block_size:
         raise ValueError(f'{start} prompt and {timed_tokens} timed tokens do not fit block_size = '
@@ -498,9 +426,19 @@ def check_memory(model, tokens, device):
     needed = memory.states_bytes(model.config, most, windows)
     what = f'keeping the states of {most} loops over {windows} windows'
     memory.require(needed, device, what, '--n_loop, --budgets or --n_windows')
-    # latency: a cache that is made and not filled is checked too
-    if protocol != 'paper':
-        make_cache(model, [most] * len(model.groups), cache, ring, tokens, rows=batch_size)
+    # a cache that is made and not filled is checked too: of latency, and of quality
+    for policy in as_list(cache):
+        rows = batch_size if policy == 'exact' else max(batch_size, windows)
+        make_cache(model, [most] * len(model.groups), policy, ring, tokens, rows)
+
+
+def find_thresholds(model, checkpoint, idx, targets):
+    """--calibrate: out_dir/exits.json, and a table of what its thresholds cost."""
+    kinds = [kind for policy in as_list(cache) for kind in kinds_of(policy)]
+    rows = calibration.calibrate(model, partial(make_point, len(model.groups)), kinds, idx, targets,
+                                 calibrate, n_loop, seed)
+    calibration.print_rows(rows, calibrate)
+    calibration.write(out_dir, checkpoint, rows, calibrate, n_loop)
 
 
 def main():
@@ -516,17 +454,21 @@ def main():
     idx, targets = (tokens.to(dev) for tokens in windows)
     points = make_points(len(groups))
     protocols = ['cached', 'paper'] if protocol == 'both' else [protocol]
-    check_memory(model, start + timed_tokens, dev)
+    check_memory(model, T, dev)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs float32 as it is
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{out_dir}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
           f'{dtype}, {torch.get_num_threads()} threads, seed {seed}; {n_windows} windows, prompt '
           f'{start} + {timed_tokens} tokens, batch {batch_size}, {rounds} rounds')
+    if calibrate is not None:
+        with autocast:
+            find_thresholds(model, checkpoint, idx, targets)
+        return
 
     # measure; whatever ends it, bench.csv gets what there is
     try:
         with autocast:
-            quality(model, points, idx, targets)
+            quality(model, points, idx, targets, n_loop, seed)
             save(points, groups, protocols)
             warm_up(model, points, idx[:batch_size], start, protocols[0], dev)
             for r in range(rounds):
@@ -542,15 +484,18 @@ def main():
 
     # figures, table, costs, verdict
     plots.figure_4(rows, os.path.join(out_dir, 'figure_4.png'))
-    plots.frontier(rows, SAME, os.path.join(out_dir, 'frontier.png'))
+    plots.frontier(rows, same, os.path.join(out_dir, 'frontier.png'))
     print_table(rows, protocols)
+    print_bytes(model)
     costs = []
     if checks:
         with autocast:
             costs = print_checks(model, dev)
     if protocol == 'both':
         print('\n' + compare_protocols(points, rows))
-    says = verdict(rows, {(p.rule, p.tau): p.times[protocols[0]] for p in points})
+    timed = [p for p in points if p.times[protocols[0]]]
+    says = verdict([row for row in rows if row['ms_per_token']],
+                   {(p.cache, p.rule, p.past, p.tau): p.times[protocols[0]] for p in timed})
     print('\n' + '\n'.join(says))
     if json:
         everything = dict(config=config, points=rows, checks=costs, verdict=says)

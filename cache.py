@@ -28,6 +28,8 @@ import numpy as np
 import torch
 import torch.nn as nn
 
+from exits import wait_for_past
+
 
 class Span:
     """
@@ -175,19 +177,27 @@ class Signals:
         """A pass over new tokens; what an earlier one left at their places is forgotten."""
         if self.largest is None:
             self.largest = np.full((rows, *self.shape), -np.inf, dtype=np.float32)
-        self.start, self.T = span.starts[:, None], span.end - span.start        # (rows or 1, 1)
-        row, place = self.places(np.arange(rows))
-        self.largest[row, place + np.arange(1, self.T + 1)] = -np.inf
+        row, place = np.arange(rows)[:, None], span.starts[:, None]
+        self.ragged = (row, place + 1) if span.ragged else None
+        if span.ragged:
+            self.earlier = self.largest[row, place]                         # (rows, 1, k_max)
+            self.largest[self.ragged] = -np.inf
+        else:
+            self.earlier = self.largest[:, span.start:span.start + 1]       # (rows, 1, k_max)
+            self.new = self.largest[:, span.start + 1:span.end + 1]         # (rows, T, k_max)
+            self.new.fill(-np.inf)
 
-    def places(self, looping):
-        """The rows looping (b,) and the place before their new tokens: (b, 1), (b or 1, 1)."""
-        return looping[:, None], self.start[looping] if len(self.start) > 1 else self.start
-
-    def before(self, k, looping):
-        """Of the tokens before the new ones, at step k: (b, 1)."""
-        return self.largest[(*self.places(looping), k - 1)]
-
-    def keep(self, value, k, looping):
-        """What wait_for_past gave for the new tokens of these rows (b,) at step k: (b, T)."""
-        row, place = self.places(looping)
-        self.largest[row, place + np.arange(1, self.T + 1), k - 1] = value
+    def wait(self, value, active, k, looping):
+        """wait_for_past of the rows looping (b,) at step k, for earlier passes too; it is kept."""
+        if isinstance(value, float) and not self.ragged:    # one token: in a fraction of the time
+            value = max(value, float(self.earlier[looping[0], 0, k - 1]))
+            self.new[looping[0], 0, k - 1] = value
+            return value
+        rows = slice(None) if len(looping) == len(self.largest) else looping
+        value = wait_for_past(value, active, self.earlier[rows, :, k - 1])
+        if self.ragged:
+            row, place = self.ragged
+            self.largest[row[rows], place[rows], k - 1] = value
+        else:
+            self.new[rows, :, k - 1] = value
+        return value

@@ -4,9 +4,10 @@ Tokens out of a model: the prompt at once, then one token at a time.
 Not run by itself: GPT.generate and sample.py call `stream`. Prompts -> tokens (B, 1), one after
 another, each with the loop steps that it took.
 
-How many slots of keys and values a looped layer has is the cache policy; cache.py says why.
-`exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
-steps (Geiping 5), and `latest`, one slot, take less memory and change the result.
+How many slots of keys and values a looped layer has is the cache policy; cache.py says what they
+are. `exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
+steps (Geiping 5), and `latest`, one slot, take less memory and change the result. With `latest` a
+prompt loops until it has settled, and each new token then reads what has settled.
 
 Geiping 5 and App. D.6: ring, self-speculation, warm start.
 
@@ -16,15 +17,19 @@ Geiping 5 and App. D.6: ring, self-speculation, warm start.
     cache      the policy's name in `stream`, elsewhere the KeysValues themselves
 """
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from cache import KeysValues, Signals, Span
+from exits import make_exit
 from loops import RecurrentGroup
 from memory import require
 
 POLICIES = ('exact', 'ring', 'latest')
+# when a prompt has settled, where no rule says it: no state of it moves by a hundredth
+SETTLED = make_exit('norm_rel', 1e-2, past=True)
 
 
 # the cache, and one pass through it --------------------------------------------------------------
@@ -48,7 +53,7 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None, rows=1):
         n_loop = next(budgets) if looped else 1
         slots = {'exact': n_loop, 'ring': min(ring, n_loop), 'latest': 1}[policy]
         cache.append([KeysValues(slots, T_max) for _ in (layer.core if looped else [layer])])
-        if looped and slots == n_loop:
+        if looped and slots == n_loop and policy != 'latest':
             cache[-1][0].signals = Signals(T_max, n_loop)
     # refuse now what would not fit: keys and values in float32
     slots = sum(layer.slots for layers in cache for layer in layers)
@@ -58,20 +63,41 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None, rows=1):
     return cache
 
 
-def prefill(model, rows, counts, exit, noise_seed, cache):
+def prefill(model, rows, counts, exit, noise_seed, cache, settle=False, chunk=None):
     """
     All tokens of some rows at once, each with its own exit, into an empty cache or none.
 
-    rows: 1-D tensors of any lengths. Returns the logits (B, V) behind each row's last token, its
-    steps_used (B, groups), and each group's last state (B, 1, C).
+    rows: 1-D tensors of any lengths. settle: loop until_settled. chunk: so many tokens at a time,
+    each chunk upon those before, None = all. Returns the logits (B, V) behind each row's last
+    token, its steps_used (B, groups), and each group's last state (B, 1, C).
     """
     # attention is causal, so what pads a row behind its end is not seen
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
     last = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
-    x, ends = model.hidden(idx, counts, exit, noise_seed, cache=cache)
+    passes = []
+    for start in range(0, idx.shape[1], chunk or idx.shape[1]):
+        new = idx[:, start:start + chunk] if chunk else idx
+        how = until_settled(counts, exit, new.shape[1]) if settle else (counts, exit)
+        span = Span(start, new.shape[1], idx.device)
+        passes.append(model.hidden(new, *how, noise_seed, span, cache))
+    x = torch.cat([x for x, _ in passes], dim=1)
     at = torch.arange(len(rows), device=idx.device), last
-    states = [state[at][:, None] for state, _ in ends]
-    return model.lm_head(x[at]), stack([used[at] for _, used in ends], x), states
+    of_groups = [[torch.cat(parts, dim=1) for parts in zip(*ends)]
+                 for ends in zip(*(ends for _, ends in passes))]
+    states = [state[at][:, None] for state, _ in of_groups]
+    return model.lm_head(x[at]), stack([used[at] for _, used in of_groups], x), states
+
+
+def until_settled(counts, exit, T):
+    """
+    Budgets and rule with which T tokens side by side settle, as later tokens of `latest` need it.
+
+    What comes in at the first of them may reach the last one T - 1 loop steps later, so the budget
+    is so many longer; the rule waits for the past. One token alone keeps its own.
+    """
+    if T == 1:
+        return counts, exit
+    return [n + T - 1 for n in counts], replace(exit, past=True) if exit else SETTLED
 
 
 def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None):
@@ -121,7 +147,8 @@ def window(n, block_size):
 
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-           cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None):
+           cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None,
+           prefill_chunk=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
@@ -132,11 +159,13 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     stop: the token that ends a row; it then costs nothing more and yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
     draft_loops: self-speculation with so many loops (Geiping 5), see speculate.
+    prefill_chunk: prompt tokens at a time, None = all. With `latest` a short chunk needs fewer loop
+    steps to settle; with `exact` it changes nothing.
 
     ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
-    a draft_loops that does not fit, a cache that does not fit into memory, and a NaN.
+    a draft_loops or prefill_chunk that does not fit, a cache that does not fit into memory, a NaN.
     """
-    check(rows, max_new_tokens, temperature, top_k, cache, warm_start)
+    check(rows, max_new_tokens, temperature, top_k, cache, warm_start, prefill_chunk)
     counts, block = model.loop_counts(n_loop, exit), model.config.block_size
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
@@ -155,7 +184,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
         if kept is None or starts != starts_before:
             kept = new_cache(rows=len(live)) if cache else None
             contexts = [rows[b][start:] for b, start in zip(live, starts)]
-            logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept)
+            logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept,
+                                          cache == 'latest', prefill_chunk)
         else:
             positions = [len(rows[b]) - 1 - start for b, start in zip(live, starts)]
             last = torch.stack([rows[b][-1:] for b in live])
@@ -219,7 +249,7 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
                 return
 
 
-def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
+def check(rows, max_new_tokens, temperature, top_k, cache, warm_start, prefill_chunk):
     if not rows or min(map(len, rows)) == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
@@ -230,6 +260,9 @@ def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
         raise ValueError(f'top_k must be at least 1, not {top_k}')
     if warm_start and cache is None:
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
+    if prefill_chunk is not None and (cache is None or prefill_chunk < 1):
+        raise ValueError(f'prefill_chunk must be at least 1, with a cache, not {prefill_chunk} '
+                         f'with cache={cache!r}')
 
 
 def check_drafts(rows, counts, temperature, cache, warm_start, draft_loops):

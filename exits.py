@@ -149,7 +149,8 @@ def wait_for_past(value, active, before=None):
     Each signal (b, T) -> the largest among it and those of earlier tokens that still loop: one that
     stands still may be waiting for them. before (b, 1): of earlier passes, see cache.Signals.
     """
-    value = np.maximum.accumulate(np.where(active, value, -inf), axis=1)
+    if active.shape[1] > 1:
+        value = np.maximum.accumulate(np.where(active, value, -inf), axis=1)
     return value if before is None else np.maximum(value, before)
 
 
@@ -168,7 +169,8 @@ def count_hits(value, hits, rule, k):
     return (hits + 1) * np.less(value, rule.tau)
 
 
-def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None, signals=None):
+def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=lambda rows, k: None,
+                    signals=None):
     """
     Loop every token until `rule` lets it go, at most k_max steps.
 
@@ -195,9 +197,8 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None, signals=N
             # the one time in a step that the host waits for the device; a number needs no array
             value = value.item() if value.numel() == 1 else value.numpy(force=True)
             if rule.past:
-                value = wait_for_past(value, active, signals and signals.before(k, looping))
-                if signals:
-                    signals.keep(value, k, looping)
+                value = (signals.wait(value, active, k, looping) if signals
+                         else wait_for_past(value, active))
             hits = count_hits(value, hits, rule, k)
 
         # the common step: no token has hits enough, and all go on
@@ -222,14 +223,12 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=None, signals=N
         stays = active.any(axis=1)
         if not stays.any() and len(looping) == B:       # all rows together
             x_star = x
-            if on_leave:
-                on_leave(None, k)
+            on_leave(None, k)
             break
         if not stays.all():
             gone = on_device(looping[~stays], x)
             x_star[gone] = x[on_device(np.flatnonzero(~stays), x)]
-            if on_leave:
-                on_leave(gone, k)
+            on_leave(gone, k)
             if not stays.any():
                 break
             staying = on_device(np.flatnonzero(stays), x)

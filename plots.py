@@ -344,30 +344,56 @@ def stability(loss_by_loops, mean_loops, path):
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
 
 def by_rule(rows, column):
-    """{rule: its rows, ordered by this column}."""
-    rules = dict.fromkeys(row['rule'] for row in rows)      # each once, in the order of the rows
-    ordered = sorted(rows, key=lambda row: row[column])
-    return {rule: [row for row in ordered if row['rule'] == rule] for rule in rules}
+    """{rule: its rows, sorted by a column}, of the rows that have a number there."""
+    rules = {}
+    for row in sorted((row for row in rows if row[column] != ''), key=lambda row: row[column]):
+        rules.setdefault(row['rule'], []).append(row)
+    return {rule: rules[rule] for rule in dict.fromkeys(row['rule'] for row in rows)
+            if rule in rules}
+
+
+def by_way(rows):
+    """{way to decode, in words: its rows, with the fixed budgets and oracles of its policy}."""
+    ways = {}
+    for cache, past in dict.fromkeys((row['cache'], row['past']) for row in rows
+                                     if not is_bound(row)):
+        way = cache if cache != 'exact' else 'exact, past' if past else 'exact, own'
+        ways[way] = [row for row in rows
+                     if row['cache'] == cache and (is_bound(row) or row['past'] == past)]
+    return ways
+
+
+def is_bound(row):
+    return row['rule'] in ('fixed', 'oracle')
 
 
 def figure_4(rows, path):
-    """Fig. 4: ms a token, PPL and CE of each rule against tau; shaded: beyond the paper's sweep."""
-    rows = [row for row in rows if row['rule'] not in ('fixed', 'oracle')]
-    paper_taus = [row['tau'] for row in rows if not row['extension']]
+    """
+    Fig. 4: ms a token, PPL and CE of each rule against tau; shaded: beyond the paper's sweep.
+
+    A line of panels for each way to decode: policy, own signals or waiting for the past.
+    """
+    paper_taus = [row['tau'] for row in rows if not is_bound(row) and not row['extension']]
     more_taus = [row['tau'] for row in rows if row['extension']]
-    columns = dict(ms_per_token='(i) ms a token', ppl='(ii) perplexity',
-                   ce='(iii) cross-entropy (nats a token)')
-    figure, [axes] = panels(3, 4, 3.6)
-    for ax, column in zip(axes, columns):
-        for rule, mine in by_rule(rows, 'tau').items():
-            colour, marker = style(rule)
-            line = '--' if '_' in rule else '-'
-            ax.plot([row['tau'] for row in mine], [row[column] for row in mine], label=rule,
-                    color=colour, marker=marker, ls=line, ms=4, lw=1)
-        if more_taus:
-            ax.axvspan(1.5 * max(paper_taus), 1.5 * max(more_taus), color='0.95')
-        ax.set(xscale='log', xlabel='tau', ylabel=columns[column])
-    axes[0].legend(frameon=False, fontsize=7)
+    columns = dict(ms_per_token='ms a token', ppl='perplexity',
+                   ce='cross-entropy (nats a token)')
+    ways = by_way(rows)
+    figure, grid = panels(3, 4, 3, rows=len(ways), sharex=True, sharey='col')
+    for axes, (way, of_way) in zip(grid, ways.items()):
+        for ax, column in zip(axes, columns):
+            for rule, mine in by_rule(of_way, 'tau').items():
+                if not is_bound(mine[0]):
+                    colour, marker = style(rule)
+                    line = '--' if '_' in rule else '-'
+                    ax.plot([row['tau'] for row in mine], [row[column] or np.nan for row in mine],
+                            label=rule, color=colour, marker=marker, ls=line, ms=4, lw=1)
+            if more_taus and paper_taus:
+                ax.axvspan(1.5 * max(paper_taus), 1.5 * max(more_taus), color='0.95')
+            ax.set(xscale='log', ylabel=columns[column])
+            ax.set_title(way, fontsize=9)
+    for ax in grid[-1]:
+        ax.set_xlabel('tau')
+    grid[0][0].legend(frameon=False, fontsize=7)
     figure.tight_layout()
     save(figure, path)
 
@@ -376,21 +402,29 @@ def frontier(rows, same, path):
     """
     CE above the full budget's against block maps and against ms; best is below, on the left.
 
-    Bars: 95% intervals. same: nats that count as equal quality, a dotted line.
+    A column for each way to decode; the grey line in each is the fixed budgets of `exact`. Bars:
+    95% intervals. same: nats that count as equal quality, a dotted line.
     """
     columns = dict(mean_evals='mean block maps a group', ms_per_token='ms a token')
-    figure, [axes] = panels(2, 5.5, 4, sharey=True)
-    for ax, column in zip(axes, columns):
-        for rule, mine in by_rule(rows, column).items():
-            colour, marker = style(rule)
-            x, y = [row[column] for row in mine], [row['ce_minus_full'] for row in mine]
-            ax.errorbar(x, y, error_bars(mine), label=rule, fmt=marker + '-', color=colour,
-                        ms=4, lw=0.8, capsize=2)
-        ax.axhline(same, color='0.6', ls=':', lw=0.8)
-        ax.set(xlabel=columns[column], xscale='log')
-        ax.set_yscale('symlog', linthresh=1e-3)
-    axes[0].set_ylabel('CE minus that of the full budget (nats)')
-    axes[0].legend(frameon=False, fontsize=7)
+    ways = by_way(rows)
+    reference = [row for row in rows if row['rule'] == 'fixed' and row['cache'] == 'exact']
+    figure, grid = panels(len(ways), 4, 3.6, rows=2, sharex='row', sharey=True)
+    for axes, column in zip(grid, columns):
+        for ax, (way, of_way) in zip(axes, ways.items()):
+            for mine in by_rule(reference, column).values():
+                ax.plot([row[column] for row in mine], [row['ce_minus_full'] for row in mine],
+                        color='0.7', lw=4, alpha=0.5)
+            for rule, mine in by_rule(of_way, column).items():
+                colour, marker = style(rule)
+                x, y = [row[column] for row in mine], [row['ce_minus_full'] for row in mine]
+                ax.errorbar(x, y, error_bars(mine), label=rule, fmt=marker + '-', color=colour,
+                            ms=4, lw=0.8, capsize=2)
+            ax.axhline(same, color='0.6', ls=':', lw=0.8)
+            ax.set(xlabel=columns[column], xscale='log')
+            ax.set_title(way, fontsize=9)
+            ax.set_yscale('symlog', linthresh=1e-3)
+        axes[0].set_ylabel('CE minus that of the full budget (nats)')
+    grid[0][0].legend(frameon=False, fontsize=7)
     figure.tight_layout()
     save(figure, path)
 

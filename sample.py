@@ -4,7 +4,6 @@ Text out of a checkpoint, or answers where it has learnt a task, with any exit r
     python sample.py --exit accel                           text, then tokens/s and mean loop steps
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start=FILE:prompt.txt --temperature=0 --n_loop=8 --draft_loops=2
-
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
 It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel).
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 import tasks
+from calibrate import read_tau
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
 from data import EOT, get_encoding
@@ -32,11 +32,12 @@ max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
-tau: float = 1e-2           # the rule's threshold
+tau: float | str = 1e-2     # the rule's threshold; auto = what bench.py --calibrate has found
 past = False                # a token goes only when all before it stand still; with exact or None
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'exact'     # exact; ring and latest change the result; None = no cache
 ring = 8                    # slots of cache='ring'
+prefill_chunk: int | None = None    # prompt tokens at a time; None = all
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with so few loops, verify with all; needs --temperature=0
 stop_at_end = True          # end-of-text ends a sample
@@ -111,12 +112,13 @@ def print_problems(model, task, rule):
 def main():
     # the model, the rule, the prompt
     dev, autocast = pick_device(device, dtype)
-    if past and not exit:
-        raise ValueError('--past is about exit rules: give one too, --exit=norm_rel')
-    rule = make_exit(exit, tau, past=past) if exit else None
+    if (past or tau == 'auto') and not exit:
+        raise ValueError('--past and --tau=auto are about exit rules: give one, --exit=norm_rel')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
+    threshold = tau if tau != 'auto' else read_tau(out_dir, checkpoint, cache, exit, past)
+    rule = make_exit(exit, threshold, past=past) if exit else None
     block_size, groups = model.config.block_size, model.config.groups
     if rule and not groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
@@ -135,13 +137,13 @@ def main():
     prompt = torch.tensor(prompt, device=dev)
 
     # token by token
-    most = max(model.loop_counts(n_loop, rule), default=0)
     torch.manual_seed(seed)
     for sample in range(num_samples):
         tokens = stream(
             model, [prompt], max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
             exit=rule, cache=cache, noise_seed=noise_seed, ring=ring, warm_start=warm_start,
-            draft_loops=draft_loops, stop=encoding.eot_token if stop_at_end else None)
+            draft_loops=draft_loops, stop=encoding.eot_token if stop_at_end else None,
+            prefill_chunk=prefill_chunk)
         begin = time.perf_counter()
         with autocast:
             steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
@@ -150,8 +152,7 @@ def main():
         # what it took
         mean_steps = torch.stack(steps).mean(dim=0).tolist()
         means = ', '.join(f'{mean:.2f} in group {group}' for mean, group in zip(mean_steps, groups))
-        of_most = f'; mean loop steps {means} of at most {most}' if groups else ''
-        print(f'--- {rate:.1f} tokens/s{of_most}')
+        print(f'--- {rate:.1f} tokens/s' + (f'; mean loop steps {means}' if groups else ''))
     if show_steps and groups:
         print_legend()
 

@@ -17,7 +17,7 @@ import os
 
 import numpy as np
 
-from bench import SAME
+from bench import same as SAME
 from geometry import settled_cos, steps_to_a_tenth
 
 HERE = os.path.dirname(os.path.abspath(__file__))

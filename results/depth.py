@@ -108,7 +108,8 @@ def sweep(folder):
     """Block maps against quality on a run of text; times are not looked at."""
     runs.command('bench.py', f'--out_dir={folder}', '--rules=["norm","kl","accel"]',
                  '--epsilons=[]', '--checks=False', '--rounds=1', '--timed_tokens=1',
-                 log=os.path.join(folder, 'bench.txt'))
+                 '--cache=exact', '--past=False', log=os.path.join(folder, 'bench.txt'))
+    shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, 'sweep.csv'))
     return True
 
 
@@ -190,7 +191,7 @@ def gather(flags):
         if (part, variant) == ('text', 'looped'):
             steps = geometry_rows(folder, follow_loss=False)['steps']
             tables['steps'] += [dict(variant='muon', seed=seed) | row for row in steps]
-            rows = runs.read_csv(os.path.join(folder, 'bench.csv'))
+            rows = runs.read_csv(os.path.join(folder, 'sweep.csv'))
             tables['bench'] += [dict(seed=seed, rules='accel') | row for row in rows]
     runs.write_csv('depth', 'machine', [runs.machine_row()])
     for name, rows in tables.items():

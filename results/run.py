@@ -105,7 +105,8 @@ def folder_of(variant, seed):
 def sweep(folder, name):
     """One of RULES on a run: bench.csv under a name of its own."""
     log = os.path.join(folder, 'bench.txt')
-    runs.command('bench.py', f'--out_dir={folder}', *RULES[name], '--checks=False', log=log)
+    runs.command('bench.py', f'--out_dir={folder}', *RULES[name], '--cache=exact',
+                 '--past=False', '--checks=False', log=log)
     shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, f'bench {name}.csv'))
     return True
 
