@@ -348,8 +348,8 @@ def verdict(rows, times):
         if row is not fastest:
             pairs = np.array([times[name_of(r)] for r in (row, fastest)]).T         # (tokens, 2)
             low, high = interval(pairs, ratio_of_medians, seed=seed)
-            says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long '
-                        f'takes {in_words(row)}.')
+            says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long: '
+                        f'{in_words(row)}.')
     if fastest['rule'] == 'fixed':
         says.append('No rule is worth its cost here: as many loops for every token are as good '
                     'and faster.')
@@ -367,9 +367,9 @@ def in_words(row):
     else:
         waits = ', waiting for the past' if row['past'] and row['cache'] == 'exact' else ''
         name = f"{row['rule']} at tau {row['tau']:g} under {row['cache']}{waits}"
-    return (f"{name} ({row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
+    return (f"{name}: {row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
             f"group, CE {row['ce_minus_full']:+.4f} [{row['diff_low']:+.4f}, "
-            f"{row['diff_high']:+.4f}])")
+            f"{row['diff_high']:+.4f}]")
 
 
 def ratio_of_medians(pairs, axis):
@@ -402,7 +402,8 @@ def check_knobs(block_size):
     if not same > 0:
         raise ValueError(f'same must be more than 0 nats, not {same}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
-    if start < 1 or timed_tokens < 1 or start + timed_tokens > block_size:
+    fits = start >= 1 and timed_tokens >= 1 and start + timed_tokens <= block_size
+    if calibrate is None and not fits:
         raise ValueError(f'{start} prompt and {timed_tokens} timed tokens do not fit block_size = '
                          f'{block_size}: make --prompt_tokens or --timed_tokens smaller')
     return start

@@ -4,6 +4,8 @@ How good is the model at a point: a way to choose the loops of each token, and a
 Not run by itself: bench.py makes the points. With `exact` a pass over whole windows gives what
 decoding gives (a test holds that), so it stands for it. With any other policy the windows are fed
 token by token, their rows side by side, each token upon the keys and values that this policy kept.
+(What an oracle knows differs: the end of a pass in which nobody left, or, token by token, of one
+upon what the earlier tokens left.)
 
     B, T, V         rows, tokens of a window, vocabulary
     steps, evals    loop steps kept, block maps evaluated

@@ -17,6 +17,8 @@ import math
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import torch
@@ -38,7 +40,8 @@ rules = ['norm_rel', 'kl', 'accel']     # whose points are measured; calibrated 
 same = 0.002                # nats above the full budget that count as equal quality
 nats = 0.005                # what calibration promises
 n_windows = 256             # of calibration, half for finding and half for checking
-more: list = []             # flags for every training and benchmark, to make it smaller
+workers = 2                 # runs at a time, with a thread each
+more: list = []             # flags for every training, to make it smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
@@ -59,14 +62,14 @@ def measure(task, seed):
     """Train, bench and calibrate one run, each unless that was done."""
     part, flags = RUNS[task]
     folder = folder_of(part, 'looped', seed)
-    if not os.path.exists(os.path.join(folder, 'train.minutes')):
-        runs.train(folder, [*flags, '--device=cpu', f'--seed={seed}', *more], math.inf)
+    flags = [*flags, '--device=cpu', f'--seed={seed}', *more]
+    runs.train(folder, flags, math.inf, threads=1)
     out, log = f'--out_dir={folder}', os.path.join(folder, 'decoding.txt')
     benches = dict(
         points=[f'--rules={json.dumps(rules)}', f'--same={same}', '--checks=False', '--rounds=2'],
         calibration=[f'--calibrate={nats}', f'--n_windows={n_windows}'])
     for name, how in benches.items():
-        runs.once(folder, name, lambda: runs.command('bench.py', out, *how, *more, log=log))
+        runs.once(folder, name, lambda: runs.command('bench.py', out, *how, log=log, threads=1))
         if name == 'points' and not os.path.exists(os.path.join(folder, 'points.csv')):
             shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, 'points.csv'))
         print(f'{name} of {folder}', flush=True)
@@ -246,12 +249,11 @@ def markdown(folder=HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
-    if not seeds:
-        raise ValueError('--seeds must name one seed at least')
+    if not seeds or workers < 1:
+        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
     if not only_table:
-        for task in RUNS:
-            for seed in seeds:
-                measure(task, seed)
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(lambda run_: measure(*run_), product(RUNS, seeds)))
         gather()
     table.write(BEGIN, END, markdown())
 

@@ -78,6 +78,23 @@ def tiny():
     return build
 
 
+@pytest.fixture(scope='session')
+def wave(tmp_path_factory):
+    """
+    The folder of a run that has learnt sums modulo 2, out/ckpt.pt: what a label needs comes through
+    up to eleven tokens before it, and moves on by one or two of them a loop step.
+    """
+    folder = tmp_path_factory.mktemp('wave')
+    with contextlib.chdir(folder):
+        done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
+                   '--block_size=12', '--n_embd=32', '--mean_recurrence=4', '--bptt_k=4',
+                   '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2', '--min_lr=1e-3',
+                   '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
+                   '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.fixture
 def idx():
     """Three rows of 16 tokens."""

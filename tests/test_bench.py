@@ -12,17 +12,21 @@ from conftest import TAUS
 from test_geometry import trained  # noqa: F401
 
 import bench
+import calibrate
 import data
 import decode
 import exits
 import memory
 import plots
+import quality
 from checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 from model import GPT
 
 SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[100.0]', '--budgets=[1,2,5]', '--epsilons=[0.0,0.3]',
-         '--n_loop=5', '--n_windows=6', '--rounds=1', '--timed_tokens=2', '--device=cpu']
+         '--n_loop=5', '--n_windows=6', '--rounds=1', '--timed_tokens=2', '--device=cpu',
+         '--cache=exact', '--past=False']
+ALL_WAYS = ['--cache=["exact","latest"]', '--past=[False,True]']
 ONE_RULE = [*SMALL, '--rules=["accel"]', '--checks=False']
 TWO_ROUNDS = [*ONE_RULE, '--rounds=2', '--timed_tokens=3']
 NINE = [('fixed', 1), ('fixed', 2), ('fixed', 5), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
@@ -53,7 +57,7 @@ def here(trained, monkeypatch):     # noqa: F811
 def benched(trained):       # noqa: F811
     """A benchmark of the tiny run with both protocols: its rows, what it printed, its JSON."""
     with contextlib.chdir(trained):
-        done = conftest.run(*SMALL, '--protocol=both', '--json', script='bench.py')
+        done = conftest.run(*SMALL, *ALL_WAYS, '--protocol=both', '--json', script='bench.py')
         assert done.returncode == 0, done.stderr
         with open('out/bench.json') as f:
             return read_rows(), done.stdout, json.load(f)
@@ -74,8 +78,9 @@ def names(rows):
     return [(row['rule'], float(row['tau'])) for row in rows]
 
 
-def value(rows, rule, tau, column='ce'):
-    row, = [row for row in rows if row['rule'] == rule and float(row['tau']) == tau]
+def value(rows, rule, tau, column='ce', cache='exact', past='False'):
+    row, = [row for row in rows if (row['cache'], row['rule'], row['past']) == (cache, rule, past)
+            and float(row['tau']) == tau]
     return float(row[column])
 
 
@@ -84,11 +89,17 @@ def value(rows, rule, tau, column='ce'):
 def test_every_point_once_and_no_nan(benched, trained):     # noqa: F811
     rows, out, everything = benched
     wanted = [(name, tau) for name in EXITS for tau in (0, 1e-2, 0.3, 100)]
-    wanted += [('fixed', n) for n in (1, 2, 5)] + [('oracle', eps) for eps in (0, 0.3)]
-    assert sorted(names(rows)) == sorted(wanted)
+    bounds = [('fixed', n) for n in (1, 2, 5)] + [('oracle', eps) for eps in (0, 0.3)]
+    for way, of_way in (('exact', 'False'), wanted + bounds), (('exact', 'True'), wanted), (
+            ('latest', 'False'), bounds), (('latest', 'True'), wanted):
+        assert sorted(names(row for row in rows if (row['cache'], row['past']) == way)) == sorted(
+            of_way)
     for row in rows:
-        numbers = [v for key, v in row.items() if key not in ('rule', 'extension')]
-        assert all(math.isfinite(float(number)) for number in numbers)
+        numbers = {key: v for key, v in row.items()
+                   if key not in ('rule', 'extension', 'cache', 'past')}
+        if row['cache'] == 'latest':        # what the context anew gives is exact
+            assert not any(numbers.pop(key) for key in list(numbers) if key.endswith('_paper'))
+        assert all(math.isfinite(float(number)) for number in numbers.values())
     assert {row['tau'] for row in rows if row['extension'] == 'True'} == {'100.0'}
     assert {row['windows'] for row in rows} == {'6'}
     for name in ('figure_4', 'frontier'):
@@ -118,7 +129,8 @@ def test_tau_zero_is_the_full_budget_and_steps_fall(benched, name):
     rows, _, _ = benched
     assert value(rows, name, 0) == pytest.approx(value(rows, 'fixed', 5), rel=1e-6)
     assert value(rows, name, 0, 'mean_steps') == 5
-    mine = [row for row in rows if row['rule'] == name]
+    mine = [row for row in rows if row['rule'] == name and row['cache'] == 'exact'
+            and row['past'] == 'False']
     mine.sort(key=lambda row: float(row['tau']))
     steps = [float(row['mean_steps']) for row in mine]
     assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
@@ -127,6 +139,13 @@ def test_tau_zero_is_the_full_budget_and_steps_fall(benched, name):
 def test_both_protocols_say_the_same(benched):
     _, out, _ = benched
     assert 'both protocols choose the same tokens: yes' in out
+
+
+def test_bytes_a_token(benched):
+    """Keys and values of two layers outside the groups, and of two in them: 5 loops, or one."""
+    _, out, _ = benched
+    assert f'exact keeps {(2 + 2 * 5) * 2 * 16 * 4:,} bytes' in out
+    assert f'latest keeps {(2 + 2) * 2 * 16 * 4:,} bytes' in out
 
 
 def test_one_seed_one_answer(here):
@@ -140,8 +159,8 @@ def test_one_seed_one_answer(here):
     # one hit: the first check, at step 2, and its step is kept
     one_hit = go(*ONE_RULE, '--hits=1', '--keep=True', '--per=sequence', '--cache=latest',
                  '--batch_size=2', '--dtype=bfloat16')
-    assert value(one_hit, 'accel', 100, 'mean_steps') == 2
-    assert value(one_hit, 'accel', 100, 'mean_evals') == 2
+    for column in ('mean_steps', 'mean_evals'):
+        assert value(one_hit, 'accel', 100, column, 'latest', 'True') == 2
 
 
 def test_a_rule_that_a_fork_adds(here, monkeypatch):
@@ -242,7 +261,7 @@ def test_the_oracle_goes_at_the_first_step_within_epsilon(tiny, idx):
     model, full, trace, after = tiny(groups=[[1]]), [], [], []
     one_token = idx[:, :1]              # nobody else's exit changes its path
     model(one_token, n_loop=9, trace=full)
-    with bench.Oracle(model, 0.5):
+    with quality.Oracle(model, 0.5):
         model(one_token, n_loop=9, trace=trace)
     states = full[0]['states'][:, :, 0]                         # (K+1, B, C)
     near = (states - states[-1]).norm(dim=-1)[1:] < 0.5         # (K, B)
@@ -257,38 +276,163 @@ def test_points_are_made_once_each(monkeypatch):
     monkeypatch.setattr(bench, 'rules', ['kl'])
     monkeypatch.setattr(bench, 'more_taus', [1e-2, 0.1])        # one is in the paper's sweep
     monkeypatch.setattr(bench, 'epsilons', [])
+    monkeypatch.setattr(bench, 'past', False)
     points = bench.make_points(2)
-    assert [(p.rule, p.tau) for p in points] == [
-        ('fixed', 2), ('fixed', 30), *(('kl', tau) for tau in (1e-5, 1e-4, 1e-3, 1e-2, 0.1))]
-    assert [p.extension for p in points] == 6 * [False] + [True]
+    taus = [('kl', tau) for tau in (1e-5, 1e-4, 1e-3, 1e-2, 0.1)]
+    assert [(p.rule, p.tau) for p in points] == 2 * [('fixed', 2), ('fixed', 30), *taus]
+    assert [p.extension for p in points] == 2 * (6 * [False] + [True])
     assert points[0].loops == [2, 2] and points[-1].loops == [30, 30]
+    assert [p.cache for p in points] == 7 * ['exact'] + 7 * ['latest']
+    monkeypatch.setattr(bench, 'past', [True, False, True])
+    monkeypatch.setattr(bench, 'cache', 'exact')
+    points = bench.make_points(2)
+    assert [(p.rule, p.tau) for p in points] == [('fixed', 2), ('fixed', 30), *taus, *taus]
+    assert [p.past for p in points] == 2 * [False] + 5 * [True] + 5 * [False]
+
+
+def row_of(rule, tau, diff, ms, cache='exact', past=False):
+    return dict(cache=cache, rule=rule, past=past, tau=tau, ce_minus_full=diff, diff_low=diff,
+                diff_high=diff, ms_per_token=ms, mean_evals=ms)
 
 
 def test_the_verdict_is_computed():
-    def row(rule, tau, diff, ms):
-        return dict(rule=rule, tau=tau, ce_minus_full=diff, diff_low=diff, diff_high=diff,
-                    ms_per_token=ms, mean_evals=ms)
-    rows = [row('fixed', 4, 0.001, 3.0), row('fixed', 1, 0.5, 1.0), row('norm', 0.1, 0.002, 2.0),
-            row('norm', 1.0, 0.02, 1.5), row('kl', 0.1, 0.0, 4.0), row('accel', 0.1, 0.0, 6.0)]
-    times = {(r['rule'], r['tau']): [r['ms_per_token']] * 5 for r in rows}
-    fastest, *others = bench.verdict(rows, times)
-    assert fastest.startswith('Within 0.005 nats of the full budget the fastest rule is norm at '
-                              'tau 0.1: 2.00 ms')
-    assert 'kl at 0.1 takes 2.00 [2.00, 2.00] times as long' in others[0]
-    assert 'accel at 0.1 takes 3.00' in others[1] and 'fixed budget of 4 takes 1.50' in others[2]
-    assert not any('worth its cost' in sentence for sentence in others)
-    rows[0]['ms_per_token'] = 1.9
-    last = bench.verdict(rows, times)[-1]
-    assert 'No rule is worth its cost here: looping 4 times' in last
-    none = bench.verdict(rows[1:2], times)
-    assert none == ['No rule comes within 0.005 nats of the full budget at the taus given.']
+    rows = [row_of('fixed', 4, 0.001, 3.0), row_of('fixed', 1, 0.5, 1.0),
+            row_of('norm', 0.1, 0.002, 2.0), row_of('norm', 1.0, 0.02, 1.5),
+            row_of('kl', 0.1, 0.0, 4.0), row_of('accel', 0.1, 0.0, 6.0, past=True),
+            row_of('oracle', 0.1, 0.0, 0.5)]
+
+    def says():
+        return bench.verdict(rows, {bench.name_of(row): [row['ms_per_token']] * 5 for row in rows})
+    fastest, *others = says()
+    assert fastest == ('Within 0.005 nats of the full budget the fastest is norm at tau 0.1 under '
+                       'exact: 2.00 ms a token, 2.00 block maps a group, CE +0.0020 [+0.0020, '
+                       '+0.0020].')
+    assert others[0].startswith('1.50 [1.50, 1.50] times as long: a fixed budget of 4 under exact')
+    assert others[1].startswith('3.00 [3.00, 3.00] times as long: accel at tau 0.1 under exact, '
+                                'waiting for the past: 6.00 ms')
+    assert len(others) == 2
+    rows.append(row_of('fixed', 2, 0.001, 1.0, cache='latest'))
+    fastest, *others, last = says()
+    assert 'the fastest is a fixed budget of 2 under latest: 1.00 ms' in fastest
+    assert len(others) == 3 and last.startswith('No rule is worth its cost here')
+    del rows[2:], rows[0]
+    assert says() == ['No point comes within 0.005 nats of the full budget.']
+
+
+# decoding itself ----------------------------------------------------------------------------------
+
+def points_of(cache, **how):
+    rules = [make_exit(name, tau, past=past) for name, tau in TAUS.items()
+             for past in (False, True)]
+    return [quality.Point('fixed', 3, [3, 3], cache=cache, **how),
+            *(quality.Point(rule.name, rule.tau, [9, 9], rule, cache, **how) for rule in rules)]
+
+
+def assert_same_quality(a, b):
+    torch.testing.assert_close(a[0], b[0], rtol=0, atol=1e-4)
+    assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2])
+
+
+def test_the_oracle_of_latest_looks_at_the_end_of_what_it_decodes(tiny, idx):
+    """At epsilon 0 that is the full budget, and for the first token what whole windows give."""
+    model = tiny(adapter_init='random')
+    full, never, sometimes = (quality.token_by_token(model, point, idx) for point in (
+        quality.Point('fixed', 9, [9, 9], cache='latest'),
+        *(quality.Point('oracle', eps, [9, 9], cache='latest') for eps in (0, 0.5))))
+    assert_same_quality(never, full)
+    whole = quality.whole_windows(model, quality.Point('oracle', 0.5, [9, 9]), idx)
+    assert_same_quality([part[:, :1] for part in sometimes], [part[:, :1] for part in whole])
+    assert len(sometimes[1].unique()) > 2
+
+
+def test_of_exact_whole_windows_are_what_decoding_gives(tiny, idx):
+    model = tiny(adapter_init='random')
+    for point in points_of('exact'):
+        assert_same_quality(quality.token_by_token(model, point, idx),
+                            quality.whole_windows(model, point, idx))
+
+
+def test_other_policies_are_decoded(tiny, idx):
+    """A ring as long as the budget is exact; latest is a ring of one, and is not."""
+    model = tiny(adapter_init='random')
+    whole = [quality.whole_windows(model, point, idx) for point in points_of('exact')]
+    for a, ring in zip(whole, points_of('ring', ring=9)):
+        assert_same_quality(a, quality.log_probabilities(model, ring, idx))
+    for a, ring, latest in zip(whole, points_of('ring', ring=1), points_of('latest')):
+        got = quality.log_probabilities(model, latest, idx)
+        assert_same_quality(got, quality.log_probabilities(model, ring, idx))
+        assert (got[0] - a[0]).abs().max() > 1e-3
+
+
+# calibration --------------------------------------------------------------------------------------
+
+@pytest.fixture
+def calibrated(wave, monkeypatch):
+    """In the folder of the run with a wave, its thresholds found: what was printed."""
+    monkeypatch.chdir(wave)
+    done = conftest.run('--rules=["norm_rel","kl"]', '--calibrate=0.02', '--n_windows=64',
+                        '--n_loop=16', '--device=cpu', script='bench.py')
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_thresholds_are_the_largest_that_keep_the_promise(calibrated):
+    assert 'exits.json: python sample.py --exit=norm_rel --tau=auto uses it' in calibrated
+    with open('out/exits.json') as f:
+        found = json.load(f)
+    assert found['iteration'] == 200 and found['dataset'].startswith('calc:p=2')
+    model, _ = load_checkpoint('out/ckpt.pt')
+    problems = data.open_data(found['dataset'])
+    at = np.linspace(0, problems.n_held_out(12) - 1, 64).round().astype(int)
+    idx, targets = problems.held_out(at, 12)
+    assert len(found['exits']) == 6         # two rules, by own signals, waiting, latest
+    with_one = [row for row in found['exits'] if row['tau']]
+    assert len(with_one) > 3
+    for row in with_one:
+        # the same by other code: the loss of each window, and the bounds around the threshold
+        above = calibrate.TAUS[calibrate.TAUS.index(row['tau']) - 1]
+        for tau, good in (row['tau'], True), (above, False):
+            point = quality.Point('', tau, [16], make_exit(row['rule'], tau, past=row['past']),
+                                  row['cache'])
+            losses = []
+            for which in (quality.Point('fixed', 16, [16]), point):
+                log_p, _, _ = quality.log_probabilities(model, which, idx[::2])
+                losses.append(-log_p.gather(2, targets[::2, :, None])[..., 0].mean(dim=1).numpy())
+            upper = quality.interval(losses[1] - losses[0])[1]
+            assert (upper <= 0.02) == good
+    own, past = [[row['tau'] for row in found['exits'] if row['rule'] == 'norm_rel'
+                  and (row['cache'], row['past']) == ('exact', wait)][0] for wait in (False, True)]
+    assert (own or 0) < past
+
+
+def test_auto_reads_what_calibration_wrote(calibrated, monkeypatch):
+    done = conftest.run('--exit=norm_rel', '--past', '--tau=auto', '--num_samples=1',
+                        script='sample.py')
+    assert done.returncode == 0 and 'mean loop steps' in done.stdout
+    for args, words in ((['--exit=accel', '--tau=auto'], "has no threshold for the rule 'accel'"),
+                        (['--exit=kl', '--tau=auto', '--cache=ring'], "with the cache 'ring'"),
+                        (['--tau=auto'], '--tau=auto are about exit rules')):
+        done = conftest.run(*args, script='sample.py')
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count('\n') == 1
+    with open('out/exits.json') as f:
+        found = json.load(f)
+    for change, words in ((dict(iteration=3), 'is of iteration 3 on calc:p=2'),
+                          (dict(dataset='hop'), 'of iteration 200 on hop'),
+                          (dict(exits=7), 'make it with python bench.py --calibrate')):
+        with open('out/exits.json', 'w') as f:
+            json.dump(found | change, f)
+        done = conftest.run('--exit=kl', '--tau=auto', script='sample.py')
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count('\n') == 1
+    os.remove('out/exits.json')
+    done = conftest.run('--exit=kl', '--tau=auto', script='sample.py')
+    assert done.returncode == 2 and 'make it with python bench.py' in done.stderr
 
 
 def test_the_interval_is_paired():
     """Half a thousandth of a nat, window by window, is told from nothing."""
     rng = np.random.default_rng(0)
     difference = 5e-4 + 1e-4 * rng.standard_normal(64)
-    low, high = bench.interval(difference)
+    low, high = quality.interval(difference)
     assert 4e-4 < low < difference.mean() < high < 6e-4
 
 
@@ -318,6 +462,13 @@ def test_a_cache_that_does_not_fit_is_refused_at_the_start(here, monkeypatch):
     (['--per=word'], "unknown per 'word'"),
     (['--protocol=fast'], "unknown protocol 'fast'"),
     (['--cache=newest'], "unknown cache 'newest'"),
+    (['--cache=[]'], "unknown cache '[]'"),
+    (['--past=[]'], "unknown past '[]'"),
+    (['--cache=latest', '--protocol=paper'], 'computes the context anew'),
+    (['--same=0'], 'same must be'),
+    (['--ring=0'], 'ring must be'),
+    (['--calibrate=0'], 'must be more than 0 nats'),
+    (['--calibrate=0.1'], '6 windows are too few to halve: --n_windows=16'),
     (['--n_windows=9999'], 'windows of 16 tokens'),
     (['--dataset=calc'], "reads bytes tokens, data set 'calc' holds calc:p=5"),
     (['--rounds=0'], 'rounds must be'),

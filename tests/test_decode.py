@@ -7,9 +7,12 @@ import pytest
 import torch
 from conftest import TAUS
 from torch._dynamo.testing import CompileCounter
+from torch.nn import functional as F
 
+from checkpoint import load_checkpoint
 from decode import compile_one_token, make_cache, one_token, prefill, stream, window
 from exits import make_exit
+from tasks import Problems
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY = dict(temperature=0)
@@ -115,6 +118,58 @@ def test_fewer_slots_change_the_result_and_keep_less(tiny, idx, policy, ring):
     cache = make_cache(model, [9, 9], policy, ring)
     slots = [kv.slots for layers in cache for kv in layers]
     assert slots == [1, ring, ring, ring, 1]
+
+
+@pytest.fixture
+def problems(wave):
+    """A model that has learnt a task with a wave, and 32 of its problems: idx, targets (32, 12)."""
+    model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
+    return model, *Problems(checkpoint['config']['dataset']).held_out(range(32), 12)
+
+
+def test_policies_end_at_one_fixed_point_and_latest_is_there_first(problems):
+    """exact is Jacobi's iteration, latest Gauss and Seidel's."""
+    model, idx, targets = problems
+    exact, _ = token_by_token(model, idx, [30], None)
+    ring, _ = token_by_token(model, idx, [30], None, policy='ring', ring=4)
+    latest, _ = token_by_token(model, idx, [30], None, policy='latest')
+    for other in (ring, latest):
+        torch.testing.assert_close(other, exact, rtol=0, atol=1e-3)
+
+    def steps_to_the_end(policy):
+        for n in range(1, 31):
+            logits, _ = token_by_token(model, idx, [n], None, policy=policy)
+            if F.cross_entropy(logits.flatten(0, 1), targets.flatten()) < loss + 5e-3:
+                return n
+    loss = F.cross_entropy(exact.flatten(0, 1), targets.flatten())
+    assert steps_to_the_end('latest') <= steps_to_the_end('exact') - 2
+
+
+@pytest.mark.parametrize('name', [None, 'norm_rel', 'accel'])
+@pytest.mark.parametrize('chunk', [5, 12])
+def test_with_latest_a_prompt_settles(problems, name, chunk):
+    """Whatever the rule and the chunks, where as many loops side by side are not enough."""
+    model, idx, _ = problems
+    rule = make_exit(name, dict(norm_rel=1e-3, accel=1e-2)[name]) if name else None
+    counts, lengths = [6], [12] * 30 + [7, 1]
+    rows = [row[:n] for row, n in zip(idx, lengths)]
+    ends, _ = token_by_token(model, idx, [30], None)
+    ends = torch.stack([row[n - 1] for row, n in zip(ends, lengths)])
+    cache = make_cache(model, counts, 'latest', rows=32)
+    with torch.no_grad():
+        logits, steps, _ = prefill(model, rows, counts, rule, 0, cache, True, chunk)
+        alone, _, _ = prefill(model, rows, counts, rule, 0, None)
+    assert 3 * (logits - ends).abs().mean() < (alone - ends).abs().mean()
+    assert counts[0] < steps.max() <= counts[0] + chunk - 1
+
+
+@pytest.mark.parametrize('name', [None, 'accel', 'norm_rel, past'])
+@pytest.mark.parametrize('chunk', [1, 3, 16])
+def test_with_exact_chunks_change_nothing(tiny, idx, name, chunk):
+    model, how = tiny(adapter_init='random'), dict(exit=rule_of(name), n_loop=10, **GREEDY)
+    lengths = [3, 14, 9]
+    whole = model.generate(idx, 8, lengths=lengths, **how)
+    assert_same(model.generate(idx, 8, lengths=lengths, prefill_chunk=chunk, **how), whole)
 
 
 def test_latest_is_a_ring_of_one(tiny, idx):
@@ -279,6 +334,8 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx, name, cache):
     (dict(cache='ring', ring=0), 'ring must have at least 1'),
     (dict(cache='newest'), 'unknown cache policy .newest.'),
     (dict(warm_start=True, cache=None), 'needs a cache'),
+    (dict(prefill_chunk=0), 'prefill_chunk must be at least 1'),
+    (dict(prefill_chunk=4, cache=None), 'with a cache'),
     (dict(draft_loops=3, n_loop=3, temperature=0),
      'draft_loops must lie between 1 and n_loop - 1 = 2'),
     (dict(draft_loops=0, temperature=0), 'draft_loops'),
