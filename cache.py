@@ -15,7 +15,18 @@ token by token must meet the same keys, and so the cache has a slot for each loo
 So a token at step k meets every earlier one at step min(k, the last step that was evaluated on that
 one; `accel` evaluates one more than it keeps). That is the policy `exact`. With fewer slots than
 steps (`ring`, Geiping 5; `latest` has one slot) step k goes to slot (k - 1) % slots: less memory
-and another result, since older steps are written over.
+and another path, since older steps are written over.
+
+A sequence looks for states x = f(x) in which a token's state depends on those before it, so a
+policy is a scheme to solve that by iteration:
+
+    exact     at step k all tokens as they were at step k             Jacobi
+    latest    the earlier tokens as they are at the end, settled      Gauss-Seidel
+    ring      something in between
+
+Where loops are path independent all end at the same fixed point. They differ in memory, and in the
+steps to get there: what has to pass through many tokens moves on by one block map a step with
+`exact`, while with `latest` a new token finds it beside it.
 
     B, b     rows of the batch; those of them that still loop
     T, end   new tokens; all tokens up to and with them

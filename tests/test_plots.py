@@ -22,14 +22,14 @@ def drawn(monkeypatch):
     return figures
 
 
-def bench_rows(rule, above=0.002):
+def bench_rows(rule, above=0.002, cache='exact', past=False):
     """Three points of a rule whose interval is 0.001 below and `above` above the mean."""
     rows = []
     for i, tau in enumerate((1e-3, 1e-2, 0.1)):
         ce = 0.01 * i
-        rows.append(dict(rule=rule, tau=tau, extension=tau > 1e-2, ce=2 + ce, ppl=7.4 + ce,
-                         ce_minus_full=ce, diff_low=ce - 0.001, diff_high=ce + above,
-                         mean_evals=9.0 - i, ms_per_token=5.0 - i))
+        rows.append(dict(cache=cache, rule=rule, past=past, tau=tau,
+                         extension=tau > 1e-2, ce=2 + ce, ppl=7.4 + ce, ce_minus_full=ce,
+                         diff_low=ce - 0.001, diff_high=ce + above, mean_evals=9.0 - i, ms_per_token=5.0 - i))
     return rows
 
 
@@ -94,6 +94,24 @@ def test_figures_of_a_rule_that_nobody_knows(drawn):
     assert (line.get_color(), line.get_marker()) == (colour, marker)
     assert line.get_xdata().tolist() == [3, 4, 5]
     assert np.allclose(line.get_ydata(), [0.02, 0.01, 0.0])
+
+
+def test_each_way_to_decode_has_its_panels(drawn):
+    """Own signals, waiting, latest; each beside the fixed budgets of its policy."""
+    rows = [*bench_rows('fixed'), *bench_rows('norm'), *bench_rows('norm', past=True),
+            *bench_rows('fixed', cache='latest'), *bench_rows('kl', cache='latest', past=True)]
+    rows[-1]['ms_per_token'] = ''               # not timed
+    plots.figure_4(rows, 'figure_4.png')
+    plots.frontier(rows, 0.005, 'frontier.png')
+    titles = ['exact, own', 'exact, past', 'latest']
+    by_tau, by_cost = drawn['figure_4.png'].axes, drawn['frontier.png'].axes
+    assert [ax.get_title() for ax in by_tau] == [title for title in titles for _ in range(3)]
+    assert [ax.get_title() for ax in by_cost] == 2 * titles
+    assert [len(ax.get_lines()) for ax in by_tau] == 9 * [1]
+    rules = [[bars.get_label() for bars in ax.containers] for ax in by_cost]
+    assert rules == 2 * [['fixed', 'norm'], ['fixed', 'norm'], ['fixed', 'kl']]
+    points = [[len(bars.lines[0].get_xdata()) for bars in ax.containers] for ax in by_cost]
+    assert points == 5 * [[3, 3]] + [[3, 2]]
 
 
 def test_error_bars_reach_from_low_to_high(drawn, monkeypatch):
