@@ -93,7 +93,7 @@ def whole_windows(model, point, idx, seed=0):
     trace = []
     with Oracle(model, point.tau) if point.rule == 'oracle' else nullcontext():
         logits, _ = model(idx, n_loop=point.loops, exit=point.exit, noise_seed=seed, trace=trace)
-    return logits.float().log_softmax(-1), *counts_of(trace)
+    return logits.float().log_softmax(-1), *counts_of(trace, idx)
 
 
 @torch.no_grad()
@@ -104,16 +104,16 @@ def token_by_token(model, point, idx, seed=0):
     parts = []
     with Oracle(model, point.tau) if point.rule == 'oracle' else nullcontext():
         for t in range(T):
-            trace, span = [], Span(t, 1, idx.device)
-            x, _ = model.hidden(idx[:, t:t + 1], point.loops, point.exit, seed, span, kept,
-                                trace=trace)
-            parts.append((model.lm_head(x).float().log_softmax(-1), *counts_of(trace)))
+            trace, new, span = [], idx[:, t:t + 1], Span(t, 1, idx.device)
+            x, _ = model.hidden(new, point.loops, point.exit, seed, span, kept, trace=trace)
+            parts.append((model.lm_head(x).float().log_softmax(-1), *counts_of(trace, new)))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
-def counts_of(trace):
-    """What model.forward left in a trace -> steps, evals (B, T, groups)."""
-    return tuple(torch.stack([entry[name] for entry in trace], dim=-1)
+def counts_of(trace, idx):
+    """What model.forward left in a trace of idx (B, T) -> steps, evals (B, T, groups)."""
+    none = idx.new_zeros(*idx.shape, 0)         # a model may have no groups
+    return tuple(torch.cat([none, *(entry[name][..., None] for entry in trace)], dim=-1)
                  for name in ('steps_used', 'evals'))
 
 

@@ -3,7 +3,7 @@ Text out of a checkpoint, or answers where it has learnt a task, with any exit r
 
     python sample.py --exit accel                           text, then tokens/s and mean loop steps
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
-    python sample.py --start=FILE:prompt.txt --temperature=0 --n_loop=8 --draft_loops=2
+    python sample.py --start=FILE:prompt.txt --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
 It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel).
@@ -23,6 +23,7 @@ from configurator import configure, pick_device, run
 from data import EOT, get_encoding
 from decode import compile_one_token, stream
 from exits import make_exit
+from quality import Point, log_probabilities
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'
@@ -33,9 +34,9 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float | str = 1e-2     # the rule's threshold; auto = what bench.py --calibrate has found
-past = False                # a token goes only when all before it stand still; with exact or None
+past = False                # a token goes only when all before it stand still; of a prompt, exact
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
-cache: str | None = 'exact'     # exact; ring and latest change the result; None = no cache
+cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
 ring = 8                    # slots of cache='ring'
 prefill_chunk: int | None = None    # prompt tokens at a time; None = all
 warm_start = False          # a token's loops start from the last state of the token before it
@@ -100,12 +101,12 @@ def print_sample(tokens, encoding, text, with_steps):
 def print_problems(model, task, rule):
     """Problems of the task that the model has learnt, the right answers and the model's."""
     x, y, _ = tasks.make(task, np.random.default_rng(seed), num_samples, model.config.block_size)
-    trace = []
-    logits, _ = model(torch.from_numpy(x).to(model.lm_head.weight.device), n_loop=n_loop, exit=rule,
-                      noise_seed=noise_seed, trace=trace)
-    steps = torch.stack([entry['steps_used'] for entry in trace]).float().mean(dim=0).cpu().numpy()
+    idx = torch.from_numpy(x).to(model.lm_head.weight.device)
+    point = Point('', 0, model.loop_counts(n_loop, rule), rule, cache or 'exact', ring)
+    log_p, steps, _ = log_probabilities(model, point, idx, noise_seed)
+    steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # no groups, no steps
     coloured = paint if show_steps else lambda text, steps: text
-    tasks.print_answers(task, x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
+    tasks.print_answers(task, x, y, log_p.argmax(-1).cpu().numpy(), steps, coloured)
     print(f'mean loop steps {steps.mean():.2f}')
 
 
@@ -149,7 +150,6 @@ def main():
             steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
         rate = len(steps) / (time.perf_counter() - begin)
 
-        # what it took
         mean_steps = torch.stack(steps).mean(dim=0).tolist()
         means = ', '.join(f'{mean:.2f} in group {group}' for mean, group in zip(mean_steps, groups))
         print(f'--- {rate:.1f} tokens/s' + (f'; mean loop steps {means}' if groups else ''))

@@ -51,6 +51,8 @@ RUNS = dict(calc=('calc2', [*CALC, '--n_layer=4', '--groups=[[1,2]]']), hop=('ho
 CHUNKS = [1, 2, 4, 8, 12, 24]
 TAU = 0.3                   # of norm_rel, with which chunks settle
 CSVS = ('machine', 'points', 'calibration', 'chunks')
+COLUMNS = ('task', 'seed', 'cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low',
+           'diff_high', 'accuracy', 'mean_evals', 'ms_per_token')       # of bench.csv, and kept
 
 BEGIN = '<!-- decoding: written by `python -m results.decoding --only_table` -->'
 END = '<!-- end of decoding -->'
@@ -127,9 +129,7 @@ def gather():
                     calibration.append(key | blank | row | dict(tau=row['tau'] or ''))
             if task == 'calc':
                 chunks += [dict(seed=seed) | row for row in chunk_rows(folder)]
-    # the columns of single groups differ from task to task
-    shared = [name for name in points[0] if all(name in row for row in points)]
-    points = [{name: row[name] for name in shared} for row in points]
+    points = [{name: row[name] for name in COLUMNS} for row in points]
     tables = dict(machine=[runs.machine_row()], points=points, calibration=calibration,
                   chunks=chunks)
     for name, rows in tables.items():
@@ -240,7 +240,8 @@ def markdown(folder=HERE):
         ['**Policies**:'], policies_table(t),
         ['**Thresholds**:'], robustness_table(t),
         [f'**Calibration** ({n_windows} windows, half to find the largest tau and half to check): '
-         f'{kept} of {len(given)} promises kept.'], calibration_table(t),
+         f'{kept} of {len(given)} promises kept, {100 * kept / len(given):.0f}%.'],
+        calibration_table(t),
         ['**Chunks**, `latest`, until `norm_rel` waiting for the past is below '
          f'{TAU:g}:'], chunks_table(t)]
     return '\n\n'.join('\n'.join(block) for block in blocks)

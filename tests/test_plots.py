@@ -29,7 +29,8 @@ def bench_rows(rule, above=0.002, cache='exact', past=False):
         ce = 0.01 * i
         rows.append(dict(cache=cache, rule=rule, past=past, tau=tau,
                          extension=tau > 1e-2, ce=2 + ce, ppl=7.4 + ce, ce_minus_full=ce,
-                         diff_low=ce - 0.001, diff_high=ce + above, mean_evals=9.0 - i, ms_per_token=5.0 - i))
+                         diff_low=ce - 0.001, diff_high=ce + above,
+                         mean_evals=9.0 - i, ms_per_token=5.0 - i))
     return rows
 
 

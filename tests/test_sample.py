@@ -70,7 +70,8 @@ def test_the_seed_makes_the_text(sample):
 
 
 def test_each_token_on_the_colour_of_its_steps(sample):
-    printed = sample('--start=The', '--show_steps', '--n_loop=[1,5]', '--num_samples=2')
+    printed = sample('--start=The', '--show_steps', '--n_loop=[1,5]', '--num_samples=2',
+                     '--cache=exact')
     assert printed.count('1.00 in group [1], 5.00 in group [2, 3]\n') == 2
     assert printed.count('\x1b[48;5;25m') > 6       # from three steps on
     assert 'loop steps, mean over the groups, from:' in printed
@@ -82,8 +83,8 @@ def test_a_long_prompt_is_its_last_block(sample):
 
 
 @pytest.mark.parametrize('args', [
-    ['--cache=ring', '--ring=2'], ['--cache=latest'], ['--cache=None'], ['--warm_start'],
-    ['--temperature=0', '--n_loop=4', '--draft_loops=1']], ids=' '.join)
+    ['--cache=ring', '--ring=2'], ['--cache=exact'], ['--cache=None'], ['--warm_start'],
+    ['--temperature=0', '--n_loop=4', '--cache=exact', '--draft_loops=1']], ids=' '.join)
 def test_ways_to_decode(sample, args):
     assert 'tokens/s' in sample(*args)
 
@@ -124,6 +125,27 @@ def test_ctrl_c_loses_none_of_the_text(sample):
     assert printed.rstrip('\ufffd') == wanted.rstrip('\ufffd')
 
 
+def test_a_prompt_of_latest_settles_however_few_loops_a_token_gets(sample):
+    """One loop for a token that comes alone; the prompt, side by side, takes what it needs."""
+    whole = sample('--start=FILE:prompt.txt', '--n_loop=1', '--max_new_tokens=1')
+    one_by_one = sample('--start=FILE:prompt.txt', '--n_loop=1', '--max_new_tokens=1',
+                        '--prefill_chunk=1')
+    means = [float(re.search(r'steps ([0-9.]+) in group', text)[1]) for text in (whole, one_by_one)]
+    assert means[0] > means[1] == 1
+
+
+def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
+    """With latest a token finds those before it settled, and needs fewer steps."""
+    monkeypatch.chdir(wave)
+    means = []
+    for how in ('latest', 'exact', 'None'):
+        done = conftest.run('--exit=norm_rel', '--tau=0.1', '--past', f'--cache={how}',
+                            '--num_samples=20', '--device=cpu', script='sample.py')
+        assert done.returncode == 0, done.stderr
+        means.append(float(re.search(r'mean loop steps ([0-9.]+)', done.stdout)[1]))
+    assert means[0] < means[1] == means[2]
+
+
 # what it refuses ---------------------------------------------------------------------------------
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatch):
@@ -131,7 +153,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatc
         raise AssertionError('keys and values were made')
     monkeypatch.setattr(cache.KeysValues, 'update', allocate)
     monkeypatch.setattr(memory, 'available', lambda device: 3 * 2 ** 30)
-    line = refused('--n_loop=100000000')
+    line = refused('--n_loop=100000000', '--cache=exact')
     # of three looped layers each step, of two once: 16 tokens of width 16, float32, keys and values
     gib = (3 * 100_000_000 + 2) * 16 * 16 * 4 * 2 / 2 ** 30
     assert f'would take {gib:,.1f} GiB of memory, and cpu has 3.0 GiB left: lower n_loop' in line
@@ -141,7 +163,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatc
     ('--exit=acel', 'unknown exit rule'),
     ('--exit=accel --tau=-1', 'tau must be a number >= 0'),
     ('--exit=accel --tau=nan', 'tau'),
-    ('--past', 'give one too'),
+    ('--past', 'are about exit rules'),
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),
@@ -149,7 +171,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatc
     ('--max_new_tokens=0', 'max_new_tokens'),
     ('--cache=newest', 'unknown cache policy'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--temperature=0 --draft_loops=30 --n_loop=30', 'draft_loops must'),
+    ('--temperature=0 --draft_loops=30 --n_loop=30 --cache=exact', 'draft_loops must'),
     ('--draft_loops=1', 'greedily'),
     ('--temperature=-1', 'temperature'),
     ('--top_k=0', 'top_k'),
