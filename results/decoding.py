@@ -68,7 +68,8 @@ def measure(task, seed):
     runs.train(folder, flags, math.inf, threads=1)
     out, log = f'--out_dir={folder}', os.path.join(folder, 'decoding.txt')
     benches = dict(
-        points=[f'--rules={json.dumps(rules)}', f'--same={same}', '--checks=False', '--rounds=2'],
+        points=[f'--rules={json.dumps(rules)}', f'--same={same}', '--n_windows=64',
+                '--checks=False', '--least_tau=0', '--epsilons=[1e-3,1e-2,0.1,0.3,0.5,0.7,1.0]'],
         calibration=[f'--calibrate={nats}', f'--n_windows={n_windows}'])
     for name, how in benches.items():
         runs.once(folder, name, lambda: runs.command('bench.py', out, *how, log=log, threads=1))

@@ -108,7 +108,8 @@ def sweep(folder):
     """Block maps against quality on a run of text; times are not looked at."""
     runs.command('bench.py', f'--out_dir={folder}', '--rules=["norm","kl","accel"]',
                  '--epsilons=[]', '--checks=False', '--rounds=1', '--timed_tokens=1',
-                 '--cache=exact', '--past=False', log=os.path.join(folder, 'bench.txt'))
+                 '--cache=exact', '--past=False', '--n_windows=64',
+                 log=os.path.join(folder, 'bench.txt'))
     shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, 'sweep.csv'))
     return True
 

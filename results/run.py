@@ -55,6 +55,8 @@ CHOICES = {
 
 # the sweeps: all rules as printed, then changes of one (Q2), which count block maps and no time
 CHANGED = ['--budgets=[30]', '--epsilons=[]', '--rounds=1']
+SWEEP = ['--cache=exact', '--past=False', '--rounds=4', '--n_windows=64', '--checks=False',
+         '--epsilons=[1e-3,1e-2,0.1,0.3,0.5,0.7,1.0]']
 RULES = {
     'accel': [],
     'accel, step kept': ['--rules=["accel"]', '--keep=True', *CHANGED],
@@ -105,8 +107,7 @@ def folder_of(variant, seed):
 def sweep(folder, name):
     """One of RULES on a run: bench.csv under a name of its own."""
     log = os.path.join(folder, 'bench.txt')
-    runs.command('bench.py', f'--out_dir={folder}', *RULES[name], '--cache=exact',
-                 '--past=False', '--checks=False', log=log)
+    runs.command('bench.py', f'--out_dir={folder}', *SWEEP, *RULES[name], log=log)
     shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, f'bench {name}.csv'))
     return True
 

@@ -26,7 +26,7 @@ from model import GPT
 SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[100.0]', '--budgets=[1,2,5]', '--epsilons=[0.0,0.3]',
          '--n_loop=5', '--n_windows=6', '--rounds=1', '--timed_tokens=2', '--device=cpu',
          '--cache=exact', '--past=False']
-ALL_WAYS = ['--cache=["exact","latest"]', '--past=[False,True]']
+ALL_WAYS = ['--least_tau=0', '--cache=["exact","latest"]', '--past=[False,True]']
 ONE_RULE = [*SMALL, '--rules=["accel"]', '--checks=False']
 TWO_ROUNDS = [*ONE_RULE, '--rounds=2', '--timed_tokens=3']
 NINE = [('fixed', 1), ('fixed', 2), ('fixed', 5), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
@@ -57,7 +57,8 @@ def here(trained, monkeypatch):     # noqa: F811
 def benched(trained):       # noqa: F811
     """A benchmark of the tiny run with both protocols: its rows, what it printed, its JSON."""
     with contextlib.chdir(trained):
-        done = conftest.run(*SMALL, *ALL_WAYS, '--protocol=both', '--json', script='bench.py')
+        done = conftest.run(*SMALL, *ALL_WAYS, '--timed_tokens=1', '--protocol=both', '--json',
+                            script='bench.py')
         assert done.returncode == 0, done.stderr
         with open('out/bench.json') as f:
             return read_rows(), done.stdout, json.load(f)
@@ -220,9 +221,9 @@ def test_ctrl_c_before_there_is_anything_leaves_the_old_file(here, monkeypatch):
 
 
 def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch):
-    """Two tokens of each of the nine points warm up; a round has three: this is the fifth point."""
+    """Two tokens of each of three ways warm up; a round has three: this is the fifth point."""
     at_hand = []
-    interrupt(monkeypatch, decode, 'one_token', 2 * 9 + 3 * 4 + 1,
+    interrupt(monkeypatch, decode, 'one_token', 2 * 3 + 3 * 4 + 1,
               lambda: at_hand.extend(read_rows()))
     done = conftest.run(*TWO_ROUNDS, script='bench.py')
     assert done.returncode == 130 and done.stderr == '\nstopped\n'
@@ -237,7 +238,7 @@ def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch):
 
 def test_each_round_is_written_when_it_is_over(here, monkeypatch):
     at_hand = []
-    interrupt(monkeypatch, decode, 'one_token', 2 * 9 + 3 * 9 + 1,
+    interrupt(monkeypatch, decode, 'one_token', 2 * 3 + 3 * 9 + 1,
               lambda: at_hand.extend(read_rows()))
     assert conftest.run(*TWO_ROUNDS, script='bench.py').returncode == 130
     assert names(at_hand) == NINE and all(float(row['ms_per_token']) > 0 for row in at_hand)
@@ -279,15 +280,16 @@ def test_points_are_made_once_each(monkeypatch):
     monkeypatch.setattr(bench, 'past', False)
     points = bench.make_points(2)
     taus = [('kl', tau) for tau in (1e-5, 1e-4, 1e-3, 1e-2, 0.1)]
-    assert [(p.rule, p.tau) for p in points] == 2 * [('fixed', 2), ('fixed', 30), *taus]
-    assert [p.extension for p in points] == 2 * (6 * [False] + [True])
+    fixed = [('fixed', 2), ('fixed', 30)]
+    assert [(p.rule, p.tau) for p in points] == [*fixed, *taus, *fixed, *taus[-2:]]
+    assert [p.extension for p in points] == 6 * [False] + [True] + 3 * [False] + [True]
     assert points[0].loops == [2, 2] and points[-1].loops == [30, 30]
-    assert [p.cache for p in points] == 7 * ['exact'] + 7 * ['latest']
+    assert [p.cache for p in points] == 7 * ['exact'] + 4 * ['latest']
     monkeypatch.setattr(bench, 'past', [True, False, True])
     monkeypatch.setattr(bench, 'cache', 'exact')
     points = bench.make_points(2)
-    assert [(p.rule, p.tau) for p in points] == [('fixed', 2), ('fixed', 30), *taus, *taus]
-    assert [p.past for p in points] == 2 * [False] + 5 * [True] + 5 * [False]
+    assert [(p.rule, p.tau) for p in points] == [*fixed, *taus[-2:], *taus]
+    assert [p.past for p in points] == 2 * [False] + 2 * [True] + 5 * [False]
 
 
 def row_of(rule, tau, diff, ms, cache='exact', past=False):
@@ -322,7 +324,7 @@ def test_the_verdict_is_computed():
 # decoding itself ----------------------------------------------------------------------------------
 
 def points_of(cache, **how):
-    rules = [make_exit(name, tau, past=past) for name, tau in TAUS.items()
+    rules = [make_exit(name, TAUS[name], past=past) for name in ('norm', 'kl', 'accel')
              for past in (False, True)]
     return [quality.Point('fixed', 3, [3, 3], cache=cache, **how),
             *(quality.Point(rule.name, rule.tau, [9, 9], rule, cache, **how) for rule in rules)]

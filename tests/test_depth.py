@@ -82,9 +82,11 @@ def small(tmp_path, monkeypatch):
         return True
 
     def sweep(folder):
-        return command('bench.py', f'--out_dir={folder}', '--checks=False', '--n_windows=4',
-                       '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--taus=[10.0]',
-                       '--more_taus=[]', '--epsilons=[]', '--budgets=[6]', '--device=cpu', log='')
+        command('bench.py', f'--out_dir={folder}', '--checks=False', '--n_windows=4',
+                '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--taus=[10.0]', '--cache=exact',
+                '--rules=["norm","kl","accel"]', '--past=False', '--more_taus=[]', '--epsilons=[]',
+                '--budgets=[6]', '--device=cpu', log='')
+        return os.rename(f'{folder}/bench.csv', f'{folder}/sweep.csv') or True
 
     monkeypatch.setattr(runs, 'command', command)
     tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
