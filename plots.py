@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 # Okabe and Ito: colours that all eyes tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
@@ -421,6 +422,9 @@ def frontier(rows, same, path):
                             ms=4, lw=0.8, capsize=2)
             ax.axhline(same, color='0.6', ls=':', lw=0.8)
             ax.set(xlabel=columns[column], xscale='log')
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter('{x:g}')
+            ax.xaxis.set_minor_formatter('')
             ax.set_title(way, fontsize=9)
             ax.set_yscale('symlog', linthresh=1e-3)
         axes[0].set_ylabel('CE minus that of the full budget (nats)')

@@ -7,7 +7,8 @@ promise. On problems that need depth and on text, three seeds each.
 
 Run it in the project's folder. The runs are those of results.depth, in out-depth, and `calc` with a
 core of two layers; what is not there yet is trained. Then bench.py runs twice on each: its points,
-and --calibrate. Writes results/decoding/*.csv and the third block of results/README.md.
+and --calibrate. Writes results/decoding/*.csv, assets/decoding.png and the third block of
+results/README.md.
 
     way         (cache policy, rule or 'fixed', does it wait for the past?)
     evals       block maps a group and token
@@ -135,6 +136,9 @@ def gather():
                   chunks=chunks)
     for name, rows in tables.items():
         runs.write_csv('decoding', name, rows)
+    os.makedirs('assets', exist_ok=True)
+    first = folder_of(RUNS['calc'][0], 'looped', seeds[0])
+    shutil.copyfile(os.path.join(first, 'frontier.png'), os.path.join('assets', 'decoding.png'))
 
 
 # the tables -------------------------------------------------------------------------------------
