@@ -112,7 +112,7 @@ def read_tau(out_dir, checkpoint, cache, rule, past):
                          f"checkpoint of iteration {checkpoint['iter_num']} on "
                          f"{checkpoint['config']['dataset']}: make it anew with {how}")
     cache = cache or 'exact'
-    tau = taus.get((cache, rule, past))
+    tau = taus.get((cache, rule, past or cache != 'exact'))     # elsewhere a prompt waits anyway
     if tau is None:
         waiting = ' that waits for the past' if past else ''
         raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "

@@ -2,7 +2,7 @@
 Decoding: what waiting for the past buys, what a cache policy costs, whether calibration keeps its
 promise. On problems that need depth and on text, three seeds each.
 
-    python -m results.decoding          about an hour on two cores; the same command goes on
+    python -m results.decoding          45 minutes on two cores; the same command goes on
     python -m results.decoding --only_table     results/decoding/*.csv -> the tables, nothing is run
 
 Run it in the project's folder. The runs are those of results.depth, in out-depth, and `calc` with a
@@ -37,6 +37,7 @@ from tasks import Problems
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
+minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
 rules = ['norm_rel', 'kl', 'accel']     # whose points are measured; calibrated are all of them
 same = 0.002                # nats above the full budget that count as equal quality
 nats = 0.005                # what calibration promises
@@ -61,22 +62,26 @@ END = '<!-- end of decoding -->'
 
 # what is run ------------------------------------------------------------------------------------
 
-def measure(task, seed):
-    """Train, bench and calibrate one run, each unless that was done."""
+def measure(task, seed, until=math.inf):
+    """Train, bench and calibrate one run, each unless that was done. True if all is."""
     part, flags = RUNS[task]
     folder = folder_of(part, 'looped', seed)
     flags = [*flags, '--device=cpu', f'--seed={seed}', *more]
-    runs.train(folder, flags, math.inf, threads=1)
+    if not runs.train(folder, flags, until, threads=1):
+        return False
     out, log = f'--out_dir={folder}', os.path.join(folder, 'decoding.txt')
     benches = dict(
         points=[f'--rules={json.dumps(rules)}', f'--same={same}', '--n_windows=64',
                 '--checks=False', '--least_tau=0', '--epsilons=[1e-3,1e-2,0.1,0.3,0.5,0.7,1.0]'],
         calibration=[f'--calibrate={nats}', f'--n_windows={n_windows}'])
     for name, how in benches.items():
+        if time.time() > until:
+            return False
         runs.once(folder, name, lambda: runs.command('bench.py', out, *how, log=log, threads=1))
         if name == 'points' and not os.path.exists(os.path.join(folder, 'points.csv')):
             shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, 'points.csv'))
         print(f'{name} of {folder}', flush=True)
+    return True
 
 
 @torch.no_grad()
@@ -257,9 +262,15 @@ def markdown(folder=HERE):
 def main():
     if not seeds or workers < 1:
         raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f'--minutes must be more than 0, not {minutes}')
     if not only_table:
+        until = time.time() + 60 * minutes if minutes else math.inf
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda run_: measure(*run_), product(RUNS, seeds)))
+            done = list(pool.map(lambda of: measure(*of, until), product(RUNS, seeds)))
+        if not all(done):
+            print('the time is up: the same command goes on')
+            return
         gather()
     table.write(BEGIN, END, markdown())
 

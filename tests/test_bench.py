@@ -408,9 +408,9 @@ def test_thresholds_are_the_largest_that_keep_the_promise(calibrated):
 
 
 def test_auto_reads_what_calibration_wrote(calibrated, monkeypatch):
-    done = conftest.run('--exit=norm_rel', '--past', '--tau=auto', '--num_samples=1',
-                        script='sample.py')
-    assert done.returncode == 0 and 'mean loop steps' in done.stdout
+    for how in [], ['--past'], ['--past', '--cache=exact'], ['--past', '--cache=None']:
+        done = conftest.run('--exit=norm_rel', '--tau=auto', *how, script='sample.py')
+        assert done.returncode == 0 and 'mean loop steps' in done.stdout
     for args, words in ((['--exit=accel', '--tau=auto'], "has no threshold for the rule 'accel'"),
                         (['--exit=kl', '--tau=auto', '--cache=ring'], "with the cache 'ring'"),
                         (['--tau=auto'], '--tau=auto are about exit rules')):

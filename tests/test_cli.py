@@ -27,9 +27,10 @@ SMALL = {
     'geometry.py': ['--n_loop=5', '--n_windows=2', '--most_loops=2', '--tokens_shown=1'],
     'bench.py': [
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
-        '--n_windows=2', '--rounds=1', '--timed_tokens=2', '--checks=False'],
+        '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--checks=False'],
     'results/run.py': ['--dataset=book', '--minutes=1e-9'],
     'results/depth.py': ['--parts=["calc"]', '--minutes=1e-9'],
+    'results/decoding.py': ['--minutes=1e-9'],
     'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=1', '--compile=False'],
     'tasks.py': ['--rows=20'],
     'tests/loop_cost.py': ['--rounds=2', '--iters=1', '--batch_size=1', '--block_size=8'],

@@ -66,6 +66,10 @@ def test_all_is_run_once_and_gathered(wave, tmp_path, monkeypatch):
                               HERE='results').items():
         monkeypatch.setattr(decoding, name, setting)
     monkeypatch.setattr(decoding, 'markdown', lambda: 'the page')
+    monkeypatch.setattr(decoding, 'minutes', 1e-9)
+    decoding.main()
+    assert calls == []
+    monkeypatch.setattr(decoding, 'minutes', None)
     decoding.main()
     assert calls == ['bench.py', 'bench.py', 'the page']
     t = claims.load('decoding', 'results', decoding.CSVS)
