@@ -7,7 +7,9 @@ import io
 import os
 import runpy
 import sys
+from functools import partialmethod
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ sys.path.insert(0, ROOT)
 os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
 torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
+import tasks  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
@@ -85,7 +88,8 @@ def wave(tmp_path_factory):
     up to eleven tokens before it, and moves on by one or two of them a loop step.
     """
     folder = tmp_path_factory.mktemp('wave')
-    with contextlib.chdir(folder):
+    few = partialmethod(tasks.Problems.__init__, held_out=64)
+    with contextlib.chdir(folder), mock.patch.object(tasks.Problems, '__init__', few):
         done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
                    '--block_size=12', '--n_embd=32', '--mean_recurrence=4', '--bptt_k=4',
                    '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2', '--min_lr=1e-3',

@@ -15,8 +15,9 @@ from exits import make_exit
 from tasks import Problems
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
-GREEDY = dict(temperature=0)
+GREEDY, ROTARY = dict(temperature=0), dict(pos='rotary', rope_base=100.0)
 CASES = [None, *TAUS, 'norm, past', 'accel, past']     # fixed loops, each rule, two that wait
+FEW = [None, 'norm', 'kl', 'accel', 'norm, past']      # where the kind of rule is what matters
 WAITING = [f'{name}, past' for name in TAUS if f'{name}, past' not in CASES]
 
 
@@ -44,12 +45,6 @@ def token_by_token(model, idx, counts, rule, cut=1, policy='exact', **how):
     return torch.cat(logits, dim=1), torch.cat(steps, dim=1)
 
 
-@pytest.fixture(params=[{}, dict(pos='rotary', rope_base=100.0)], ids=['learned', 'rotary'])
-def positions(request):
-    """How positions enter the model: what must hold for one kind must hold for the other."""
-    return request.param
-
-
 def assert_same(generated, other):
     """Two pairs of (tokens or logits, steps) are equal in every bit."""
     assert torch.equal(generated[0], other[0])
@@ -59,8 +54,9 @@ def assert_same(generated, other):
 # -------------------------------------------------------------------------------------------------
 # one token through the cache
 
-@pytest.mark.parametrize('name', CASES + WAITING)
-@pytest.mark.parametrize('seed, cut', [(0, 1), (1, 7), (2, 15)])
+@pytest.mark.parametrize('name, seed, cut, positions', [
+    *((name, seed, cut, {}) for name in CASES for seed, cut in ((0, 1), (2, 15))),
+    *((name, 1, 7, ROTARY) for name in CASES + WAITING)])
 def test_token_by_token_is_the_whole_sequence(tiny, positions, name, seed, cut):
     model, rule, trace = tiny(seed=seed, adapter_init='random', **positions), rule_of(name), []
     idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(seed))
@@ -78,6 +74,7 @@ def test_step_noise_is_by_position_too(tiny, idx):
     torch.testing.assert_close(logits, model(idx, n_loop=5)[0], **CLOSE)
 
 
+@pytest.mark.parametrize('positions', [{}, ROTARY], ids=['learned', 'rotary'])
 def test_a_compiled_step_is_the_step(tiny, idx, positions):
     """The same logits and steps, and no graph for another loop count or position."""
     plain, compiled, rule = tiny(**positions), tiny(**positions), rule_of('accel')
@@ -95,7 +92,7 @@ def test_a_compiled_step_is_the_step(tiny, idx, positions):
 # -------------------------------------------------------------------------------------------------
 # cache policies
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', FEW)
 def test_a_ring_as_long_as_the_budget_is_exact(tiny, idx, name):
     model, rule = tiny(), rule_of(name)
     ring = token_by_token(model, idx, [9, 9], rule, policy='ring', ring=9)
@@ -186,7 +183,7 @@ def test_a_cache_that_no_memory_holds_is_refused(tiny, idx):
 # -------------------------------------------------------------------------------------------------
 # rows of tokens
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', FEW)
 @pytest.mark.parametrize('T, new', [(1, 20), (16, 12)])         # past the block of 16
 def test_generation_with_a_cache_is_without(tiny, idx, name, T, new):
     model, how = tiny(adapter_init='random'), dict(exit=rule_of(name), n_loop=10, **GREEDY)
@@ -220,7 +217,7 @@ def test_window():
             assert min(n, block // 2) <= in_window <= block
 
 
-@pytest.mark.parametrize('name, cache', [(name, 'exact') for name in CASES] + [('accel', None)])
+@pytest.mark.parametrize('name, cache', [(name, 'exact') for name in FEW] + [('accel', None)])
 def test_rows_of_any_lengths_are_as_alone(tiny, name, cache):
     model = tiny(adapter_init='random')
     how = dict(exit=rule_of(name), n_loop=8, cache=cache, **GREEDY)
@@ -291,7 +288,7 @@ def test_warm_start_is_the_last_state_of_the_token_before(tiny, idx):
 # -------------------------------------------------------------------------------------------------
 # drafts
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', FEW)
 @pytest.mark.parametrize('draft_loops, new', [(2, 14), (9, 3)])
 def test_speculative_is_greedy(tiny, idx, name, draft_loops, new):
     model, prompt = tiny(adapter_init='random'), idx[:1, :6]
@@ -317,7 +314,7 @@ def test_speculation_runs_fewer_full_passes(tiny, idx):
 # -------------------------------------------------------------------------------------------------
 # bad input
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', FEW)
 @pytest.mark.parametrize('cache', ['exact', None])
 def test_a_nan_stops_with_a_clear_error(tiny, idx, name, cache):
     model = tiny()

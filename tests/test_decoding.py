@@ -55,7 +55,8 @@ def test_all_is_run_once_and_gathered(wave, tmp_path, monkeypatch):
     def command(script, *flags, log, until=None, threads=None):
         calls.append(script)
         done = conftest.run(*flags, '--timed_tokens=2', '--n_loop=12', '--more_taus=[0.3]',
-                            '--rules=["norm_rel"]', '--budgets=[1,3]', '--device=cpu',
+                            '--rules=["norm_rel"]', '--budgets=[1,3]', '--taus=[1e-2]',
+                            '--epsilons=[1.0]', '--rounds=1', '--device=cpu',
                             script=script)
         assert done.returncode == 0, done.stderr
         return True
