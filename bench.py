@@ -1,7 +1,7 @@
 """
 What an exit rule buys: latency and quality against tau, beside fixed budgets and an oracle.
 
-    python bench.py                     the default run's checkpoint, four minutes on two cores
+    python bench.py                     the default run's checkpoint, some minutes on two cores
     python bench.py --cache=exact       one cache policy alone; --past=False: by own signals alone
     python bench.py --protocol=both     with a cache, and as the paper's figures suggest: the whole
                                         context again for each token
@@ -18,7 +18,8 @@ quality of a row rests on, and times are empty until there are some.
 Quality: of decoding held-out windows (quality.py), the same windows and noise for all points;
 intervals are 95% bootstrap over windows, of the difference from the full budget of `exact` in the
 same window. Latency: `timed_tokens` tokens behind a prompt of half a window, all points in turn,
-round by round.
+round by round. The defaults are thin: 32 windows, two rounds, and below `least_tau` own signals with
+`exact` alone.
 
 Paper: sec. 4, App. D, Fig. 4.
 
