@@ -18,8 +18,8 @@ quality of a row rests on, and times are empty until there are some.
 Quality: of decoding held-out windows (quality.py), the same windows and noise for all points;
 intervals are 95% bootstrap over windows, of the difference from the full budget of `exact` in the
 same window. Latency: `timed_tokens` tokens behind a prompt of half a window, all points in turn,
-round by round. The defaults are thin: 32 windows, two rounds, and below `least_tau` own signals with
-`exact` alone.
+round by round. The defaults are thin: 32 windows, two rounds, and below `least_tau` own signals
+with `exact` alone.
 
 Paper: sec. 4, App. D, Fig. 4.
 
