@@ -188,6 +188,12 @@ class Signals:
         """A pass over new tokens; what an earlier one left at their places is forgotten."""
         if self.largest is None:
             self.largest = np.full((rows, *self.shape), -np.inf, dtype=np.float32)
+        self.lone = rows == 1 and span.end == span.start + 1
+        if self.lone:       # one token, in a fraction of the time
+            self.earlier = self.largest[0, span.start].tolist()             # (k_max,)
+            self.new = self.largest[0, span.end]
+            self.new.fill(-np.inf)
+            return
         row, place = np.arange(rows)[:, None], span.starts[:, None]
         self.ragged = (row, place + 1) if span.ragged else None
         if span.ragged:
@@ -200,9 +206,9 @@ class Signals:
 
     def wait(self, value, active, k, looping):
         """wait_for_past of the rows looping (b,) at step k, for earlier passes too; it is kept."""
-        if isinstance(value, float) and not self.ragged:    # one token: in a fraction of the time
-            value = max(value, float(self.earlier[looping[0], 0, k - 1]))
-            self.new[looping[0], 0, k - 1] = value
+        if self.lone:
+            value = max(value, self.earlier[k - 1])
+            self.new[k - 1] = value
             return value
         rows = slice(None) if len(looping) == len(self.largest) else looping
         value = wait_for_past(value, active, self.earlier[rows, :, k - 1])
