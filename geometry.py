@@ -158,19 +158,23 @@ def rounding_floor(group, states, e, dtype):
 
 
 def steps_to_a_tenth(norms):
-    """Steps until the mean norm (K,) is a tenth of the first one, None if it does not get there."""
-    small = np.nonzero(norms <= norms[0] / 10)[0]
+    """
+    Steps until the mean norm (K,) is a tenth of what it was, None if it does not get there.
+
+    From the second step on: the first leads out of the noise, and refines nothing.
+    """
+    small = np.nonzero(norms[1:] <= norms[1] / 10)[0]
     return int(small[0]) if len(small) else None
 
 
-def settled_cos(norms, cos, floor):
+def last_clear_cos(states, floor):
     """
-    Mean of the last three cosines that are clear of rounding, nan where none is.
-
-    norms (K,), cos (K-1,): means over tokens; floor: the rounding floor.
+    Each token's cosine of consecutive steps where it has settled: at its last step that is clear of
+    rounding, nan if none is. states (K+1, ..., C) -> (...); floor: the rounding floor.
     """
-    clear = cos[norms[1:] > CLEAR * floor]
-    return float(clear[-3:].mean()) if len(clear) else float('nan')
+    clear = (step_norm(states)[1:] > CLEAR * floor).long().cumprod(0).sum(0)    # steps in a row
+    last = step_cos(states).gather(0, (clear - 1).clamp(min=0)[None])[0]
+    return last.where(clear > 0, torch.nan)
 
 
 # one checkpoint -----------------------------------------------------------------------------------
@@ -224,10 +228,11 @@ def measure(model, idx, n_loop):
 
         norm (K,), cos, accel_hat, contraction (K-1,)   means over the tokens
         floor_float32, floor_bfloat16                   rounding floors
+        settled (B, T)                                  cosine of each token, see last_clear_cos
         dlr_noise, dlr_first, dlr_settled               means, where another group follows: to its
                                                         x^(0), to its x^(1), to its x^(K)
 
-    All but the floors have a standard deviation over the tokens beside them, NAME_std.
+    The means have a standard deviation over the tokens beside them, NAME_std.
     """
     probes = dict(norm=step_norm, cos=step_cos, accel_hat=accel_hat, contraction=contraction)
     trace = trace_of(model, idx, n_loop)
@@ -241,6 +246,7 @@ def measure(model, idx, n_loop):
         for dtype in ('float32', 'bfloat16'):
             floor = rounding_floor(group, states, e, getattr(torch, dtype))
             curves['floor_' + dtype] = floor
+        curves['settled'] = last_clear_cos(states, curves['floor_float32']).cpu().numpy()
         if g + 1 < len(trace):
             x_next = trace[g + 1]['states']
             for reading, k in dict(noise=0, first=1, settled=-1).items():
@@ -304,7 +310,7 @@ def draw_training(measured, spread, groups, mean_recurrence):
     plots.path_independence(spread, groups, heading, png('path_independence'))
 
 
-def draw_last(trace, motions, words, losses, groups, mean_recurrence):
+def draw_last(trace, motions, words, losses, groups, mean_recurrence, depth):
     """The figures of the last checkpoint: the tokens of its first window, its loss by loops."""
     states = [entry['states'][:, 0] for entry in trace]                         # (K+1, T, C) each
     T = len(words)
@@ -316,7 +322,7 @@ def draw_last(trace, motions, words, losses, groups, mean_recurrence):
     plots.figure_6(points, motions, tokens, words, groups, png('figure_6'))
     distances = [vector_norm(x[:-1] - x[-1], dim=-1).T for x in states]         # (T, K) each
     distances = [distance.cpu().numpy() for distance in distances]
-    plots.convergence(distances, words, groups, png('convergence'))
+    plots.convergence(distances, words, groups, depth, png('convergence'))
     plots.stability(losses, mean_recurrence + 1, png('stability'))
 
 
@@ -351,7 +357,7 @@ def summary_of(curves):
     """A group of a checkpoint in the summary's table."""
     steps = steps_to_a_tenth(curves['norm'])
     steps = f'over {n_loop}' if steps is None else steps
-    cosine = settled_cos(curves['norm'], curves['cos'], curves['floor_float32'])
+    cosine = np.nanmean(curves['settled'])
     floors = f"{curves['floor_float32']:.0e}/{curves['floor_bfloat16']:.0e}"
     ratios = []
     for reading in ('noise', 'first', 'settled'):
@@ -399,8 +405,7 @@ def findings(before, after):
 def settling(by_group):
     """For each group of a checkpoint: steps to a tenth, settled cosine."""
     steps = [steps_to_a_tenth(curves['norm']) for curves in by_group]
-    cosines = [settled_cos(curves['norm'], curves['cos'], curves['floor_float32'])
-               for curves in by_group]
+    cosines = [np.nanmean(curves['settled']) for curves in by_group]
     return steps, cosines
 
 
@@ -419,14 +424,19 @@ def check_knobs():
 
 
 def held_out_windows(last):
-    """The first n_windows windows of the held-out text: idx, targets (n_windows, T)."""
+    """
+    n_windows windows spread over the held-out text: idx, targets (n_windows, T), and of a task the
+    depth (T,) of the first one's labels, else None.
+    """
     name, T = dataset or last['config']['dataset'], last['model_args']['block_size']
     text = data.open_data(name, reads=last['tokenizer'])
     there = text.n_held_out(T)
     if there < n_windows:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows may '
                          'be no more')
-    return text.held_out(range(n_windows), T)
+    windows = np.linspace(0, there - 1, n_windows).round().astype(int)
+    depth = text.with_depth(T)[2][windows[0]] if hasattr(text, 'with_depth') else None
+    return *text.held_out(windows, T), depth
 
 
 def main():
@@ -435,7 +445,8 @@ def main():
     models, last = load_run(out_dir, device)
     model, groups = models[max(models)], last['model_args']['groups']
     dev = model.lm_head.weight.device
-    idx, targets = (tokens.to(dev) for tokens in held_out_windows(last))
+    idx, targets, depth = held_out_windows(last)
+    idx, targets = idx.to(dev), targets.to(dev)
     print(f"{out_dir}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {idx.shape[1]} tokens, {n_loop} loops')
 
@@ -456,7 +467,7 @@ def main():
 
     # figures and summary
     draw_training(measured, spread, groups, model.config.mean_recurrence)
-    draw_last(trace, motions, words, losses, groups, model.config.mean_recurrence)
+    draw_last(trace, motions, words, losses, groups, model.config.mean_recurrence, depth)
     summary(measured, groups, spread, losses, motions)
     folder = os.path.join(out_dir, 'figures')
     figures = [file for file in sorted(os.listdir(folder)) if file.endswith('.png')]

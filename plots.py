@@ -196,11 +196,12 @@ def figure_6(points, motions, tokens, words, groups, path):
     save(figure, path, ['group', 'token', 'text', 'motion', 'k', *directions], table)
 
 
-def convergence(distances, words, groups, path):
+def convergence(distances, words, groups, depth, path):
     """
     Geiping Fig. 5: a heat map for each group, tokens down and loop steps across.
 
     distances: (T, K) for each group, of x^(0) ... x^(K-1) to the last iterate. words: as above.
+    depth: of a task, the steps (T,) that each label needs, drawn over the map; or None.
     """
     figure, [axes] = panels(len(groups), 3.4, 0.16 * len(words) + 1, sharey=True)
     table = []
@@ -209,6 +210,10 @@ def convergence(distances, words, groups, path):
         image = ax.imshow(log_distance, aspect='auto', cmap='viridis', interpolation='nearest')
         ax.set(title=title(group), xlabel='loop step k')
         ax.set_yticks(range(len(words)), words, fontsize=6, family='monospace')
+        if depth is not None:
+            ax.step([*depth, depth[-1]], np.arange(len(depth) + 1) - 0.5, color='white', lw=1.6,
+                    label='depth of the label')
+            ax.legend(loc='lower right', fontsize=7, labelcolor='white', facecolor='black')
         bar = figure.colorbar(image, ax=ax)
         for t, word in enumerate(words):
             table += [[group, t, word, k, d] for k, d in enumerate(distance[t])]

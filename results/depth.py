@@ -30,19 +30,7 @@ import tasks
 from checkpoint import load_checkpoint
 from configurator import configure, run
 from results import runs, table
-from results.claims import (
-    HERE,
-    by_group,
-    cheapest,
-    column,
-    distinct,
-    last_checkpoint,
-    load,
-    mean_std,
-    pick,
-    settled,
-)
-from results.measure import geometry_rows
+from results.claims import HERE, column, distinct, load, mean_std, pick
 from watch import by_depth
 
 # ------------------------------------------------------------------------------------------------
@@ -72,7 +60,7 @@ LEVERS = {
     'fixed loop counts': ['--loop_draw=fixed'],
     'uniform draw': ['--loop_draw=uniform'],
 }
-CSVS = ('machine', 'accuracy', 'runs', 'deeper', 'steps', 'bench')
+CSVS = ('machine', 'accuracy', 'runs', 'deeper')
 OTHERS = ['addition', 'group', 'mano', 'igsm']
 DEEPER, DEEPER_LOOPS = 'calc:reset=0.04', [4, 8, 16, 24, 32]
 BINS = ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23))    # of depth
@@ -104,16 +92,6 @@ def folder_of(part, variant, seed):
     return os.path.join('out-depth', part, f"{variant.replace(' ', '_')}-{seed}")
 
 
-def sweep(folder):
-    """Block maps against quality on a run of text; times are not looked at."""
-    runs.command('bench.py', f'--out_dir={folder}', '--rules=["norm","kl","accel"]',
-                 '--epsilons=[]', '--checks=False', '--rounds=1', '--timed_tokens=1',
-                 '--cache=exact', '--past=False', '--n_windows=64',
-                 log=os.path.join(folder, 'bench.txt'))
-    shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, 'sweep.csv'))
-    return True
-
-
 def run_all(flags, until):
     """Train all that is not done yet. True if nothing is left to do."""
     if 'text' in parts:
@@ -121,15 +99,7 @@ def run_all(flags, until):
     with ThreadPoolExecutor(workers) as pool:
         done = pool.map(lambda key: runs.train(folder_of(*key), flags[key], until, threads=1),
                         flags)
-        if not all(list(done)):
-            return False
-    for part, variant, seed in flags:
-        if (part, variant) == ('text', 'looped'):
-            if time.time() > until:
-                return False
-            folder = folder_of(part, variant, seed)
-            runs.once(folder, 'bench', lambda: sweep(folder))
-    return True
+        return all(list(done))
 
 
 # what is gathered -------------------------------------------------------------------------------
@@ -175,12 +145,11 @@ def last_token_row(folder, loops=16):
 
 def gather(flags):
     """All runs -> results/depth/*.csv. Of the other parts the rows that are there stay."""
-    tables = dict(accuracy=[], runs=[], deeper=[], steps=[], bench=[])
+    tables = dict(accuracy=[], runs=[], deeper=[])
     for name, rows in tables.items():
         path = os.path.join('results', 'depth', name + '.csv')
-        part = dict(deeper='calc', steps='text', bench='text').get(name)
         if os.path.exists(path):
-            rows += [row for row in runs.read_csv(path) if row.get('part', part) not in parts]
+            rows += [row for row in runs.read_csv(path) if row.get('part', 'calc') not in parts]
     for part, variant, seed in flags:
         folder, key = folder_of(part, variant, seed), dict(part=part, variant=variant, seed=seed)
         tables['accuracy'] += [key | row for row in accuracy_rows(folder)]
@@ -189,11 +158,6 @@ def gather(flags):
         tables['runs'].append(key | run_row(folder))
         if (part, variant) == ('calc', 'looped'):
             tables['deeper'] += [dict(seed=seed) | row for row in deeper_rows(folder)]
-        if (part, variant) == ('text', 'looped'):
-            steps = geometry_rows(folder, follow_loss=False)['steps']
-            tables['steps'] += [dict(variant='muon', seed=seed) | row for row in steps]
-            rows = runs.read_csv(os.path.join(folder, 'sweep.csv'))
-            tables['bench'] += [dict(seed=seed, rules='accel') | row for row in rows]
     runs.write_csv('depth', 'machine', [runs.machine_row()])
     for name, rows in tables.items():
         if rows:
@@ -283,27 +247,6 @@ def deeper_table(t):
         yield lines(n, *cells)
 
 
-def text_table(t, small):
-    """The default run, by its optimiser: losses by loops, geometry, exits. small: results/small."""
-    groups = distinct(t['steps'], 'group')
-    loops = (1, 2, 4, 8)
-    yield lines('the default run', *(f'loss at {n}' for n in loops),
-                'cosine, settled: groups ' + ', '.join(groups),
-                'fixed loops', '`norm` block maps', '`kl` block maps', '`accel` block maps')
-    yield '|---' * 9 + '|'
-    adamw = [row for row in last_checkpoint(small['losses']) if row['variant'] == 'main']
-    muon = pick(t['accuracy'], part='text', variant='looped')
-    iterations = max(column(pick(t['runs'], part='text'), 'iterations'))
-    both = ((f"AdamW, {max(column(adamw, 'iteration')):,.0f} iterations", adamw, small, 'main'),
-            (f'Muon, {iterations:,.0f} iterations', muon, t, 'muon'))
-    for name, losses, source, variant in both:
-        cos = by_group(source['steps'], settled, variant)
-        evals = [mean_std(cheapest(source, rule, 'mean_evals')) for rule in
-                 ('fixed', 'norm', 'kl', 'accel')]
-        yield lines(name, *(mean_std(column(pick(losses, loops=n), 'loss'), 3) for n in loops),
-                    ', '.join(mean_std(cos[group]) for group in groups), *evals)
-
-
 def markdown(folder=HERE):
     """What stands between the markers of depth."""
     t = load('depth', folder, CSVS)
@@ -322,8 +265,7 @@ def markdown(folder=HERE):
          'with resets at a twenty-fifth; % right:'], deeper_table(t),
         ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
         variants_table(t, 'levers'),
-        ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others'),
-        ['**Muon on text**:'], text_table(t, load('small', folder))]
+        ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others')]
     return '\n\n'.join('\n'.join(block) for block in blocks)
 
 

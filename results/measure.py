@@ -1,143 +1,290 @@
 """
 The geometry of a run's checkpoints, as rows for results/SCALE/*.csv.
 
-Not run by itself: run.py and depth.py call geometry_rows. It adds to geometry.py what the claims
-need beyond its figures: the leading eigenvalue of a loop step, tokens that turn back, jumps over
-paths.
+Not run by itself: run.py calls geometry_rows. It adds to geometry.py what the claims need beyond
+its figures: the leading eigenvalues of a loop step, tokens that turn back, jumps over paths, and
+tokens that wait apart from those that work.
 
 Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 
     e, x        the stream that enters a group; its state                       (B, T, C)
     states      x^(0) ... x^(K) of one group                                    (K+1, B, T, C)
     trace       what each group leaves of one pass: dict(e, states, ...)
-    measured    what geometry.measure gives of each group: curves over k, ratios, rounding floor
 """
+import os
+from itertools import product
+
+import numpy as np
 import torch
 from torch.linalg import vector_norm
 
 import data
 import geometry
+import memory
+from checkpoint import load_checkpoint
 from configurator import pick_device
+from quality import Point, accuracy, figures_of, interval, quality
 
-# as geometry.py has them unless a knob says otherwise
 N_LOOP = 30                 # loops of each group
-N_WINDOWS = 24              # held-out windows of block_size tokens
+N_WINDOWS = 96              # held-out windows of block_size tokens, spread evenly
 NOISE_DRAWS = 4             # of x^(0), for path independence
-LOOPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)      # loop counts at which the loss is followed
+NOISE_LOOPS = (4, 8, 30)
+DLR_LOOPS = (2, 5, 9, 30)   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
+LOOPS = (1, 2, 4, 5, 8, 9, 16, 32, 64, 256)     # loop counts at which the loss is followed
+SPECTRUM_WINDOWS = 4
+DEEPER = dict(calc='calc:reset=0.04')   # asked for deeper problems than it was trained on
+# loops of each group, by the number of groups
+BUDGETS = {1: (1, 2, 3, 4, 6, 8, 12, 16), 2: (1, 2, 4, 6, 8, 12, 16), 3: (1, 2, 3, 4)}
 
+
+# eigenvalues --------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def spectrum(group, e, x):
     """
-    The leading eigenvalue of one loop step, of its Jacobian by the last token of each window.
+    The leading eigenvalue of one loop step by each token's own state, with the others held still.
 
-    e, x, the last state: (N, T, C) -> (N,) complex. Attention is causal, so the Jacobian by all
+    e, x, the last state: (N, T, C) -> (N, T) complex. Attention is causal, so the Jacobian by all
     tokens is block-triangular, and these are eigenvalues of the whole step.
     """
-    leading = []
-    for i in range(len(x)):
-        # C copies of the window, of which each gives one row of the Jacobian
-        C = x.shape[-1]
-        before = x[i, :-1].expand(C, -1, -1)                                    # (C, T-1, C)
-        token = x[i, -1].expand(C, 1, C).clone().requires_grad_()               # (C, 1, C)
-        with torch.enable_grad():
-            y = group.step(torch.cat((before, token), dim=1), e[i].expand(C, -1, -1))[:, -1]
-            jacobian = torch.autograd.grad(y.diagonal().sum(), token)[0][:, 0]  # (C, C)
-        values = torch.linalg.eigvals(jacobian.cpu())
-        leading.append(values[values.abs().argmax()])
-    return torch.stack(leading)
+    N, T, C = x.shape
+    leading = torch.zeros(N, T, dtype=torch.complex64)
+    for i in range(N):
+        kept = []
+        group.step(x[i:i + 1], e[i:i + 1], updates=[keep(kept) for _ in group.core])
+        for t in range(T):
+            # C copies of the token, of which each gives one row of its block
+            token = x[i, t].expand(C, 1, C).clone().requires_grad_()            # (C, 1, C)
+            updates = [behind(keys[:, :, :t], values[:, :, :t]) for keys, values in kept]
+            with torch.enable_grad():
+                pos = torch.tensor([t], device=x.device)
+                y = group.step(token, e[i, t].expand(C, 1, C), updates=updates, pos=pos)[:, 0]
+                block = torch.autograd.grad(y.diagonal().sum(), token)[0][:, 0]     # (C, C)
+            values = torch.linalg.eigvals(block.cpu())
+            leading[i, t] = values[values.abs().argmax()]
+    return leading
 
 
-def last_cos(states, floor):
+def keep(kept):
+    """A cache hook that keeps a layer's keys and values (1, H, T, D) in a list."""
+    def update(keys, values):
+        kept.append((keys, values))
+        return keys, values, None
+    return update
+
+
+def behind(earlier_keys, earlier_values):
+    """A cache hook that puts earlier keys and values (1, H, t, D) before those of one token."""
+    def update(keys, values):
+        B = len(keys)
+        return (torch.cat((earlier_keys.expand(B, -1, -1, -1), keys), dim=2),
+                torch.cat((earlier_values.expand(B, -1, -1, -1), values), dim=2), None)
+    return update
+
+
+def slowest_so_far(leading):
     """
-    Each token's cosine of consecutive steps at its last step that is clear of rounding.
+    The eigenvalue (N, T) with the largest modulus of each token and those before it.
 
-    states (K+1, B, T, C) -> (B * T,). floor: rounding of one step, in units of the state.
+    A token inherits the slower modes of what it looks at: in a block-triangular matrix a state that
+    starts anywhere moves, in the end, as the largest of them does.
     """
-    norms = geometry.step_norm(states)[1:].flatten(1)                           # (K-1, B * T)
-    cos = geometry.step_cos(states).flatten(1)
-    clear = (norms > geometry.CLEAR * floor).long().cumprod(0).sum(0)           # steps in a row
-    last = clear.clamp(min=1) - 1
-    return cos.gather(0, last[None])[0]
+    slowest = leading.clone()
+    for t in range(1, leading.shape[1]):
+        before = slowest[:, t - 1]
+        slowest[:, t] = torch.where(before.abs() > leading[:, t].abs(), before, leading[:, t])
+    return slowest
 
 
-def step_rows(name, measured):
-    """Norm and cosine of one group's steps, mean and standard deviation over tokens."""
+def spectrum_row(name, group, traced, settled):
+    """Eigenvalues of one group's step beside the way in which tokens turn. settled: (B, T)."""
+    own = spectrum(group, traced['e'][:SPECTRUM_WINDOWS], traced['states'][-1][:SPECTRUM_WINDOWS])
+    prefix, cos = slowest_so_far(own), torch.from_numpy(settled[:SPECTRUM_WINDOWS])
+    back, on = cos < 0, cos >= 0
+    row = dict(group=name, radius=prefix.abs().mean().item(),
+               angle=(prefix.real / prefix.abs()).mean().item(),
+               complex=(prefix.imag.abs() > 1e-3 * prefix.abs()).float().mean().item(),
+               turning_back=np.nanmean(settled < 0))
+    for what, values in dict(own=own, prefix=prefix).items():
+        for where, tokens in dict(back=back, on=on).items():
+            share = (values.real < 0)[tokens].float().mean().item() if tokens.any() else ''
+            row[f'negative_{what}_{where}'] = share
+    return row
+
+
+# steps --------------------------------------------------------------------------------------------
+
+def step_rows(name, measured, states):
+    """Norm and cosine of one group's steps, and acceleration beside the step norm, over tokens."""
+    norms, accels = geometry.step_norm(states), geometry.accel(states)
     for k, (norm, norm_std) in enumerate(zip(measured['norm'], measured['norm_std'])):
-        cos, cos_std = '', ''
+        cos = cos_std = over = alike = ''
         if k:       # the first step has none before it
             cos, cos_std = measured['cos'][k - 1], measured['cos_std'][k - 1]
+            pairs = torch.stack((norms[k], accels[k - 1])).flatten(1).clamp(min=1e-30).log()
+            over = (pairs[1] - pairs[0]).median().exp().item()
+            alike = torch.corrcoef(pairs)[0, 1].item()
         yield dict(group=name, k=k, norm=norm, norm_std=norm_std, cos=cos, cos_std=cos_std,
-                   floor=measured['floor_float32'])
+                   accel_over_norm=over, accel_alike=alike, floor=measured['floor_float32'])
 
 
-def dlr_rows(names, measured, trace):
-    """Drift-to-loop ratios of each hand-off, and the jump over the path in the loop."""
-    for g in range(len(names) - 1):
-        ratios = {name: measured[g]['dlr_' + name] for name in ('noise', 'first', 'settled')}
-        # the jump ends at the first iterate of the next group; the path in the loop leaves out
-        # the first step, which comes from noise
-        states, following = trace[g]['states'], trace[g + 1]['states']
-        jump = vector_norm(following[1] - states[-1], dim=-1)                   # (B, T)
-        arc = geometry.step_norm(states)[1:].sum(0)                             # (B, T)
-        ratios['jump over arc'] = (jump / arc).mean().item()
-        for reading, ratio in ratios.items():
-            yield {'from': names[g], 'to': names[g + 1], 'reading': reading, 'ratio': ratio}
+def settled_row(name, measured):
+    """Where a group's steps end: how fast, and at what cosine, with 95% intervals over windows."""
+    settled = measured['settled']                                               # (B, T)
+    windows = np.nanmean(settled, axis=1)
+    low, high = interval(windows[~np.isnan(windows)])
+    tenth = geometry.steps_to_a_tenth(measured['norm'])
+    return dict(group=name, tenth='' if tenth is None else tenth, cos=np.nanmean(settled),
+                cos_low=low, cos_high=high, cos_std=np.nanstd(settled),
+                turning_back=np.nanmean(settled < 0))
+
+
+def phase_rows(name, states, floor, depth):
+    """
+    Of a task: what the steps of a group do, by the depth (B, T) of their token and its phase.
+
+    A token has settled once it stays within a tenth of its last state's norm from that state. Until
+    then it waits, while an earlier token has not, or works.
+    """
+    last = states[-1]
+    near = vector_norm(states - last, dim=-1) < 0.1 * vector_norm(last, dim=-1)     # (K+1, B, T)
+    settled = near.long().flip(0).cumprod(0).flip(0).bool()[1:-1]               # (K-1, B, T)
+    before = torch.ones_like(settled)
+    before[..., 1:] = settled.long().cumprod(-1).bool()[..., :-1]
+    phases = dict(waiting=~settled & ~before, working=~settled & before, settled=settled)
+    norms, cos = geometry.step_norm(states)[1:], geometry.step_cos(states)      # (K-1, B, T)
+    for d in np.unique(depth).tolist():
+        tokens = torch.from_numpy(depth == d)
+        for phase, here in phases.items():
+            here = here & tokens & (norms > geometry.CLEAR * floor)
+            if here.any():
+                yield dict(group=name, depth=d, phase=phase, tokens=tokens.sum().item(),
+                           steps=here.sum().item(), cos=cos[here].mean().item(),
+                           norm=norms[here].mean().item(),
+                           turning_back=(cos[here] < 0).float().mean().item())
+
+
+# between groups, far beyond training --------------------------------------------------------------
+
+def dlr_rows(names, model, idx):
+    """Drift-to-loop ratios of each hand-off against K, and the jump over the path in the loop."""
+    for K in DLR_LOOPS if len(names) > 1 else ():
+        trace = geometry.trace_of(model, idx, K)
+        for g in range(len(names) - 1):
+            states, following = trace[g]['states'], trace[g + 1]['states']
+            ratios = {reading: geometry.dlr(states, following[k]).mean().item()
+                      for reading, k in dict(noise=0, first=1, settled=-1).items()}
+            # the jump ends at the first iterate of the next group; the path in the loop leaves out
+            # the first step, which comes from noise
+            jump = vector_norm(following[1] - states[-1], dim=-1)                   # (B, T)
+            arc = geometry.step_norm(states)[1:].sum(0)                             # (B, T)
+            ratios['jump over arc'] = (jump / arc).mean().item()
+            for reading, ratio in ratios.items():
+                yield {'from': names[g], 'to': names[g + 1], 'loops': K, 'reading': reading,
+                       'ratio': ratio}
 
 
 def noise_rows(names, model, idx):
-    """How far the last states of one group lie apart when x^(0) is drawn anew."""
-    ends = []
-    for noise_seed in range(NOISE_DRAWS):
-        trace = geometry.trace_of(model, idx[:4], N_LOOP, noise_seed)
-        ends.append([group['states'][-1] for group in trace])
-    for name, draws in zip(names, zip(*ends)):
-        yield dict(group=name, spread=geometry.path_spread(torch.stack(draws)).mean().item())
+    """How far the states of one group lie apart after so many loops when x^(0) is drawn anew."""
+    for loops in NOISE_LOOPS:
+        ends = []
+        for noise_seed in range(NOISE_DRAWS):
+            trace = geometry.trace_of(model, idx[:8], loops, noise_seed)
+            ends.append([group['states'][-1] for group in trace])
+        for name, draws in zip(names, zip(*ends)):
+            spread = geometry.path_spread(torch.stack(draws))
+            yield dict(group=name, loops=loops, spread=spread.mean().item(),
+                       largest=spread.max().item())
 
 
 @torch.no_grad()
-def loop_rows(model, idx, targets):
-    """Held-out loss by loops, nats a token."""
-    return [dict(loops=n, loss=model(idx, targets, n_loop=n)[1].item()) for n in LOOPS]
+def loop_rows(model, dataset):
+    """Loss (nats a token) and accuracy by loops, held out and on deeper problems than trained."""
+    places = {'held out': dataset}
+    if dataset in DEEPER:
+        places['deeper'] = DEEPER[dataset]
+    size = memory.windows_at_once(model.config, N_WINDOWS)
+    for where, name in places.items():
+        idx, targets, _ = held_out(name, model.config.block_size, N_WINDOWS, model)
+        for n in LOOPS:
+            parts = [(*model(x, y, n_loop=n), y)
+                     for x, y in zip(idx.split(size), targets.split(size))]
+            yield dict(where=where, loops=n,
+                       loss=np.average([loss.item() for _, loss, _ in parts],
+                                       weights=[(y >= 0).sum().item() for *_, y in parts]),
+                       accuracy=np.mean(np.concatenate([accuracy(logits, y)
+                                                        for logits, _, y in parts])))
 
 
-def spectrum_row(name, group, traced, floor, n=16):
-    """Eigenvalues of one group's step in n windows, and how many tokens turn back in all."""
-    values = spectrum(group, traced['e'][:n], traced['states'][-1][:n])
-    turned = last_cos(traced['states'], floor) < 0
-    return dict(group=name, radius=values.abs().mean().item(),
-                cos=(values.real / values.abs()).mean().item(),
-                complex=(values.imag.abs() > 1e-3 * values.abs()).float().mean().item(),
-                turning_back=turned.float().mean().item())
+def budget_rows(model, idx, targets):
+    """Fixed loops that differ by group: loss above that of N_LOOP loops, and blocks evaluated."""
+    groups = model.config.groups
+    sizes = BUDGETS[len(groups)]
+    points = [Point('fixed', 0, list(loops)) for loops in product(sizes, repeat=len(groups))]
+    quality(model, points, idx, targets, N_LOOP)
+    for point in points:
+        figures = figures_of(point)
+        gap = figures['ce'] - figures['ce_full']
+        low, high = interval(gap)
+        yield dict(budget='-'.join(map(str, point.loops)), gap=gap.mean(), gap_low=low,
+                   gap_high=high, blocks=np.dot(point.loops, [len(layers) for layers in groups]))
 
 
-def geometry_rows(out_dir, follow_loss):
+# a run --------------------------------------------------------------------------------------------
+
+def held_out(dataset, T, n, model=None):
+    """
+    n held-out windows, spread evenly: idx, targets (n, T), where the model is, and of a task the
+    depth of each token, else None.
+    """
+    text = data.open_data(dataset)
+    numbers = np.linspace(0, text.n_held_out(T) - 1, n).round().astype(int)
+    depth = text.with_depth(T)[2][numbers] if hasattr(text, 'with_depth') else None
+    device = model.lm_head.weight.device if model else 'cpu'
+    return *(tokens.to(device) for tokens in text.held_out(numbers, T)), depth
+
+
+def loss_rows(out_dir):
+    """Of a run's last checkpoint the loss by loops alone, as geometry_rows has it."""
+    model, last = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
+    return dict(loops=list(loop_rows(model, last['config']['dataset'])))
+
+
+def geometry_rows(out_dir, thorough):
     """
     A run's checkpoints -> {name of a CSV: rows}. Each row has the iteration of its checkpoint.
 
-    follow_loss: measure the loss at LOOPS too.
+    thorough: not the last checkpoint alone, but the first too, and the loss at LOOPS.
     """
-    # the run, and the first held-out windows of its text
+    # the run, and held-out windows of its text
     device, _ = pick_device('auto', 'float32')
     models, last = geometry.load_run(out_dir, device)
-    text, T = data.open_data(last['config']['dataset']), last['model_args']['block_size']
-    idx, targets = (tensor.to(device) for tensor in text.held_out(range(N_WINDOWS), T))
+    name, T = last['config']['dataset'], last['model_args']['block_size']
+    idx, targets, depth = held_out(name, T, N_WINDOWS, models[max(models)])
 
-    rows = dict(steps=[], dlr=[], noise=[], loops=[], spectrum=[])
-    for iteration, model in models.items():
+    tables = 'steps settled dlr noise loops spectrum phases budgets'.split()
+    rows = {table: [] for table in tables}
+    for iteration in sorted({min(models) if thorough else max(models), max(models)}):
+        model = models[iteration]
         names = ['-'.join(map(str, layers)) for layers in model.config.groups]
         measured = geometry.measure(model, idx, N_LOOP)
         trace = geometry.trace_of(model, idx, N_LOOP)
-        new = dict(dlr=dlr_rows(names, measured, trace))
-        new['steps'] = [row for g, name in enumerate(names) for row in step_rows(name, measured[g])]
-
+        groups = list(zip(names, measured, trace, model.groups))
+        new = dict(dlr=dlr_rows(names, model, idx),
+                   settled=[settled_row(group, curves) for group, curves, _, _ in groups],
+                   steps=[row for group, curves, traced, _ in groups
+                          for row in step_rows(group, curves, traced['states'])])
         # what is measured at the last checkpoint alone
         if iteration == max(models):
             new['noise'] = noise_rows(names, model, idx)
-            new['loops'] = loop_rows(model, idx, targets) if follow_loss else []
-            new['spectrum'] = [
-                spectrum_row(name, model.groups[g], trace[g], measured[g]['floor_float32'])
-                for g, name in enumerate(names)]
-        for name, some in new.items():
-            rows[name] += [dict(iteration=iteration, **row) for row in some]
+            if thorough:
+                new['loops'] = loop_rows(model, name)
+                new['budgets'] = budget_rows(model, idx[:64], targets[:64])
+            new['spectrum'] = [spectrum_row(group, core, traced, curves['settled'])
+                               for group, curves, traced, core in groups]
+            if depth is not None:
+                new['phases'] = [row for group, curves, traced, _ in groups for row in phase_rows(
+                    group, traced['states'], curves['floor_float32'], depth)]
+        for table, some in new.items():
+            rows[table] += [dict(iteration=iteration, **row) for row in some]
     return rows

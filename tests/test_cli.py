@@ -98,7 +98,7 @@ def run(folder, command):
         script, *args = words
         start, settings = [os.path.join(ROOT, script)], {}
     args += [flag for flag in SMALL[script] if not ('--out_dir' in flag and '--out_dir' in command)]
-    if 'config/calc.py' in command:     # a task needs no data set
+    if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
         args.remove('--dataset=book')
     if 'data.py fineweb' in command:
         args.append('--path=web')

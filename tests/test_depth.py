@@ -81,19 +81,12 @@ def small(tmp_path, monkeypatch):
         assert done.returncode == 0, done.stderr
         return True
 
-    def sweep(folder):
-        command('bench.py', f'--out_dir={folder}', '--checks=False', '--n_windows=4',
-                '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--taus=[10.0]', '--cache=exact',
-                '--rules=["norm","kl","accel"]', '--past=False', '--more_taus=[]', '--epsilons=[]',
-                '--budgets=[6]', '--device=cpu', log='')
-        return os.rename(f'{folder}/bench.csv', f'{folder}/sweep.csv') or True
-
     monkeypatch.setattr(runs, 'command', command)
     tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
             '--eval_windows=4', '--keep_iters=[]', '--mean_recurrence=2', '--log_interval=2']
     stacks = {name: (configs, 1, 2) for name, (configs, _, _) in depth.STACKS.items()}
     settings = dict(seeds=[1, 2], workers=1, STACKS=stacks, OTHERS=['group'], more=tiny,
-                    LEVERS={'x0 zero': ['--x0=zero']}, ThreadPoolExecutor=Inline, sweep=sweep)
+                    LEVERS={'x0 zero': ['--x0=zero']}, ThreadPoolExecutor=Inline)
     for name, setting in settings.items():
         monkeypatch.setattr(depth, name, setting)
     monkeypatch.setattr(plots, 'losses', lambda *args: None)
@@ -107,7 +100,7 @@ def small(tmp_path, monkeypatch):
 
 def test_all_is_run_once_and_gathered(small):
     depth.main()
-    assert small == ['train.py'] * (9 * 2 + 2 + 1) + ['bench.py'] * 2 + ['table']
+    assert small == ['train.py'] * (9 * 2 + 2 + 1) + ['table']
     t = claims.load('depth', 'results', depth.CSVS)
     assert {(row['part'], row['variant'], row['seed']) for row in t['runs']} == {*depth.trainings()}
     looped, plain = (claims.pick(t['runs'], part='calc', variant=name, seed=1)[0]['parameters']

@@ -127,17 +127,17 @@ def test_rounding_floor_tells_the_dtypes_apart(tiny):
 
 
 def test_steps_to_a_tenth():
-    assert geo.steps_to_a_tenth(np.array([10, 4, 1, 0.5, 2])) == 2
-    assert geo.steps_to_a_tenth(np.array([10, 4, 2, 1.5])) is None
+    assert geo.steps_to_a_tenth(np.array([99, 10, 4, 1, 0.5, 2])) == 2
+    assert geo.steps_to_a_tenth(np.array([99, 10, 4, 2, 1.5])) is None
 
 
-def test_settled_cos_is_of_the_last_three_steps_clear_of_rounding():
-    norms = np.array([1, 0.9, 0.8, 0.7, 0.6, 0.2])          # cosine k is of the steps k and k + 1
-    cos = np.array([0.1, 0.2, 0.3, 0.7, -1])
-    assert geo.settled_cos(norms, cos, 1e-4) == pytest.approx((0.3 + 0.7 - 1) / 3)
-    assert geo.settled_cos(norms, cos, 0.5 / geo.CLEAR) == pytest.approx((0.2 + 0.3 + 0.7) / 3)
-    assert geo.settled_cos(norms, cos, 0.75 / geo.CLEAR) == pytest.approx((0.1 + 0.2) / 2)
-    assert math.isnan(geo.settled_cos(norms, cos, 1.0))
+def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
+    # one token in two dimensions: straight on, straight on, back, and then steps of rounding
+    steps = torch.tensor([[1.0, 0], [0.5, 0], [-0.3, 0], [0.001, 0], [0.5, 0]])
+    states = torch.cat((torch.zeros(1, 2), steps.cumsum(0))).view(6, 1, 1, 2)
+    assert geo.last_clear_cos(states, floor=0.001).tolist() == [[pytest.approx(-1.0)]]
+    assert geo.last_clear_cos(states, floor=0.015).tolist() == [[pytest.approx(1.0)]]
+    assert geo.last_clear_cos(states, floor=1.0).isnan().all()
 
 
 # a run --------------------------------------------------------------------------------------------
@@ -183,7 +183,10 @@ def test_figures_and_their_numbers(trained, monkeypatch):
 
     # the numbers of the last checkpoint once more, by the probes
     model, _ = load_checkpoint('out/ckpt.pt')
-    idx, targets = data.windows(data.load('book')[1], [0, 16, 32], 16)
+    text = data.open_data('book')       # three windows spread over the held-out text
+    last = text.n_held_out(16) - 1
+    assert last > 10
+    idx, targets = text.held_out([0, round(last / 2), last], 16)
     trace = []
     with torch.no_grad():
         model(idx, n_loop=8, trace=trace)
@@ -252,7 +255,7 @@ def test_states_that_do_not_fit_are_refused_before_the_pass(tiny, idx, monkeypat
 
 def test_what_the_summary_says_is_computed(capsys):
     def curves(norm, cos):
-        return dict(norm=np.array(norm), cos=np.array(cos),
+        return dict(norm=np.array(norm), cos=np.array(cos), settled=np.array([cos[-1], np.nan]),
                     floor_float32=1e-7, floor_bfloat16=1e-2)
 
     def says(before, after):
@@ -261,8 +264,8 @@ def test_what_the_summary_says_is_computed(capsys):
         geo.summary(measured, [[1], [2]], {9: [1e-7, 1e-7]}, {1: 2.0}, motions)
         return capsys.readouterr().out
 
-    slow = curves([1, 0.9, 0.8, 0.7], [0.9, 0.9, 0.9])
-    fast = curves([1, 0.05, 0.01, 0.001], [0.6, 0.6, 0.55])
+    slow = curves([9, 1, 0.9, 0.8, 0.7], [0.9, 0.9, 0.9, 0.9])
+    fast = curves([9, 1, 0.05, 0.01, 0.001], [0.6, 0.6, 0.55, 0.58])
     drift = {}
     for reading in ('noise', 'first', 'settled'):
         drift |= {f'dlr_{reading}': 5.0, f'dlr_{reading}_std': 5.0}
