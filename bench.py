@@ -1,7 +1,7 @@
 """
 What an exit rule buys: latency and quality against tau, beside fixed budgets and an oracle.
 
-    python bench.py                     the default run's checkpoint, four minutes on two cores
+    python bench.py                     the default run's checkpoint, three minutes on two cores
     python bench.py --cache=exact       one cache policy alone; --past=False: by own signals alone
     python bench.py --protocol=both     with a cache, and as the paper's figures suggest: the whole
                                         context again for each token
