@@ -88,6 +88,11 @@ def mean_std(values, digits=2):
     return text
 
 
+def lines(*cells):
+    """A line of a Markdown table."""
+    return '| ' + ' | '.join(map(str, cells)) + ' |'
+
+
 def reproduced(holds):
     return 'reproduced' if holds else 'not reproduced'
 

@@ -30,7 +30,7 @@ import tasks
 from checkpoint import load_checkpoint
 from configurator import configure, run
 from results import runs, table
-from results.claims import HERE, column, distinct, load, mean_std, pick
+from results.claims import HERE, column, distinct, lines, load, mean_std, pick
 from watch import by_depth
 
 # ------------------------------------------------------------------------------------------------
@@ -181,10 +181,6 @@ def draw_figures(tables):
 
 def percent(rows, digits=1):
     return mean_std([100 * share for share in column(rows, 'accuracy')], digits)
-
-
-def lines(*cells):
-    return '| ' + ' | '.join(map(str, cells)) + ' |'
 
 
 def stacks_table(t):

@@ -14,6 +14,7 @@ from results.claims import (
     at_checkpoint,
     column,
     distinct,
+    lines,
     load,
     mean_std,
     pick,
@@ -30,10 +31,6 @@ END = '<!-- end of claims -->'
 REGIMES = {('small', 'main'): 'text', ('small', 'random'): 'text, random adapter',
            ('tasks', 'calc groups'): '`calc`', ('tasks', 'hop groups'): '`hop`',
            ('paper', 'main'): 'paper scale'}
-
-
-def lines(*cells):
-    return '| ' + ' | '.join(map(str, cells)) + ' |'
 
 
 def regimes(folder):

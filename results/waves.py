@@ -8,16 +8,22 @@ Not run by itself: table.py puts them behind the claims. The rows are questions.
 """
 import numpy as np
 
-from results.claims import SAME, column, distinct, in_time, least, mean_std, pick, ratio_in_words
+from results.claims import (
+    RULES,
+    SAME,
+    column,
+    distinct,
+    in_time,
+    least,
+    lines,
+    mean_std,
+    pick,
+    ratio_in_words,
+)
 
 MODELS = ('calc', 'calc groups', 'hop', 'hop groups')
 POLICIES = {('exact', ''): 'exact', ('ring', 8.0): 'ring of 8', ('ring', 4.0): 'ring of 4',
             ('ring', 2.0): 'ring of 2', ('latest', ''): 'latest'}
-RULES = ('norm', 'norm_rel', 'kl', 'accel', 'accel_rel')
-
-
-def lines(*cells):
-    return '| ' + ' | '.join(map(str, cells)) + ' |'
 
 
 def per_seed(t, variant, cost, **where):
@@ -28,14 +34,6 @@ def per_seed(t, variant, cost, **where):
         rows.sort(key=lambda row: row['tau'], reverse=where['rule'] == 'fixed')
         values.append(least(rows, cost, 'gap_high'))
     return values
-
-
-def table(head, models, cell):
-    """A line for each model and a column for each of head: cell(model, column)."""
-    yield lines(*head)
-    yield '|---' * len(head) + '|'
-    for model in models:
-        yield lines(model, *(cell(model, name) for name in head[1:]))
 
 
 def q4(t):
