@@ -11,7 +11,7 @@ Run them in the project's folder. They write the runs to out-claims/SCALE/NAME, 
 results.depth in out-depth. When all runs of a scale are done they write results/SCALE/*.csv,
 assets/*.png and the tables of results/README.md.
 
-Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10). Geiping: 3.3, 5, 6 (C11 to C13).
+Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
 
     variant     a training. On text 'main' is the default model and 'random' has Geiping's adapter,
                 the rest are open choices and other draws; tasks: see TASKS
@@ -26,6 +26,8 @@ import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
+
+import torch
 
 import data
 from configurator import configure, run
@@ -132,8 +134,13 @@ def folder_of(variant, seed):
     return os.path.join('out-claims', scale, f"{variant.replace(' ', '_')}-{seed}")
 
 
-def measure(folder, variant, of_tasks):
-    """The geometry of a run, and of a task's its questions, into rows.json."""
+def measure(folder, variant, of_tasks, until, threads):
+    """The geometry of a run, and of a task's its questions, into rows.json. True if it is done."""
+    if time.time() > until:
+        return False
+    if threads:
+        torch.set_num_threads(threads)
+
     def work():
         if of_tasks and variant in DRAWS:
             rows = loss_rows(folder)
@@ -146,6 +153,7 @@ def measure(folder, variant, of_tasks):
         return True
     runs.once(folder, 'rows', work)
     print(f'measured {folder}', flush=True)
+    return True
 
 
 def sweep(folder, name):
@@ -239,9 +247,9 @@ def run_all(trainings, until):
     with ProcessPoolExecutor(at_a_time, context) as pool:
         waiting = []
         for (variant, _), (folder, _) in trainings.items():
-            waiting.append(pool.submit(measure, folder, variant, scale == 'tasks'))
-        for one in waiting:
-            one.result()
+            waiting.append(pool.submit(measure, folder, variant, scale == 'tasks', until, threads))
+        if not all([one.result() for one in waiting]):
+            return False
 
     # the sweeps have the machine to themselves
     for (variant, _), (folder, _) in trainings.items():

@@ -289,6 +289,7 @@ def small(tmp_path, monkeypatch):
                               WINDOWS=dict(policies=4, rules=4, short=32)).items():
         monkeypatch.setattr(questions, name, setting)
     monkeypatch.setattr(calibrate, 'TAUS', [1.0, 0.01])
+    monkeypatch.setattr(torch, 'set_num_threads', lambda n: None)
     monkeypatch.setattr(table, 'write', lambda begin, end, lines: calls.append('table'))
     monkeypatch.setattr(table, 'markdown', lambda: '')
     return calls
