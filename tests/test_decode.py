@@ -66,6 +66,9 @@ def test_token_by_token_is_the_whole_sequence(tiny, positions, name, seed, cut):
     torch.testing.assert_close(logits, whole, **CLOSE)
     assert torch.equal(steps, whole_steps)
     assert rule is None or len(steps.unique()) > 1
+    if rule and rule.past:      # a lone token waits by a shorter way
+        _, alone = token_by_token(model, idx[:1], [12, 12], rule, cut)
+        assert torch.equal(alone, whole_steps[:1])
 
 
 def test_step_noise_is_by_position_too(tiny, idx):
