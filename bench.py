@@ -414,7 +414,8 @@ def check_knobs(block_size):
 
 def held_out_windows(checkpoint, T):
     """n_windows windows spread over the held-out text: idx, targets (n_windows, T)."""
-    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'])
+    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
+                          checkpoint['model_args']['vocab_size'])
     there = text.n_held_out(T)
     if max(n_windows, rounds * batch_size) > there:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows and '

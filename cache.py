@@ -73,8 +73,9 @@ class Rotary(nn.Module):
     def __init__(self, config):
         super().__init__()
         D = config.n_embd // config.n_head
-        speed = config.rope_base ** -(torch.arange(0, D, 2) / D)                # (D / 2,)
-        angle = torch.arange(config.block_size)[:, None] * speed            # (block_size, D / 2)
+        # on the CPU, also where the weights are shapes alone (checkpoint.py)
+        place, pair = (torch.arange(n, device='cpu') for n in (config.block_size, D // 2))
+        angle = place[:, None] * config.rope_base ** -(2 * pair / D)        # (block_size, D / 2)
         self.register_buffer('cos', angle.cos(), persistent=False)
         self.register_buffer('sin', angle.sin(), persistent=False)
 

@@ -16,6 +16,7 @@ as such: a file with code in it is refused, and the code is not run.
 import os
 import warnings
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -27,6 +28,34 @@ from processes import say
 FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',
               'save_interval', 'keep_iters', 'device', 'compile', 'checkpoint_steps',
               'peak_tflops'}
+
+
+@dataclass
+class Run:
+    """What a checkpoint holds, and so what it takes to go on."""
+    config: dict                # every knob
+    model: GPT
+    optimizers: dict            # by the name of their state in a checkpoint
+    averaged: dict              # name: averaged weight; empty without ema
+    tokenizer: str
+    data: str                   # sha256 of the training tokens
+    start: int                  # iterations done before
+    val_loss: dict              # n_loop: nats
+    trend: list                 # of the loss, see watch.py
+    spikes: list                # [loss, it] since the last row of the log
+    # seconds spent on other things than training; not in a checkpoint
+    spent: dict = field(default_factory=lambda: dict(checkpoints=0.0, evaluation=0.0))
+
+
+def save_run(run, it, path, whole=True):
+    """A run after `it` iterations -> path. whole: with all that it takes to go on."""
+    checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
+                      config=run.config, iter_num=it, tokenizer=run.tokenizer, data=run.data,
+                      val_loss=run.val_loss)
+    if whole:
+        checkpoint |= {name: one.state_dict()['state'] for name, one in run.optimizers.items()}
+        checkpoint |= dict(trend=run.trend, spikes=run.spikes, ema=run.averaged)
+    save_checkpoint(checkpoint, path, keep_old=whole)
 
 
 def save_checkpoint(checkpoint, path, keep_old=False):
@@ -73,8 +102,10 @@ def load_checkpoint(path, device='cpu'):
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        model = GPT(GPTConfig(**checkpoint['model_args']))
-        model.load_state_dict(checkpoint['model'])
+        with torch.device('meta'):      # shapes alone: the weights are those that were read
+            model = GPT(GPTConfig(**checkpoint['model_args']))
+        model.load_state_dict(checkpoint['model'], assign=True)
+        model.tie()
         assert {'config', 'iter_num', 'tokenizer'} <= set(checkpoint)
     except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
         raise ValueError(f"'{path}' is not a whole checkpoint of this program "

@@ -24,6 +24,7 @@ import os
 import sys
 import tokenize
 from contextlib import nullcontext
+from importlib import import_module
 from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import get_args
 
@@ -250,6 +251,16 @@ def adopt(script, values, fixed, earlier_run):
     if changed:
         raise ValueError(f'{earlier_run} had other knobs: {", ".join(sorted(changed))}; '
                          'leave them out, or train anew in another --out_dir')
+
+
+def imported(name, what, example):
+    """FILE:NAME -> what FILE.py calls NAME. ValueError if there is none; what: it in a word."""
+    file, _, attribute = name.rpartition(':')
+    try:
+        return getattr(import_module(file), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the {what} '{name}' is not to be had ({error}): write FILE:NAME, such "
+                         f'as {example}') from None
 
 
 def plain(value):

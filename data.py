@@ -15,8 +15,8 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
 
 Every n-th document is held out whole, so no document is in both files; a single document is cut,
-and its last part is held out. Tokenizers: any tiktoken encoding that fits uint16, or `bytes`, which
-needs no download. Paper: App. B (FineWeb, 300M tokens).
+and its last part is held out. Tokenizers: see encoding.py; `bytes` needs no download.
+Paper: App. B (FineWeb, 300M tokens).
 """
 import ast
 import difflib
@@ -36,12 +36,12 @@ from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
-import tiktoken
 import torch
 from tqdm import tqdm
 
 import tasks
 from configurator import configure, run
+from encoding import get_encoding
 
 # --------------------------------------------------------------------------------------------------
 name = 'pydocs'                     # pydocs, fineweb, or any name for text of your own
@@ -53,32 +53,7 @@ revision: str | None = None         # fineweb: a commit of the data set; None = 
 val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 0.05 otherwise
 # --------------------------------------------------------------------------------------------------
 
-EOT = '<|endoftext|>'
 SPLITS = ('train', 'val')
-
-
-def get_encoding(name):
-    """A tiktoken.Encoding, or a task's Words. ValueError if it cannot be had or fits no uint16."""
-    if name.partition(':')[0] in tasks.TASKS:
-        return tasks.Words(name)
-    if name == 'bytes':         # token i is byte i, and 256 is end-of-text
-        ranks = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
-                                 special_tokens={EOT: 256})
-    names = tiktoken.list_encoding_names()
-    if name not in names:
-        raise ValueError(f"unknown tokenizer '{name}': choose bytes or one of {', '.join(names)}")
-    try:
-        encoding = tiktoken.get_encoding(name)
-    except Exception as error:      # requests' errors, and tiktoken's own for a file cut short
-        raise ValueError(
-            f"the '{name}' encoding is not on this machine and could not be fetched "
-            f'({type(error).__name__}): go online once, or point TIKTOKEN_CACHE_DIR at a folder '
-            'that has it, or make the data with --tokenizer=bytes, which needs nothing') from error
-    if encoding.n_vocab > 2 ** 16:
-        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, more than uint16 holds (65536): "
-                         'use gpt2 or bytes')
-    return encoding
 
 
 def pydocs_documents():
@@ -456,17 +431,23 @@ class Text:
         return windows(self.val, T * np.asarray(numbers), T)
 
 
-def open_data(name, reads=None):
+def open_data(name, reads=None, vocab_size=None):
     """
     The data set or task `name`: a Text, or tasks.Problems.
 
-    reads: the tokenizer of the model that will read it; ValueError if it is another.
+    reads, vocab_size: tokenizer and vocabulary of the model that will read it; ValueError if it is
+    another, or tokens of the text are beyond it.
     """
+    if not name:
+        raise ValueError('this model came without a data set: name one with --dataset')
     task = name.partition(':')[0]
     text = tasks.Problems(name) if task in tasks.TASKS or ':' in name else Text(name)
     if reads and text.tokenizer != reads:
         raise ValueError(f"the model reads {reads} tokens, data set '{name}' holds "
                          f'{text.tokenizer}: choose another --dataset')
+    if vocab_size and text.vocab_size > vocab_size:
+        raise ValueError(f"the model knows {vocab_size} tokens, data set '{name}' has "
+                         f'{text.vocab_size}: choose another --dataset')
     return text
 
 

@@ -14,6 +14,7 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
     b        rows of which some token still loops
 """
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isnan
 from numbers import Real
 from typing import Callable
@@ -21,6 +22,8 @@ from typing import Callable
 import numpy as np
 import torch
 from torch.linalg import vector_norm
+
+from configurator import imported
 
 EPS = 1e-8
 
@@ -92,7 +95,15 @@ def accel_rel(x0, x1, memo, readout):
     return vector_norm(delta - memo, dim=-1) / (vector_norm(x0, dim=-1) + EPS), delta
 
 
-# name: (signal, hits: small values in a row that let a token go, keep: the step that triggered?)
+def gate(x0, x1, memo, readout):
+    """Ouro: the share of the exit probability that is left after k steps, prod (1 - lambda)."""
+    goes_on = torch.sigmoid(-readout(x1).float()).squeeze(-1)       # 1 - lambda, of the gate
+    left = goes_on if memo is None else memo * goes_on
+    return left, left
+
+
+# name: (signal, hits: small values in a row that let a token go, keep: the step that triggered?,
+#        and where they differ from 'lens' and 1e-2: what it reads, its usual tau)
 EXITS = {
     'norm': (norm, 1, True),
     'norm_rel': (norm_rel, 1, True),
@@ -101,6 +112,8 @@ EXITS = {
     'accel_hat': (accel_hat, 2, False),
     'accel_rel': (accel_rel, 2, False),
 }
+# for models that have what it reads
+LEARNED = {'gate': (gate, 1, True, 'gate', 0.5)}
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,9 @@ class Exit:
     A rule: a token goes once its signal has been below tau for `hits` steps in a row.
 
     keep: whether it takes the state of the step that triggered, or the one before. past: does it
-    wait_for_past? A rule remembers nothing of a pass, so one object serves any number of them.
+    wait_for_past? reads: what its `readout` is, the logits by ln_f and head ('lens'), by way of the
+    coda's layers ('coda'; then a pass over a whole row is not what decoding gives), or the model's
+    'gate'. A rule remembers nothing of a pass, so one object serves any number of them.
     """
     name: str
     tau: float
@@ -117,26 +132,32 @@ class Exit:
     hits: int
     keep: bool
     past: bool = False
+    reads: str = 'lens'
 
 
-def make_exit(name, tau, hits=None, keep=None, past=False):
+def make_exit(name, tau=None, hits=None, keep=None, past=False):
     """
-    The rule called `name` (one of EXITS) at threshold tau >= 0.
+    The rule called `name` (one of EXITS, or FILE:NAME, of the EXITS in another file) at threshold
+    tau >= 0, None = the rule's usual one.
 
     hits and keep replace the rule's own. past: wait for the past, see wait_for_past. ValueError for
     an unknown name, or a tau or hits that is out of range.
     """
-    if name not in EXITS:
-        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(EXITS)}")
+    file, _, short = name.rpartition(':')
+    known = imported(file + ':EXITS', 'list of rules', 'zoo.huginn:kl') if file else EXITS | LEARNED
+    if short not in known:
+        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
+    signal, own_hits, own_keep, *more = known[short]
+    reads, own_tau = more or ('lens', 1e-2)
+    tau = own_tau if tau is None else tau
     if isinstance(tau, bool) or not isinstance(tau, Real) or isnan(tau) or tau < 0:
         raise ValueError(f'tau must be a number >= 0, not {tau!r}: the paper sweeps 1e-5 to 1e-2')
     if hits is not None and hits < 1:
         raise ValueError(f'hits must be at least 1, not {hits!r}')
-    signal, own_hits, own_keep = EXITS[name]
     # the signals are float32, in which a larger tau is infinite
     tau = float(tau) if tau < 3e38 else inf
     return Exit(name, tau, signal, own_hits if hits is None else hits,
-                own_keep if keep is None else keep, past)
+                own_keep if keep is None else keep, past, reads)
 
 
 # many tokens at once -----------------------------------------------------------------------------
@@ -192,7 +213,10 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=lambda rows, k:
     for k in range(1, k_max + 1):
         # one block map, and what the rule says of it
         x1 = step(x, k, rows, mask)
-        value, memo = rule.signal(x, x1, memo, readout)
+        if mask is not None:
+            x1 = torch.where(mask[..., None], x1, x)
+        read = partial(readout, rows=rows) if rule.reads == 'coda' else readout
+        value, memo = rule.signal(x, x1, memo, read)
         if value is not None:
             # the one time in a step that the host waits for the device; a number needs no array
             value = value.item() if value.numel() == 1 else value.numpy(force=True)
@@ -204,7 +228,7 @@ def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=lambda rows, k:
         # the common step: no token has hits enough, and all go on
         enough = active if hits is NO_HITS else active & (hits >= rule.hits)
         if k < k_max and (hits is NO_HITS or not enough.any()):
-            x = x1 if mask is None else torch.where(mask[..., None], x1, x)
+            x = x1
             continue
 
         # these end here. Does a token take this step? Algorithm 1 breaks before x_0 <- x_1

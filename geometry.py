@@ -279,8 +279,10 @@ def losses_by_loops(model, idx, targets, most):
 # figures ------------------------------------------------------------------------------------------
 
 def text_of(tokens, tokenizer):
-    """Tokens (T,) as short texts for a figure, a line break as \\n."""
-    encoding = data.get_encoding(tokenizer)
+    """Tokens (T,) as short texts for a figure, a line break as \\n; without text, as numbers."""
+    if tokenizer is None:
+        return [str(token) for token in tokens.tolist()]
+    encoding = data.get_encoding(tokenizer, out_dir)
     words = []
     for token in tokens.tolist():
         text = '?'
@@ -429,7 +431,7 @@ def held_out_windows(last):
     depth (T,) of the first one's labels, else None.
     """
     name, T = dataset or last['config']['dataset'], last['model_args']['block_size']
-    text = data.open_data(name, reads=last['tokenizer'])
+    text = data.open_data(name, last['tokenizer'], last['model_args']['vocab_size'])
     there = text.n_held_out(T)
     if there < n_windows:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows may '

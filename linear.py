@@ -16,7 +16,8 @@ class Linear(nn.Linear):
         if x.numel() == self.in_features and self.weight.numel() > LARGE and self.plain(x):
             weight, bias = self.weight, self.bias
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
-        return super().forward(x)
+        # weights that are kept in bfloat16: then the product is, as with autocast
+        return super().forward(x.bfloat16() if self.weight.dtype == torch.bfloat16 else x)
 
     def plain(self, x):
         """Nothing but float32 numbers on a CPU: no gradient, no autocast, no compiler."""

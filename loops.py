@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cache import KeysValues, Span
 from exits import loop_until_exit
+from linear import Linear
 
 LOOP_DRAWS = ('lognormal', 'uniform', 'fixed')
 # another one: its name here, its weights in __init__, what it computes once a pass in `inject`, its
@@ -76,10 +77,10 @@ class RecurrentGroup(nn.Module):
         super().__init__()
         C = config.n_embd
         self.core = nn.ModuleList(core)
-        self.norm = nn.RMSNorm(C, eps=1e-6)
+        self.norm = nn.RMSNorm(C, eps=config.norm_eps) if config.loop_norm else nn.Identity()
         self.adapter = None
         if config.injection == 'concat':
-            self.adapter = nn.Linear(2 * C, C, bias=False)
+            self.adapter = Linear(2 * C, C, bias=False)
         self.index, self.block_size = index, config.block_size
         self.injection, self.norm_inside = config.injection, config.norm_inside
         self.bptt_k, self.step_noise = config.bptt_k, config.step_noise
@@ -125,7 +126,7 @@ class RecurrentGroup(nn.Module):
             return None, e
         on_x, on_e = self.adapter.weight.chunk(2, dim=1)                        # (C, C) each
         # under autocast a product is bf16, and the sum that it goes into is not
-        return on_x, F.linear(e, on_e).to(e.dtype)
+        return on_x, F.linear(e.to(on_e.dtype), on_e).to(e.dtype)
 
     def step(self, x, e, injected=None, updates=None, pos=None):
         """
@@ -137,7 +138,7 @@ class RecurrentGroup(nn.Module):
         on_x, share = self.inject(e) if injected is None else injected
         # x = adapter([x ; e]): e's half is the same in every step, so it is computed once
         if self.injection == 'concat':
-            x = F.linear(x, on_x).to(x.dtype) + share
+            x = F.linear(x.to(on_x.dtype), on_x).to(x.dtype) + share
         elif self.injection == 'add':
             x = x + share
         else:
@@ -223,8 +224,8 @@ class RecurrentGroup(nn.Module):
         if not self.norm_inside:
             x = self.norm(x)
 
-        # for whoever wants to look inside
-        if trace is not None:
-            states = states and torch.stack(states).detach()                    # (K+1, B, T, C)
-            trace.append(dict(e=e.detach(), states=states, steps_used=steps_used, evals=evals))
+        if trace is not None:       # for whoever wants to look inside, or to train on what is there
+            look = torch.clone if self.training else torch.detach
+            states = states and look(torch.stack(states))                       # (K+1, B, T, C)
+            trace.append(dict(e=look(e), states=states, steps_used=steps_used, evals=evals))
         return x, steps_used, evals

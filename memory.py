@@ -58,6 +58,12 @@ def states_bytes(config, n_loop, windows):
     return 2 * 4 * states * windows * config.block_size * config.n_embd
 
 
+def block_weights(config):
+    """How many weights the matrices of a layer have."""
+    C, width = config.n_embd, config.mlp_width or 4 * config.n_embd
+    return 4 * C ** 2 + (3 if config.mlp == 'gated' else 2) * width * C
+
+
 def training_bytes(config, batch, checkpoint_steps=False, copies=4):
     """
     About what a training step on `batch` sequences takes, float32: the weights and what is as large
@@ -65,7 +71,7 @@ def training_bytes(config, batch, checkpoint_steps=False, copies=4):
     backward pass needs, and the logits.
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
-    weights = 12 * config.n_layer * C ** 2 + (config.vocab_size + config.block_size) * C
+    weights = config.n_layer * block_weights(config) + (config.vocab_size + config.block_size) * C
     weights += 2 * len(config.groups) * C ** 2
     # a block keeps about 16 numbers a token and coordinate, in each step that has gradients
     steps = 1 if checkpoint_steps else min(config.bptt_k, config.mean_recurrence + 1)

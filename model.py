@@ -15,6 +15,7 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
 """
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 
 import torch
@@ -23,8 +24,9 @@ from torch.nn import functional as F
 
 import decode
 from cache import Rotary, Span
+from checks import check_shape
 from linear import Linear
-from loops import INJECTIONS, RecurrentGroup, sample_n_loop
+from loops import RecurrentGroup, sample_n_loop
 
 
 @dataclass
@@ -48,46 +50,21 @@ class GPTConfig:
     step_noise: float = 0.0         # noise added to the state before each step, in units of x^(0)'s
     pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary'
     rope_base: float = 10000.0      # of rotary positions: the slowest pair turns by about 1 / base
+    # other looped models differ in these
+    loop_norm: bool = True          # a group's own norm; False: none, its last block has one
+    sandwich: str = 'sum'           # the second norm: 'sum', n2(x + f(x)); 'branch', x + n2(f(x))
+    mlp: str = 'plain'              # 'plain', SiLU; 'gated', SiLU(first half) * second half
+    mlp_width: int | None = None    # None = 4 * n_embd
+    qk_bias: bool = False           # on queries and keys, before they are turned
+    norm_eps: float = 1e-6
+    scale_embedding: bool = True    # times sqrt(C)
+    last_norm: bool = True          # ln_f
+    tied: bool = True               # the head is the embedding
+    gate: bool = False              # a learned exit gate, see exits.gate
 
     def __post_init__(self):
-        """ValueError where the values do not fit together."""
-        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd',
-                     'mean_recurrence', 'bptt_k', 'rope_base'):
-            if not getattr(self, name) > 0:
-                raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
-        if self.n_embd % self.n_head:
-            raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
-            raise ValueError(f'rotary positions turn pairs: n_embd / n_head must be even, not '
-                             f'{self.n_embd // self.n_head}')
-        choices = dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
-                       x0=('noise', 'zero', 'e'), pos=('learned', 'rotary'))
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"unknown {name} '{getattr(self, name)}': "
-                                 f"choose one of {', '.join(known)}")
-        check_groups(self.groups, self.n_layer)
+        check_shape(self)
         self.groups = sorted(list(group) for group in self.groups)
-
-
-def check_groups(groups, n_layer):
-    """ValueError unless groups are disjoint runs of layers 0 ... n_layer - 1."""
-    taken = set()
-    for group in groups:
-        whole = isinstance(group, (list, tuple)) and all(isinstance(i, Integral) for i in group)
-        if not whole or not group:
-            raise ValueError('a group is a list of layer numbers with at least one in it, '
-                             f'not {group!r}: groups = {groups}')
-        if list(group) != list(range(group[0], group[0] + len(group))):
-            raise ValueError(f'the layers of a group must follow one another, {list(group)} do '
-                             f'not: groups = {groups}')
-        if group[0] < 0 or group[-1] >= n_layer:
-            raise ValueError(f'group {list(group)} is out of range: n_layer = {n_layer}, '
-                             f'layers 0 to {n_layer - 1}')
-        if taken & set(group):
-            raise ValueError(f'groups overlap: layer {min(taken & set(group))} is in two of '
-                             f'{groups}')
-        taken |= set(group)
 
 
 class CausalSelfAttention(nn.Module):
@@ -97,6 +74,7 @@ class CausalSelfAttention(nn.Module):
         self.n_head, self.dropout = config.n_head, config.dropout
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.qk_bias = nn.Parameter(torch.zeros(2 * config.n_embd)) if config.qk_bias else None
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
 
     def forward(self, x, update=None, pos=None):
@@ -107,7 +85,10 @@ class CausalSelfAttention(nn.Module):
         from 0 ... T - 1.
         """
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        qkv = self.c_attn(x)                                                    # (B, T, 3C)
+        if self.qk_bias is not None:
+            qkv = qkv + F.pad(self.qk_bias, (0, C))
+        qkv = qkv.view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 3).unbind(2)                                 # (B, H, T, D) each
         if self.rotary is not None:
             q, k = self.rotary(q, pos), self.rotary(k, pos)
@@ -125,11 +106,16 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        width, self.gated = config.mlp_width or 4 * config.n_embd, config.mlp == 'gated'
+        self.c_fc = Linear(config.n_embd, width * (1 + self.gated), bias=config.bias)
+        self.c_proj = Linear(width, config.n_embd, bias=config.bias)
 
     def forward(self, x):
-        return self.c_proj(F.silu(self.c_fc(x)))
+        x = self.c_fc(x)
+        if self.gated:
+            gate, up = x.chunk(2, dim=-1)
+            return self.c_proj(F.silu(gate) * up)
+        return self.c_proj(F.silu(x))
 
 
 class Block(nn.Module):
@@ -137,15 +123,18 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(config.n_embd, eps=config.norm_eps)
                                               for _ in range(4))
+        self.norm_branch = config.sandwich == 'branch'
         self.attn = CausalSelfAttention(config)
         self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x, update=None, pos=None):
-        x = self.n2(x + self.drop(self.attn(self.n1(x), update, pos)))
-        x = self.n4(x + self.drop(self.mlp(self.n3(x))))
+        y = self.drop(self.attn(self.n1(x), update, pos)).to(x.dtype)
+        x = x + self.n2(y) if self.norm_branch else self.n2(x + y)
+        y = self.drop(self.mlp(self.n3(x))).to(x.dtype)
+        x = x + self.n4(y) if self.norm_branch else self.n4(x + y)
         return x
 
 
@@ -165,10 +154,16 @@ class GPT(nn.Module):
             start, end = group[0], group[-1] + 1
             layers[start:end] = [RecurrentGroup(layers[start:end], config, index)]
         self.h = nn.ModuleList(layers)
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
+        norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        self.ln_f = norm if config.last_norm else nn.Identity()
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
-        self.lm_head.weight = self.wte.weight       # tied
+        self.tie()
+        self.gate = nn.Linear(config.n_embd, 1) if config.gate else None
         self.init_weights()
+
+    def tie(self):
+        if self.config.tied:
+            self.lm_head.weight = self.wte.weight
 
     @property
     def groups(self):
@@ -200,6 +195,27 @@ class GPT(nn.Module):
     def readout(self, x):
         """State (..., C) -> logits (..., V)."""
         return self.lm_head(self.ln_f(x))
+
+    def through_coda(self, x, rows=None, span=None, cache=None):
+        """The same by way of the layers behind the last group; rows: of the batch, None for all."""
+        last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
+        x = x if self.config.norm_inside else self.h[last].norm(x)
+        span = span or Span(0, x.shape[1], x.device)
+        pos = span.pos[rows] if rows is not None and span.ragged else span.pos
+        for i in range(last + 1, len(self.h)):
+            x = self.h[i](x, cache[i][0].at(span=span, rows=rows) if cache else None, pos)
+        return self.readout(x)
+
+    def reader(self, exit, span, cache):
+        """What a rule reads of a state (b, T, C), see exits.Exit; ValueError without a gate."""
+        if exit is None or exit.reads == 'lens':
+            return self.readout
+        if exit.reads == 'coda':
+            return partial(self.through_coda, span=span, cache=cache)
+        if self.gate is None:
+            raise ValueError(f"the exit rule '{exit.name}' needs a model with a gate, and this one "
+                             'has none: train one with python -m zoo.ouro, or choose another rule')
+        return self.gate
 
     def loop_counts(self, n_loop=None, exit=None):
         """n_loop, as forward takes it -> a list with one count for each group."""
@@ -252,17 +268,19 @@ class GPT(nn.Module):
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
         # tokens and positions; differs from the paper: both are scaled (Geiping)
-        x = self.wte(idx)                                                       # (B, T, C)
+        x = self.wte(idx).float()                                               # (B, T, C)
         if self.wpe is not None:
             x = x + self.wpe(span.pos)
-        x = self.drop(x * math.sqrt(self.config.n_embd))
+        if self.config.scale_embedding:
+            x = x * math.sqrt(self.config.n_embd)
+        x, reader = self.drop(x), self.reader(exit, span, cache)
         # through the list of layers
         ends = []
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):
                 g = len(ends)
-                x, steps_used, _ = layer(x, counts[g], exit, self.readout, noise_seed, span, kept,
+                x, steps_used, _ = layer(x, counts[g], exit, reader, noise_seed, span, kept,
                                          warm[g] if warm else None, trace)
                 ends.append((x, steps_used))
             else:

@@ -347,6 +347,15 @@ def stability(loss_by_loops, mean_loops, path):
     save(figure, path, ['loops', 'loss'], loss_by_loops.items())
 
 
+def angles(curve, block, path):
+    """zoo/etd.py: how far each layer turns the state; shaded, the thinking block."""
+    figure, [[ax]] = panels(1, 5.2, 3.4)
+    ax.axvspan(block[0] - 0.4, block[-1] + 0.4, color='0.9')
+    ax.plot(range(len(curve)), curve, marker='o', color=colour_of(0))
+    ax.set(xlabel='layer', ylabel='angle over pi', title='The thinking block, between two knees')
+    save(figure, path, ['layer', 'angle_over_pi'], enumerate(curve))
+
+
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
 
 def by_rule(rows, column):

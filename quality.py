@@ -119,7 +119,8 @@ def counts_of(trace, idx):
 
 def log_probabilities(model, point, idx, seed=0):
     """Decoding the windows idx (B, T) at a point: see token_by_token."""
-    how = whole_windows if point.cache == 'exact' else token_by_token
+    row_by_row = point.exit is not None and point.exit.reads == 'coda'
+    how = whole_windows if point.cache == 'exact' and not row_by_row else token_by_token
     return how(model, point, idx, seed)
 
 

@@ -20,8 +20,8 @@ import tasks
 from calibrate import read_tau
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
-from data import EOT, get_encoding
 from decode import compile_one_token, stream
+from encoding import EOT, get_encoding
 from exits import make_exit
 from quality import Point, log_probabilities
 
@@ -33,7 +33,7 @@ max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
-tau: float | str = 1e-2     # the rule's threshold; auto = what bench.py --calibrate has found
+tau: float | str | None = None  # None = the rule's usual, auto = as bench.py --calibrate found
 past = False                # a token goes only when all before it stand still; of a prompt, exact
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
@@ -131,7 +131,7 @@ def main():
         return print_legend() if show_steps and groups else None
     if compile:
         compile_one_token(model)
-    encoding, text = get_encoding(checkpoint['tokenizer']), read_prompt(start)
+    encoding, text = get_encoding(checkpoint['tokenizer'], out_dir), read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')

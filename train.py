@@ -19,7 +19,7 @@ weights), App. C.3 (what to watch). Losses are nats a token.
 import math
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -29,12 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 import configurator
 import data
 import watch
-from checkpoint import earlier_run, save_checkpoint
-from configurator import configure, plain
-from loops import LOOP_DRAWS, derived_seed, sample_n_loop
+from checkpoint import Run, earlier_run, save_run
+from checks import check_text, check_training
+from configurator import configure, imported, plain
+from loops import derived_seed, sample_n_loop
 from memory import require, training_bytes
 from model import GPT, GPTConfig
-from optim import OPTIMIZERS, make_optimizers, move_average
+from optim import make_optimizers, move_average
 from processes import RANK, WORLD, add_up, check_same, join, leave, one_before_the_others, say
 
 # -------------------------------------------------------------------------------------------------
@@ -61,7 +62,19 @@ norm_inside = True          # the norm of the core in every step; False = once, 
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
 pos = 'learned'             # positions: learned, rotary
 rope_base = 10000.0         # of rotary positions; 100 for short problems
+# model: what other looped models have, see zoo/
+loop_norm = True            # a group's own norm
+sandwich = 'sum'            # n2(x + f(x)), or branch, x + n2(f(x))
+mlp = 'plain'               # or gated
+mlp_width: int | None = None    # None = 4 * n_embd
+qk_bias = False             # on queries and keys
+norm_eps = 1e-6
+scale_embedding = True      # times sqrt(C)
+last_norm = True            # before the head
+tied = True                 # the head is the embedding
+gate = False                # a learned exit gate
 # training
+objective = ''              # another loss, FILE:NAME, see zoo/ouro.py; '' = the cross-entropy
 batch_size = 16             # sequences of a step, shared by all processes
 gradient_accumulation_steps = 1
 max_iters = 1500
@@ -91,26 +104,9 @@ checkpoint_steps = False    # compute a step again for its gradients: less memor
 peak_tflops: float | None = None    # of one device, for MFU; None = known for a few cards
 # -------------------------------------------------------------------------------------------------
 
-# what the weights of another run must fit, to start from them
-SHAPE = {'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'bias', 'groups', 'injection',
-         'x0', 'norm_inside', 'pos', 'rope_base'}
-
-
-@dataclass
-class Run:
-    """What a checkpoint holds, and so what it takes to go on."""
-    config: dict                # every knob
-    model: GPT
-    optimizers: dict            # by the name of their state in a checkpoint
-    averaged: dict              # name: averaged weight; empty without ema
-    tokenizer: str
-    data: str                   # sha256 of the training tokens
-    start: int                  # iterations done before
-    val_loss: dict              # n_loop: nats
-    trend: list                 # of the loss, see watch.py
-    spikes: list                # [loss, it] since the last row of the log
-    # seconds spent on other things than training; not in a checkpoint
-    spent: dict = field(default_factory=lambda: dict(checkpoints=0.0, evaluation=0.0))
+# what the weights of another run must fit, to start from them: the model, less what may change
+SHAPE = {knob.name for knob in fields(GPTConfig)} - {
+    'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise', 'gate'}
 
 
 def lr_at(it):
@@ -148,58 +144,20 @@ def seed_noise(model, it, micro, dev):
 
 def save(run, it, file, whole=True):
     """out_dir/file. whole: with all that it takes to go on; otherwise the weights."""
-    if RANK:
-        return
-    checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
-                      config=run.config, iter_num=it, tokenizer=run.tokenizer, data=run.data,
-                      val_loss=run.val_loss)
-    if whole:
-        checkpoint |= {name: one.state_dict()['state'] for name, one in run.optimizers.items()}
-        checkpoint |= dict(trend=run.trend, spikes=run.spikes, ema=run.averaged)
-    with watch.timed(run.spent, 'checkpoints'):
-        save_checkpoint(checkpoint, os.path.join(out_dir, file), keep_old=whole)
+    if RANK == 0:
+        with watch.timed(run.spent, 'checkpoints'):
+            save_run(run, it, os.path.join(out_dir, file), whole)
 
 
 # the start of a run ------------------------------------------------------------------------------
 
-def check_knobs():
-    for knob in ('batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval',
-                 'eval_windows', 'log_interval', 'save_interval'):
-        if globals()[knob] < 1:
-            raise ValueError(f'{knob} must be at least 1, not {globals()[knob]}')
-    for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip', 'dropout',
-                 'step_noise'):
-        if not 0 <= globals()[knob] < 1e30:
-            raise ValueError(f'{knob} must be a number from 0 on, not {globals()[knob]}')
-    if not eval_loops or not all(isinstance(n, int) and n >= 1 for n in eval_loops):
-        raise ValueError('eval_loops must be a list of loop counts, each at least 1, '
-                         f'not {eval_loops}')
-    for knob, known in dict(loop_draw=LOOP_DRAWS, optimizer=OPTIMIZERS).items():
-        if globals()[knob] not in known:
-            raise ValueError(f"unknown {knob} '{globals()[knob]}': "
-                             f"choose one of {', '.join(known)}")
-    if not 0 <= ema < 1:
-        raise ValueError(f'ema must lie in [0, 1), not {ema}')
-    if batch_size % WORLD:
-        raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by {WORLD} '
-                         f'processes: take a multiple of {WORLD}')
-
-
-def load_data(saved, weights):
-    """The data set or task; ValueError if it does not fit the run or the knobs."""
-    text = one_before_the_others(lambda: data.open_data(dataset))
-    text.check(block_size)
-    if vocab_size and vocab_size < text.vocab_size:
-        raise ValueError(f'vocab_size = {vocab_size} is less than the {text.vocab_size} tokens '
-                         f'of {dataset}: leave it at None')
-    if saved and saved['data'] != text.sha256:
-        raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 is '
-                         'another): make it again as it was')
-    if weights and weights['tokenizer'] != text.tokenizer:
-        raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
-                         f'{text.tokenizer}: take the same task, or text that was made with '
-                         "that --tokenizer of data.py")
-    return text
+def objective_asked_for():
+    """The knob `objective` -> a function of model, x, y, n_loop -> the loss, a mean over tokens."""
+    if not objective:
+        return lambda model, x, y, n_loop: model(x, y, n_loop=n_loop)[1]
+    if WORLD > 1:
+        raise ValueError('--objective works in one process alone')
+    return imported(objective, 'objective', 'zoo.ouro:stage_1')
 
 
 def set_up(saved, weights, text, dev):
@@ -207,11 +165,8 @@ def set_up(saved, weights, text, dev):
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    shape = GPTConfig(
-        block_size=block_size, vocab_size=vocab, n_layer=n_layer, n_head=n_head, n_embd=n_embd,
-        dropout=dropout, bias=bias, groups=groups, mean_recurrence=mean_recurrence, bptt_k=bptt_k,
-        injection=injection, adapter_init=adapter_init, x0=x0, norm_inside=norm_inside,
-        step_noise=step_noise, pos=pos, rope_base=rope_base)
+    knobs = {knob.name: globals()[knob.name] for knob in fields(GPTConfig)}
+    shape = GPTConfig(**knobs | dict(vocab_size=vocab))
     copies = 4 + (ema > 0) + (WORLD > 1)    # of the weights: gradients, two moments, ema, buckets
     require(training_bytes(shape, batch_size // WORLD, checkpoint_steps, copies), dev,
             f'a step of {batch_size} x {block_size} tokens at width {n_embd}',
@@ -221,7 +176,7 @@ def set_up(saved, weights, text, dev):
     torch.backends.cuda.matmul.allow_tf32 = True
     model = GPT(shape).to(dev)
     if saved or weights:
-        model.load_state_dict((saved or weights)['model'])
+        model.load_state_dict(model.state_dict() | (saved or weights)['model'])    # a gate is new
     optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
     averaged = {name: p.detach().clone() for name, p in model.named_parameters()} if ema else {}
     if saved:
@@ -257,11 +212,13 @@ def main():
     begin = time.time()
     # what to go on from, the machine, the text, the model
     saved, path, weights = earlier_run(globals(), SHAPE)
-    check_knobs()
+    check_training(config)
+    loss_of = objective_asked_for()
     dev, autocast = join(device, dtype)
     if RANK == 0 and path.endswith('.old.pt'):      # ckpt.pt is damaged or missing
         os.replace(path, path.replace('.old.pt', '.pt'))
-    text = load_data(saved, weights)
+    text = one_before_the_others(lambda: data.open_data(dataset))
+    check_text(text, config, saved, weights)
     check_same((saved and saved['iter_num'], text.sha256, config))
     run = set_up(saved, weights, text, dev)
     model, resumed = run.model, bool(saved)
@@ -309,7 +266,7 @@ def main():
             # DDP adds the gradients up at the last micro step; for a plain model this is nothing
             ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
             with autocast:
-                loss = ddp(x, y, n_loop=n_loop)[1] / gradient_accumulation_steps
+                loss = loss_of(ddp, x, y, n_loop) / gradient_accumulation_steps
             loss.backward()
             status[0] += loss.detach() / WORLD
             tokens += batch_size * block_size

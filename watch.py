@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 
-from memory import windows_at_once
+from memory import block_weights, windows_at_once
 from processes import RANK, WORLD, add_up, any_asked, say
 
 # bf16, dense, by the makers' data sheets
@@ -308,7 +308,7 @@ def training_flops(config, n_loop):
     window.
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
-    block = 2 * 12 * C ** 2 + 4 * config.block_size * C
+    block = 2 * block_weights(config) + 4 * config.block_size * C
     # half of the adapter: its products with e, once a pass, and with x, in every step
     half = 2 * C ** 2 if config.injection == 'concat' else 0
     flops = 3 * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)

@@ -27,6 +27,14 @@ from model import GPT, GPTConfig  # noqa: E402
 # you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
 
+# what other looped models have in place of ours, see zoo/
+SYSTEMS = dict(
+    ours={},
+    huginn=dict(adapter_init='random', norm_inside=False, pos='rotary', mlp='gated', mlp_width=24,
+                qk_bias=True),
+    ouro=dict(injection='none', pos='rotary', sandwich='branch', mlp='gated', mlp_width=24,
+              scale_embedding=False, last_norm=False, tied=False, gate=True))
+
 
 def run(*args, script='train.py'):
     """

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import data
+import encoding as encodings
+from encoding import EOT
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -28,7 +30,7 @@ def text_of(name, split):
     train, val, meta = data.load(name)
     tokens = train if split == 'train' else val
     encoding = data.get_encoding(meta['tokenizer'])
-    return encoding.decode(tokens.tolist()).split(data.EOT)[:-1]
+    return encoding.decode(tokens.tolist()).split(EOT)[:-1]
 
 
 def good_text():
@@ -43,7 +45,7 @@ def test_bytes_encoding_is_utf8():
     assert encoding.encode_ordinary(text) == ids
     assert encoding.decode(ids) == text
     assert encoding.n_vocab == 257
-    assert encoding.encode(data.EOT, allowed_special='all') == [encoding.eot_token] == [256]
+    assert encoding.encode(EOT, allowed_special='all') == [encoding.eot_token] == [256]
 
 
 def test_pydocs_is_made_on_first_use():
@@ -359,7 +361,7 @@ def test_gpt2_encoding_that_cannot_be_had(tmp_path):
 
 def test_too_many_tokens_for_uint16(monkeypatch):
     large = SimpleNamespace(n_vocab=65537)
-    monkeypatch.setattr(data.tiktoken, 'get_encoding', lambda name: large)
+    monkeypatch.setattr(encodings.tiktoken, 'get_encoding', lambda name: large)
     with pytest.raises(ValueError, match='more than uint16 holds'):
         data.get_encoding('cl100k_base')
 
@@ -428,3 +430,50 @@ def test_damaged_data_is_refused(harm, tmp_path):
         meta.write_text('{')
     with pytest.raises(ValueError, match="data set 'own' is damaged: .* make it again"):
         data.load('own')
+
+
+# -------------------------------------------------------------------------------------------------
+# a tokenizer.json
+
+def make_tokenizer_json(path, size=270):
+    """A small byte-level BPE, as public models have it: bytes, a few merges, an end of text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if size > 256 else [])
+    tokenizer.train_from_iterator(['the quick brown fox jumps over the lazy dog'] * 9, trainer)
+    tokenizer.save(str(path))
+
+
+def test_a_tokenizer_json_is_read_byte_by_byte(tmp_path):
+    make_tokenizer_json(tmp_path / 'tokenizer.json')
+    encoding = encodings.get_encoding(str(tmp_path / 'tokenizer.json'))
+    text = 'the quick  fox\n\tgrößer, 日本語, \x00 and \u05d0'
+    ids = encoding.encode(text)
+    pieces = [encoding.decode_single_token_bytes(token) for token in ids]
+    assert b''.join(pieces).decode() == text == encoding.decode(ids)
+    assert len(ids) < len(text.encode())                # merges are used
+    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
+    assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
+
+
+def test_text_with_a_tokenizer_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_tokenizer_json('tokenizer.json')
+    (tmp_path / 'book.txt').write_text('the quick brown fox jumps over the lazy dog\n' * 20)
+    meta = data.make('book', 'book.txt', tokenizer='tokenizer.json')
+    train, val, _ = data.load('book')
+    encoding = encodings.get_encoding(meta['tokenizer'])
+    assert 'the quick brown fox' in encoding.decode(train.tolist())
+    assert meta['vocab_size'] == encoding.n_vocab and train[-1] == encoding.eot_token
+
+
+@pytest.mark.parametrize('text, words', [(None, 'is no tokenizer.json'), ('{}', 'is no tokenizer')])
+def test_a_bad_tokenizer_json(tmp_path, text, words):
+    if text:
+        (tmp_path / 'tokenizer.json').write_text(text)
+    with pytest.raises(ValueError, match=words):
+        encodings.get_encoding(str(tmp_path / 'tokenizer.json'))

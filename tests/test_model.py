@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from conftest import SYSTEMS
 
 from decode import choose
 from exits import make_exit
@@ -15,37 +16,66 @@ def rms(x, weight):
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
 
-def block_by_hand(x, params, n_head=2):
-    """A sandwich block of Geiping 3.2 in plain products. params: its parameters by name."""
+@pytest.fixture(params=SYSTEMS)
+def tiny(request, tiny):
+    """The small model, as ours and with what other systems have."""
+    return lambda **changes: tiny(**SYSTEMS[request.param] | changes)
+
+
+def turned(x, base):
+    """Rotary positions by hand: x (B, H, T, D), each adjacent pair as a complex number."""
+    D = x.shape[-1]
+    speed = torch.tensor([base ** (-2 * i / D) for i in range(D // 2)])
+    angle = torch.arange(x.shape[2])[:, None] * speed                           # (T, D / 2)
+    pairs = torch.complex(x[..., ::2], x[..., 1::2]) * torch.exp(1j * angle)
+    return torch.stack((pairs.real, pairs.imag), dim=-1).flatten(-2)
+
+
+def block_by_hand(x, params, config):
+    """A block in plain products, as config says. params: its parameters by name."""
     def linear(name, y):
         return y @ params[f'{name}.weight'].T + params[f'{name}.bias']
 
     def norm(name, y):
         return rms(y, params[f'{name}.weight'])
 
+    def branch(name, x, y):
+        return x + norm(name, y) if config.sandwich == 'branch' else norm(name, x + y)
+
     # attention
     B, T, C = x.shape
-    D = C // n_head
+    D = C // 2
     q, k, v = linear('attn.c_attn', norm('n1', x)).split(C, dim=-1)
-    q, k, v = (part.view(B, T, n_head, D).transpose(1, 2) for part in (q, k, v))
+    if config.qk_bias:
+        q, k = q + params['attn.qk_bias'][:C], k + params['attn.qk_bias'][C:]
+    q, k, v = (part.view(B, T, 2, D).transpose(1, 2) for part in (q, k, v))
+    if config.pos == 'rotary':
+        q, k = turned(q, config.rope_base), turned(k, config.rope_base)
     later = torch.ones(T, T).triu(1).bool()
     scores = q @ k.transpose(-1, -2) / D ** 0.5                                 # (B, H, T, T)
     y = scores.masked_fill(later, -math.inf).softmax(-1) @ v
-    x = norm('n2', x + linear('attn.c_proj', y.transpose(1, 2).reshape(B, T, C)))
+    x = branch('n2', x, linear('attn.c_proj', y.transpose(1, 2).reshape(B, T, C)))
     # MLP, with SiLU
     hidden = linear('mlp.c_fc', norm('n3', x))
-    return norm('n4', x + linear('mlp.c_proj', hidden * hidden.sigmoid()))
+    if config.mlp == 'gated':
+        gate, up = hidden.split(config.mlp_width, dim=-1)
+        return branch('n4', x, linear('mlp.c_proj', gate * gate.sigmoid() * up))
+    return branch('n4', x, linear('mlp.c_proj', hidden * hidden.sigmoid()))
 
 
 def test_no_groups_is_a_plain_sandwich_gpt(tiny, idx):
     model = tiny(groups=[], bias=True)
-    params, (B, T) = dict(model.named_parameters()), idx.shape
-    x = (params['wte.weight'][idx] + params['wpe.weight'][:T]) * 4.0            # sqrt(16)
+    params, config, (B, T) = dict(model.named_parameters()), model.config, idx.shape
+    x = params['wte.weight'][idx]
+    if config.pos == 'learned':
+        x = x + params['wpe.weight'][:T]
+    x = x * (4.0 if config.scale_embedding else 1.0)                            # sqrt(16)
     for i in range(5):
         prefix = f'h.{i}.'
         x = block_by_hand(x, {name.removeprefix(prefix): p for name, p in params.items()
-                              if name.startswith(prefix)})
-    logits = rms(x, params['ln_f.weight']) @ params['wte.weight'].T
+                              if name.startswith(prefix)}, config)
+    x = rms(x, params['ln_f.weight']) if config.last_norm else x
+    logits = x @ params['wte.weight' if config.tied else 'lm_head.weight'].T
 
     targets = idx.roll(-1, 1)
     got, loss = model(idx, targets)

@@ -1,0 +1,211 @@
+"""
+Encode, think, decode: which layers of a plain model to loop (Koishekenov et al. 2025, ETD).
+
+    python train.py --groups=[] --out_dir=out-plain         a plain model
+    python -m zoo.etd --init_from=out-plain/ckpt.pt         finds its thinking block -> out-etd
+    python train.py --init_from=out-etd/ckpt.pt --out_dir=out-etd-trained --max_iters=500
+                                                            mid-training, with loops
+
+Prints how far each layer turns the state, the block between the two knees of that curve, and the
+held-out loss of every block of layers when it loops 1 to 4 times, as it is and damped; writes
+out_dir/ckpt.pt, angles.png and blocks.csv. The block loops without injection from x^(0) = e, so
+that one loop is the plain model.
+
+The curve falls from the front to its lowest layer and rises to the back. A knee is the point of one
+side that is farthest below the chord from that side's first point to the lowest one, both axes
+scaled to 0 ... 1; the thinking block goes from knee to knee, both in it.
+
+    angle       arccos(cosine) / pi of the states before and after a layer, at the last token, the
+                mean over held-out windows
+    damped      x <- x + (f(x) - x) / n, n times (arXiv 2605.23872): no further than one step of f
+    f           one pass through the block
+"""
+import csv
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import data
+import plots
+from checkpoint import load_checkpoint, save_checkpoint
+from configurator import configure, pick_device, run
+from model import GPT, GPTConfig
+from watch import evaluate
+
+# -------------------------------------------------------------------------------------------------
+init_from = 'out-plain/ckpt.pt'     # a model without groups
+out_dir = 'out-etd'
+dataset: str | None = None          # held-out text; None = the run's own
+block: list | None = None           # loop these layers; None = the block that the knees give
+loops = [1, 2, 3, 4]
+n_windows = 64
+device = 'auto'
+# -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def angles(model, idx):
+    """The angle of each layer (L,), over windows idx (B, T); model: a plain one."""
+    found = []
+
+    def look(layer, given, out):
+        before, after = given[0][:, -1].double(), out[:, -1].double()           # (B, C)
+        cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
+        found.append(cosine.arccos().mean().item() / np.pi)
+
+    hooks = [layer.register_forward_hook(look) for layer in model.h]
+    model(idx)
+    for hook in hooks:
+        hook.remove()
+    return np.array(found)
+
+
+def knee(curve):
+    """The knee of a falling curve (n,): the place farthest below its chord; without one the end."""
+    n, fall = len(curve), curve[0] - curve[-1]
+    if n < 3 or fall <= 0:
+        return n - 1
+    below = np.linspace(1, 0, n) - (curve - curve[-1]) / fall
+    return int(below.argmax()) if below.max() > 1e-9 else n - 1
+
+
+def thinking_block(curve):
+    """Angles (L,) -> the layers from the knee of the front to that of the back."""
+    lowest = int(curve.argmin())
+    first = knee(curve[:lowest + 1])
+    last = len(curve) - 1 - knee(curve[lowest:][::-1])
+    return list(range(first, last + 1))
+
+
+def looped(model, block, mean_recurrence=2):
+    """A plain model -> the same whose layers `block` loop, without injection, from x^(0) = e."""
+    config = replace(model.config, groups=[block], injection='none', x0='e', loop_norm=False,
+                     mean_recurrence=mean_recurrence)
+    first, last, weights = block[0], block[-1], {}
+    for name, tensor in model.state_dict().items():
+        match = re.match(r'h\.(\d+)\.(.*)', name)
+        if match:
+            i, rest = int(match[1]), match[2]
+            if first <= i <= last:
+                name = f'h.{first}.core.{i - first}.{rest}'
+            elif i > last:
+                name = f'h.{i - last + first}.{rest}'
+        weights[name] = tensor
+    with torch.device('meta'):
+        new = GPT(GPTConfig(**asdict(config)))
+    new.load_state_dict(weights, assign=True)
+    new.tie()
+    return new.eval()
+
+
+@contextmanager
+def damping(model, n):
+    """Within the block each step goes an n-th of its way."""
+    for group in model.groups:
+        def step(x, *given, f=group.step, **more):
+            return x + (f(x, *given, **more) - x) / n
+        group.step = step
+    yield
+    for group in model.groups:
+        del group.step              # the class's own shows again
+
+
+def losses_of(model, text, loops, windows, dev):
+    """Held-out nats a token at each of `loops`, and the same damped: two dicts."""
+    def at(n):
+        return evaluate(model, text, windows, [n], dev, torch.no_grad())[0][n]
+    plain = {n: at(n) for n in loops}
+    model.eval()
+    damped = {}
+    for n in loops:
+        with damping(model, n):
+            damped[n] = at(n)
+    model.eval()
+    return plain, damped
+
+
+def every_block(model, text, loops, windows, dev):
+    """A row for each block of layers that follow one another: its losses."""
+    n = model.config.n_layer
+    for first in range(n):
+        for last in range(first, n):
+            layers = list(range(first, last + 1))
+            plain, damped = losses_of(looped(model, layers), text, loops, windows, dev)
+            yield (dict(block=f'{first}-{last}', layers=len(layers))
+                   | {f'loss_{k}': loss for k, loss in plain.items()}
+                   | {f'damped_{k}': loss for k, loss in damped.items()})
+
+
+def check_knobs(groups, n_layer):
+    if groups:
+        raise ValueError(f'the model in {init_from} loops already, groups = {groups}: this is for '
+                         'a plain one, python train.py --groups=[] --out_dir=out-plain')
+    if not loops or not all(isinstance(n, int) and n >= 1 for n in loops):
+        raise ValueError(f'loops must be a list of counts from 1 on, not {loops}')
+    if n_windows < 1:
+        raise ValueError(f'n_windows must be at least 1, not {n_windows}')
+    if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
+        raise ValueError(f'{init_from} would be written over: take another --out_dir')
+
+
+def main():
+    # the plain model, and held-out text
+    dev, _ = pick_device(device, 'float32')
+    model, checkpoint = load_checkpoint(init_from, dev)
+    config = model.config
+    check_knobs(config.groups, config.n_layer)
+    name = dataset or checkpoint['config']['dataset']
+    text = data.open_data(name, checkpoint['tokenizer'], config.vocab_size)
+    windows = min(n_windows, text.n_held_out(config.block_size))
+    spread = np.linspace(0, text.n_held_out(config.block_size) - 1, windows).round().astype(int)
+    idx, _ = text.held_out(spread, config.block_size)
+
+    # its thinking block
+    curve = angles(model, idx.to(dev))
+    found = thinking_block(curve)
+    chosen = block or found
+    looping = looped(model, chosen)         # a ValueError for a block that is none
+    print(f'{init_from}, {windows} held-out windows; angle of each layer, over pi:')
+    print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
+    print(f'encoder {list(range(found[0]))}, thinking block {found}, '
+          f'decoder {list(range(found[-1] + 1, config.n_layer))}')
+
+    # what every block does at these loops, without any training
+    rows = list(every_block(model, text, loops, windows, dev))
+    counts = ' '.join(f'{n:7d}' for n in loops)
+    print(f'\nheld-out loss by loops:\n  block      {counts}   damped {counts}')
+    for row in rows:
+        mark = '*' if row['block'] == f'{chosen[0]}-{chosen[-1]}' else ' '
+        plain, damped = (' '.join(f"{row[f'{kind}_{n}']:7.4f}" for n in loops)
+                         for kind in ('loss', 'damped'))
+        print(f"{mark} {row['block']:9s}  {plain}          {damped}")
+    print('* written')
+
+    # files
+    os.makedirs(out_dir, exist_ok=True)
+    plots.angles(curve, found, os.path.join(out_dir, 'angles.png'))
+    with open(os.path.join(out_dir, 'blocks.csv'), 'w', newline='') as f:
+        writer = csv.DictWriter(f, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    knobs = checkpoint['config'] | asdict(looping.config)
+    save_checkpoint(checkpoint_of(looping, checkpoint, knobs), os.path.join(out_dir, 'ckpt.pt'))
+    print(f'{out_dir}: ckpt.pt, blocks.csv, angles.png\nnext: python train.py '
+          f'--init_from={out_dir}/ckpt.pt --out_dir={out_dir}-trained')
+
+
+def checkpoint_of(model, before, knobs):
+    """The weights of a model, as a checkpoint to start from."""
+    kept = {name: before[name] for name in ('tokenizer', 'data')}
+    return kept | dict(model=dict(model.state_dict()), model_args=asdict(model.config),
+                       config=knobs, iter_num=0, val_loss={})
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)
