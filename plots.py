@@ -356,6 +356,21 @@ def angles(curve, block, path):
     save(figure, path, ['layer', 'angle_over_pi'], enumerate(curve))
 
 
+def gate(rows, path):
+    """results/zoo.py: one model's loss against block maps, a line a rule and way."""
+    figure, [[ax]] = panels(1, 6.2, 4)
+    for rule, past in dict.fromkeys((row['rule'], row['past']) for row in rows):
+        points = sorted((row['mean_evals'], row['ce']) for row in rows
+                        if (row['rule'], row['past']) == (rule, past))
+        label = rule + (', past' if past == 'True' else '')
+        ax.plot(*zip(*points), marker=style(rule)[1], ms=4, color=style(rule)[0], label=label,
+                ls='--' if past == 'True' else '-')
+    ax.set(xlabel='passes through the stack, a token', ylabel='loss (nats a token)',
+           title='A learned gate beside rules without training', yscale='log')
+    ax.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
 
 def by_rule(rows, column):

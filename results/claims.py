@@ -14,83 +14,21 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
     ms          milliseconds a token, with one row in the batch
     blocks      layers evaluated in the groups, a token: a group of two layers costs two
 """
-import csv
-import os
-
 import numpy as np
 
 from bench import same as SAME
+from results.rows import at_checkpoint, column, distinct, mean_std, pick
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)       # the paper's sweep; ours goes on to 10
 RULES = ('norm', 'norm_rel', 'kl', 'accel', 'accel_rel')
 CSVS = 'machine steps settled dlr noise loops spectrum losses minutes bench checks budgets'.split()
 TASK_CSVS = ('phases', 'points', 'short')
-TEXT = ('group', 'from', 'to', 'budget')    # columns whose digits are names of layers
 STUDENT = 4.303                             # 97.5% of t with two degrees of freedom: three seeds
-
-
-# rows -------------------------------------------------------------------------------------------
-
-def number(text):
-    """A cell of a CSV as a float if it is one."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def load(scale, folder=HERE, names=CSVS, variant='main'):
-    """The CSVs of a scale: {name: rows}; and the scale and the variant under those names."""
-    t = dict(scale=scale, variant=variant)
-    for name in names:
-        with open(os.path.join(folder, scale, name + '.csv'), newline='') as f:
-            rows = list(csv.DictReader(f))
-        t[name] = [{key: text if key in TEXT else number(text) for key, text in row.items()}
-                   for row in rows]
-    return t
-
-
-def pick(rows, **conditions):
-    """The rows whose columns have these values."""
-    return [row for row in rows if all(row[key] == value for key, value in conditions.items())]
-
-
-def column(rows, key):
-    return [row[key] for row in rows]
-
-
-def distinct(rows, key):
-    """The values of a column, each once, in order."""
-    return list(dict.fromkeys(column(rows, key)))
 
 
 def of(t, name, **conditions):
     """Rows of the variant that the claims are read from."""
     return pick(t[name], variant=t['variant'], **conditions)
-
-
-def at_checkpoint(rows, which=max):
-    """The rows of each run's last (max) or first (min) checkpoint."""
-    found = {}
-    for row in rows:
-        run = row['variant'], row['seed']
-        found[run] = which(found.get(run, row['iteration']), row['iteration'])
-    return [row for row in rows if row['iteration'] == found[row['variant'], row['seed']]]
-
-
-def mean_std(values, digits=2):
-    """'mean ± standard deviation', or the mean alone if there is one value."""
-    values = np.array(values, dtype=float)
-    text = f'{values.mean():.{digits}f}'
-    if len(values) > 1:
-        text += f' ± {values.std(ddof=1):.{digits}f}'
-    return text
-
-
-def lines(*cells):
-    """A line of a Markdown table."""
-    return '| ' + ' | '.join(map(str, cells)) + ' |'
 
 
 def reproduced(holds):

@@ -31,8 +31,8 @@ from decode import make_cache, until_settled
 from exits import make_exit
 from quality import cross_entropy
 from results import runs, table
-from results.claims import HERE, column, distinct, lines, load, mean_std, pick
 from results.depth import CALC, HOP, folder_of
+from results.rows import HERE, column, distinct, lines, load, mean_std, pick
 from tasks import Problems
 
 # ------------------------------------------------------------------------------------------------

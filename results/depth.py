@@ -30,7 +30,7 @@ import tasks
 from checkpoint import load_checkpoint
 from configurator import configure, run
 from results import runs, table
-from results.claims import HERE, column, distinct, lines, load, mean_std, pick
+from results.rows import HERE, column, distinct, lines, load, mean_std, pick
 from watch import by_depth
 
 # ------------------------------------------------------------------------------------------------

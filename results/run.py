@@ -183,7 +183,8 @@ def gather(trainings):
     for path in glob.glob(os.path.join('results', scale, '*.csv')) if only else []:
         rows = [row for row in runs.read_csv(path) if row.get('variant') not in only]
         tables[os.path.basename(path).removesuffix('.csv')] = rows
-    tables['machine'] = [runs.machine_row()]
+    here, before = runs.machine_row(), tables.get('machine', [])
+    tables['machine'] = [row for row in before if row['machine'] != here['machine']] + [here]
     for (variant, seed), (folder, _) in trainings.items():
         with open(os.path.join(folder, 'rows.json')) as f:
             new = json.load(f)

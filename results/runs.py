@@ -23,14 +23,17 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def command(script, *flags, log, until=math.inf, threads=None):
     """
-    Run one of the project's scripts. True if it came to its end, False if the time was up.
+    Run one of the project's scripts, or a module of a folder (zoo.etd). True if it came to its end,
+    False if the time was up.
 
     log: the file that gets its output. until: when (time.time()) it is asked to stop in order, by
     SIGTERM. threads: how many it may use, None for all. ValueError if it fails.
     """
     settings = dict(OMP_NUM_THREADS=str(threads)) if threads else {}
+    what = [os.path.join(ROOT, script)] if script.endswith('.py') else ['-m', script]
+    settings['PYTHONPATH'] = ROOT
     with open(log, 'a') as out:
-        process = subprocess.Popen([sys.executable, '-u', os.path.join(ROOT, script), *flags],
+        process = subprocess.Popen([sys.executable, '-u', *what, *flags],
                                    stdout=out, stderr=subprocess.STDOUT, env=os.environ | settings)
         stopped = False
         while process.poll() is None:

@@ -7,21 +7,9 @@ A test holds the page to what `markdown` gives. What each claim says is in claim
 """
 import os
 
-from results.claims import (
-    CLAIMS,
-    HERE,
-    TASK_CSVS,
-    at_checkpoint,
-    column,
-    distinct,
-    lines,
-    load,
-    mean_std,
-    pick,
-    says,
-    verdicts,
-)
+from results.claims import CLAIMS, TASK_CSVS, says, verdicts
 from results.claims import CSVS as CLAIM_CSVS
+from results.rows import HERE, at_checkpoint, column, distinct, lines, load, mean_std, pick
 from results.waves import wave_blocks
 
 BEGIN = '<!-- claims: written by `python -m results.run --only_table` -->'
@@ -38,7 +26,7 @@ def regimes(folder):
     found = {}
     for (scale, variant), name in REGIMES.items():
         there = os.path.exists(os.path.join(folder, scale, 'bench.csv'))
-        found[name] = verdicts(load(scale, folder, variant=variant)) if there else {}
+        found[name] = verdicts(load(scale, folder, CLAIM_CSVS, variant)) if there else {}
     return found
 
 
@@ -140,8 +128,8 @@ def minutes_line(t, full):
 def markdown(folder=HERE):
     """What stands between the markers: the machine, the claims, the open choices, the waves."""
     found = regimes(folder)
-    small = load('small', folder)
-    machine, = small['machine']
+    small = load('small', folder, CLAIM_CSVS)
+    machines = ' and an '.join(f"{row['machine']} ({row['date']})" for row in small['machine'])
     said = [minutes_line(small, 'text')]
     t = {'text': small}
     tasks = None
@@ -151,8 +139,8 @@ def markdown(folder=HERE):
         said.append(minutes_line(tasks, 'tasks'))
     seeds = len(distinct(small['bench'], 'seed'))
     blocks = [
-        [f"{seeds} seeds on {machine['cores']:g} shared cores of an {machine['machine']}, torch "
-         f"{machine['torch']}, {machine['date']}. {'; '.join(said)}."],
+        [f"{seeds} seeds on 2 shared cores of an {machines}, torch "
+         f"{small['machine'][0]['torch']}. {'; '.join(said)}."],
         ['**Verdicts**:'], verdict_table(found),
         ['**What was measured**:'], measured_table(found),
         ['**Is acceleration a signal of its own?** Own signals, `exact`; the ratio is the median '

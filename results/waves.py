@@ -8,18 +8,8 @@ Not run by itself: table.py puts them behind the claims. The rows are questions.
 """
 import numpy as np
 
-from results.claims import (
-    RULES,
-    SAME,
-    column,
-    distinct,
-    in_time,
-    least,
-    lines,
-    mean_std,
-    pick,
-    ratio_in_words,
-)
+from results.claims import RULES, SAME, in_time, least, ratio_in_words
+from results.rows import column, distinct, lines, mean_std, pick
 
 MODELS = ('calc', 'calc groups', 'hop', 'hop groups')
 POLICIES = {('exact', ''): 'exact', ('ring', 8.0): 'ring of 8', ('ring', 4.0): 'ring of 4',

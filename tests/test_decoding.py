@@ -6,12 +6,13 @@ import pytest
 from conftest import ROOT
 from test_results import Inline
 
-from results import claims, decoding, runs, table
+from results import decoding, runs, table
+from results.rows import load
 
 
 @pytest.fixture(scope='module')
 def shipped():
-    return claims.load('decoding', names=decoding.CSVS)
+    return load('decoding', names=decoding.CSVS)
 
 
 def test_readme_says_what_the_files_say():
@@ -73,7 +74,7 @@ def test_all_is_run_once_and_gathered(wave, tmp_path, monkeypatch):
     monkeypatch.setattr(decoding, 'minutes', None)
     decoding.main()
     assert calls == ['bench.py', 'bench.py', 'the page']
-    t = claims.load('decoding', 'results', decoding.CSVS)
+    t = load('decoding', 'results', decoding.CSVS)
     ways = {(row['cache'], row['rule'], row['past']) for row in t['points']}
     assert ways == {(cache, rule, 'False') for cache in ('exact', 'latest')
                     for rule in ('fixed', 'oracle')} | {

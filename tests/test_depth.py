@@ -12,6 +12,7 @@ import data
 import plots
 import tasks
 from results import claims, depth, runs, table
+from results.rows import load
 
 SEEDS = (1337, 1, 2)
 
@@ -20,7 +21,7 @@ SEEDS = (1337, 1, 2)
 
 @pytest.fixture(scope='module')
 def shipped():
-    return claims.load('depth', names=depth.CSVS)
+    return load('depth', names=depth.CSVS)
 
 
 def accuracy(t, n, **key):
@@ -101,7 +102,7 @@ def small(tmp_path, monkeypatch):
 def test_all_is_run_once_and_gathered(small):
     depth.main()
     assert small == ['train.py'] * (9 * 2 + 2 + 1) + ['table']
-    t = claims.load('depth', 'results', depth.CSVS)
+    t = load('depth', 'results', depth.CSVS)
     assert {(row['part'], row['variant'], row['seed']) for row in t['runs']} == {*depth.trainings()}
     looped, plain = (claims.pick(t['runs'], part='calc', variant=name, seed=1)[0]['parameters']
                      for name in ('looped', 'stack'))

@@ -15,10 +15,11 @@ import calibrate
 import data
 from checkpoint import load_checkpoint
 from results import claims, measure, questions, run, runs, table, waves
+from results.rows import load
 
 SEEDS = (1337, 1, 2)
-SHIPPED = claims.load('small')
-TASKS = claims.load('tasks', names=[*claims.CSVS, *claims.TASK_CSVS], variant='calc groups')
+SHIPPED = load('small', names=claims.CSVS)
+TASKS = load('tasks', names=[*claims.CSVS, *claims.TASK_CSVS], variant='calc groups')
 
 
 # the shipped figures, looked at without the table's own words -----------------------------------
@@ -307,7 +308,7 @@ def test_all_is_run_once_and_gathered(small, monkeypatch, scale, only):
     assert small == (['train.py'] * max(len(only), 1) + ['bench.py'] * sweeps
                      + ['geometry.py'] * len(shown) + ['table'])
     names = [*claims.CSVS, *(claims.TASK_CSVS if scale == 'tasks' else ())]
-    t = claims.load(scale, 'results', names, 'calc groups' if scale == 'tasks' else 'main')
+    t = load(scale, 'results', names, 'calc groups' if scale == 'tasks' else 'main')
     assert len(claims.verdicts(t)) == (16 if scale == 'small' else 15)
 
     # what is done is not done again, and the rows of what is not asked for stay
@@ -316,7 +317,7 @@ def test_all_is_run_once_and_gathered(small, monkeypatch, scale, only):
         monkeypatch.setattr(run, 'only', only[1:])
     run.main()
     assert small == ['table']
-    again = claims.load(scale, 'results', names, t['variant'])
+    again = load(scale, 'results', names, t['variant'])
     assert all(again[name] == t[name] for name in names if name != 'minutes')
 
 
