@@ -109,6 +109,7 @@ class KeysValues:
         Write what the new tokens have at loop step k, and read what is there for all tokens so far.
 
         keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
+        k: the same for all, or (b,), where rows are at steps of their own and `rows` says which.
         rows (b,): which rows these are, None for all. active (b, T): the tokens that still loop,
         None for all; a token that has stopped keeps what its last block map left in the slots.
         """
@@ -116,7 +117,7 @@ class KeysValues:
             B, H, _, D = keys.shape
             self.keys = keys.new_zeros(self.slots, B, H, self.T_max, D)
             self.values = torch.zeros_like(self.keys)
-        slot = (k - 1) % self.slots
+        slot = (k - 1) % self.slots if self.slots > 1 else 0
         b = slice(None) if rows is None else rows
         new = slice(span.start, span.end)
         if active is not None:
@@ -129,15 +130,18 @@ class KeysValues:
             values = torch.where(active, values, self.values[last, b, :, new])
         if span.ragged:
             row, pos = self.places(span, rows)
-            self.keys[slot][row, :, pos] = keys[:, :, 0]                        # (b, H, D)
-            self.values[slot][row, :, pos] = values[:, :, 0]
+            self.keys[slot, row, :, pos] = keys[:, :, 0]                        # (b, H, D)
+            self.values[slot, row, :, pos] = values[:, :, 0]
         else:
             self.keys[slot, b, :, new] = keys
             self.values[slot, b, :, new] = values
         mask = span.mask
         if rows is not None and mask is not None and len(mask) > 1:
             mask = mask[rows]
-        return self.keys[slot, b, :, :span.end], self.values[slot, b, :, :span.end], mask
+        if rows is None or torch.is_tensor(slot):
+            return self.keys[slot, b, :, :span.end], self.values[slot, b, :, :span.end], mask
+        keys, values = (store[slot, :, :, :span.end] for store in (self.keys, self.values))
+        return keys.index_select(0, rows), values.index_select(0, rows), mask       # the faster way
 
     def at(self, **where):
         """The hook for attention, keys, values -> all keys, all values, mask; where: see update."""

@@ -117,8 +117,8 @@ def stack(steps, x):
     return torch.stack(steps, dim=1) if steps else x.new_zeros(len(x), 0, dtype=torch.long)
 
 
-def choose(logits, temperature, top_k):
-    """Logits (B, V) -> tokens (B, 1), from torch's generator; temperature 0 is greedy."""
+def choose(logits, temperature, top_k, generator=None):
+    """Logits (B, V) -> tokens (B, 1); temperature 0 is greedy. generator: None = torch's own."""
     if not logits.isfinite().all():
         raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
                          'infinity')
@@ -129,7 +129,7 @@ def choose(logits, temperature, top_k):
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    return torch.multinomial(logits.softmax(dim=-1), 1)
+    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
 
 
 def window(n, block_size):

@@ -192,6 +192,14 @@ class GPT(nn.Module):
             for group in self.groups:
                 group.adapter.weight.copy_(torch.eye(config.n_embd).repeat(1, 2))
 
+    def embed(self, idx, pos):
+        """Tokens (B, T) at positions (T,) or (B, 1) -> the stream (B, T, C)."""
+        x = self.wte(idx).float()
+        if self.wpe is not None:
+            x = x + self.wpe(pos)
+        # differs from the paper: tokens and positions are scaled (Geiping)
+        return self.drop(x * math.sqrt(self.config.n_embd) if self.config.scale_embedding else x)
+
     def readout(self, x):
         """State (..., C) -> logits (..., V)."""
         return self.lm_head(self.ln_f(x))
@@ -206,7 +214,7 @@ class GPT(nn.Module):
             x = self.h[i](x, cache[i][0].at(span=span, rows=rows) if cache else None, pos)
         return self.readout(x)
 
-    def reader(self, exit, span, cache):
+    def reader(self, exit, span=None, cache=None):
         """What a rule reads of a state (b, T, C), see exits.Exit; ValueError without a gate."""
         if exit is None or exit.reads == 'lens':
             return self.readout
@@ -262,18 +270,11 @@ class GPT(nn.Module):
         counts: loops of each group. span, cache: where the tokens stand, and for each of h the
         KeysValues of its blocks (decode.py). warm: a first state for each group.
         """
-        T = idx.shape[1]
-        span = span or Span(0, T, idx.device)
+        span = span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        # tokens and positions; differs from the paper: both are scaled (Geiping)
-        x = self.wte(idx).float()                                               # (B, T, C)
-        if self.wpe is not None:
-            x = x + self.wpe(span.pos)
-        if self.config.scale_embedding:
-            x = x * math.sqrt(self.config.n_embd)
-        x, reader = self.drop(x), self.reader(exit, span, cache)
+        x, reader = self.embed(idx, span.pos), self.reader(exit, span, cache)
         # through the list of layers
         ends = []
         for i, layer in enumerate(self.h):

@@ -5,6 +5,7 @@ Text out of a checkpoint, or answers where it has learnt a task, with any exit r
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start=FILE:prompt.txt --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
+    python sample.py --requests=FILE                        a JSON line each, see serving.py
 
 It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
@@ -12,11 +13,13 @@ import codecs
 import os
 import re
 import time
+from functools import partial
 
 import numpy as np
 import torch
 
 import tasks
+from batching import serve
 from calibrate import read_tau
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
@@ -24,6 +27,7 @@ from decode import compile_one_token, stream
 from encoding import EOT, get_encoding
 from exits import make_exit
 from quality import Point, log_probabilities
+from serving import answer, read, read_prompt
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'
@@ -42,6 +46,8 @@ prefill_chunk: int | None = None    # prompt tokens at a time; None = all
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with so few loops, verify with all; needs --temperature=0
 stop_at_end = True          # end-of-text ends a sample
+requests: str | None = None     # a file of JSON lines to answer, see serving.py
+slots = 32                  # of them at a time
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
 compile = False             # the step of one token; pays in small models on a CPU, see decode.py
@@ -65,19 +71,6 @@ def paint(text, steps):
 def print_legend():
     legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
     print(f'loop steps, mean over the groups, from: {legend}')
-
-
-def read_prompt(start):
-    """The knob `start` -> the text."""
-    if not start.startswith('FILE:'):
-        return start
-    path = start.removeprefix('FILE:')
-    try:
-        with open(path, encoding='utf-8') as f:
-            return f.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the prompt file '{path}' as UTF-8 text ({error}): give "
-                         '--start=FILE:PATH') from error
 
 
 def print_sample(tokens, encoding, text, with_steps):
@@ -124,14 +117,21 @@ def main():
     if rule and not groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
                          'exit from: leave --exit out')
-    task = checkpoint['config']['dataset']
+    task, encoding = checkpoint['config']['dataset'], get_encoding(checkpoint['tokenizer'], out_dir)
+    end = encoding.eot_token if stop_at_end else None
+    if requests:
+        usual = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed,
+                     stop=end)
+        with autocast:
+            return answer(partial(serve, model, slots=slots, n_loop=n_loop, exit=rule, cache=cache,
+                                  noise_seed=noise_seed), read(requests, encoding, usual), encoding)
     if task.partition(':')[0] in tasks.TASKS:
         with autocast:
             print_problems(model, task, rule)
         return print_legend() if show_steps and groups else None
     if compile:
         compile_one_token(model)
-    encoding, text = get_encoding(checkpoint['tokenizer'], out_dir), read_prompt(start)
+    text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
@@ -143,8 +143,7 @@ def main():
         tokens = stream(
             model, [prompt], max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
             exit=rule, cache=cache, noise_seed=noise_seed, ring=ring, warm_start=warm_start,
-            draft_loops=draft_loops, stop=encoding.eot_token if stop_at_end else None,
-            prefill_chunk=prefill_chunk)
+            draft_loops=draft_loops, stop=end, prefill_chunk=prefill_chunk)
         begin = time.perf_counter()
         with autocast:
             steps = print_sample(tokens, encoding, text, show_steps and bool(groups))

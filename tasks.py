@@ -385,10 +385,14 @@ class Words:
     def __init__(self, text):
         name, knobs = parse(text)
         self.words = WORDS[name](**knobs)
-        self.n_vocab = len(self.words)
+        self.n_vocab, self.eot_token = len(self.words), None
         # a name for it: the task, with the knobs that shape its words
         shaping = [f'{key}={knobs[key]}' for key in SHAPING[name]]
         self.name = ':'.join([name, ','.join(shaping)]) if shaping else name
+
+    def encode(self, text):
+        """Words with blanks between them -> tokens; ValueError for an unknown one."""
+        return [self.words.index(word) for word in text.split()]
 
     def decode_single_token_bytes(self, token):
         return self.words[token].encode()

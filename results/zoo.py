@@ -48,6 +48,7 @@ TASKS = dict(text=['--dataset=pydocs', '--keep_iters=[]'], calc=[*CALC, '--keep_
 OURO = dict(text=['--max_iters=750', '--lr_decay_iters=750'], calc=[])
 LOOPS = (4, 8)
 GATE_ITERS = 300
+READ = dict(text=['--dataset=pydocs'], calc=['--dataset=calc', '--batch_size=64', '--bptt_k=8'])
 MID = ['--max_iters=300', '--warmup_iters=20', '--learning_rate=1e-3', '--min_lr=1e-4',
        '--mean_recurrence=2', '--keep_iters=[]']
 SAME = dict(text=0.005, calc=0.002)     # nats above the full budget that count as equal quality
@@ -128,7 +129,7 @@ def measure_etd(task, _, seed, until):
         start = plain if name == 'none' else place('etd', task, name, seed)
         loops = '[1]' if name == 'none' else '[1,2,3,4]'
         if not train(place('etd', task, f'{name} trained', seed), seed,
-                     [*TASKS[task], f'--init_from={start}/ckpt.pt', f'--eval_loops={loops}', *MID],
+                     [*READ[task], f'--init_from={start}/ckpt.pt', f'--eval_loops={loops}', *MID],
                      until):
             return False
     return True
