@@ -13,12 +13,15 @@ position and loop step, and a row that ends makes room for the next request:
     row 1   k = 4     k = 5     k = 6
     row 2             k = 1     k = 2
 
-A row gets what it gets alone (decode.stream): its keys, values and random numbers are its own. Bae
-et al. 2024 has the idea; Geiping 5 the one slot of `latest`, which serves rows at any depth.
+A row gets what it gets alone (decode.stream with prefill_chunk=1): its keys, values and random
+numbers are its own. The tokens of a prompt go through the same stages as those that follow, where
+there is room in a tick: prompts that come one by one, each side by side by itself, took two thirds
+of the time. Bae et al. 2024 has the idea; Geiping 5 the one slot of `latest`, which serves rows at
+any depth.
 
     b        the rows of a tick
-    stage    0 prefill; 1 prelude; 2 + 2g a loop step of group g; 3 + 2g the layers behind that
-             group, after the last group with the head
+    stage    1 prelude; 2 + 2g a loop step of group g; 3 + 2g the layers behind that group, after
+             the last group with the head
 """
 import os
 import time
@@ -34,7 +37,7 @@ import throughput
 from cache import Span
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
-from decode import choose, make_cache, prefill, window
+from decode import distribution, make_cache, window
 from exits import make_exit
 from loops import RecurrentGroup
 
@@ -46,7 +49,7 @@ tau: float | None = 0.1
 n_loop: int | None = None
 cache = 'latest'                # or exact
 n_requests = 256
-prompt_tokens = [2, 8]          # fewest and most of a request; how many is drawn
+prompt_tokens = [1, 4]          # fewest and most of a request; how many is drawn
 new_tokens = [4, 32]
 temperature = 0.0               # of all requests; on a task a high one makes new problems
 slots = [1, 2, 4, 8, 16, 32, 64]    # rows; the other ways run too where they are `compared`
@@ -63,10 +66,10 @@ def fullest(waiting):
 
     The one with most rows, since a tick for one row takes nearly as long as for many; a loop step
     counts half as much again, for there rows come and go with every tick, while at the others they
-    gather. Prefill and prelude go before all: from there rows come to the loops. No row starves.
+    gather. The prelude goes before all: from there rows come to the loops. No row starves.
     """
-    if min(waiting) < 2:
-        return min(waiting)
+    if 1 in waiting:
+        return 1
     return max(waiting, key=lambda stage: (waiting[stage] * (2 if stage % 2 else 3), stage))
 
 
@@ -97,8 +100,8 @@ class Batch:
         self.x, self.share = torch.zeros(2, slots, 1, config.n_embd, device=self.dev).unbind()
         self.memo = None
         self.on_x = [model.h[i].inject(self.x)[0] for i in self.groups]
-        # its stage, loop step and hits, and where in its window its last token stands
-        self.stage, self.k, self.hits, self.pos = np.full((4, slots), -1)
+        # its stage, loop step and hits; the start of its window, and the place there of its token
+        self.stage, self.k, self.hits, self.start, self.pos = np.full((5, slots), -1)
         self.used = np.zeros((slots, len(counts)), dtype=np.int64)
         self.request, self.generator = [None] * slots, [None] * slots
         self.tokens, self.made = [[] for _ in range(slots)], [0] * slots
@@ -110,13 +113,11 @@ class Batch:
         """A request into a free row."""
         row = self.request.index(None)
         self.request[row], self.tokens[row] = request, list(request.prompt)
-        self.made[row], self.stage[row] = 0, 0
+        self.made[row], self.stage[row], self.start[row], self.pos[row] = 0, 1, 0, 0
         self.generator[row] = torch.Generator(self.dev).manual_seed(request.seed)
 
     def tick(self, stage, rows):
         """Run a stage for the rows (b,) that are at it. Yields answers, see serve."""
-        if stage == 0:
-            return self.fill(rows.tolist())
         span = Span(np.maximum(self.pos, 0).tolist(), 1, self.dev)      # of all rows
         at = torch.from_numpy(rows).to(self.dev)
         pos = span.pos[at] if span.ragged else span.pos
@@ -125,35 +126,12 @@ class Batch:
         work = self.single_layers if stage % 2 else self.loop_step
         return work((stage - 1) // 2, rows, at, pos, where)
 
-    def fill(self, rows):
-        """Prompts, and windows that moved; with `latest` those of one length, to settle alike."""
-        contexts = {row: self.tokens[row][window(len(self.tokens[row]), self.T_max):]
-                    for row in rows}
-        if self.policy == 'latest':
-            rows = [row for row in rows if len(contexts[row]) == len(contexts[rows[0]])]
-        T = max(len(contexts[row]) for row in rows)
-        new = make_cache(self.model, self.counts, self.policy, T_max=T, rows=len(rows))
-        try:
-            logits, used, _ = prefill(
-                self.model, [torch.tensor(contexts[row], device=self.dev) for row in rows],
-                self.counts, self.rule, self.noise_seed, new, settle=self.policy == 'latest')
-        except ValueError as error:     # a NaN: whose is it?
-            for row in rows:
-                yield from self.fill([row]) if len(rows) > 1 else [self.end(row, error)]
-            return
-        for mine, theirs in zip(sum(self.kept, []), sum(new, [])):
-            mine.keys[:, rows, :, :T], mine.values[:, rows, :, :T] = theirs.keys, theirs.values
-        for largest, i in zip(self.signals, self.groups):
-            largest[rows, :1 + T] = new[i][0].signals.largest
-        self.used[rows] = used.cpu().numpy()
-        yield from self.answer(rows, logits)
-
     def single_layers(self, j, rows, at, pos, where):
         """The layers before group j, with the embedding before the first; or the coda and head."""
         x = self.x[at]
         if j == 0:
-            last = torch.tensor([self.tokens[row][-1:] for row in rows], device=self.dev)
-            x = self.model.embed(last, pos)
+            now = [[self.tokens[row][self.start[row] + self.pos[row]]] for row in rows]
+            x = self.model.embed(torch.tensor(now, device=self.dev), pos)
         for i in self.single[j]:
             x = self.model.h[i](x, self.kept[i][0].at(**where), pos)
         if j == len(self.groups):
@@ -215,21 +193,27 @@ class Batch:
         return value
 
     def answer(self, rows, logits):
-        """A token for each row, logits (b, V), and where the row goes on."""
+        """Where each row goes on; a token for those at their last one, logits (b, V)."""
         likeliest, finite = logits.argmax(-1).tolist(), logits.isfinite().all(-1).tolist()
+        asked, shares = [self.request[row] for row in rows], {}
+        for how in {(request.temperature, request.top_k) for request in asked}:
+            shares[how] = distribution(logits, *how) if how[0] else None            # (b, V)
         for i, row in enumerate(rows):
-            request, tokens = self.request[row], self.tokens[row]
+            request, tokens = asked[i], self.tokens[row]
             if not finite[i]:
                 yield self.end(row, ValueError('the logits are no numbers: a NaN in the model'))
                 continue
-            token, start = likeliest[i], window(len(tokens), self.T_max)
-            if request.temperature:
-                token = choose(logits[i:i + 1], request.temperature, request.top_k,
-                               self.generator[row]).item()
+            self.stage[row], self.pos[row] = 1, self.pos[row] + 1
+            if self.start[row] + self.pos[row] < len(tokens):       # more of its prompt
+                continue
+            token, share = likeliest[i], shares[request.temperature, request.top_k]
+            if share is not None:
+                token = torch.multinomial(share[i], 1, generator=self.generator[row]).item()
             tokens.append(token)
             self.made[row] += 1
-            self.pos[row] = len(tokens) - 1 - start
-            self.stage[row] = 1 if window(len(tokens), self.T_max) == start else 0
+            start = window(len(tokens), self.T_max)
+            if start != self.start[row]:        # the window has moved: again from its beginning
+                self.start[row], self.pos[row] = start, 0
             if self.made[row] == request.max_new_tokens or token == request.stop:
                 self.end(row)
             yield request, token, self.used[row].copy()

@@ -138,10 +138,13 @@ class KeysValues:
         mask = span.mask
         if rows is not None and mask is not None and len(mask) > 1:
             mask = mask[rows]
-        if rows is None or torch.is_tensor(slot):
-            return self.keys[slot, b, :, :span.end], self.values[slot, b, :, :span.end], mask
-        keys, values = (store[slot, :, :, :span.end] for store in (self.keys, self.values))
-        return keys.index_select(0, rows), values.index_select(0, rows), mask       # the faster way
+        if rows is None:
+            return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end], mask
+        # slots and rows as one dimension: to select from it is the fastest copy
+        at = slot * self.keys.shape[1] + rows
+        keys, values = (store.flatten(0, 1)[:, :, :span.end].index_select(0, at)
+                        for store in (self.keys, self.values))
+        return keys, values, mask
 
     def at(self, **where):
         """The hook for attention, keys, values -> all keys, all values, mask; where: see update."""

@@ -117,19 +117,24 @@ def stack(steps, x):
     return torch.stack(steps, dim=1) if steps else x.new_zeros(len(x), 0, dtype=torch.long)
 
 
-def choose(logits, temperature, top_k, generator=None):
-    """Logits (B, V) -> tokens (B, 1); temperature 0 is greedy. generator: None = torch's own."""
+def choose(logits, temperature, top_k):
+    """Logits (B, V) -> tokens (B, 1), from torch's generator; temperature 0 is greedy."""
     if not logits.isfinite().all():
         raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
                          'infinity')
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
+    return torch.multinomial(distribution(logits, temperature, top_k), 1)
+
+
+def distribution(logits, temperature, top_k):
+    """Logits (B, V) -> the probabilities to draw from; temperature > 0."""
     # the largest is taken off first, so that a small temperature overflows nothing
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
+    return logits.softmax(dim=-1)
 
 
 def window(n, block_size):

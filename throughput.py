@@ -10,7 +10,7 @@ there from the start, in turn, `rounds` times; a figure is the median over round
     lockstep        decode.stream with as many rows: a batch is done when its longest request is
     one by one      decode.stream with one row
 
-    ideal           all that depth-wise did, in full batches, at the times of the full ones in step
+    ideal           all that depth-wise did, in full batches at the measured time of a full one
     tick            (stage, rows, k of the rows, seconds), see batching.serve
     steps           loop steps used, the mean over groups
 """
@@ -101,8 +101,8 @@ def tokens_of(made, requests):
 
 def name_of(stage, groups):
     """A stage's number in words, see batching.py."""
-    if stage < 2:
-        return ('prefill', 'prelude')[stage]
+    if stage == 1:
+        return 'prelude'
     g, behind = divmod(stage - 2, 2)
     if not behind:
         return f'loop {g}'
@@ -130,12 +130,13 @@ def ideal_seconds(ticks, full, slots):
 
 
 def full_ticks(ticks, slots):
-    """{stage: seconds of a tick with all rows at it, the median}, from rows in step."""
+    """{stage: seconds of a full tick}: the median of those with nine tenths of the rows, or most."""
     full = {}
-    for stage, rows, _, seconds in ticks:
-        if len(rows) == slots:
-            full.setdefault(stage, []).append(seconds)
-    return {stage: median(times) for stage, times in full.items()}
+    for stage in {tick[0] for tick in ticks}:
+        of = [(len(rows), seconds) for other, rows, _, seconds in ticks if other == stage]
+        enough = min(0.9 * slots, max(of)[0])
+        full[stage] = median(seconds for rows, seconds in of if rows >= enough)
+    return full
 
 
 # the report ---------------------------------------------------------------------------------------
@@ -147,22 +148,20 @@ def report(model, text, serve, in_step, how, knobs):
     asked = [knobs[name] for name in ('prompt_tokens', 'new_tokens', 'temperature', 'seed')]
     requests = make_requests(text, T, knobs['n_requests'], *asked)
     few = requests[:max(1, len(requests) // 8)]         # one by one they take long
-    ticks, in_step_ticks = [], []
+    ticks = []
     ways = {
         'depth-wise': lambda: through(serve, requests, slots, ticks=ticks),
-        'in step': lambda: through(serve, requests, slots, next_stage=in_step,
-                                   ticks=in_step_ticks),
+        'in step': lambda: through(serve, requests, slots, next_stage=in_step),
         'lockstep': lambda: in_lockstep(model, requests, slots, how),
         'one by one': lambda: in_lockstep(model, few, 1, how)}
     through(serve, few, slots)                          # warm up
     found, ideals, made = {way: [] for way in ways}, [], {}
     for _ in range(knobs['rounds']):
         ticks.clear()
-        in_step_ticks.clear()
         for way, work in ways.items():
             made[way] = work()
             found[way].append(figures_of(made[way], requests))
-        seconds = ideal_seconds(ticks, full_ticks(in_step_ticks, slots), slots)
+        seconds = ideal_seconds(ticks, full_ticks(ticks, slots), slots)
         ideals.append(tokens_of(made['depth-wise'], requests) / seconds)
     steps = np.array([used.mean() for tokens in made['depth-wise'].values() for _, used in tokens]
                      if groups else [0.0])

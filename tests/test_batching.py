@@ -38,7 +38,7 @@ def alone(model, request, rule, cache, n_loop=None):
     torch.manual_seed(request.seed)
     made = stream(model, [torch.tensor(request.prompt)], request.max_new_tokens,
                   request.temperature, request.top_k, n_loop=n_loop, exit=rule, cache=cache,
-                  stop=request.stop)
+                  stop=request.stop, prefill_chunk=1)
     return [(token.item(), used[0].tolist()) for token, used in made]
 
 
@@ -90,19 +90,19 @@ def test_budgets_by_group(tiny):
     model, request = tiny(), Request([1, 2, 3], 5, name=0)
     found = answers_of(model, [request], slots=2, n_loop=[2, 5])
     assert found[0] == alone(model, request, None, 'latest', [2, 5])
-    assert all(used == [2, 5] for _, used in found[0][1:])      # the prompt settles
+    assert all(used == [2, 5] for _, used in found[0])
 
 
 def test_rows_stand_at_different_steps_of_one_tick(tiny):
     model, ticks = tiny(), []
     requests = random_requests(12, seed=4)
     answers_of(model, requests, slots=6, n_loop=9, exit=make_exit('norm_rel', 0.08), ticks=ticks)
-    assert {stage for stage, _, _, _ in ticks} == {0, 1, 2, 3, 4, 5}
+    assert {stage for stage, _, _, _ in ticks} == {1, 2, 3, 4, 5}
     assert any(len(set(k)) > 1 for stage, _, k, _ in ticks if stage % 2 == 0)
 
 
 @pytest.mark.parametrize('waiting, first, by_step', [
-    ({0: 1, 2: 9}, 0, 0), ({1: 1, 2: 9}, 1, 1), ({2: 5, 3: 7}, 2, 2), ({2: 4, 3: 7}, 3, 2),
+    ({1: 1, 2: 9}, 1, 1), ({2: 5, 3: 7}, 2, 2), ({2: 4, 3: 7}, 3, 2),
     ({2: 3, 4: 3}, 4, 2), ({3: 1}, 3, 3)])
 def test_which_stage_goes_next(waiting, first, by_step):
     assert fullest(waiting) == first and in_step(waiting) == by_step
@@ -283,6 +283,7 @@ def test_the_ideal_by_hand():
     assert throughput.ideal_seconds(ticks, {2: 1.0, 3: 4.0}, 2) == 2.5 + 2.0
     full = throughput.full_ticks([*ticks, (2, [0, 1], None, 3.0), (3, [1, 0], None, 4.0)], 2)
     assert full == {2: 9.0, 3: 4.0}
+    assert throughput.full_ticks([(2, [0], None, 1.0)], 8) == {2: 1.0}      # none was full
 
 
 def test_latencies_by_hand():
