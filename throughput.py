@@ -130,12 +130,12 @@ def ideal_seconds(ticks, full, slots):
 
 
 def full_ticks(ticks, slots):
-    """{stage: seconds of a full tick}: the median of those with nine tenths of the rows, or most."""
+    """{stage: seconds of a full tick}: the mean of those with nine tenths of the rows, or most."""
     full = {}
     for stage in {tick[0] for tick in ticks}:
         of = [(len(rows), seconds) for other, rows, _, seconds in ticks if other == stage]
         enough = min(0.9 * slots, max(of)[0])
-        full[stage] = median(seconds for rows, seconds in of if rows >= enough)
+        full[stage] = np.mean([seconds for rows, seconds in of if rows >= enough])
     return full
 
 

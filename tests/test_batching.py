@@ -282,7 +282,7 @@ def test_the_ideal_by_hand():
              (3, [0], None, 9.0)]
     assert throughput.ideal_seconds(ticks, {2: 1.0, 3: 4.0}, 2) == 2.5 + 2.0
     full = throughput.full_ticks([*ticks, (2, [0, 1], None, 3.0), (3, [1, 0], None, 4.0)], 2)
-    assert full == {2: 9.0, 3: 4.0}
+    assert full == {2: 7.0, 3: 4.0}
     assert throughput.full_ticks([(2, [0], None, 1.0)], 8) == {2: 1.0}      # none was full
 
 
