@@ -33,6 +33,12 @@ SMALL = {
     'results/decoding.py': ['--minutes=1e-9'],
     'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=1', '--compile=False'],
     'tasks.py': ['--rows=20'],
+    'batching.py': ['--n_requests=4', '--slots=[1]', '--compared=2', '--rounds=1', '--n_loop=2',
+                    '--prompt_tokens=[1,2]', '--new_tokens=[1,2]'],
+    'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
+                    '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
+    'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
+    'results/zoo.py': ['--minutes=1e-9'],
     'tests/loop_cost.py': ['--rounds=2', '--iters=1', '--batch_size=1', '--block_size=8'],
 }
 
@@ -42,6 +48,8 @@ ELSEWHERE = {
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
     'tests/kills.py': 'test_train.py kills a run three times',
+    '--path=FOLDER': 'test_zoo.py reads such folders',
+    'zoo.huginn:kl': 'test_zoo.py',
     '--only_table': 'it writes results/README.md; test_results.py compares that with the CSVs',
 }
 
@@ -63,6 +71,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('user')
     (folder / 'book.txt').write_text('The quick brown fox jumps over the lazy dog. ' * 100)
     (folder / 'prompt.txt').write_text('The quick brown')
+    (folder / 'requests.jsonl').write_text('{"prompt": "The", "max_new_tokens": 2}')
     os.symlink(os.path.join(ROOT, 'config'), folder / 'config')
 
     parquet(folder / 'web' / 'sample' / '10BT', [f'Web page {i}. ' * 5 for i in range(60)],
@@ -129,6 +138,10 @@ LAST_WORDS = {
     'tasks.py': '20 problems, 0 of them with another answer than the oracle',
     'results.run': 'the time is up: the same command goes on',
     'results.depth': 'the time is up: the same command goes on',
+    'results.zoo': 'the time is up: the same command goes on',
+    '--requests=requests.jsonl': '"tokens": [',
+    'zoo.etd': 'next: python train.py',
+    'zoo.ouro': 'next: python sample.py',
 }
 
 
