@@ -88,8 +88,8 @@ def of_line(line, encoding, usual):
         raise ValueError(f'it is no JSON ({error})') from None
     both = {'prompt', 'tokens'}
     if not isinstance(asked, dict) or not set(asked) <= KNOWN or both <= set(asked):
-        raise ValueError(f'a JSON object may have {", ".join(sorted(KNOWN))}, and one of prompt and '
-                         'tokens')
+        raise ValueError(f'a JSON object may have {", ".join(sorted(KNOWN))}, and one of prompt '
+                         'and tokens')
     prompt = asked.pop('tokens', None) or asked.pop('prompt', '')
     if isinstance(prompt, str):
         prompt = encoding.encode(prompt)
