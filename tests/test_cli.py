@@ -33,6 +33,7 @@ SMALL = {
     'results/decoding.py': ['--minutes=1e-9'],
     'tests/decode_speed.py': ['--only=products', '--rounds=1', '--new_tokens=1', '--compile=False'],
     'tasks.py': ['--rows=20'],
+    'explore.py': ['--n_loop=3', '--start=The'],
     'batching.py': ['--n_requests=4', '--slots=[1]', '--compared=2', '--rounds=1', '--n_loop=2',
                     '--prompt_tokens=[1,2]', '--new_tokens=[1,2]'],
     'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
@@ -141,6 +142,7 @@ LAST_WORDS = {
     'results.zoo': 'the time is up: the same command goes on',
     '--requests=requests.jsonl': '"tokens": [',
     'zoo.etd': 'next: python train.py',
+    'explore.py': 'open it in a browser',
     'zoo.ouro': 'next: python sample.py',
 }
 

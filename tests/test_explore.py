@@ -230,6 +230,19 @@ def test_a_token_shows_the_right_words(browser, pages):
     assert 'Token 10' in browser.run("document.getElementById('chosen').textContent")
 
 
+def test_a_view_to_share(browser, pages):
+    browser.open('/dev/null')
+    path = os.path.abspath(pages.task)
+    browser.ask('Page.navigate', url=f'file://{path}#rule=accel&past=1&tau=0.25&token=7')
+    for _ in range(100):
+        if browser.run("document.readyState === 'complete' && !!document.getElementById('chosen')"):
+            break
+        time.sleep(0.05)
+    steps = browser.run("[...document.getElementById('tokens').children].map(b => +b.dataset.steps)")
+    assert steps == steps_by_exits(record_of(pages.task), 0, 'accel', 10 ** 0.25, True, 2)
+    assert browser.run("document.getElementById('chosen').textContent").startswith('Token 7,')
+
+
 def test_tokens_appear_as_they_are(browser, pages):
     browser.open(pages.text)
     shown = browser.run("[...document.querySelectorAll('#tokens bdi')].map(b => b.textContent)")
