@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 import data
-import throughput
 from cache import Span
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
@@ -270,6 +269,7 @@ def serve(model, requests, slots=32, n_loop=None, exit=None, cache='latest', noi
 
 
 def main():
+    import throughput  # here, since it draws figures, and matplotlib takes a second to import
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
     throughput.check_knobs(config, model.config.block_size)

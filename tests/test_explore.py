@@ -238,7 +238,8 @@ def test_a_view_to_share(browser, pages):
         if browser.run("document.readyState === 'complete' && !!document.getElementById('chosen')"):
             break
         time.sleep(0.05)
-    steps = browser.run("[...document.getElementById('tokens').children].map(b => +b.dataset.steps)")
+    steps = browser.run("""[...document.getElementById("tokens").children].map(
+        button => +button.dataset.steps)""")
     assert steps == steps_by_exits(record_of(pages.task), 0, 'accel', 10 ** 0.25, True, 2)
     assert browser.run("document.getElementById('chosen').textContent").startswith('Token 7,')
 
