@@ -240,7 +240,8 @@ def serve(model, requests, slots=32, n_loop=None, exit=None, cache='latest', noi
     reads_coda, noise = exit is not None and exit.reads == 'coda', model.config.step_noise
     if slots < 1 or cache not in ('exact', 'latest') or reads_coda or noise:
         raise ValueError("batching takes slots >= 1, cache='exact' or 'latest', no rule that reads "
-                         f'the coda and no step_noise, not {slots}, {cache!r}, {exit}, {noise}')
+                         f'the coda and no step_noise, not {slots}, {cache!r}, '
+                         f'{exit and exit.name}, {noise}')
     batch = Batch(model, slots, model.loop_counts(n_loop, exit), exit, cache, noise_seed)
     requests, more = iter(requests), True
     while True:
@@ -275,6 +276,8 @@ def main():
     throughput.check_knobs(config, model.config.block_size)
     text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                           model.config.vocab_size)
+    if exit and not model.groups:
+        raise ValueError(f'the model in {out_dir} has no recurrent groups: --exit=None')
     how = dict(n_loop=n_loop, exit=make_exit(exit, tau) if exit else None, cache=cache)
     throughput.report(model, text, partial(serve, model, **how), in_step, how, config)
 

@@ -14,7 +14,7 @@ from processes import WORLD
 def check_shape(config):
     """ValueError where the values of a GPTConfig do not fit together."""
     for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd',
-                 'mean_recurrence', 'bptt_k', 'rope_base'):
+                 'mean_recurrence', 'bptt_k', 'rope_base', 'norm_eps'):
         if not getattr(config, name) > 0:
             raise ValueError(f'{name} must be positive, not {getattr(config, name)}')
     if config.n_embd % config.n_head:

@@ -254,13 +254,13 @@ def adopt(script, values, fixed, earlier_run):
 
 
 def imported(name, what, example):
-    """FILE:NAME -> what FILE.py calls NAME. ValueError if there is none; what: it in a word."""
+    """MODULE:NAME -> that. ValueError if it is not to be had; what: what it is, in a word."""
     file, _, attribute = name.rpartition(':')
     try:
         return getattr(import_module(file), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"the {what} '{name}' is not to be had ({error}): write FILE:NAME, such "
-                         f'as {example}') from None
+    except Exception as error:          # whatever is wrong in a file of the user's own
+        raise ValueError(f"the {what} '{name}' is not to be had ({type(error).__name__}: {error}): "
+                         f'write MODULE:NAME, such as {example}') from None
 
 
 def plain(value):

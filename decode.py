@@ -130,6 +130,7 @@ def choose(logits, temperature, top_k):
 def distribution(logits, temperature, top_k):
     """Logits (B, V) -> the probabilities to draw from; temperature > 0."""
     # the largest is taken off first, so that a small temperature overflows nothing
+    logits = logits.float()
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
@@ -259,8 +260,8 @@ def check(rows, max_new_tokens, temperature, top_k, cache, warm_start, prefill_c
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
         raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
-    if temperature < 0:
-        raise ValueError(f'temperature must be >= 0 (0 is greedy), not {temperature}')
+    if temperature != 0 and not 1e-6 <= temperature < 1e30:
+        raise ValueError(f'temperature must be >= 1e-6, or 0 (greedy), not {temperature}')
     if top_k is not None and top_k < 1:
         raise ValueError(f'top_k must be at least 1, not {top_k}')
     if warm_start and cache is None:

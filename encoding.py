@@ -59,7 +59,8 @@ class TokenizerJson:
         except Exception as error:      # the library has a plain Exception for all that is wrong
             raise ValueError(f"'{here}' is no tokenizer.json that can be read ({error}): take the "
                              'one that came with the weights') from None
-        self.name, self.n_vocab = path, self.tokenizer.get_vocab_size(with_added_tokens=True)
+        self.name = path
+        self.n_vocab = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())
         # the added tokens stand for themselves; of byte-level tokens each letter is a byte
         self.added = self.tokenizer.get_added_tokens_decoder()
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
@@ -83,8 +84,8 @@ class TokenizerJson:
         if text is None or token in self.added:
             return (text or '').encode()
         if self.byte_level:
-            return bytes(BYTES[letter] for letter in text)
-        return self.tokenizer.decode([token]).encode()
+            return b''.join(bytes([BYTES[c]]) if c in BYTES else c.encode() for c in text)
+        return text.replace('\u2581', ' ').encode()         # the blank of other kinds
 
 
 # what public tokenizers call the end of a text

@@ -123,8 +123,8 @@ class Exit:
 
     keep: whether it takes the state of the step that triggered, or the one before. past: does it
     wait_for_past? reads: what its `readout` is, the logits by ln_f and head ('lens'), by way of the
-    coda's layers ('coda'; then a pass over a whole row is not what decoding gives), or the model's
-    'gate'. A rule remembers nothing of a pass, so one object serves any number of them.
+    coda's layers ('coda') or the model's 'gate'; with 'coda', or 'row', where a row leaves as one,
+    a pass over a whole row is not what decoding gives. A rule remembers nothing of a pass.
     """
     name: str
     tau: float
@@ -137,15 +137,15 @@ class Exit:
 
 def make_exit(name, tau=None, hits=None, keep=None, past=False):
     """
-    The rule called `name` (one of EXITS, or FILE:NAME, of the EXITS in another file) at threshold
+    The rule called `name` (of EXITS, or MODULE:NAME, of the EXITS in another file) at threshold
     tau >= 0, None = the rule's usual one.
 
     hits and keep replace the rule's own. past: wait for the past, see wait_for_past. ValueError for
     an unknown name, or a tau or hits that is out of range.
     """
-    file, _, short = name.rpartition(':')
-    known = imported(file + ':EXITS', 'list of rules', 'zoo.huginn:kl') if file else EXITS | LEARNED
-    if short not in known:
+    file, colon, short = name.rpartition(':')
+    known = imported(f'{file}:EXITS', 'rules', 'zoo.huginn:kl') if colon else EXITS | LEARNED
+    if not isinstance(known, dict) or short not in known:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
     signal, own_hits, own_keep, *more = known[short]
     reads, own_tau = more or ('lens', 1e-2)

@@ -87,7 +87,7 @@ class CausalSelfAttention(nn.Module):
         B, T, C = x.shape
         qkv = self.c_attn(x)                                                    # (B, T, 3C)
         if self.qk_bias is not None:
-            qkv = qkv + F.pad(self.qk_bias, (0, C))
+            qkv = qkv + F.pad(self.qk_bias, (0, C)).to(qkv.dtype)
         qkv = qkv.view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 3).unbind(2)                                 # (B, H, T, D) each
         if self.rotary is not None:
@@ -216,7 +216,7 @@ class GPT(nn.Module):
 
     def reader(self, exit, span=None, cache=None):
         """What a rule reads of a state (b, T, C), see exits.Exit; ValueError without a gate."""
-        if exit is None or exit.reads == 'lens':
+        if exit is None or exit.reads in ('lens', 'row'):
             return self.readout
         if exit.reads == 'coda':
             return partial(self.through_coda, span=span, cache=cache)
@@ -258,7 +258,7 @@ class GPT(nn.Module):
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return logits, loss
 
     def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None,

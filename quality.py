@@ -119,7 +119,7 @@ def counts_of(trace, idx):
 
 def log_probabilities(model, point, idx, seed=0):
     """Decoding the windows idx (B, T) at a point: see token_by_token."""
-    row_by_row = point.exit is not None and point.exit.reads == 'coda'
+    row_by_row = point.exit is not None and point.exit.reads in ('coda', 'row')
     how = whole_windows if point.cache == 'exact' and not row_by_row else token_by_token
     return how(model, point, idx, seed)
 

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from math import inf
 
+from encoding import EOT
+
 KNOWN = {'prompt', 'tokens', 'max_new_tokens', 'temperature', 'top_k', 'seed', 'name'}
 
 
@@ -44,8 +46,8 @@ class Request:
         if not whole(self.seed, 0, 2 ** 63 - 1):
             return f'seed must be a whole number from 0 on, not {self.seed!r}'
         number = type(self.temperature) in (int, float)
-        if not number or not 0 <= self.temperature < inf:
-            return f'temperature must be >= 0 (0 is greedy), not {self.temperature!r}'
+        if not number or self.temperature != 0 and not 1e-6 <= self.temperature < 1e30:
+            return f'temperature must be >= 1e-6, or 0 (greedy), not {self.temperature!r:.40}'
         return ''
 
 
@@ -68,15 +70,15 @@ def read(path, encoding, usual):
     has none. ValueError for a file that cannot be read; a bad line is a dict of name and error.
     """
     try:
-        with open(path, encoding='utf-8') as f:
-            lines = [line for line in f if line.strip()]
+        with open(path, encoding='utf-8-sig') as f:
+            lines = {n: line for n, line in enumerate(f, 1) if line.strip()}
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the requests in '{path}' ({error}): give a file of JSON "
                          'lines') from error
-    for n, line in enumerate(lines, 1):
+    for n, line in lines.items():
         try:
             yield of_line(line, encoding, dict(usual, name=n))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             yield dict(name=n, error=f"line {n}: {' '.join(str(error).split())}")
 
 
@@ -84,15 +86,18 @@ def of_line(line, encoding, usual):
     """A line of the file as a Request; ValueError where it is none."""
     try:
         asked = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'it is no JSON ({error})') from None
     both = {'prompt', 'tokens'}
     if not isinstance(asked, dict) or not set(asked) <= KNOWN or both <= set(asked):
         raise ValueError(f'a JSON object may have {", ".join(sorted(KNOWN))}, and one of prompt '
                          'and tokens')
-    prompt = asked.pop('tokens', None) or asked.pop('prompt', '')
-    if isinstance(prompt, str):
-        prompt = encoding.encode(prompt)
+    prompt = asked.pop('tokens', None)
+    if prompt is None:
+        text = asked.pop('prompt', '')
+        if not isinstance(text, str):
+            raise ValueError(f'prompt must be text, not {text!r:.40}; tokens takes numbers')
+        prompt = encoding.encode(text, allowed_special={EOT})
     return Request(**usual | asked | dict(prompt=prompt))
 
 

@@ -390,8 +390,11 @@ class Words:
         shaping = [f'{key}={knobs[key]}' for key in SHAPING[name]]
         self.name = ':'.join([name, ','.join(shaping)]) if shaping else name
 
-    def encode(self, text):
+    def encode(self, text, allowed_special=()):
         """Words with blanks between them -> tokens; ValueError for an unknown one."""
+        unknown = [word for word in text.split() if word not in self.words]
+        if unknown:
+            raise ValueError(f"'{unknown[0]}' is no word of {self.name}: {' '.join(self.words)}")
         return [self.words.index(word) for word in text.split()]
 
     def decode_single_token_bytes(self, token):

@@ -40,12 +40,14 @@ def check_knobs(knobs, block_size):
             raise ValueError(f'{name} must be [fewest, most], from 1 on, not {knobs[name]}')
     if knobs['prompt_tokens'][1] > block_size:
         raise ValueError(f'prompt_tokens may be no more than block_size = {block_size}')
-    if not knobs['slots'] or min(knobs['slots']) < 1:
+    if not knobs['slots'] or not all(type(n) is int and n >= 1 for n in knobs['slots']):
         raise ValueError(f"slots must be a list of numbers from 1 on, not {knobs['slots']}")
 
 
 def make_requests(text, T, n, prompt_tokens, new_tokens, temperature, seed):
     """n requests whose prompts begin held-out windows."""
+    if not text.n_held_out(T):
+        raise ValueError(f'the held-out text is shorter than {T} tokens: take more of it')
     draw = np.random.default_rng(seed)
     idx, _ = text.held_out(draw.integers(text.n_held_out(T), size=n), T)
     read, made = (draw.integers(low, high + 1, size=n).tolist()

@@ -155,8 +155,8 @@ def objective_asked_for():
     """The knob `objective` -> a function of model, x, y, n_loop -> the loss, a mean over tokens."""
     if not objective:
         return lambda model, x, y, n_loop: model(x, y, n_loop=n_loop)[1]
-    if WORLD > 1:
-        raise ValueError('--objective works in one process alone')
+    if WORLD > 1 or not groups or not gate:
+        raise ValueError('--objective trains an exit gate: it needs groups, --gate and one process')
     return imported(objective, 'objective', 'zoo.ouro:stage_1')
 
 
@@ -172,11 +172,11 @@ def set_up(saved, weights, text, dev):
             f'a step of {batch_size} x {block_size} tokens at width {n_embd}',
             'batch_size, block_size or n_embd, or set --checkpoint_steps')
     torch.manual_seed(derived_seed(seed, 'init'))
-    # for training only: the exit rules, with their small taus, run in other scripts
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = True    # exit rules, with small taus, run elsewhere
     model = GPT(shape).to(dev)
     if saved or weights:
-        model.load_state_dict(model.state_dict() | (saved or weights)['model'])    # a gate is new
+        own, other = model.state_dict(), (saved or weights)['model']    # a gate may be new, or go
+        model.load_state_dict({name: other.get(name, own[name]) for name in own})
     optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
     averaged = {name: p.detach().clone() for name, p in model.named_parameters()} if ema else {}
     if saved:

@@ -4,8 +4,11 @@ import csv
 import json
 import os
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import conftest
+import numpy as np
 import pytest
 import torch
 from conftest import SYSTEMS, TAUS
@@ -15,14 +18,14 @@ import throughput
 from batching import Batch, fullest, in_step, serve
 from decode import stream
 from exits import make_exit
-from serving import Request
+from serving import Request, answer
 
-RULES = [None, *TAUS, 'norm, past', 'accel, past']
+RULES = [None, 'kl', 'accel', 'norm, past', 'accel, past']
 
 
 def rule_of(name):
     name, _, past = (name or '').partition(', ')
-    return make_exit(name, TAUS[name], past=bool(past)) if name else None
+    return make_exit(name, TAUS[name] * (2 if past else 1), past=bool(past)) if name else None
 
 
 def random_requests(n, seed, vocab_size=50, most=12):
@@ -65,10 +68,16 @@ def answers_of(model, requests, **how):
 def test_each_row_gets_what_it_gets_alone(tiny, name, cache):
     """Whatever shares its batch, in any order of arrival, past the end of its window too."""
     model, rule = tiny(adapter_init='random', pos='rotary'), rule_of(name)
-    requests = random_requests(14, seed=1)
-    found = answers_of(model, arriving(requests, 2), slots=4, n_loop=6, exit=rule, cache=cache)
+    requests = random_requests(10, seed=1)
+    found = answers_of(model, arriving(requests, 2), slots=4, n_loop=12, exit=rule, cache=cache)
     for request in requests:
-        assert found[request.name] == alone(model, request, rule, cache, 6), request
+        assert found[request.name] == alone(model, request, rule, cache, 12), request
+    steps = {step for made in found.values() for _, used in made for step in used}
+    assert rule is None or len(steps) > 1
+    if rule and rule.past and cache == 'exact':     # waiting is seen
+        own = answers_of(model, requests, slots=4, n_loop=12, exit=replace(rule, past=False),
+                         cache=cache)
+        assert own != found
 
 
 @pytest.mark.parametrize('changes, how', [
@@ -115,7 +124,8 @@ def test_which_stage_goes_next(waiting, first, by_step):
     (dict(prompt=[50]), '0 to 49'),
     (dict(prompt=['a']), 'whole numbers'), (dict(prompt=[True]), 'whole numbers'),
     (dict(max_new_tokens=0), 'max_new_tokens'), (dict(temperature=-1), 'temperature'),
-    (dict(temperature=float('nan')), 'temperature'), (dict(top_k=0), 'top_k'),
+    (dict(temperature=float('nan')), 'temperature'), (dict(temperature=1e-46), 'temperature'),
+    (dict(temperature=10 ** 400), 'temperature'), (dict(top_k=0), 'top_k'),
     (dict(seed='a'), 'seed')])
 def test_a_bad_request_harms_no_other(tiny, changes, words):
     model, good = tiny(), Request([1, 2], 4, name='good')
@@ -233,7 +243,7 @@ def test_a_file_of_requests(folder, monkeypatch):
              '{"prompt": "qu", "max_new_tokens": 2, "temperature": 0.8, "seed": 4}',
              '{"tokens": [84, 104], "max_new_tokens": 3}', '', 'nonsense', '[1]',
              '{"prompt": "a", "max": 3}', '{"prompt": ""}', '{"prompt": 3}', '{"tokens": [999]}',
-             '{"prompt": "a", "temperature": -1}']
+             '{"prompt": "a", "temperature": -1}', '[' * 100000]
     with open('requests.jsonl', 'w') as f:
         f.write('\n'.join(lines))
     how = ['--exit=norm_rel', '--tau=0.1', '--temperature=0']
@@ -241,16 +251,31 @@ def test_a_file_of_requests(folder, monkeypatch):
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     answers = {line['name']: line for line in found}
-    assert len(found) == len(answers) == 10         # an empty line asks for nothing
+    assert len(found) == len(answers) == 11         # an empty line asks for nothing
     assert [line['name'] for line in found if 'text' in line].index('long') > 0
-    words = {4: 'no JSON', 5: 'a JSON object may have', 6: 'a JSON object may have', 7: 'empty',
-             8: 'empty', 9: 'whole numbers', 10: 'temperature'}
+    words = {5: 'no JSON', 6: 'a JSON object may have', 7: 'a JSON object may have', 8: 'empty',
+             9: 'must be text', 10: 'whole numbers', 11: 'temperature', 12: 'no JSON'}
     for name, said in words.items():
         assert said in answers[name]['error'], (name, answers[name])
     alone = conftest.run('--start=The ', '--max_new_tokens=9', '--stop_at_end=False', *how,
                          script='sample.py')
     assert alone.stdout.startswith('The ' + answers['long']['text'])
     assert [len(answers[name]['tokens']) for name in ('long', 2, 3)] == [9, 2, 3]
+
+
+def test_a_request_that_ends_at_its_stop(capsys):
+    """Answered when the stop token comes, and with what came before it."""
+    request = Request([1], 9, stop=7, name='a')
+    encoding = SimpleNamespace(n_vocab=99, decode_single_token_bytes=lambda token: b'%d.' % token)
+
+    def serve(requests):
+        for one in requests:
+            for token in (5, 6, 7):
+                yield one, token, np.array([2.0])
+    answer(serve, [request, dict(name='b', error='bad')], encoding)
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first['name'], first['text'], first['steps']) == ('a', '5.6.7.', [2.0])
+    assert second == dict(name='b', error='bad')
 
 
 def test_the_benchmark(folder, monkeypatch):
@@ -267,7 +292,8 @@ def test_the_benchmark(folder, monkeypatch):
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--slots=[]'], 'slots'), (['--rounds=0'], 'rounds'), (['--prompt_tokens=[0,3]'], 'fewest'),
+    (['--slots=[]'], 'slots'), (['--slots=[1.5]'], 'slots'), (['--rounds=0'], 'rounds'),
+    (['--prompt_tokens=[0,3]'], 'fewest'),
     (['--new_tokens=[3]'], 'fewest'), (['--prompt_tokens=[1,99]'], 'block_size'),
     (['--cache=ring'], 'batching takes'), (['--exit=no'], 'unknown exit rule')])
 def test_bad_knobs_of_the_benchmark(folder, monkeypatch, args, words):

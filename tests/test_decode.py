@@ -17,7 +17,7 @@ from tasks import Problems
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY, ROTARY = dict(temperature=0), dict(pos='rotary', rope_base=100.0)
 CASES = [None, *TAUS, 'norm, past', 'accel, past']     # fixed loops, each rule, two that wait
-FEW = [None, 'norm', 'kl', 'accel', 'norm, past']      # where the kind of rule is what matters
+FEW = [None, 'kl', 'accel, past']      # where the kind of rule is what matters
 WAITING = [f'{name}, past' for name in TAUS if f'{name}, past' not in CASES]
 
 
@@ -55,8 +55,7 @@ def assert_same(generated, other):
 # one token through the cache
 
 @pytest.mark.parametrize('name, seed, cut, positions', [
-    *((name, seed, cut, {}) for name in CASES for seed, cut in ((0, 1), (2, 15))),
-    *((name, 1, 7, ROTARY) for name in CASES + WAITING)])
+    *((name, 0, 1, {}) for name in CASES), *((name, 1, 7, ROTARY) for name in CASES + WAITING)])
 def test_token_by_token_is_the_whole_sequence(tiny, positions, name, seed, cut):
     model, rule, trace = tiny(seed=seed, adapter_init='random', **positions), rule_of(name), []
     idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(seed))
@@ -77,8 +76,7 @@ def test_step_noise_is_by_position_too(tiny, idx):
     torch.testing.assert_close(logits, model(idx, n_loop=5)[0], **CLOSE)
 
 
-@pytest.mark.parametrize('positions', [{}, ROTARY], ids=['learned', 'rotary'])
-def test_a_compiled_step_is_the_step(tiny, idx, positions):
+def test_a_compiled_step_is_the_step(tiny, idx, positions=ROTARY):
     """The same logits and steps, and no graph for another loop count or position."""
     plain, compiled, rule = tiny(**positions), tiny(**positions), rule_of('accel')
     counter, graphs = CompileCounter(), []

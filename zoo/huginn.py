@@ -96,8 +96,8 @@ def argmax_stability(x0, x1, memo, readout):
 
 # name: (signal, hits, keep, what it reads, his threshold)
 EXITS = {
-    'latent-diff': (of_row(latent_diff, 'mean'), 1, True, 'coda', 0.03),
-    'cosine': (of_row(cosine, 'mean'), 1, True, 'coda', 1e-3),
+    'latent-diff': (of_row(latent_diff, 'mean'), 1, True, 'row', 0.03),
+    'cosine': (of_row(cosine, 'mean'), 1, True, 'row', 1e-3),
     'kl': (of_row(kl, 'last'), 1, True, 'coda', 1e-3),
     'minp-kl': (of_row(minp_kl, 'last'), 1, True, 'coda', 1e-5),
     'entropy-diff': (of_row(entropy_diff, 'last'), 1, True, 'coda', 1e-3),
@@ -118,9 +118,11 @@ ALLOWED = dict(block_class_name=['SandwichBlock'], norm_class_name=['RMSNorm_lla
 def config_of(public, block_size=None):
     """config.json's dict -> GPTConfig."""
     before, looped = public['n_layers_in_prelude'], public['n_layers_in_recurrent_block']
+    multiple = public.get('padding_multiple', 1)
+    padded = multiple * -(-public['vocab_size'] // multiple)
     return GPTConfig(
-        block_size=block_size or public['block_size'],
-        vocab_size=public.get('padded_vocab_size', public['vocab_size']),
+        block_size=public['block_size'] if block_size is None else block_size,
+        vocab_size=public.get('padded_vocab_size', padded),
         n_layer=before + looped + public['n_layers_in_coda'], n_head=public['n_heads'],
         n_embd=public['n_embd'], groups=[list(range(before, before + looped))],
         mean_recurrence=public['mean_recurrence'], bptt_k=public['mean_backprop_depth'],

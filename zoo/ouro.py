@@ -111,7 +111,8 @@ def config_of(public, block_size=None):
     """config.json's dict -> GPTConfig."""
     steps, layers = public['total_ut_steps'], public['num_hidden_layers']
     return GPTConfig(
-        block_size=block_size or min(4096, public.get('max_position_embeddings', 4096)),
+        block_size=(min(4096, public.get('max_position_embeddings', 4096)) if block_size is None
+                    else block_size),
         vocab_size=public['vocab_size'], n_layer=layers, n_head=public['num_attention_heads'],
         n_embd=public['hidden_size'], groups=[list(range(layers))], mean_recurrence=steps,
         bptt_k=steps, injection='none', x0='e', pos='rotary', rope_base=public['rope_theta'],

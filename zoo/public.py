@@ -6,8 +6,7 @@ called. A folder is in the layout of the hubs: config.json, *.safetensors (with 
 index), and where there is one tokenizer.json.
 
 At most one tensor stands in memory beside the model, the files being mapped and not read whole.
-Matrices keep the dtype that they come in, bfloat16 or float32; norms, biases and a gate are
-float32.
+Matrices in bfloat16 stay so, all else becomes float32.
 """
 import glob
 import json
@@ -24,7 +23,7 @@ from checkpoint import save_checkpoint
 from memory import require
 from model import GPT
 
-BYTES = dict(F32=4, BF16=2, F16=2)
+BYTES = dict(F32=4, BF16=2, F16=4)         # as they are kept: F16 as float32
 
 
 @dataclass
@@ -34,6 +33,16 @@ class Piece:
     names: list
     row: int = 0
     change: Callable = lambda tensor: tensor
+
+
+# numbers that need not be whole, and those that a config.json may lack
+REALS = ('rope_base', 'rope_theta', 'mean_recurrence')
+OPTIONAL = ('norm_eps', 'rms_norm_eps', 'padded_vocab_size', 'max_position_embeddings',
+            'padding_multiple')
+
+
+def is_count(value):
+    return type(value) is int and value > 0
 
 
 def read_config(path, family, fields, allowed):
@@ -46,14 +55,17 @@ def read_config(path, family, fields, allowed):
     try:
         with open(file, encoding='utf-8') as f:
             config = json.load(f)
-        kinds = [config.get('model_type'), *(config.get('architectures') or [])]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        kinds = [config.get('model_type') or '', *(config.get('architectures') or [])]
+        strange = [kind for kind in kinds if kind and not kind.lower().startswith(family)]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot read '{file}' ({type(error).__name__}): --path must be a folder "
                          'with config.json and *.safetensors') from None
-    strange = [kind for kind in kinds if kind and not kind.lower().startswith(family)]
-    missing = [name for name in fields if not isinstance(config.get(name), int | float)]
-    if strange or missing:
-        what = f'is of {strange[0]}' if strange else f"has no number for {', '.join(missing)}"
+    wrong = [name for name in fields if not is_count(config.get(name))
+             and not (name in REALS and isinstance(config.get(name), float) and config[name] > 0)]
+    wrong += [name for name in OPTIONAL if name in config and name not in wrong
+              and not is_count(config[name]) and not isinstance(config[name], float)]
+    if strange or wrong:
+        what = f'is of {strange[0]}' if strange else f"has no number for {', '.join(wrong)}"
         raise ValueError(f"'{file}' {what}: this reads {family[0]} alone")
     for name, values in allowed.items():
         if name in config and config[name] not in values:
@@ -68,8 +80,9 @@ def shards_of(path):
     if os.path.exists(index):
         try:
             with open(index, encoding='utf-8') as f:
-                names = sorted(set(json.load(f)['weight_map'].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+                names = sorted({os.path.basename(name)
+                                for name in json.load(f)['weight_map'].values()})
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"'{index}' is no index of shards ({type(error).__name__}): fetch it "
                              'again, or remove it to take all *.safetensors') from None
     else:
@@ -163,8 +176,9 @@ def load(path, out_dir, config, pieces, ignored=(), dry_run=False):
                 for ours in piece.names if piece else []:
                     if ours not in read:
                         shape = weights[ours].shape
-                        keeps = len(shape) > 1 < shape[0] and tensor.dtype == torch.bfloat16
-                        dtype = torch.bfloat16 if keeps else torch.float32
+                        dtype = torch.bfloat16 if len(shape) > 1 < shape[0] and all(
+                            found[name][2] == 'BF16' for name, piece in pieces.items()
+                            if ours in piece.names) else torch.float32
                         read[ours] = torch.empty(shape, dtype=dtype)
                     read[ours][piece.row:piece.row + len(tensor)] = tensor
     if config.tied:
