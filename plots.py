@@ -381,10 +381,11 @@ def throughput(growth, path):
     for ax, (name, points) in zip(axes, growth.items()):
         if points:
             ax.plot(*zip(*points), marker='o', color=colour_of(0))
-        ax.set(xlabel=labels[name], ylabel='tokens a second', ylim=0)
+        ax.set(xlabel=labels[name], ylim=(0, 1.08 * max([y for _, y in points], default=1)))
         if name == 'rows':
             ax.set_xscale('log', base=2)
         table += [(name, *point) for point in points]
+    axes[0].set_ylabel('tokens a second')
     save(figure, path, ['against', 'x', 'tokens_per_s'], table)
 
 

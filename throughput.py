@@ -180,7 +180,7 @@ def report(model, text, serve, in_step, how, knobs):
     growth = grow(model, text, serve, requests, asked, T, knobs)
     folder = knobs['out_dir']
     plots.throughput(growth, os.path.join(folder, 'throughput.png'))
-    plots.schedule(ticks[-200:], slots, os.path.join(folder, 'schedule.png'))
+    plots.schedule(ticks[len(ticks) // 2:][:150], slots, os.path.join(folder, 'schedule.png'))
     with open(os.path.join(folder, 'batching.csv'), 'w', newline='') as f:
         writer = csv.DictWriter(f, rows[0])
         writer.writeheader()
