@@ -15,8 +15,8 @@ position and loop step, and a row that ends makes room for the next request:
 
 A row gets what it gets alone (decode.stream with prefill_chunk=1): its keys, values and random
 numbers are its own. The tokens of a prompt go through the same stages as those that follow, where
-there is room in a tick: prompts that come one by one, each side by side by itself, took two thirds
-of the time. Bae et al. 2024 has the idea; Geiping 5 the one slot of `latest`, which serves rows at
+there is room in a tick: filled in by themselves, as each row came free, prompts took most of the
+time. Bae et al. 2024 has the idea; Geiping 5 the one slot of `latest`, which serves rows at
 any depth.
 
     b        the rows of a tick
