@@ -108,6 +108,8 @@ def main():
     dev, autocast = pick_device(device, dtype)
     if (past or tau == 'auto') and not exit:
         raise ValueError('--past and --tau=auto are about exit rules: give one, --exit=norm_rel')
+    if requests and (draft_loops or warm_start or prefill_chunk):
+        raise ValueError('--requests takes no --draft_loops, --warm_start or --prefill_chunk')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
@@ -135,22 +137,20 @@ def main():
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
-    prompt = torch.tensor(prompt, device=dev)
 
     # token by token
     torch.manual_seed(seed)
     for sample in range(num_samples):
         tokens = stream(
-            model, [prompt], max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
-            exit=rule, cache=cache, noise_seed=noise_seed, ring=ring, warm_start=warm_start,
-            draft_loops=draft_loops, stop=end, prefill_chunk=prefill_chunk)
+            model, [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
+            top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
+            warm_start=warm_start, draft_loops=draft_loops, stop=end, prefill_chunk=prefill_chunk)
         begin = time.perf_counter()
         with autocast:
             steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
         rate = len(steps) / (time.perf_counter() - begin)
-
-        mean_steps = torch.stack(steps).mean(dim=0).tolist()
-        means = ', '.join(f'{mean:.2f} in group {group}' for mean, group in zip(mean_steps, groups))
+        means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
+                          in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
         print(f'--- {rate:.1f} tokens/s' + (f'; mean loop steps {means}' if groups else ''))
     if show_steps and groups:
         print_legend()

@@ -260,10 +260,7 @@ def markdown(folder=HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
-    if not seeds or workers < 1:
-        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f'--minutes must be more than 0, not {minutes}')
+    runs.check_knobs(seeds, workers, minutes)
     if not only_table:
         until = time.time() + 60 * minutes if minutes else math.inf
         with ThreadPoolExecutor(workers) as pool:

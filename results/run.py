@@ -223,10 +223,7 @@ def draw_figures(folder, prefix, figures):
 def check_knobs():
     if scale not in ('small', 'tasks', 'paper'):
         raise ValueError(f"unknown scale '{scale}': choose small, tasks or paper")
-    if not seeds or workers < 1:
-        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f'--minutes must be more than 0, not {minutes}')
+    runs.check_knobs(seeds, workers, minutes)
     if scale == 'tasks' and dataset:
         raise ValueError('--dataset: the tasks have data of their own')
     known = dict(small=['main', 'random', 'fixed', 'uniform', *CHOICES], tasks=[*TASKS, *DRAWS],

@@ -19,6 +19,14 @@ import torch
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
+def check_knobs(seeds, workers, minutes):
+    """ValueError for one that makes no sense; all files that run something have these."""
+    if not seeds or workers < 1:
+        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f'--minutes must be more than 0, not {minutes}')
+
+
 # commands ---------------------------------------------------------------------------------------
 
 def command(script, *flags, log, until=math.inf, threads=None):

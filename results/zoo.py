@@ -375,10 +375,7 @@ def markdown(folder=HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
-    if not seeds or workers < 1:
-        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f'--minutes must be more than 0, not {minutes}')
+    runs.check_knobs(seeds, workers, minutes)
     if not parts or not set(parts) <= {'ouro', 'etd', 'criteria'}:
         raise ValueError(f'parts must be some of ouro, etd, criteria, not {parts}')
     if not only_table:

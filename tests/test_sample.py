@@ -174,6 +174,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(refused, monkeypatc
     ('--temperature=0 --draft_loops=30 --n_loop=30 --cache=exact', 'draft_loops must'),
     ('--draft_loops=1', 'greedily'),
     ('--temperature=-1', 'temperature'),
+    ('--requests=r.jsonl --warm_start', '--requests takes no'),
     ('--top_k=0', 'top_k'),
     ('--device=tpu', 'not available')])
 def test_bad_input(refused, args, words):
