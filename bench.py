@@ -17,9 +17,9 @@ quality of a row rests on, and times are empty until there are some.
 
 Quality: of decoding held-out windows (quality.py), the same windows and noise for all points;
 intervals are 95% bootstrap over windows, of the difference from the full budget of `exact` in the
-same window. Latency: `timed_tokens` tokens behind a prompt of half a window, all points in turn,
-round by round. The defaults are thin: 24 windows, two rounds, no `accel_hat`, and below
-`least_tau` own signals with `exact` alone.
+same window. Latency (latency.py): `timed_tokens` tokens behind a prompt of half a window, all
+points in turn, round by round. The defaults are thin: 24 windows, two rounds, no `accel_hat`, and
+below `least_tau` own signals with `exact` alone.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -32,7 +32,6 @@ import csv
 import json as json_module
 import math
 import os
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -43,13 +42,13 @@ import calibrate as calibration
 import data
 import memory
 import plots
-from cache import KeysValues, Span
 from checkpoint import load_checkpoint
 from configurator import configure, pick_device, run
-from decode import POLICIES, make_cache, one_token, prefill
+from decode import POLICIES, make_cache
 from exits import EXITS, make_exit
+from latency import check_costs, time_round, warm_up
 from model import GPT, GPTConfig
-from quality import Point, figures_of, interval, log_probabilities, quality
+from quality import Point, figures_of, interval, quality
 
 # --------------------------------------------------------------------------------------------------
 out_dir = 'out'
@@ -126,110 +125,6 @@ def sequence_exit(rule):
             value = value.amax(dim=-1, keepdim=True).expand_as(value)       # (B, T)
         return value, memo
     return replace(rule, signal=signal)
-
-
-# latency ------------------------------------------------------------------------------------------
-
-def timer(device):
-    """A function that returns the seconds since it was last called, on CUDA by its events."""
-    on_cuda = device.startswith('cuda')
-
-    def now():
-        if not on_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-    last = now()
-
-    def lap():
-        nonlocal last
-        before, last = last, now()
-        if not on_cuda:
-            return last - before
-        last.synchronize()
-        return before.elapsed_time(last) / 1e3
-    return lap
-
-
-@torch.no_grad()
-def decode_window(model, point, idx, start, how, device):
-    """
-    Decode positions start ... of idx (B, T) one by one, with a cache or (how = 'paper') without.
-
-    Returns the seconds of each position and the likeliest next tokens (B, T - start).
-    """
-    # looking ahead is no part of the oracle's time: the loops that it takes are only run again
-    schedule = None
-    if point.rule == 'oracle':          # the most of any row, of each group at each position
-        schedule = log_probabilities(model, point, idx, seed)[2].amax(dim=0).tolist()
-    if how == 'cached':
-        B, T = idx.shape
-        kept = make_cache(model, point.loops, point.cache, ring, T, rows=B)
-        prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept,
-                settle=point.cache == 'latest')
-    lap, seconds, tokens = timer(device), [], []
-    for t in range(start, idx.shape[1]):
-        loops = schedule[t] if schedule else point.loops
-        lap()
-        if how == 'cached':
-            new = idx[:, t:t + 1]
-            logits, _, _ = one_token(model, new, t, loops, point.exit, seed, kept)
-        else:
-            logits, _, _ = prefill(model, list(idx[:, :t + 1]), loops, point.exit, seed, None)
-        tokens.append(logits.argmax(-1))
-        seconds.append(lap())
-    return seconds, torch.stack(tokens, dim=1)
-
-
-def warm_up(model, points, prompts, start, how, device):
-    """Decode two tokens each way, so that no round pays for what happens only once."""
-    began = time.perf_counter()
-    for point in {(p.cache, p.rule, p.past): p for p in points}.values():
-        if how in protocols_of(point, [how]):
-            decode_window(model, point, prompts[:, :start + 2], start, how, device)
-    print(f'warm-up {time.perf_counter() - began:.1f} s')
-
-
-def protocols_of(point, protocols):
-    """Those in which a point is timed: the context anew is what `exact` computes."""
-    return [how for how in protocols if how == 'cached' or point.cache == 'exact']
-
-
-def time_round(model, points, prompts, start, protocols, device):
-    """Time every point on prompts (B, T), in turn: what slows the machine down slows all alike."""
-    for point in points:
-        for how in protocols_of(point, protocols):
-            seconds, tokens = decode_window(model, point, prompts, start, how, device)
-            point.times[how] += [1e3 * s for s in seconds]
-            point.tokens[how].append(tokens)
-
-
-@torch.no_grad()
-def check_costs(model, repeats=15, n=8):
-    """
-    What the check of each rule adds to a loop step of the first group, for one token.
-
-    n: loop steps of a pass. Yields (rule, microseconds, microseconds of a step without).
-    """
-    group, C = model.groups[0], model.config.n_embd
-    e = torch.randn(1, 1, C, device=model.lm_head.weight.device)
-    lap = timer(e.device.type)
-    # kl apart: its head sweeps what the others have in the processor's caches
-    others = [name for name in EXITS if name != 'kl']
-    for names in (others, ['kl']):
-        times = {name: [] for name in (None, *names)}
-        for _ in range(repeats + 1):
-            for name in times:
-                rule = make_exit(name, 0.0) if name else None
-                caches = [KeysValues(n, 1) for _ in group.core]
-                lap()
-                group(e, n, rule, model.readout, 0, Span(0, 1, e.device), caches)
-                times[name].append(lap() / n)
-        step = np.median(times[None][1:])       # the first pass warms up
-        for name in names:
-            added = np.median(np.subtract(times[name], times[None])[1:])
-            yield name, 1e6 * added, 1e6 * step
 
 
 # what comes out -----------------------------------------------------------------------------------
@@ -475,11 +370,11 @@ def main():
         with autocast:
             quality(model, points, idx, targets, n_loop, seed)
             save(points, groups, protocols)
-            warm_up(model, points, idx[:batch_size], start, protocols[0], dev)
+            warm_up(model, points, idx[:batch_size], start, protocols[0], dev, seed)
             for r in range(rounds):
                 of_round = [(r * batch_size + b) % n_windows for b in range(batch_size)]
                 prompts = idx[of_round, :start + timed_tokens]
-                time_round(model, points, prompts, start, protocols, dev)
+                time_round(model, points, prompts, start, protocols, dev, seed)
                 save(points, groups, protocols)
     except KeyboardInterrupt:
         print(f'{out_dir}/bench.csv holds what was measured so far')

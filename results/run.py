@@ -80,8 +80,8 @@ RULES = {
     'norm, two hits': ['--rules=["norm"]', '--hits=2', *CHANGED],
 }
 # the runs that are swept, by which of RULES
-SWEPT = {'main': tuple(RULES), 'random': ('accel',), 'calc groups': ('accel',),
-         'hop groups': ('accel',)}
+SWEPT = {'main': tuple(RULES), 'random': ('accel',), 'calc groups': tuple(RULES),
+         'hop groups': tuple(RULES)}
 
 FIGURES = ('figure_4.png', 'frontier.png', 'figures/figure_1.png', 'figures/figure_2.png',
            'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')

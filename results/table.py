@@ -7,6 +7,7 @@ A test holds the page to what `markdown` gives. What each claim says is in claim
 """
 import os
 
+from geometry import CLEAR
 from results.claims import CLAIMS, TASK_CSVS, says, verdicts
 from results.claims import CSVS as CLAIM_CSVS
 from results.rows import HERE, at_checkpoint, column, distinct, lines, load, mean_std, pick
@@ -35,7 +36,7 @@ def verdict_table(found):
     yield lines('', 'the paper says', *found)
     yield '|---' * (2 + len(found)) + '|'
     for name in CLAIMS:
-        cells = [of[name][1] if name in of else 'not run yet'
+        cells = [of[name][1] if name in of else '–' if of else 'not run yet'
                  for of in found.values()]
         yield lines(name, says(name), *cells)
 
@@ -106,7 +107,7 @@ def accel_table(found):
         cells = [mean_std([a - n for a, n in zip(*(column(pick(evals[rule], tau=tau), 'mean_evals')
                                                   for rule in ('accel', 'norm')))]) for tau in taus]
         rows = [row for row in at_checkpoint(pick(t['steps'], variant=t['variant']))
-                if row['k'] >= 1 and row['norm'] > 30 * row['floor']]
+                if row['k'] >= 1 and row['norm'] > CLEAR * row['floor']]
         of_seeds = [[sum(column(of, key)) / len(of) for of in
                      (pick(rows, seed=seed) for seed in distinct(rows, 'seed'))]
                     for key in ('accel_over_norm', 'accel_alike')]

@@ -8,17 +8,14 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import TAUS
 from test_geometry import trained  # noqa: F401
 
 import bench
-import calibrate
 import data
-import decode
 import exits
+import latency
 import memory
 import plots
-import quality
 from checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 from model import GPT
@@ -225,7 +222,7 @@ def test_ctrl_c_before_there_is_anything_leaves_the_old_file(here, monkeypatch):
 def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch):
     """Two tokens of each of three ways warm up; a round has three: this is the fifth point."""
     at_hand = []
-    interrupt(monkeypatch, decode, 'one_token', 2 * 3 + 3 * 4 + 1,
+    interrupt(monkeypatch, latency, 'one_token', 2 * 3 + 3 * 4 + 1,
               lambda: at_hand.extend(read_rows()))
     done = conftest.run(*TWO_ROUNDS, script='bench.py')
     assert done.returncode == 130 and done.stderr == '\nstopped\n'
@@ -240,7 +237,7 @@ def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch):
 
 def test_each_round_is_written_when_it_is_over(here, monkeypatch):
     at_hand = []
-    interrupt(monkeypatch, decode, 'one_token', 2 * 3 + 3 * 9 + 1,
+    interrupt(monkeypatch, latency, 'one_token', 2 * 3 + 3 * 9 + 1,
               lambda: at_hand.extend(read_rows()))
     assert conftest.run(*TWO_ROUNDS, script='bench.py').returncode == 130
     assert names(at_hand) == NINE and all(float(row['ms_per_token']) > 0 for row in at_hand)
@@ -258,20 +255,6 @@ def test_a_sequence_stops_together(tiny, idx):
         assert (entry['steps_used'] == entry['steps_used'][:, :1]).all()
     slowest = alone[0]['steps_used'].amax(dim=1)
     assert (together[0]['steps_used'][:, 0] >= slowest).all()
-
-
-def test_the_oracle_goes_at_the_first_step_within_epsilon(tiny, idx):
-    model, full, trace, after = tiny(groups=[[1]]), [], [], []
-    one_token = idx[:, :1]              # nobody else's exit changes its path
-    model(one_token, n_loop=9, trace=full)
-    with quality.Oracle(model, 0.5):
-        model(one_token, n_loop=9, trace=trace)
-    states = full[0]['states'][:, :, 0]                         # (K+1, B, C)
-    near = (states - states[-1]).norm(dim=-1)[1:] < 0.5         # (K, B)
-    expected = [int(row.nonzero()[0]) + 1 for row in near.T]
-    assert trace[-1]['steps_used'][:, 0].tolist() == expected
-    model(one_token, n_loop=9, trace=after)
-    assert (after[0]['steps_used'] == 9).all()                  # and it is gone afterwards
 
 
 def test_points_are_made_once_each(monkeypatch):
@@ -324,122 +307,7 @@ def test_the_verdict_is_computed():
     assert says() == ['No point comes within 0.005 nats of the full budget.']
 
 
-# decoding itself ----------------------------------------------------------------------------------
-
-def points_of(cache, **how):
-    rules = [make_exit(name, TAUS[name], past=past) for name in ('norm', 'kl', 'accel')
-             for past in (False, True)]
-    return [quality.Point('fixed', 3, [3, 3], cache=cache, **how),
-            *(quality.Point(rule.name, rule.tau, [9, 9], rule, cache, **how) for rule in rules)]
-
-
-def assert_same_quality(a, b):
-    torch.testing.assert_close(a[0], b[0], rtol=0, atol=1e-4)
-    assert torch.equal(a[1], b[1]) and torch.equal(a[2], b[2])
-
-
-def test_the_oracle_of_latest_looks_at_the_end_of_what_it_decodes(tiny, idx):
-    """At epsilon 0 that is the full budget, and for the first token what whole windows give."""
-    model = tiny(adapter_init='random')
-    full, never, sometimes = (quality.token_by_token(model, point, idx) for point in (
-        quality.Point('fixed', 9, [9, 9], cache='latest'),
-        *(quality.Point('oracle', eps, [9, 9], cache='latest') for eps in (0, 0.5))))
-    assert_same_quality(never, full)
-    whole = quality.whole_windows(model, quality.Point('oracle', 0.5, [9, 9]), idx)
-    assert_same_quality([part[:, :1] for part in sometimes], [part[:, :1] for part in whole])
-    assert len(sometimes[1].unique()) > 2
-
-
-def test_of_exact_whole_windows_are_what_decoding_gives(tiny, idx):
-    model = tiny(adapter_init='random')
-    for point in points_of('exact'):
-        assert_same_quality(quality.token_by_token(model, point, idx),
-                            quality.whole_windows(model, point, idx))
-
-
-def test_other_policies_are_decoded(tiny, idx):
-    """A ring as long as the budget is exact; latest is a ring of one, and is not."""
-    model = tiny(adapter_init='random')
-    whole = [quality.whole_windows(model, point, idx) for point in points_of('exact')]
-    for a, ring in zip(whole, points_of('ring', ring=9)):
-        assert_same_quality(a, quality.log_probabilities(model, ring, idx))
-    for a, ring, latest in zip(whole, points_of('ring', ring=1), points_of('latest')):
-        got = quality.log_probabilities(model, latest, idx)
-        assert_same_quality(got, quality.log_probabilities(model, ring, idx))
-        assert (got[0] - a[0]).abs().max() > 1e-3
-
-
-# calibration --------------------------------------------------------------------------------------
-
-@pytest.fixture
-def calibrated(wave, monkeypatch):
-    """In the folder of the run with a wave, its thresholds found: what was printed."""
-    monkeypatch.chdir(wave)
-    done = conftest.run('--rules=["norm_rel","kl"]', '--calibrate=0.02', '--n_windows=64',
-                        '--n_loop=16', '--device=cpu', script='bench.py')
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_thresholds_are_the_largest_that_keep_the_promise(calibrated):
-    assert 'exits.json: python sample.py --exit=norm_rel --tau=auto uses it' in calibrated
-    with open('out/exits.json') as f:
-        found = json.load(f)
-    assert found['iteration'] == 200 and found['dataset'].startswith('calc:p=2')
-    model, _ = load_checkpoint('out/ckpt.pt')
-    problems = data.open_data(found['dataset'])
-    at = np.linspace(0, problems.n_held_out(12) - 1, 64).round().astype(int)
-    idx, targets = problems.held_out(at, 12)
-    assert len(found['exits']) == 6         # two rules, by own signals, waiting, latest
-    with_one = [row for row in found['exits'] if row['tau']]
-    assert len(with_one) > 3
-    for row in with_one:
-        # the same by other code: the loss of each window, and the bounds around the threshold
-        above = calibrate.TAUS[calibrate.TAUS.index(row['tau']) - 1]
-        for tau, good in (row['tau'], True), (above, False):
-            point = quality.Point('', tau, [16], make_exit(row['rule'], tau, past=row['past']),
-                                  row['cache'])
-            losses = []
-            for which in (quality.Point('fixed', 16, [16]), point):
-                log_p, _, _ = quality.log_probabilities(model, which, idx[::2])
-                losses.append(-log_p.gather(2, targets[::2, :, None])[..., 0].mean(dim=1).numpy())
-            upper = quality.interval(losses[1] - losses[0])[1]
-            assert (upper <= 0.02) == good
-    own, past = [[row['tau'] for row in found['exits'] if row['rule'] == 'norm_rel'
-                  and (row['cache'], row['past']) == ('exact', wait)][0] for wait in (False, True)]
-    assert (own or 0) < past
-
-
-def test_auto_reads_what_calibration_wrote(calibrated, monkeypatch):
-    for how in [], ['--past'], ['--past', '--cache=exact'], ['--past', '--cache=None']:
-        done = conftest.run('--exit=norm_rel', '--tau=auto', *how, script='sample.py')
-        assert done.returncode == 0 and 'mean loop steps' in done.stdout
-    for args, words in ((['--exit=accel', '--tau=auto'], "has no threshold for the rule 'accel'"),
-                        (['--exit=kl', '--tau=auto', '--cache=ring'], "with the cache 'ring'"),
-                        (['--tau=auto'], '--tau=auto are about exit rules')):
-        done = conftest.run(*args, script='sample.py')
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count('\n') == 1
-    with open('out/exits.json') as f:
-        found = json.load(f)
-    for change, words in ((dict(iteration=3), 'is of iteration 3 on calc:p=2'),
-                          (dict(dataset='hop'), 'of iteration 200 on hop'),
-                          (dict(exits=7), 'make it with python bench.py --calibrate')):
-        with open('out/exits.json', 'w') as f:
-            json.dump(found | change, f)
-        done = conftest.run('--exit=kl', '--tau=auto', script='sample.py')
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count('\n') == 1
-    os.remove('out/exits.json')
-    done = conftest.run('--exit=kl', '--tau=auto', script='sample.py')
-    assert done.returncode == 2 and 'make it with python bench.py' in done.stderr
-
-
-def test_the_interval_is_paired():
-    """Half a thousandth of a nat, window by window, is told from nothing."""
-    rng = np.random.default_rng(0)
-    difference = 5e-4 + 1e-4 * rng.standard_normal(64)
-    low, high = quality.interval(difference)
-    assert 4e-4 < low < difference.mean() < high < 6e-4
-
+# bad input ----------------------------------------------------------------------------------------
 
 def test_a_cache_that_does_not_fit_is_refused_at_the_start(here, monkeypatch):
     # two groups and six states of six windows of 16 tokens of 16 numbers, in float32, twice
