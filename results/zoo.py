@@ -22,14 +22,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-import numpy as np
-
 import data
 import plots
+from checkpoint import load_checkpoint
 from configurator import configure, run
 from results import runs, table
 from results.depth import CALC, folder_of
-from results.rows import HERE, column, distinct, lines, load, mean_std, pick
+from results.rows import load, pick
+from results.zoo_table import CSVS, LOOPS, markdown
 from zoo.huginn import EXITS as CRITERIA
 from zoo.ouro import STAGES
 
@@ -46,12 +46,10 @@ only_table = False
 # gradients and a loss each
 TASKS = dict(text=['--dataset=pydocs', '--keep_iters=[]'], calc=[*CALC, '--keep_iters=[]'])
 OURO = dict(text=['--max_iters=750', '--lr_decay_iters=750'], calc=[])
-LOOPS = (4, 8)
 GATE_ITERS = 300
 READ = dict(text=['--dataset=pydocs'], calc=['--dataset=calc', '--batch_size=64', '--bptt_k=8'])
 MID = ['--max_iters=300', '--warmup_iters=20', '--learning_rate=1e-3', '--min_lr=1e-4',
        '--mean_recurrence=2', '--keep_iters=[]']
-SAME = dict(text=0.005, calc=0.002)     # nats above the best fixed budget: equal quality
 BENCH = ['--checks=False', '--rounds=1', '--timed_tokens=1', '--epsilons=[]', '--n_windows=64',
          '--least_tau=0']
 GATED = ['--cache=exact', '--rules=["gate","norm_rel","kl","accel"]', '--taus=[1e-3,1e-2,3e-2]',
@@ -59,7 +57,6 @@ GATED = ['--cache=exact', '--rules=["gate","norm_rel","kl","accel"]', '--taus=[1
 CHECKED = ['--cache=latest', '--n_loop=30', '--taus=[1e-5,1e-4,1e-3,3e-3,1e-2]', '--more_taus='
            '[0.02,0.03,0.05,0.08,0.1,0.13,0.15,0.21,0.26,0.34,0.51,1]', '--rules=' + json.dumps(
                [*(f'zoo.huginn:{name}' for name in CRITERIA), 'norm_rel', 'kl', 'accel'])]
-CSVS = ('machine', 'points', 'losses', 'blocks', 'angles', 'minutes')
 KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy',
         'mean_evals')       # of bench.csv
 
@@ -139,7 +136,6 @@ def other_blocks(folder):
     """As many layers as the chosen block has, at the front and at the back."""
     with open(os.path.join(folder, 'angles.csv'), newline='') as f:
         layers = len(list(csv.DictReader(f)))
-    from checkpoint import load_checkpoint
     (block,) = load_checkpoint(os.path.join(folder, 'ckpt.pt'))[1]['model_args']['groups']
     n = len(block)
     return dict(front=list(range(n)), back=list(range(layers - n, layers)))
@@ -155,12 +151,15 @@ def measure_criteria(task, _, seed, until):
     return True
 
 
+PARTS = dict(ouro=measure_ouro, etd=measure_etd, criteria=measure_criteria)
+
+
 def works():
     """(function, task, loops, seed) of all parts, the first seed first."""
     for seed in seeds:
         for part, task in product(parts, TASKS):
             for loops in LOOPS if part == 'ouro' else [None]:
-                yield globals()[f'measure_{part}'], task, loops, seed
+                yield PARTS[part], task, loops, seed
 
 
 # what is gathered -------------------------------------------------------------------------------
@@ -205,179 +204,12 @@ def add_run(tables, folder, key):
             for name, loss in last.items() if name.startswith('val_loss_') and loss]
 
 
-# the tables -------------------------------------------------------------------------------------
-
-def at_loops(rows, loops, task):
-    """Cells: the loss by loops, and on calc the share of right answers in percent behind it."""
-    for n in loops:
-        at = pick(rows, loops=n)
-        cell = mean_std(column(at, 'loss'), 3) if at else ''
-        if at and task == 'calc':
-            cell += f"; {100 * np.mean(column(at, 'accuracy')):.1f}%"
-        yield cell
-
-
-def ouro_table(t):
-    """The loss at each loop count after stage I; stage II changes the gate alone."""
-    yield lines('Ouro, held-out loss at loops', 1, 2, 4, 8)
-    yield '|---|---|---|---|---|'
-    for task, n in product(TASKS, LOOPS):
-        rows = pick(t['losses'], part='ouro', task=task, variant=f'I at {n}')
-        yield lines(f'{task}, trained at {n}', *at_loops(rows, (1, 2, 4, 8), task))
-
-
-def least(rows, same, fixed):
-    """
-    For each seed the fewest block maps within `same` nats of the best of the `fixed` rows, and its
-    tau. Not of the full budget: a model may grow worse with loops.
-    """
-    for seed in distinct(rows, 'seed'):
-        best = min(column(pick(fixed, seed=seed), 'ce'))
-        good = [row for row in pick(rows, seed=seed) if row['ce'] <= best + same]
-        if good:
-            best = min(good, key=lambda row: row['mean_evals'])
-            yield best['mean_evals'], best['tau']
-
-
-def ways_of(rows):
-    """Each rule, by own signals and waiting: (its name, its rows)."""
-    for rule, past in dict.fromkeys((row['rule'], row['past']) for row in rows):
-        waits = past == 'True' and any(row['cache'] == 'exact' for row in rows)
-        yield rule + (', past' if waits else ''), pick(rows, rule=rule, past=past)
-
-
-def gate_table(t):
-    """Block maps at equal quality of the gate and of rules without training, in one model."""
-    of_second = pick(t['points'], part='ouro', variant=f'II at {LOOPS[0]}')
-    ways = [name for name, _ in ways_of(of_second)]
-    cells = {('gate after stage I' + (', past' if ', past' in name else '')): {} for name in ways
-             if name.startswith('gate')} | {name: {} for name in ways}
-    columns = list(product(TASKS, LOOPS))
-    for task, n in columns:
-        for stage in ('I', 'II'):
-            rows = pick(t['points'], part='ouro', task=task, variant=f'{stage} at {n}')
-            fixed = pick(rows, rule='fixed')
-            for name, of_way in ways_of(rows):
-                if stage == 'I' and not name.startswith('gate'):
-                    continue
-                name = name.replace('gate', 'gate after stage I') if stage == 'I' else name
-                cells[name][task, n] = in_words(of_way, SAME[task], fixed)
-    yield lines('passes through the stack', *(f'{task}, {n} loops, within {SAME[task]:g} nats'
-                                              for task, n in columns))
-    yield '|---' * (1 + len(columns)) + '|'
-    for name, row in cells.items():
-        yield lines(name, *(row.get(key, '') for key in columns))
-
-
-def in_words(rows, same, fixed):
-    """Mean ± std of the fewest block maps, and the thresholds of the seeds."""
-    found, n_seeds = list(least(rows, same, fixed)), len(distinct(rows, 'seed'))
-    if len(found) < n_seeds:
-        return f'{len(found)} of {n_seeds} seeds get there'
-    evals, taus = zip(*found)
-    return f"{mean_std(evals)} ({', '.join(f'{tau:g}' for tau in taus)})"
-
-
-def criteria_table(t):
-    """Geiping's criteria beside ours, on the default run and on calc, decoding with `latest`."""
-    yield lines('block maps a group and token, `latest`', *(f'{task}, within {SAME[task]:g} nats'
-                                                           for task in TASKS), 'at his threshold')
-    yield '|---' * (2 + len(TASKS)) + '|'
-    rows = pick(t['points'], part='criteria')
-    for name, of_way in ways_of(rows):
-        own = ''
-        short = name.removeprefix('zoo.huginn:')
-        if short != name:
-            usual = CRITERIA[short][4]
-            own = '; '.join(at_tau(pick(of_way, task=task), usual, task) for task in TASKS)
-        yield lines(name, *(in_words(pick(of_way, task=task), SAME[task],
-                                     pick(rows, rule='fixed', task=task)) for task in TASKS), own)
-
-
-def at_tau(rows, tau, task):
-    """Block maps and nats above the full budget at the threshold nearest to tau."""
-    nearest = min(column(rows, 'tau'), key=lambda other: abs(math.log(other / tau)))
-    at = pick(rows, tau=nearest)
-    return (f"{task} {np.mean(column(at, 'mean_evals')):.1f} maps, "
-            f"{np.mean(column(at, 'ce_minus_full')):+.4f}")
-
-
-def etd_table(t):
-    """Plain and damped loops of the block that the knees give, then after mid-training."""
-    loops = (1, 2, 3, 4)
-    yield lines('ETD, held-out loss at loops', *loops)
-    yield '|---|---|---|---|---|'
-    for task in TASKS:
-        for kind, words in dict(loss='not trained', damped='not trained, damped').items():
-            rows = chosen_rows(t, task)
-            yield lines(f'{task}, the knees\' block, {words}',
-                        *(mean_std(column(rows, f'{kind}_{n}'), 3) for n in loops))
-        for name in ('knees', 'front', 'back', 'none'):
-            rows = pick(t['losses'], part='etd', task=task, variant=f'{name} trained')
-            words = 'no block' if name == 'none' else f"the {name}' block" if name == 'knees' \
-                else f'as many layers at the {name}'
-            yield lines(f'{task}, {words}, mid-trained', *at_loops(rows, loops, task))
-
-
-def chosen_rows(t, task):
-    """The rows of blocks.csv of the chosen block, a seed each."""
-    found = []
-    for seed in distinct(t['angles'], 'seed'):
-        block = block_of(t, task, seed)
-        found += pick(t['blocks'], part='etd', task=task, variant='knees', seed=seed,
-                      block=f'{block[0]}-{block[-1]}')
-    return found
-
-
-def block_of(t, task, seed):
-    from zoo.etd import thinking_block
-    curve = column(pick(t['angles'], part='etd', task=task, variant='knees', seed=seed),
-                   'angle_over_pi')
-    return thinking_block(np.array(curve))
-
-
-def blocks_table(t):
-    """Every block of layers at two loops, without training: the mean over seeds above one loop."""
-    rows = pick(t['blocks'], part='etd', variant='knees')
-    yield lines('block, two loops without training: nats above one loop', *TASKS,
-                *(f'{task}, damped' for task in TASKS))
-    yield '|---' * (1 + 2 * len(TASKS)) + '|'
-    for block in distinct(rows, 'block'):
-        cells = [mean_std([row[f'{kind}_2'] - row['loss_1'] for row in
-                           pick(rows, task=task, block=block)], 3)
-                 for kind in ('loss', 'damped') for task in TASKS]
-        yield lines(block, *cells)
-
-
-def markdown(folder=HERE):
-    """What stands between the markers of the zoo."""
-    t = load('zoo', folder, CSVS)
-    machine, = t['machine']
-    spent = ', '.join(f"{part} {sum(column(pick(t['minutes'], part=part), 'minutes')):.0f}"
-                      for part in distinct(t['minutes'], 'part'))
-    chosen = '; '.join(
-        f'{task} ' + ', '.join(f'{b[0]}-{b[-1]}' for b in
-                               (block_of(t, task, seed) for seed in distinct(t['angles'], 'seed')))
-        for task in TASKS)
-    blocks = [
-        [f"{machine['cores']:g} cores of an {machine['machine']}, torch {machine['torch']}, "
-         f"{machine['date']}; {len(distinct(t['points'], 'seed'))} seeds; minutes by part: "
-         f'{spent}. Equal quality: so many nats above the best fixed budget of the same model and '
-         'seed; in brackets the thresholds of the seeds.'],
-        ['**Ouro**:'], ouro_table(t),
-        ['**Its gate** beside rules that need no training, `exact`:'], gate_table(t),
-        ["**Geiping's criteria**:"], criteria_table(t),
-        [f'**ETD**, six layers; the blocks of the knees: {chosen}.'], etd_table(t),
-        blocks_table(t)]
-    return '\n\n'.join('\n'.join(block) for block in blocks)
-
-
 # the run ----------------------------------------------------------------------------------------
 
 def main():
     runs.check_knobs(seeds, workers, minutes)
-    if not parts or not set(parts) <= {'ouro', 'etd', 'criteria'}:
-        raise ValueError(f'parts must be some of ouro, etd, criteria, not {parts}')
+    if not parts or not set(parts) <= set(PARTS):
+        raise ValueError(f"parts must be some of {', '.join(PARTS)}, not {parts}")
     if not only_table:
         until = time.time() + 60 * minutes if minutes else math.inf
         data.open_data('pydocs')        # made once, before all the trainings want it

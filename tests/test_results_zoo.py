@@ -12,6 +12,7 @@ import plots
 import tasks
 from results import runs, table
 from results import zoo as figures
+from results import zoo_table as tables
 from results.rows import distinct, load, pick
 
 
@@ -22,7 +23,7 @@ def test_readme_says_what_the_files_say():
 
 
 def test_three_seeds_of_everything():
-    t = load('zoo', names=figures.CSVS)
+    t = load('zoo', names=tables.CSVS)
     for name in ('points', 'losses', 'blocks'):
         for task in ('text', 'calc'):
             for part in distinct(t[name], 'part'):
@@ -35,9 +36,9 @@ def test_the_cheapest_of_equal_quality():
         return dict(seed=seed, mean_evals=evals, ce=ce, tau=tau)
     rows = [row(1, 4, 1.0, 0.1), row(1, 3, 1.001, 0.2), row(1, 2, 1.01, 0.3), row(2, 4, 1.1, 0.1)]
     fixed = [row(1, 9, 1.5), row(1, 8, 1.0), row(2, 8, 1.0)]        # the best is not the last
-    assert list(figures.least(rows, 0.002, fixed)) == [(3, 0.2)]
-    assert figures.in_words(rows, 0.002, fixed) == '1 of 2 seeds get there'
-    assert figures.in_words(rows[:3], 0.002, fixed) == '3.00 (0.2)'
+    assert list(tables.least(rows, 0.002, fixed)) == [(3, 0.2)]
+    assert tables.in_words(rows, 0.002, fixed) == '1 of 2 seeds get there'
+    assert tables.in_words(rows[:3], 0.002, fixed) == '3.00 (0.2)'
 
 
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch):
@@ -67,7 +68,9 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch):
             TASKS=dict(calc=[*figures.CALC, '--n_embd=16', '--keep_iters=[]']), LOOPS=(2,),
             seeds=[1], more=more, ThreadPoolExecutor=Inline).items():
         monkeypatch.setattr(figures, name, setting)
-    monkeypatch.setattr(figures.markdown, '__defaults__', ('results',))
+    monkeypatch.setattr(tables, 'LOOPS', (2,))
+    monkeypatch.setattr(tables, 'TASKS', ('calc',))
+    monkeypatch.setattr(tables.markdown, '__defaults__', ('results',))
     monkeypatch.setattr(table, 'write', lambda begin, end, lines: calls.append(lines))
     monkeypatch.setattr(figures, 'minutes', 1e-9)
     figures.main()
