@@ -64,6 +64,9 @@ def check_training(knobs):
                  'step_noise'):
         if not 0 <= knobs[knob] < 1e30:
             raise ValueError(f'{knob} must be a number from 0 on, not {knobs[knob]}')
+    if knobs['min_lr'] > knobs['learning_rate']:
+        raise ValueError(f"min_lr = {knobs['min_lr']:g} is above learning_rate = "
+                         f"{knobs['learning_rate']:g}: give a smaller --min_lr too")
     loops = knobs['eval_loops']
     if not loops or not all(isinstance(n, int) and n >= 1 for n in loops):
         raise ValueError('eval_loops must be a list of loop counts, each at least 1, '

@@ -64,6 +64,7 @@ class TokenizerJson:
         # the added tokens stand for themselves; of byte-level tokens each letter is a byte
         self.added = self.tokenizer.get_added_tokens_decoder()
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
+        self.byte_fallback = 'ByteFallback' in str(self.tokenizer.decoder)      # <0x0A>
         ends = [i for i, token in self.added.items() if token.content in ENDS]
         self.eot_token = min(ends, default=None)
         if self.eot_token is None:
@@ -85,6 +86,8 @@ class TokenizerJson:
             return (text or '').encode()
         if self.byte_level:
             return b''.join(bytes([BYTES[c]]) if c in BYTES else c.encode() for c in text)
+        if self.byte_fallback and text[:3] == '<0x':
+            return bytes.fromhex(text[3:5])
         return text.replace('\u2581', ' ').encode()         # the blank of other kinds
 
 

@@ -228,7 +228,7 @@ def report(run, it, n_windows, text, loops, dev, autocast, asked, compiled, warm
         idx, _ = text.held_out(range(count), T)
         values = health(run.model, idx.to(dev), autocast)
     if it >= warm:
-        for line in warnings_of(values):
+        for line in warnings_of(values, run.model.config.groups):
             say(f'warning: iter {it}: {line}')
     for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
         row[name] = '/'.join(f'{value:.3f}' for value in of_groups)
@@ -265,14 +265,14 @@ def health(model, idx, autocast):
     return values
 
 
-def warnings_of(values):
+def warnings_of(values, groups):
     """What health returned, in words where it is bad."""
-    for g, (token_corr, state_use) in enumerate(values):
+    for group, (token_corr, state_use) in zip(groups, values):
         if token_corr > 0.95:
-            yield (f'in group {g} the states of all tokens are nearly the same (token_corr '
+            yield (f'in group {group} the states of all tokens are nearly the same (token_corr '
                    f'{token_corr:.2f}): lower the learning rate or start anew')
         if state_use < 0.02:
-            yield (f'the core of group {g} ignores its state (state_use {state_use:.3f}): more '
+            yield (f'the core of group {group} ignores its state (state_use {state_use:.3f}): more '
                    'loops will change nothing; lower the learning rate or start anew')
 
 

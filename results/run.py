@@ -156,12 +156,23 @@ def measure(folder, variant, of_tasks, until, threads):
     return True
 
 
-def sweep(folder, name):
+def sweep_all(folder, names, until, threads):
+    """Some of RULES on a run, one after another. True if they are done."""
+    for name in reversed(names):        # 'accel' is the last one: its figures stay
+        if time.time() > until:
+            return False
+        runs.once(folder, f'bench {name}', partial(sweep, folder, name, threads))
+        print(f'swept {folder}: {name}', flush=True)
+    return True
+
+
+def sweep(folder, name, threads):
     """One of RULES on a run: bench.csv under a name of its own."""
     log = os.path.join(folder, 'bench.txt')
-    runs.command('bench.py', f'--out_dir={folder}', *SWEEP, *RULES[name], log=log)
+    flags = [f'--out_dir={folder}', *SWEEP, *RULES[name]]
+    runs.command('bench.py', *flags, log=log, threads=threads)
     shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, f'bench {name}.csv'))
-    if name == 'accel':         # the last one: its figures stay, and what a check costs
+    if name == 'accel':         # what a check costs
         shutil.copyfile(os.path.join(folder, 'bench.json'), os.path.join(folder, 'sweep.json'))
     return True
 
@@ -249,13 +260,11 @@ def run_all(trainings, until):
         if not all([one.result() for one in waiting]):
             return False
 
-    # the sweeps have the machine to themselves
-    for (variant, _), (folder, _) in trainings.items():
-        for name in reversed(SWEPT.get(variant, ())):
-            if time.time() > until:
-                return False
-            runs.once(folder, f'bench {name}', partial(sweep, folder, name))
-    return True
+    # a sweep times its points in turn, so what a neighbour takes, it takes from all alike
+    with ThreadPoolExecutor(at_a_time) as pool:
+        done = [pool.submit(sweep_all, folder, SWEPT.get(variant, ()), until, threads)
+                for (variant, _), (folder, _) in trainings.items()]
+        return all([one.result() for one in done])
 
 
 def main():

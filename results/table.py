@@ -115,13 +115,12 @@ def accel_table(found):
 
 
 def minutes_line(t, full):
-    """Minutes by the clock of each kind of run; two trainings and measurements at a time."""
+    """Minutes by the clock of each kind of run, of which two go at a time."""
     spent = dict(trainings=0.0, measured=0.0, sweeps=0.0)
+    kinds = dict(train='trainings', rows='measured')
     for row in t['minutes']:
-        if row['what'] in ('train', 'rows'):
-            spent['trainings' if row['what'] == 'train' else 'measured'] += row['minutes'] / 2
-        elif row['what'].startswith('bench '):
-            spent['sweeps'] += row['minutes']
+        if row['what'] in kinds or row['what'].startswith('bench '):
+            spent[kinds.get(row['what'], 'sweeps')] += row['minutes'] / 2
     each = ', '.join(f'{kind} {minutes:.0f}' for kind, minutes in spent.items())
     return f'{full}: {each}, together {sum(spent.values()):.0f} minutes'
 

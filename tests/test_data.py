@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import data
-import encoding as encodings
 from encoding import EOT
 
 datasets = pytest.importorskip('datasets')
@@ -36,16 +35,6 @@ def text_of(name, split):
 def good_text():
     with open('good.txt', 'w') as f:
         f.write('good text ' * 50)
-
-
-def test_bytes_encoding_is_utf8():
-    encoding = data.get_encoding('bytes')
-    text = 'naïve — 中文 🙂\n\t' * 20
-    ids = list(text.encode())
-    assert encoding.encode_ordinary(text) == ids
-    assert encoding.decode(ids) == text
-    assert encoding.n_vocab == 257
-    assert encoding.encode(EOT, allowed_special='all') == [encoding.eot_token] == [256]
 
 
 def test_pydocs_is_made_on_first_use():
@@ -329,43 +318,6 @@ def test_no_room_on_the_disk(web, monkeypatch):
     check_web(web)
 
 
-def gpt2_is_here():
-    try:
-        data.get_encoding('gpt2')
-    except ValueError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not gpt2_is_here(), reason='the gpt2 encoding is not on this machine: '
-                    'set TIKTOKEN_CACHE_DIR to a folder that has it')
-def test_gpt2_encoding():
-    with open('book.txt', 'w') as f:
-        f.write('Hello world, this is a test. ' * 200)
-    meta = data.make('book', 'book.txt', tokenizer='gpt2')
-    train = data.load('book')[0]
-    assert train[:5].tolist() == [15496, 995, 11, 428, 318]
-    assert train[-1] == 50256
-    assert meta['vocab_size'] == 50257
-
-
-def test_gpt2_encoding_that_cannot_be_had(tmp_path):
-    code = "import data; data.get_encoding('gpt2')"
-    env = dict(TIKTOKEN_CACHE_DIR=str(tmp_path / 'empty'), https_proxy='http://127.0.0.1:9',
-               PYTHONPATH=os.path.dirname(data.__file__))
-    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
-    for words in ('ValueError', 'TIKTOKEN_CACHE_DIR', '--tokenizer=bytes, which needs nothing'):
-        assert words in last
-
-
-def test_too_many_tokens_for_uint16(monkeypatch):
-    large = SimpleNamespace(n_vocab=65537)
-    monkeypatch.setattr(encodings.tiktoken, 'get_encoding', lambda name: large)
-    with pytest.raises(ValueError, match='more than uint16 holds'):
-        data.get_encoding('cl100k_base')
-
-
 def test_windows():
     x, y = data.windows(np.arange(100, dtype='<u2'), [0, 10, 93], 6)
     assert x.tolist()[1] == [10, 11, 12, 13, 14, 15]
@@ -430,50 +382,3 @@ def test_damaged_data_is_refused(harm, tmp_path):
         meta.write_text('{')
     with pytest.raises(ValueError, match="data set 'own' is damaged: .* make it again"):
         data.load('own')
-
-
-# -------------------------------------------------------------------------------------------------
-# a tokenizer.json
-
-def make_tokenizer_json(path, size=270):
-    """A small byte-level BPE, as public models have it: bytes, a few merges, an end of text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[EOT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if size > 256 else [])
-    tokenizer.train_from_iterator(['the quick brown fox jumps over the lazy dog'] * 9, trainer)
-    tokenizer.save(str(path))
-
-
-def test_a_tokenizer_json_is_read_byte_by_byte(tmp_path):
-    make_tokenizer_json(tmp_path / 'tokenizer.json')
-    encoding = encodings.get_encoding(str(tmp_path / 'tokenizer.json'))
-    text = 'the quick  fox\n\tgrößer, 日本語, \x00 and \u05d0'
-    ids = encoding.encode(text)
-    pieces = [encoding.decode_single_token_bytes(token) for token in ids]
-    assert b''.join(pieces).decode() == text == encoding.decode(ids)
-    assert len(ids) < len(text.encode())                # merges are used
-    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
-    assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
-
-
-def test_text_with_a_tokenizer_json(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make_tokenizer_json('tokenizer.json')
-    (tmp_path / 'book.txt').write_text('the quick brown fox jumps over the lazy dog\n' * 20)
-    meta = data.make('book', 'book.txt', tokenizer='tokenizer.json')
-    train, val, _ = data.load('book')
-    encoding = encodings.get_encoding(meta['tokenizer'])
-    assert 'the quick brown fox' in encoding.decode(train.tolist())
-    assert meta['vocab_size'] == encoding.n_vocab and train[-1] == encoding.eot_token
-
-
-@pytest.mark.parametrize('text, words', [(None, 'is no tokenizer.json'), ('{}', 'is no tokenizer')])
-def test_a_bad_tokenizer_json(tmp_path, text, words):
-    if text:
-        (tmp_path / 'tokenizer.json').write_text(text)
-    with pytest.raises(ValueError, match=words):
-        encodings.get_encoding(str(tmp_path / 'tokenizer.json'))

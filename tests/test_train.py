@@ -367,7 +367,7 @@ def test_resume_of_nothing_begins(whole):
     ('--batch_size=8', 'batch_size = 8 (it was 4)'),
     ('--seed=1', 'seed = 1 (it was 1337)'),
     ('--groups=[[1,2]]', 'groups = [[1, 2]] (it was [[1], [2]])'),
-    ('--learning_rate=1e-5', 'learning_rate = 1e-05 (it was 0.005)'),
+    ('--learning_rate=1e-2', 'learning_rate = 0.01 (it was 0.005)'),
     ('--max_iters=5', 'has 12 iterations already'),
     ('--dataset=other', 'dataset = other (it was book)')])
 def test_resume_refuses_another_run(whole, flag, words):
@@ -446,6 +446,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch, flags,
     ('--save_interval=0', 'save_interval'),
     ('--grad_clip=-1.0', 'grad_clip'),
     ('--learning_rate=1e39', 'learning_rate'),
+    ('--learning_rate=1e-4', 'min_lr = 0.0005 is above learning_rate = 0.0001: give a smaller'),
     ('--eval_loops=[0]', 'eval_loops'),
     ('--max_iters=0', 'max_iters'),
     ('--batch_size=-1', 'batch_size'),
@@ -466,7 +467,7 @@ def test_two_processes_are_one(dataset):
     and one process goes on where two have stopped.
     """
     args = [*TINY, f'--dataset={dataset}', '--grad_clip=0.0', '--gradient_accumulation_steps=2',
-            '--log_interval=1', '--learning_rate=1e-4', '--step_noise=0.1']
+            '--log_interval=1', '--learning_rate=1e-4', '--min_lr=1e-4', '--step_noise=0.1']
     one_step = [*args, '--max_iters=1', '--lr_decay_iters=12']
     torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone',
                 '--nproc_per_node=2', os.path.join(ROOT, 'train.py')]

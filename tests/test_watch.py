@@ -199,7 +199,7 @@ def test_spikes():
 
 def test_health_shows_the_two_collapses(tiny, idx):
     model = tiny()
-    assert not list(watch.warnings_of(watch.health(model, idx, nullcontext())))
+    assert not list(watch.warnings_of(watch.health(model, idx, nullcontext()), model.config.groups))
     with torch.no_grad():
         # all tokens alike: every position reads the same
         model.wte.weight.copy_(model.wte.weight[:1].expand(50, -1))
@@ -210,10 +210,10 @@ def test_health_shows_the_two_collapses(tiny, idx):
     values = watch.health(model, idx, nullcontext())
     for token_corr, state_use in values:
         assert token_corr > 0.999 and state_use < 1e-5
-    lines = list(watch.warnings_of(values))
+    lines = list(watch.warnings_of(values, [[1], [2, 3]]))
     assert len(lines) == 4
-    assert 'in group 0 the states of all tokens are nearly the same' in lines[0]
-    assert 'the core of group 0 ignores its state' in lines[1]
+    assert 'in group [1] the states of all tokens are nearly the same' in lines[0]
+    assert 'the core of group [1] ignores its state' in lines[1]
 
 
 def test_token_corr_is_the_mean_cosine_of_pairs(tiny):

@@ -15,10 +15,11 @@ import pytest
 import torch
 from conftest import ROOT, SYSTEMS, TAUS
 from safetensors.torch import save_file
-from test_data import make_tokenizer_json
 from test_decode import token_by_token
+from test_encoding import make_tokenizer_json
 from test_train import make_book
 
+import geometry
 from batching import serve
 from checkpoint import load_checkpoint
 from decode import stream
@@ -161,9 +162,7 @@ def test_criteria_are_those_of_the_published_code(a_huginn, name):
     else:
         near(mine, f'prefill/{name}/values', golden)
     assert math.isclose(threshold, rule.tau, rel_tol=1e-6)
-    # the first step below it, 0 if there is none
-    first = [next((k for k, v in enumerate(row, 1) if v < rule.tau), 0) for row in mine.T]
-    assert first == golden[f'prefill/{name}/exit'].tolist()
+    assert below(mine, rule.tau) == golden[f'prefill/{name}/exit'].tolist()
 
 
 @pytest.mark.parametrize('signal, name', [
@@ -177,6 +176,28 @@ def test_criteria_of_single_tokens(a_huginn, signal, name):
         value, memo = signal(x0, x1, memo, model.through_coda)
         mine.append(value.detach())
     near(torch.stack(mine), f'tok/{name}/values', golden)
+    # of a token whose value is the threshold but for rounding, nothing is said
+    tau = float(golden[f'tok/{name}/threshold'])
+    sure = (abs(golden[f'tok/{name}/values'][:, 0] - tau) > 1e-3 * tau).all(axis=0)
+    found = np.array(below(torch.stack(mine)[:, 0], tau))
+    assert (found == golden[f'tok/{name}/exit'])[sure].all() and sure.sum() > 9
+
+
+def below(values, tau):
+    """The first step, from 1, at which each token's value (K, B) is below tau; 0 if none is."""
+    return [next((k for k, v in enumerate(row, 1) if v < tau), 0) for row in values.T]
+
+
+def test_probes_beside_other_code_in_float64(a_huginn):
+    golden = a_huginn.golden
+    states, _, _ = states_of(a_huginn, len(golden['paper/step_norm']))
+    norm = golden['paper/step_norm']
+    clear = torch.from_numpy(norm[1:] > 1e-2)
+    for name, mine in dict(step_norm=geometry.step_norm(states)[1:],
+                           cos=geometry.step_cos(states), accel=geometry.accel(states)).items():
+        wanted = torch.from_numpy(golden[f'paper/{name}'][1:])
+        torch.testing.assert_close(mine[clear].double(), wanted[clear], rtol=1e-4, atol=1e-4)
+    assert clear.float().mean() > 0.5
 
 
 # the caches of the published code, and ours: `full` with an exit leaves tokens out that have no key
