@@ -400,22 +400,3 @@ def verdicts(t):
     elif len(distinct(of(t, 'bench'), 'rules')) == 1:
         names.remove('Q2')
     return {name: CLAIMS[name](t) for name in names}
-
-
-# what to use ------------------------------------------------------------------------------------
-
-def in_time(t):
-    """{way: time over that of the fastest fixed budget of `exact`, mean over seeds}, ways that are
-    within SAME of the full budget with 95% confidence in every seed; way: (cache, rule, past, tau)
-    """
-    seeds = distinct(of(t, 'bench'), 'seed')
-    times = {}
-    for seed in seeds:
-        rows = [row for row in of(t, 'bench', rules='accel', seed=seed)
-                if row['diff_high'] <= SAME and row['rule'] != 'oracle']
-        fixed = min(row['ms_per_token'] for row in rows
-                    if (row['cache'], row['rule']) == ('exact', 'fixed'))
-        for row in rows:
-            way = row['cache'], row['rule'], row['past'], row['tau']
-            times.setdefault(way, []).append(row['ms_per_token'] / fixed)
-    return {way: np.mean(some) for way, some in times.items() if len(some) == len(seeds)}

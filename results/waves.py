@@ -8,7 +8,7 @@ Not run by itself: table.py puts them behind the claims. The rows are questions.
 """
 import numpy as np
 
-from results.claims import RULES, SAME, in_time, least, ratio_in_words
+from results.claims import RULES, SAME, least, ratio_in_words
 from results.rows import column, distinct, lines, mean_std, pick
 
 MODELS = ('calc', 'calc groups', 'hop', 'hop groups')
@@ -136,6 +136,23 @@ def phases(t):
                                 for some in [pick(rows, seed=seed)]]
                     cells.append(mean_std(of_seeds) if of_seeds else '')
             yield lines(f'{model}, group {group}', *cells)
+
+
+def in_time(t):
+    """{way: time over that of the fastest fixed budget of `exact`, mean over seeds}, ways that are
+    within SAME of the full budget with 95% confidence in every seed; way: (cache, rule, past, tau)
+    """
+    swept = pick(t['bench'], variant=t['variant'], rules='accel')
+    seeds, times = distinct(swept, 'seed'), {}
+    for seed in seeds:
+        rows = [row for row in pick(swept, seed=seed)
+                if row['diff_high'] <= SAME and row['rule'] != 'oracle']
+        fixed = min(row['ms_per_token'] for row in rows
+                    if (row['cache'], row['rule']) == ('exact', 'fixed'))
+        for row in rows:
+            way = row['cache'], row['rule'], row['past'], row['tau']
+            times.setdefault(way, []).append(row['ms_per_token'] / fixed)
+    return {way: np.mean(some) for way, some in times.items() if len(some) == len(seeds)}
 
 
 def advice(small, tasks):
