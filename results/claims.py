@@ -123,7 +123,7 @@ def c2(t):
     low, high = by_group(t, 'cos_low'), by_group(t, 'cos_high')
     words, passes, near = [], [], 0
     for group, cos in by_group(t, 'cos').items():
-        near += NEAR[0] <= np.mean(cos) <= NEAR[1]
+        near += NEAR[0] <= min(cos) and max(cos) <= NEAR[1]
         width = np.subtract(high[group], low[group]).mean() / 2
         by_step = mean_cosines(t, group)
         words.append(f'{mean_std(cos)} (group {group}; over windows ± {width:.2f}; the mean over '

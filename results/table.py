@@ -115,21 +115,21 @@ def accel_table(found):
 
 
 def minutes_line(t, full):
-    """Minutes by the clock of each kind of run, of which two go at a time."""
+    """The machines, and minutes by the clock of each kind of run, of which two go at a time."""
+    machines = ' and an '.join(f"{row['machine']} ({row['date']})" for row in t['machine'])
     spent = dict(trainings=0.0, measured=0.0, sweeps=0.0)
     kinds = dict(train='trainings', rows='measured')
     for row in t['minutes']:
         if row['what'] in kinds or row['what'].startswith('bench '):
             spent[kinds.get(row['what'], 'sweeps')] += row['minutes'] / 2
     each = ', '.join(f'{kind} {minutes:.0f}' for kind, minutes in spent.items())
-    return f'{full}: {each}, together {sum(spent.values()):.0f} minutes'
+    return f'{full} on an {machines}: {each}, together {sum(spent.values()):.0f} minutes'
 
 
 def markdown(folder=HERE):
     """What stands between the markers: the machine, the claims, the open choices, the waves."""
     found = regimes(folder)
     small = load('small', folder, CLAIM_CSVS)
-    machines = ' and an '.join(f"{row['machine']} ({row['date']})" for row in small['machine'])
     said = [minutes_line(small, 'text')]
     t = {'text': small}
     tasks = None
@@ -139,8 +139,8 @@ def markdown(folder=HERE):
         said.append(minutes_line(tasks, 'tasks'))
     seeds = len(distinct(small['bench'], 'seed'))
     blocks = [
-        [f"{seeds} seeds on 2 shared cores of an {machines}, torch "
-         f"{small['machine'][0]['torch']}. {'; '.join(said)}."],
+        [f"{seeds} seeds, two shared cores, torch {small['machine'][0]['torch']}. "
+         f"{'; '.join(said)}."],
         ['**Verdicts**:'], verdict_table(found),
         ['**What was measured**:'], measured_table(found),
         ['**Is acceleration a signal of its own?** Own signals, `exact`; the ratio is the median '
