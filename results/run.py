@@ -79,9 +79,8 @@ RULES = {
     'accel, one hit, step kept': ['--rules=["accel"]', '--hits=1', '--keep=True', *CHANGED],
     'norm, two hits': ['--rules=["norm"]', '--hits=2', *CHANGED],
 }
-# the runs that are swept, by which of RULES
-SWEPT = {'main': tuple(RULES), 'random': ('accel',), 'calc groups': tuple(RULES),
-         'hop groups': tuple(RULES)}
+# the runs that are swept, by all of RULES
+SWEPT = 'main', 'random', 'calc groups', 'hop groups'
 
 FIGURES = ('figure_4.png', 'frontier.png', 'figures/figure_1.png', 'figures/figure_2.png',
            'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')
@@ -156,9 +155,9 @@ def measure(folder, variant, of_tasks, until, threads):
     return True
 
 
-def sweep_all(folder, names, until, threads):
-    """Some of RULES on a run, one after another. True if they are done."""
-    for name in reversed(names):        # 'accel' is the last one: its figures stay
+def sweep_all(folder, until, threads):
+    """All of RULES on a run, one after another. True if they are done."""
+    for name in reversed(RULES):        # 'accel' is the last one: its figures stay
         if time.time() > until:
             return False
         runs.once(folder, f'bench {name}', partial(sweep, folder, name, threads))
@@ -203,11 +202,11 @@ def gather(trainings):
         for name, rows in new.items():
             rows = [dict(variant=variant, seed=seed, **row) for row in rows]
             tables.setdefault(name, []).extend(rows)
-        for name in SWEPT.get(variant, ()):
+        for name in RULES if variant in SWEPT else ():
             rows = runs.read_csv(os.path.join(folder, f'bench {name}.csv'))
             tables.setdefault('bench', []).extend(
                 dict(variant=variant, seed=seed, rules=name) | point_of(row) for row in rows)
-        if 'accel' in SWEPT.get(variant, ()):
+        if variant in SWEPT:
             with open(os.path.join(folder, 'sweep.json')) as f:
                 tables.setdefault('checks', []).extend(
                     dict(variant=variant, seed=seed, model=model, rule=rule, us=us, step_us=step)
@@ -262,8 +261,8 @@ def run_all(trainings, until):
 
     # a sweep times its points in turn, so what a neighbour takes, it takes from all alike
     with ThreadPoolExecutor(at_a_time) as pool:
-        done = [pool.submit(sweep_all, folder, SWEPT.get(variant, ()), until, threads)
-                for (variant, _), (folder, _) in trainings.items()]
+        done = [pool.submit(sweep_all, folder, until, threads)
+                for (variant, _), (folder, _) in trainings.items() if variant in SWEPT]
         return all([one.result() for one in done])
 
 

@@ -38,7 +38,7 @@ def test_three_seeds_of_everything():
                 assert sorted(claims.distinct(rows, 'seed')) == sorted(SEEDS), (name, variant)
         swept = {(row['variant'], row['seed'], row['rules']) for row in t['bench']}
         assert {(seed, rules) for variant, seed, rules in swept if variant == t['variant']} == {
-            (seed, rules) for seed in SEEDS for rules in run.SWEPT[t['variant']]}
+            (seed, rules) for seed in SEEDS for rules in run.RULES}
     for name in ('points', 'short', 'phases'):
         assert {(row['variant'], row['seed']) for row in TASKS[name]} == {
             (variant, seed) for variant in run.TASKS for seed in SEEDS}
