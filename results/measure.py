@@ -30,11 +30,11 @@ N_WINDOWS = 96              # held-out windows of block_size tokens, spread even
 NOISE_DRAWS = 4             # of x^(0), for path independence
 NOISE_LOOPS = (4, 8, 30)
 DLR_LOOPS = (2, 5, 9, 30)   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
-LOOPS = (1, 2, 4, 5, 8, 9, 16, 32, 64, 256)     # loop counts at which the loss is followed
+LOOPS = (1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256)     # loop counts at which the loss is followed
 SPECTRUM_WINDOWS = 4
 DEEPER = dict(calc='calc:reset=0.04')   # asked for deeper problems than it was trained on
 # loops of each group, by the number of groups
-BUDGETS = {1: (1, 2, 3, 4, 6, 8, 12, 16), 2: (1, 2, 4, 6, 8, 12, 16), 3: (1, 2, 3, 4)}
+BUDGETS = {1: range(1, 17), 2: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3: (1, 2, 3, 4, 5)}
 
 
 # eigenvalues --------------------------------------------------------------------------------------
@@ -115,17 +115,28 @@ def spectrum_row(name, group, traced, settled):
 # steps --------------------------------------------------------------------------------------------
 
 def step_rows(name, measured, states):
-    """Norm and cosine of one group's steps, and acceleration beside the step norm, over tokens."""
-    norms, accels = geometry.step_norm(states), geometry.accel(states)
+    """
+    Norm and cosine of one group's steps, and acceleration beside the step norm, over tokens.
+
+    cos_clear: of the tokens alone whose steps up to this one are clear of rounding, the share
+    `clear` of all.
+    """
+    norms, accels, cosines = (probe(states) for probe in (
+        geometry.step_norm, geometry.accel, geometry.step_cos))
+    floor = measured['floor_float32']
+    sound = (norms > geometry.CLEAR * floor).long().cumprod(0).bool()           # (K, B, T)
     for k, (norm, norm_std) in enumerate(zip(measured['norm'], measured['norm_std'])):
-        cos = cos_std = over = alike = ''
+        cos = cos_std = cos_clear = over = alike = ''
         if k:       # the first step has none before it
             cos, cos_std = measured['cos'][k - 1], measured['cos_std'][k - 1]
+            if sound[k].any():
+                cos_clear = cosines[k - 1][sound[k]].mean().item()
             pairs = torch.stack((norms[k], accels[k - 1])).flatten(1).clamp(min=1e-30).log()
             over = (pairs[1] - pairs[0]).median().exp().item()
             alike = torch.corrcoef(pairs)[0, 1].item()
         yield dict(group=name, k=k, norm=norm, norm_std=norm_std, cos=cos, cos_std=cos_std,
-                   accel_over_norm=over, accel_alike=alike, floor=measured['floor_float32'])
+                   cos_clear=cos_clear, clear=sound[k].float().mean().item(),
+                   accel_over_norm=over, accel_alike=alike, floor=floor)
 
 
 def settled_row(name, measured):
@@ -189,7 +200,7 @@ def noise_rows(names, model, idx):
     for loops in NOISE_LOOPS:
         ends = []
         for noise_seed in range(NOISE_DRAWS):
-            trace = geometry.trace_of(model, idx[:8], loops, noise_seed)
+            trace = geometry.trace_of(model, idx[::12], loops, noise_seed)
             ends.append([group['states'][-1] for group in trace])
         for name, draws in zip(names, zip(*ends)):
             spread = geometry.path_spread(torch.stack(draws))

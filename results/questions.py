@@ -19,12 +19,12 @@ from quality import Point, accuracy, cross_entropy, interval, log_probabilities
 from results.measure import DEEPER, held_out
 
 FULL = 30
-BUDGETS = [1, 2, 3, 4, 6, 8, 12, 16, FULL]
+BUDGETS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, FULL]
 RULES = ['norm', 'norm_rel', 'kl', 'accel', 'accel_rel']
-TAUS = [1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0]
-EPSILONS = [1e-2, 0.1, 0.3, 0.5, 1.0]
+TAUS = [1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0]
+EPSILONS = [0.3, 1.0, 2.0, 4.0, 8.0]
 POLICIES = [('exact', 1), ('ring', 8), ('ring', 4), ('ring', 2), ('latest', 1)]
-WINDOWS = dict(policies=48, rules=96, short=128)
+WINDOWS = dict(policies=96, rules=96, short=128)
 PROMISE = 0.005             # nats, of calibration on short problems
 
 
@@ -87,7 +87,7 @@ def point_rows(model, dataset):
     for policy in POLICIES:
         points = [fixed(model, n, policy) for n in BUDGETS]
         points += [Point('norm_rel', tau, groups, make_exit('norm_rel', tau, past=True), *policy)
-                   for tau in TAUS if 1e-2 <= tau <= 1.0]
+                   for tau in TAUS if 1e-3 <= tau <= 3.0]
         for point in points:
             yield dict(part='policies') | point_row(model, point, idx, targets, depth, full)
 

@@ -69,7 +69,8 @@ TASKS = {
 DRAWS = ('as it is', 'fixed loop counts', 'uniform draw')       # of depth.LEVERS, for C13
 
 # the sweeps: rules as printed, then changes of one (Q2), which count block maps and no time
-SWEEP = ['--n_windows=64', '--rounds=4', '--checks=False', '--epsilons=[1e-2,0.1,0.3,0.5,1.0]']
+SWEEP = ['--n_windows=64', '--rounds=4', '--checks=False', '--epsilons=[0.3,1,2,4,8]',
+         '--budgets=[1,2,3,4,5,6,7,8,10,12,14,16,20,30]']
 CHANGED = ['--cache=exact', '--past=False', '--budgets=[30]', '--epsilons=[]', '--rounds=1',
            '--timed_tokens=1']
 RULES = {

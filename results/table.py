@@ -33,12 +33,12 @@ def regimes(folder):
 
 def verdict_table(found):
     """Lines of Markdown, one a claim: the verdict in each regime."""
-    yield lines('', 'the paper says', *found)
-    yield '|---' * (2 + len(found)) + '|'
+    yield lines('', 'the paper says', 'holds if', *found)
+    yield '|---' * (3 + len(found)) + '|'
     for name in CLAIMS:
         cells = [of[name][1] if name in of else '–' if of else 'not run yet'
                  for of in found.values()]
-        yield lines(name, says(name), *cells)
+        yield lines(name, *says(name), *cells)
 
 
 def measured_table(found):

@@ -22,7 +22,7 @@ def per_seed(t, variant, cost, **where):
     for seed in distinct(pick(t['points'], variant=variant), 'seed'):
         rows = pick(t['points'], variant=variant, seed=seed, **where)
         rows.sort(key=lambda row: row['tau'], reverse=where['rule'] == 'fixed')
-        values.append(least(rows, cost, 'gap_high'))
+        values.append(least(rows, cost, 'gap_high', whole=where['rule'] == 'fixed'))
     return values
 
 
