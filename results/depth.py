@@ -257,8 +257,8 @@ def markdown(folder=HERE):
         ['**Each seed**, % right by loops, and on text the loss in nats a byte:'],
         seeds_table(t, 'calc'), seeds_table(t, 'hop'), seeds_table(t, 'text', 'loss'),
         ['**k x L**, % right, and on text the loss:'], stacks_table(t),
-        ['**Deeper than trained**: `calc` trained with resets at a fifth of the tokens, asked '
-         'with resets at a twenty-fifth; % right:'], deeper_table(t),
+        ['**Deeper than usual**: `calc` trained with resets at a fifth of the tokens, asked with '
+         'resets at a twenty-fifth; % right:'], deeper_table(t),
         ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
         variants_table(t, 'levers'),
         ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others')]

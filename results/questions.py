@@ -110,7 +110,7 @@ def short_rows(model, dataset):
     short, deep = order[:n // 2], order[n // 2:]
     pairs = dict(held=(idx[deep], targets[deep]))
     if dataset in DEEPER:
-        pairs['deeper than trained'] = held_out(DEEPER[dataset], T, n // 2)[:2]
+        pairs['deeper'] = held_out(DEEPER[dataset], T, n // 2)[:2]
     for name, (deep_idx, deep_targets) in pairs.items():
         # calibrate finds with the even windows and checks with the odd ones
         both = [torch.stack(pair, dim=1).flatten(0, 1) for pair in

@@ -102,7 +102,8 @@ def write_csv(scale, name, rows):
     path = os.path.join('results', scale, name + '.csv')
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, 'w', newline='') as f:
-        writer = csv.DictWriter(f, list(rows[0]))
+        # rows of an earlier run may lack a column
+        writer = csv.DictWriter(f, list(dict.fromkeys(key for row in rows for key in row)))
         writer.writeheader()
         for row in rows:
             writer.writerow({key: cell(value) for key, value in row.items()})

@@ -94,7 +94,8 @@ def q7(t):
                                 tau=tau)
                     cells.append(' / '.join(f'{100 * np.mean(column(rows, f"early_{i}")):.1f}'
                                             for i in range(3)))
-            yield lines(f'{model}, `{rule}`', *cells)
+            if set(cells) != {'0.0 / 0.0 / 0.0'}:
+                yield lines(f'{model}, `{rule}`', *cells)
 
 
 def q8(t):
@@ -133,14 +134,16 @@ def phases(t):
                                                 phase=phase) if low <= row['depth'] <= high]
                     of_seeds = [np.average(column(some, 'cos'), weights=column(some, 'steps'))
                                 for seed in distinct(rows, 'seed')
-                                for some in [pick(rows, seed=seed)]]
+                                for some in [pick(rows, seed=seed)]
+                                if sum(column(some, 'steps')) >= 30]
                     cells.append(mean_std(of_seeds) if of_seeds else '')
             yield lines(f'{model}, group {group}', *cells)
 
 
 def in_time(t):
-    """{way: time over that of the fastest fixed budget of `exact`, mean over seeds}, ways that are
-    within SAME of the full budget with 95% confidence in every seed; way: (cache, rule, past, tau)
+    """
+    {way: time over that of the fastest fixed budget of `exact`, one a seed}, of ways within SAME of
+    the full budget with 95% confidence in every seed; way: (cache, rule, past, tau)
     """
     swept = pick(t['bench'], variant=t['variant'], rules='accel')
     seeds, times = distinct(swept, 'seed'), {}
@@ -152,26 +155,24 @@ def in_time(t):
         for row in rows:
             way = row['cache'], row['rule'], row['past'], row['tau']
             times.setdefault(way, []).append(row['ms_per_token'] / fixed)
-    return {way: np.mean(some) for way, some in times.items() if len(some) == len(seeds)}
+    return {way: some for way, some in times.items() if len(some) == len(seeds)}
 
 
 def advice(small, tasks):
     """Use this rule, at this tau, with this cache: computed, a line for each regime."""
-    times = {'text': in_time(small)}
-    for name in ('calc groups', 'hop groups'):
-        times[name] = in_time(tasks | dict(variant=name))
+    times = dict(text=in_time(small), calc=in_time(tasks | dict(variant='calc groups')),
+                 hop=in_time(tasks | dict(variant='hop groups')))
     yield lines('where', 'use', 'time over that of the best fixed budget of `exact`')
     yield '|---|---|---|'
-    regimes = {'text': ['text'], 'problems that need depth': ['calc groups', 'hop groups'],
-               'one does not know which': list(times)}
+    regimes = {name: [name] for name in times} | {'one does not know which': list(times)}
     for name, of in regimes.items():
         ways = set.intersection(*(set(times[regime]) for regime in of))
-        worst = {way: max(times[regime][way] for regime in of) for way in ways}
+        worst = {way: max(np.mean(times[regime][way]) for regime in of) for way in ways}
         if not worst:
             yield lines(name, 'no way is good enough in every seed', '')
             continue
         best = min(worst, key=worst.get)
-        each = ', '.join(f'{times[regime][best]:.2f} ({regime})' for regime in of)
+        each = ', '.join(f'{mean_std(times[regime][best])} ({regime})' for regime in of)
         yield lines(name, in_words(best), each)
 
 
