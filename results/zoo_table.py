@@ -149,19 +149,6 @@ def block_of(t, task, seed):
     return thinking_block(np.array(curve))
 
 
-def blocks_table(t):
-    """Every block of layers at two loops, without training: the mean over seeds above one loop."""
-    rows = pick(t['blocks'], part='etd', variant='knees')
-    yield lines('block, two loops without training: nats above one loop', *TASKS,
-                *(f'{task}, damped' for task in TASKS))
-    yield '|---' * (1 + 2 * len(TASKS)) + '|'
-    for block in distinct(rows, 'block'):
-        cells = [mean_std([row[f'{kind}_2'] - row['loss_1'] for row in
-                           pick(rows, task=task, block=block)], 3)
-                 for kind in ('loss', 'damped') for task in TASKS]
-        yield lines(block, *cells)
-
-
 def markdown(folder=HERE):
     """What stands between the markers of the zoo."""
     t = load('zoo', folder, CSVS)
@@ -180,6 +167,5 @@ def markdown(folder=HERE):
         ['**Ouro**:'], ouro_table(t),
         ['**Its gate** beside rules that need no training, `exact`:'], gate_table(t),
         ["**Geiping's criteria**:"], criteria_table(t),
-        [f'**ETD**, six layers; the blocks of the knees: {chosen}.'], etd_table(t),
-        blocks_table(t)]
+        [f'**ETD**, six layers; the blocks of the knees: {chosen}.'], etd_table(t)]
     return '\n\n'.join('\n'.join(block) for block in blocks)

@@ -293,7 +293,7 @@ def small(tmp_path, monkeypatch):
     for name, setting in settings.items():
         monkeypatch.setattr(run, name, setting)
     smaller = dict(N_LOOP=8, N_WINDOWS=4, NOISE_DRAWS=2, NOISE_LOOPS=(4, 30), SPECTRUM_WINDOWS=1,
-                   LOOPS=(1, 4, 5, 9, 32, 64), BUDGETS={2: (1, 2)})
+                   LOOPS=(1, 4, 5, 9, 13, 32, 64), BUDGETS={2: (1, 2)})
     for name, setting in smaller.items():
         monkeypatch.setattr(measure, name, setting)
     for name, setting in dict(FULL=4, BUDGETS=[1, 4], RULES=['norm_rel'], TAUS=[0.1],
