@@ -2,7 +2,7 @@
 The paper's claims, re-measured: runs the project's own commands and computes the tables from them.
 
     python -m results.run                           small: the default model on text, three seeds;
-                                                    two hours on two cores; the same command goes on
+                                                    1.5 hours on two cores; the same command goes on
     python -m results.run --scale=tasks             where loops matter: calc and hop, an hour more
     python -m results.run --scale=paper --minutes=9         config/groups.py on one GPU, in pieces
     python -m results.run --only_table              results/*/*.csv -> the tables, nothing is run
@@ -67,6 +67,8 @@ TASKS = {
     'hop groups': [*depth.HOP, *GROUPS, '--max_iters=1000'],
 }
 DRAWS = ('as it is', 'fixed loop counts', 'uniform draw')       # of depth.LEVERS, for C13
+VARIANTS = dict(small=['main', 'random', 'fixed', 'uniform', *CHOICES], tasks=[*TASKS, *DRAWS],
+                paper=['main'])
 
 # the sweeps: rules as printed, then changes of one (Q2), which count block maps and no time
 SWEEP = ['--n_windows=64', '--rounds=4', '--checks=False', '--epsilons=[0.3,1,2,4,8]',
@@ -213,6 +215,8 @@ def gather(trainings):
                     dict(variant=variant, seed=seed, model=model, rule=rule, us=us, step_us=step)
                     for model, rule, us, step in json.load(f)['checks'])
     for name, rows in tables.items():
+        if name != 'machine':
+            rows.sort(key=lambda row: VARIANTS[scale].index(row['variant']))
         if rows:
             runs.write_csv(scale, name, rows)
 
@@ -237,10 +241,8 @@ def check_knobs():
     runs.check_knobs(seeds, workers, minutes)
     if scale == 'tasks' and dataset:
         raise ValueError('--dataset: the tasks have data of their own')
-    known = dict(small=['main', 'random', 'fixed', 'uniform', *CHOICES], tasks=[*TASKS, *DRAWS],
-                 paper=['main'])[scale]
-    if not set(only) <= set(known):
-        raise ValueError(f"--only: choose from {', '.join(known)}")
+    if not set(only) <= set(VARIANTS[scale]):
+        raise ValueError(f"--only: choose from {', '.join(VARIANTS[scale])}")
 
 
 def run_all(trainings, until):
