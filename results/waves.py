@@ -82,7 +82,7 @@ def q6(t):
 def q7(t):
     """Answers lost to leaving too early, by depth."""
     taus = (1e-2, 0.1, 0.3, 1.0)
-    yield lines('Q7: answers lost, %: shallow / middle / deep third',
+    yield lines('Q7: answers lost, %: shallow / middle / deep third ± over seeds',
                 *(f'{how}, τ = {tau:g}' for how in ('own', 'waiting') for tau in taus))
     yield '|---' * (1 + 2 * len(taus)) + '|'
     for model in MODELS:
@@ -92,9 +92,11 @@ def q7(t):
                 for tau in taus:
                     rows = pick(t['points'], variant=model, part='rules', rule=rule, past=past,
                                 tau=tau)
-                    cells.append(' / '.join(f'{100 * np.mean(column(rows, f"early_{i}")):.1f}'
-                                            for i in range(3)))
-            if set(cells) != {'0.0 / 0.0 / 0.0'}:
+                    shallow, middle, deep = (100 * np.array(column(rows, f'early_{i}'))
+                                             for i in range(3))
+                    cells.append(f'{shallow.mean():.1f} / {middle.mean():.1f} / '
+                                 f'{mean_std(deep, 1)}')
+            if set(cells) != {'0.0 / 0.0 / 0.0 ± 0.0'}:
                 yield lines(f'{model}, `{rule}`', *cells)
 
 

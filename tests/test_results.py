@@ -194,6 +194,17 @@ def test_a_token_inherits_the_slowest_mode_before_it():
         pytest.approx(value) for value in (0.1, -0.5, -0.5, 0.6j)]]
 
 
+def test_the_mean_cosine_of_tokens_that_still_move():
+    """The first of two tokens goes straight on, the second turns back and then only trembles."""
+    first = torch.tensor([0.0, 4, 6, 7, 7.5])
+    second = torch.tensor([0.0, 4, 2, 2.001, 2.0])
+    states = torch.stack((first, second), dim=1)[:, None, :, None]              # (K+1, 1, 2, 1)
+    curves = dict.fromkeys(('norm', 'norm_std', 'cos', 'cos_std'), [0.0] * 4)
+    rows = list(measure.step_rows('1', curves | dict(floor_float32=0.01), states))
+    assert [row['clear'] for row in rows] == [1, 1, 0.5, 0.5]
+    assert [row['cos_clear'] for row in rows] == ['', 0, 1, 1]
+
+
 def test_who_waits_and_who_works():
     """Two tokens on a line: the first arrives at step 1, the second at step 3."""
     first = torch.tensor([0.0, 4, 4, 4, 4])
