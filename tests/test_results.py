@@ -2,6 +2,7 @@
 import json
 import os
 import time
+from functools import partialmethod
 from types import SimpleNamespace
 
 import conftest
@@ -13,6 +14,7 @@ from test_train import TINY
 
 import calibrate
 import data
+import tasks
 from checkpoint import load_checkpoint
 from results import claims, measure, questions, run, runs, table, waves
 from results.rows import load
@@ -308,9 +310,12 @@ def small(tmp_path, monkeypatch):
     for name, setting in smaller.items():
         monkeypatch.setattr(measure, name, setting)
     for name, setting in dict(FULL=4, BUDGETS=[1, 4], RULES=['norm_rel'], TAUS=[0.1],
+                              POLICIES=[('exact', 1), ('ring', 2)],
                               WINDOWS=dict(policies=4, rules=4, short=32)).items():
         monkeypatch.setattr(questions, name, setting)
     monkeypatch.setattr(calibrate, 'TAUS', [1.0, 0.01])
+    few = partialmethod(tasks.Problems.__init__, held_out=32)
+    monkeypatch.setattr(tasks.Problems, '__init__', few)
     monkeypatch.setattr(torch, 'set_num_threads', lambda n: None)
     monkeypatch.setattr(table, 'write', lambda begin, end, lines: calls.append('table'))
     monkeypatch.setattr(table, 'markdown', lambda: '')
