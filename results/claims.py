@@ -203,8 +203,8 @@ def c4(t):
             readings.append(f"{np.mean(column(before, 'ratio')):.1f} → {mean_std(of_seeds, 1)}")
             bounds.setdefault(K, []).append(min(column(after, 'ratio')))
         words.append(f"K = {K:g}: {', '.join(readings)}")
-    measured = ("to the next group's first iterate, its last, its noise, before → after training: "
-                + '; '.join(words))
+    measured = ("to the next group's first iterate, its last, its noise, "
+                f"before → after training: {'; '.join(words)}")
     far = [K for K, some in bounds.items() if min(some) > 5]
     if len(far) in (0, len(bounds)):
         return measured, reproduced(far)
