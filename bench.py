@@ -41,9 +41,9 @@ import torch
 import calibrate as calibration
 import data
 import memory
-import plots
-from checkpoint import load_checkpoint
-from configurator import configure, pick_device, run
+from common import plots
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, pick_device, run
 from decode import POLICIES, make_cache
 from exits import EXITS, make_exit
 from latency import check_costs, time_round, warm_up

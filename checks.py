@@ -6,9 +6,9 @@ do; the script that runs ends with it as one line.
 """
 from numbers import Integral
 
+from common.distributed import WORLD
+from common.optim import OPTIMIZERS
 from loops import INJECTIONS, LOOP_DRAWS
-from optim import OPTIMIZERS
-from processes import WORLD
 
 
 def check_shape(config):

@@ -40,7 +40,7 @@ import torch
 from tqdm import tqdm
 
 import tasks
-from configurator import configure, run
+from common.configurator import configure, run
 from encoding import get_encoding
 
 # --------------------------------------------------------------------------------------------------

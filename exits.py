@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-from configurator import imported
+from common.configurator import imported
 
 EPS = 1e-8
 

@@ -28,12 +28,12 @@ import torch
 from torch.linalg import vector_norm
 
 import tasks
-from checkpoint import load_checkpoint
-from configurator import configure, pick_device, run
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, pick_device, run
 from encoding import EOT, get_encoding
 from exits import EXITS, LEARNED, make_exit
 from geometry import pca
-from serving import read_prompt
+from serving.requests import read_prompt
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'

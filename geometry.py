@@ -26,9 +26,9 @@ from torch.linalg import vector_norm
 
 import data
 import memory
-import plots
-from checkpoint import FREE_KNOBS, load_checkpoint
-from configurator import configure, pick_device, run
+from common import plots
+from common.checkpoint import FREE_KNOBS, load_checkpoint
+from common.configurator import configure, pick_device, run
 from exits import EPS
 
 # --------------------------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 import tasks
-from batching import serve
 from calibrate import read_tau
-from checkpoint import load_checkpoint
-from configurator import configure, pick_device, run
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, pick_device, run
 from decode import compile_one_token, stream
 from encoding import EOT, get_encoding
 from exits import make_exit
 from quality import Point, log_probabilities
-from serving import answer, read, read_prompt
+from serving.batching import serve
+from serving.requests import answer, read, read_prompt
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'

@@ -28,7 +28,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from configurator import configure, run
+from common.configurator import configure, run
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name of TASKS, and knobs of its function: calc:p=7,reset=0.1

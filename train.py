@@ -26,17 +26,26 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import configurator
 import data
-import watch
-from checkpoint import Run, earlier_run, save_run
 from checks import check_text, check_training
-from configurator import configure, imported, plain
+from common import configurator
+from common import log as watch
+from common.checkpoint import Run, earlier_run, save_run
+from common.configurator import configure, imported, plain
+from common.distributed import (
+    RANK,
+    WORLD,
+    add_up,
+    check_same,
+    join,
+    leave,
+    one_before_the_others,
+    say,
+)
+from common.optim import make_optimizers, move_average
 from loops import derived_seed, sample_n_loop
 from memory import require, training_bytes
 from model import GPT, GPTConfig
-from optim import make_optimizers, move_average
-from processes import RANK, WORLD, add_up, check_same, join, leave, one_before_the_others, say
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'pydocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -329,7 +338,7 @@ def finish(run, log, held_out, eval_counts):
             save(run, max_iters, os.path.join('ema', 'ckpt.pt'), whole=False)
     log.add(dict(iter=max_iters) | held_out)
     if RANK == 0:
-        import plots  # here, since matplotlib takes a second to import
+        from common import plots  # here, since matplotlib takes a second to import
         plots.losses(watch.read_log(log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from cache import Span
-from checkpoint import load_checkpoint
-from configurator import configure, run
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, run
 from decode import make_cache, until_settled
 from exits import make_exit
 from quality import cross_entropy

@@ -25,13 +25,13 @@ from contextlib import nullcontext
 import numpy as np
 
 import data
-import plots
 import tasks
-from checkpoint import load_checkpoint
-from configurator import configure, run
+from common import plots
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, run
+from common.log import by_depth
 from results import runs, table
 from results.rows import HERE, column, distinct, lines, load, mean_std, pick
-from watch import by_depth
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]        # the others take the first alone

@@ -21,8 +21,8 @@ from torch.linalg import vector_norm
 import data
 import geometry
 import memory
-from checkpoint import load_checkpoint
-from configurator import pick_device
+from common.checkpoint import load_checkpoint
+from common.configurator import pick_device
 from quality import Point, accuracy, figures_of, interval, quality
 
 N_LOOP = 30                 # loops of each group

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from calibrate import calibrate
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from exits import make_exit
 from quality import Point, accuracy, cross_entropy, interval, log_probabilities
 from results.measure import DEEPER, held_out

@@ -30,7 +30,7 @@ from functools import partial
 import torch
 
 import data
-from configurator import configure, run
+from common.configurator import configure, run
 from results import depth, runs, table
 from results.measure import geometry_rows, loss_rows
 from results.questions import question_rows

@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import data
-import plots
-from checkpoint import load_checkpoint
-from configurator import configure, run
+from common import plots
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, run
 from results import runs, table
 from results.depth import CALC, folder_of
 from results.rows import load, pick

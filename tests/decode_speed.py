@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from checkpoint import load_checkpoint  # noqa: E402
-from configurator import configure, run  # noqa: E402
+from common.checkpoint import load_checkpoint  # noqa: E402
+from common.configurator import configure, run  # noqa: E402
 from decode import compile_one_token, make_cache, one_token, prefill, stream  # noqa: E402
 from exits import make_exit  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402

@@ -21,8 +21,8 @@ import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
-from checkpoint import load_checkpoint  # noqa: E402
-from configurator import configure, run  # noqa: E402
+from common.checkpoint import load_checkpoint  # noqa: E402
+from common.configurator import configure, run  # noqa: E402
 from data import make  # noqa: E402
 
 # ------------------------------------------------------------------------------------------------

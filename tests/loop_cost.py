@@ -14,7 +14,7 @@ import time
 import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from configurator import configure, run  # noqa: E402
+from common.configurator import configure, run  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 # ------------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import torch
 from conftest import SYSTEMS, TAUS
 from test_train import TINY, make_book, trained
 
-import throughput
-from batching import Batch, fullest, in_step, serve
 from decode import stream
 from exits import make_exit
-from serving import Request, answer
+from serving import throughput
+from serving.batching import Batch, fullest, in_step, serve
+from serving.requests import Request, answer
 
 RULES = [None, 'kl', 'accel', 'norm, past', 'accel, past']
 

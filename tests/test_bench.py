@@ -15,8 +15,8 @@ import data
 import exits
 import latency
 import memory
-import plots
-from checkpoint import load_checkpoint
+from common import plots
+from common.checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 from model import GPT
 

@@ -9,7 +9,7 @@ import pytest
 import calibrate
 import data
 import quality
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from exits import make_exit
 
 

@@ -12,8 +12,8 @@ import test_train
 import torch
 from test_train import TINY, refused, same_weights, saved, trained
 
-import checkpoint
-from checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from common import checkpoint
+from common.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 
 # fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
 here, whole = test_train.here, test_train.whole

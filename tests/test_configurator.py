@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import configurator
-from configurator import adopt, configure, pick_device, plain
+from common import configurator
+from common.configurator import adopt, configure, pick_device, plain
 
 SCRIPT = '''"""A script with knobs."""
-from configurator import configure
+from common.configurator import configure
 # ---
 rate = 1e-3                 # how fast
 count = 3                   # how many
@@ -32,7 +32,7 @@ DEFAULTS = dict(
     rate=1e-3, count=3, name='x', layers=[[1]], on=False, top=None, loops=None, maybe=None)
 
 FAILING_SCRIPT = '''
-from configurator import configure, run
+from common.configurator import configure, run
 batch_size = 8
 n_embd = 64
 error = ''

@@ -9,7 +9,7 @@ from conftest import TAUS
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from decode import compile_one_token, make_cache, one_token, prefill, stream, window
 from exits import make_exit
 from tasks import Problems

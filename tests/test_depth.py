@@ -9,8 +9,8 @@ from conftest import ROOT
 from test_results import Inline
 
 import data
-import plots
 import tasks
+from common import plots
 from results import claims, depth, runs, table
 from results.rows import load
 

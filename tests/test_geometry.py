@@ -11,7 +11,7 @@ from test_train import TINY
 import data
 import geometry as geo
 import memory
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from model import GPT, GPTConfig
 
 FIGURES = ['accel_hat', 'contraction', 'convergence', 'figure_1', 'figure_2', 'figure_3a',

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from optim import Muon, make_optimizers, move_average
+from common.optim import Muon, make_optimizers, move_average
 
 HOW = (3e-3, 0.1, (0.9, 0.95))
 

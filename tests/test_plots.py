@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, TAUS
 
-import plots
+from common import plots
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from test_train import TINY
 import calibrate
 import data
 import tasks
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from results import claims, measure, questions, run, runs, table, waves
 from results.rows import load
 

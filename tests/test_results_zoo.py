@@ -8,8 +8,8 @@ from conftest import ROOT
 from test_results import Inline
 
 import data
-import plots
 import tasks
+from common import plots
 from results import runs, table
 from results import zoo as figures
 from results import zoo_table as tables

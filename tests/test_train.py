@@ -17,9 +17,9 @@ from conftest import ROOT, run
 
 import data
 import memory
-import plots
 import train
-from checkpoint import load_checkpoint
+from common import plots
+from common.checkpoint import load_checkpoint
 from loops import derived_seed, sample_n_loop
 from model import GPT
 

@@ -20,11 +20,11 @@ from test_encoding import make_tokenizer_json
 from test_train import make_book
 
 import geometry
-from batching import serve
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from decode import stream
 from exits import make_exit
-from serving import Request
+from serving.batching import serve
+from serving.requests import Request
 from zoo import huginn, ouro
 
 GOLDEN = os.path.join(ROOT, 'tests', 'golden')

@@ -11,7 +11,7 @@ import torch
 from conftest import SYSTEMS
 from test_train import TINY, make_book, trained
 
-from checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint
 from zoo import etd, ouro
 
 

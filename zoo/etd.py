@@ -31,11 +31,11 @@ import torch
 from torch.nn import functional as F
 
 import data
-import plots
-from checkpoint import load_checkpoint, save_checkpoint
-from configurator import configure, pick_device, run
+from common import plots
+from common.checkpoint import load_checkpoint, save_checkpoint
+from common.configurator import configure, pick_device, run
+from common.log import evaluate
 from model import GPT, GPTConfig
-from watch import evaluate
 
 # -------------------------------------------------------------------------------------------------
 init_from = 'out-plain/ckpt.pt'     # a model without groups

@@ -20,7 +20,7 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from configurator import configure, run
+from common.configurator import configure, run
 from model import GPTConfig
 from zoo.public import Piece, load, read_config
 

@@ -27,7 +27,7 @@ import sys
 import torch
 from torch.nn import functional as F
 
-from configurator import configure, run, stop
+from common.configurator import configure, run, stop
 from model import GPTConfig
 from zoo.public import Piece, load, read_config
 

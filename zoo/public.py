@@ -19,7 +19,7 @@ from typing import Callable
 import torch
 from safetensors import SafetensorError, safe_open
 
-from checkpoint import save_checkpoint
+from common.checkpoint import save_checkpoint
 from memory import require
 from model import GPT
 

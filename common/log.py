@@ -18,8 +18,8 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 
+from common.distributed import RANK, WORLD, add_up, any_asked, say
 from memory import block_weights, windows_at_once
-from processes import RANK, WORLD, add_up, any_asked, say
 
 # bf16, dense, by the makers' data sheets
 PEAK_TFLOPS = {'H200': 989, 'H100': 989, 'A100': 312, 'L40S': 362, 'RTX 4090': 165}
@@ -173,7 +173,7 @@ def report_depth(run, text, loops, dev, autocast, out_dir):
     """by_depth as a table on the screen (depths across, loops down), depth.csv and depth.png."""
     if RANK:
         return
-    import plots  # here, since matplotlib takes a second to import
+    from common import plots  # here, since matplotlib takes a second to import
     rows = by_depth(run.model, text, loops, dev, autocast)
     plots.depth(rows, os.path.join(out_dir, 'depth.png'))
     depths = sorted({row['depth'] for row in rows})

@@ -12,7 +12,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from configurator import pick_device
+from common.configurator import pick_device
 
 RANK, WORLD, LOCAL_RANK = (int(os.environ.get(name, default)) for name, default in
                            (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))

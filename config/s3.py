@@ -1,7 +1,7 @@
 # The running product in S3, with resets (tasks.py). On top of config/calc.py:
-#   python train.py config/calc.py config/group.py
+#   python train.py config/calc.py config/s3.py
 dataset = 'group'
-out_dir = 'out-group'
+out_dir = 'out-s3'
 block_size = 24
 n_layer = 4
 groups = [[1, 2]]

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from configurator import adopt
+from common.configurator import adopt
+from common.distributed import say
 from model import GPT, GPTConfig
-from processes import say
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import data
 import memory
 import tasks
-import watch
+from common import log as watch
 
 
 @pytest.fixture

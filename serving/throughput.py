@@ -23,9 +23,9 @@ from statistics import median
 import numpy as np
 import torch
 
-import plots
+from common import plots
 from decode import stream
-from serving import Request
+from serving.requests import Request
 
 CONTEXTS, DEPTHS = (0.25, 0.5, 0.75), (1, 2, 4, 8)     # shares of a block; fixed loops
 

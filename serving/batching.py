@@ -34,8 +34,8 @@ import torch
 
 import data
 from cache import Span
-from checkpoint import load_checkpoint
-from configurator import configure, pick_device, run
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, pick_device, run
 from decode import distribution, make_cache, window
 from exits import make_exit
 from loops import RecurrentGroup
@@ -270,7 +270,9 @@ def serve(model, requests, slots=32, n_loop=None, exit=None, cache='latest', noi
 
 
 def main():
-    import throughput  # here, since it draws figures, and matplotlib takes a second to import
+    from serving import (
+        throughput,  # here, since it draws figures, and matplotlib takes a second to import
+    )
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
     throughput.check_knobs(config, model.config.block_size)
