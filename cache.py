@@ -1,35 +1,36 @@
 """
-Keys and values of every loop step, and the places where tokens stand.
+The KV cache: keys and values of every loop step, and the positions of new tokens.
 
-Not run by itself: loops.py and decode.py hand the `update` of a KeysValues to each attention.
+    python cache.py                     slots and bytes of each policy, and what a new token reads
+    python cache.py config/groups.py    the same for the paper's model
 
 One layer that runs K times makes K different keys for one token, one from each iterate. When a
-whole sequence loops side by side, a token at step k meets the others at their step k. Decoding
-token by token must meet the same keys, and so the cache has a slot for each loop step:
+whole sequence loops side by side, a token at step k attends to the others at their step k. Decoding
+token by token must read the same keys, and so the cache has a slot for each loop step:
 
                   token 0   token 1   token 2 (new)
     slot 0, k=1   key 1     key 1     writes its key 1 here, and reads this line at its step 1
     slot 1, k=2   key 2     key 2     ... at its step 2
-    slot 2, k=3   key 3     key 2     token 1 stopped after step 2: its key 2 stands here too
+    slot 2, k=3   key 3     key 2     token 1 exited after step 2: a copy of its key 2
 
-So a token at step k meets every earlier one at step min(k, the last step that was evaluated on that
-one; `accel` evaluates one more than it keeps). That is the policy `exact`. With fewer slots than
-steps (`ring`, Geiping 5; `latest` has one slot) step k goes to slot (k - 1) % slots: less memory
-and another path, since older steps are written over.
+So a token at step k reads each earlier token at step min(k, the last step that was evaluated for
+it; `accel` evaluates one more than it keeps). That is the policy `exact`. With fewer slots than
+steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % slots. That takes
+less memory and changes the result, because older steps are overwritten.
 
-A sequence looks for states x = f(x) in which a token's state depends on those before it, so a
-policy is a scheme to solve that by iteration:
+The model looks for states x = f(x) in which a token's state depends on those before it, so a cache
+policy is an iteration scheme:
 
-    exact     at step k all tokens as they were at step k             Jacobi
-    latest    the earlier tokens as they are at the end, settled      Gauss-Seidel
-    ring      something in between
+    exact     at step k all tokens as they were at step k                 Jacobi
+    latest    the earlier tokens as they were at their last step          Gauss-Seidel
+    ring      in between
 
-Where loops are path independent all end at the same fixed point. They differ in memory, and in the
-steps to get there: what has to pass through many tokens moves on by one block map a step with
-`exact`, while with `latest` a new token finds it beside it.
+Where loops are path independent, all three reach the same fixed point. They differ in memory and in
+the number of steps. With `exact`, information that has to pass through many tokens moves on by one
+block map a step; with `latest` it is already there when a new token begins.
 
     B, b     rows of the batch; those of them that still loop
-    T, end   new tokens; all tokens up to and with them
+    T, end   new tokens; all tokens up to and including them
     H, D     heads; width of a head
     k        the loop step, from 1; a layer outside the groups has step 1 alone
 """
@@ -37,9 +38,17 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn as nn
 
+from common.configurator import configure, run
 from exits import wait_for_past
+
+# -------------------------------------------------------------------------------------------------
+n_layer = 6
+n_embd = 96
+groups = [[1], [2, 3], [4]]
+n_loop = 8                  # loop steps of each group
+ring = 4                    # slots of the policy ring
+# -------------------------------------------------------------------------------------------------
 
 
 class Span:
@@ -48,8 +57,8 @@ class Span:
 
     start: an int, or for T = 1 a list with the position in each row.
     pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
-    mask (1 or B, 1, T, end): what each new token may see. None where no mask is needed: a single
-    token sees all that is there, and a sequence from position 0 on is plainly causal.
+    mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
+    single token reads all that is there, and a sequence from position 0 on is plainly causal.
     """
 
     def __init__(self, start=0, T=1, device='cpu'):
@@ -65,31 +74,6 @@ class Span:
         if self.ragged or T > 1 and self.start > 0:
             visible = torch.arange(self.end, device=device) <= self.pos[..., None]
             self.mask = visible.view(-1, 1, T, self.end)                # (1 or B, 1, T, end)
-
-
-class Rotary(nn.Module):
-    """Rotary positions: adjacent pairs (x0, x1), (x2, x3), ... turned by position times speed."""
-
-    def __init__(self, config):
-        super().__init__()
-        D = config.n_embd // config.n_head
-        # on the CPU, also where the weights are shapes alone (checkpoint.py)
-        place, pair = (torch.arange(n, device='cpu') for n in (config.block_size, D // 2))
-        angle = place[:, None] * config.rope_base ** -(2 * pair / D)        # (block_size, D / 2)
-        self.register_buffer('cos', angle.cos(), persistent=False)
-        self.register_buffer('sin', angle.sin(), persistent=False)
-
-    def forward(self, x, pos):
-        """x (B, H, T, D), in float32 inside. pos (T,) or (B, T); None = 0 ... T - 1."""
-        pos = slice(x.shape[2]) if pos is None else pos[:, None] if pos.dim() == 2 else pos
-        cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
-        pairs = x.float().unflatten(-1, (-1, 2))                    # (B, H, T, D / 2, 2)
-        if torch.compiler.is_compiling():       # it knows no complex numbers, and fuses these
-            x0, x1 = pairs.unbind(-1)
-            turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
-        else:                                   # the same, in a quarter of the time on a CPU
-            turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
-        return turned.flatten(-2).to(x.dtype)
 
 
 class KeysValues:
@@ -109,9 +93,9 @@ class KeysValues:
         Write what the new tokens have at loop step k, and read what is there for all tokens so far.
 
         keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
-        k: the same for all, or (b,), where rows are at steps of their own and `rows` says which.
+        k: the same for all, or (b,) where each of `rows` is at a step of its own.
         rows (b,): which rows these are, None for all. active (b, T): the tokens that still loop,
-        None for all; a token that has stopped keeps what its last block map left in the slots.
+        None for all; a token that has exited keeps what its last block map left in the slots.
         """
         if self.keys is None:
             B, H, _, D = keys.shape
@@ -121,9 +105,9 @@ class KeysValues:
         b = slice(None) if rows is None else rows
         new = slice(span.start, span.end)
         if active is not None:
-            # with a slot for each step, what a stopped token left moves on from slot to slot; in a
-            # shorter ring each slot keeps what was last written there. (Ragged rows have one token
-            # each, so that a row of theirs leaves as a whole, and active is None.)
+            # with a slot for each step, what a token that exited left is copied from slot to slot;
+            # in a shorter ring each slot keeps what was written last. (Ragged rows have one token
+            # each, so that such a row leaves the batch as a whole and active is None.)
             last = k - 2 if 1 < k <= self.slots else slot
             active = active[:, None, :, None]
             keys = torch.where(active, keys, self.keys[last, b, :, new])
@@ -136,10 +120,10 @@ class KeysValues:
             self.keys[slot, b, :, new] = keys
             self.values[slot, b, :, new] = values
         mask = span.mask
-        if rows is not None and mask is not None and len(mask) > 1:
-            mask = mask[rows]
         if rows is None:
             return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end], mask
+        if mask is not None and len(mask) > 1:
+            mask = mask[rows]
         # slots and rows as one dimension: to select from it is the fastest copy
         at = slot * self.keys.shape[1] + rows
         keys, values = (store.flatten(0, 1)[:, :, :span.end].index_select(0, at)
@@ -147,11 +131,11 @@ class KeysValues:
         return keys, values, mask
 
     def at(self, **where):
-        """The hook for attention, keys, values -> all keys, all values, mask; where: see update."""
+        """The hook for attention: keys, values -> all keys, all values, mask; where: see update."""
         return partial(self.update, **where)
 
     def fill(self, rows, k, span):
-        """Rows (None for all) stop after step k: it stands for the later steps in their slots."""
+        """Rows (None for all) exit after step k: copy its keys to the slots of later steps."""
         if k >= self.slots:
             return
         for store in (self.keys, self.values):
@@ -167,11 +151,6 @@ class KeysValues:
         row = torch.arange(len(span.pos), device=self.keys.device) if rows is None else rows
         return row, span.pos[row, 0]
 
-    def views(self, span, k):
-        """What one new token a row will read at step k, (B, H, end, D) each, itself the last."""
-        slot = (k - 1) % self.slots
-        return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end]
-
     def keep_rows(self, rows):
         """Forget all but these rows of the batch."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
@@ -181,48 +160,66 @@ class KeysValues:
 
 class Signals:
     """
-    For rules that wait for the past: the largest signal of the tokens of a row up to each place, of
-    those that looped at each step, (rows, 1 + T_max, k_max); -inf where there was none. Places
-    count from 1, so that there is one before the first token.
+    For rules that wait for the past: at each loop step the largest signal of the tokens up to each
+    place of a row that looped then, (B, 1 + T_max, k_max); -inf where there was none. Places count
+    from 1, so that there is one before the first token.
 
-    So a token that comes alone waits as it would beside the others. Only `exact` has them: `latest`
-    shows a new token the others as they ended, and there is nothing to wait for.
+    With them a token that comes alone waits as it would beside the others. Only `exact` has them:
+    `latest` shows a new token the others at their last step, so there is nothing to wait for.
     """
 
     def __init__(self, T_max, k_max):
         self.shape, self.largest = (1 + T_max, k_max), None
 
-    def begin(self, span, rows):
-        """A pass over new tokens; what an earlier one left at their places is forgotten."""
+    def begin(self, span, B):
+        """A pass over new tokens of B rows: forget what an earlier pass left at their places."""
         if self.largest is None:
-            self.largest = np.full((rows, *self.shape), -np.inf, dtype=np.float32)
-        self.lone = rows == 1 and span.end == span.start + 1
-        if self.lone:       # one token, in a fraction of the time
-            self.earlier = self.largest[0, span.start].tolist()             # (k_max,)
-            self.new = self.largest[0, span.end]
-            self.new.fill(-np.inf)
-            return
-        row, place = np.arange(rows)[:, None], span.starts[:, None]
-        self.ragged = (row, place + 1) if span.ragged else None
-        if span.ragged:
-            self.earlier = self.largest[row, place]                         # (rows, 1, k_max)
-            self.largest[self.ragged] = -np.inf
-        else:
-            self.earlier = self.largest[:, span.start:span.start + 1]       # (rows, 1, k_max)
-            self.new = self.largest[:, span.start + 1:span.end + 1]         # (rows, T, k_max)
-            self.new.fill(-np.inf)
+            self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
+        T = 1 if span.ragged else span.end - span.start
+        self.before = np.broadcast_to(span.starts[:, None], (B, 1))     # the place before the first
+        self.new = self.before + 1 + np.arange(T)                               # (B, T)
+        self.largest[np.arange(B)[:, None], self.new] = -np.inf
 
-    def wait(self, value, active, k, looping):
-        """wait_for_past of the rows looping (b,) at step k, for earlier passes too; it is kept."""
-        if self.lone:
-            value = max(value, self.earlier[k - 1])
-            self.new[k - 1] = value
-            return value
-        rows = slice(None) if len(looping) == len(self.largest) else looping
-        value = wait_for_past(value, active, self.earlier[rows, :, k - 1])
-        if self.ragged:
-            row, place = self.ragged
-            self.largest[row[rows], place[rows], k - 1] = value
-        else:
-            self.new[rows, :, k - 1] = value
+    def wait(self, value, active, k, rows):
+        """exits.wait_for_past for rows (b,) at step k, with earlier passes; the result is kept."""
+        row = rows[:, None]
+        value = wait_for_past(value, active, self.largest[row, self.before[rows], k - 1])
+        self.largest[row, self.new[rows], k - 1] = value
         return value
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+def main():
+    from decode import POLICIES, make_cache
+    from model import GPT, GPTConfig
+    with torch.device('meta'):          # shapes alone
+        model = GPT(GPTConfig(n_layer=n_layer, n_head=1, n_embd=n_embd, groups=groups))
+    print(f'{n_layer} layers, width {n_embd}, groups {groups}, {n_loop} loop steps of each group')
+    print('\npolicy   slots of a looped layer   slots in all   bytes a token in float32')
+    for policy in POLICIES:
+        cache = make_cache(model, [n_loop] * len(groups), policy, ring)
+        slots = [layer.slots for layers in cache for layer in layers]
+        print(f'{policy:8s} {max(slots):23d} {sum(slots):14d} {sum(slots) * 2 * n_embd * 4:26,}')
+
+    print(f'\nwhat a new token reads of two earlier ones, which exited after {max(1, n_loop // 2)} '
+          f'and {n_loop} steps:\npolicy   at its step  ' +
+          ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
+    for policy in POLICIES:
+        slots = dict(exact=n_loop, ring=min(ring, n_loop), latest=1)[policy]
+        kept = KeysValues(slots, 3)
+        for position, exited in enumerate((max(1, n_loop // 2), n_loop)):
+            for k in range(1, exited + 1):      # a key that says which step it is of
+                key = torch.full((1, 1, 1, 1), float(k))
+                kept.update(key, key, Span(position), k)
+            kept.fill(None, exited, Span(position))
+        reads = []
+        for k in range(1, n_loop + 1):
+            keys, _, _ = kept.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), k)
+            reads.append(','.join(str(int(step)) for step in keys[0, 0, :2, 0]))
+        print(f'{policy:8s} reads steps   ' + ' '.join(f'{what:>5s}' for what in reads))
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)

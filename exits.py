@@ -1,21 +1,24 @@
 """
 Exit rules: when may a token stop looping?
 
-Not run by itself. `algorithm_1` is the paper's Algorithm 1 line by line, for one state. The model
-uses `loop_until_exit`: any rule on many tokens at once, each for itself or waiting for those before
-it. With `accel`, for itself, and a block map that treats tokens apart, the two agree.
+    python exits.py                     every rule on a spiral and on one token of a model
+    python exits.py --tau=0.05 --shrink=0.8
+
+`algorithm_1` is the paper's Algorithm 1, line by line, for one state. The model calls
+`loop_until_exit`, which runs any rule on many tokens at once. Both agree where the block map treats
+each token by itself. `Exit.decide` is the one place where it is decided who exits.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
     k        the loop step, from 1
-    x0, x1   the state before and after step k; float32
+    x0, x1   the state before and after step k, float32
     delta    x1 - x0, the update (Eq. 1)
     B, T     rows and tokens of a pass
-    b        rows of which some token still loops
+    b        rows that still loop
 """
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf, isnan
 from numbers import Real
 from typing import Callable
 
@@ -23,7 +26,15 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-from common.configurator import imported
+from common.configurator import configure, imported, run
+
+# -------------------------------------------------------------------------------------------------
+tau: float | None = None    # threshold of all rules; None = one for each that shows what it does
+n_loop = 16                 # budget of loop steps
+shrink = 0.7                # the spiral: each step multiplies the length by this ...
+turn = 60.0                 # ... and turns by so many degrees
+seed = 0                    # of the model's weights and its token
+# -------------------------------------------------------------------------------------------------
 
 EPS = 1e-8
 
@@ -46,39 +57,39 @@ def algorithm_1(f, x0, tau, k_max):
     return x0, k                                        # line 17: x_star
 
 
-# signals: (x0, x1, memo, readout) -> (value, memo) -----------------------------------------------
+# signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
 #
 #     x0, x1    (..., C)
-#     memo      whatever the next step needs of this one; None at the first step
-#     readout   state (..., C) -> logits (..., V)
+#     memo      what the next step needs of this one; None at the first step
+#     read      state (..., C) -> logits (..., V), see Exit.reads
 #     value     (...), or None while it is undefined
 
-def norm(x0, x1, memo, readout):
+def norm(x0, x1, memo, read):
     """Eq. 3, the step norm."""
     return vector_norm(x1 - x0, dim=-1), None
 
 
-def norm_rel(x0, x1, memo, readout):
+def norm_rel(x0, x1, memo, read):
     """The step norm over the norm of the state that the step started from (below Eq. 3)."""
     return vector_norm(x1 - x0, dim=-1) / (vector_norm(x0, dim=-1) + EPS), None
 
 
-def kl(x0, x1, memo, readout):
+def kl(x0, x1, memo, read):
     """Eq. 4: KL(p^(k) || p^(k-1)) in nats; memo holds log p^(k)."""
     # paper silent: which logits inside an early group: ln_f and the tied head (a logit lens)
-    log_p0 = readout(x0).float().log_softmax(-1) if memo is None else memo
-    log_p1 = readout(x1).float().log_softmax(-1)
+    log_p0 = read(x0).float().log_softmax(-1) if memo is None else memo
+    log_p1 = read(x1).float().log_softmax(-1)
     divergence = (log_p1.exp() * (log_p1 - log_p0)).sum(-1)
     return divergence.clamp(min=0), log_p1          # rounding must not make it negative
 
 
-def accel(x0, x1, memo, readout):
+def accel(x0, x1, memo, read):
     """Eq. 5, the acceleration; memo holds the update, in this rule and the next two."""
     delta = x1 - x0
     return None if memo is None else vector_norm(delta - memo, dim=-1), delta
 
 
-def accel_hat(x0, x1, memo, readout):
+def accel_hat(x0, x1, memo, read):
     """Eq. 6: over the norms of both updates, and so in [0, 1] by the triangle inequality."""
     delta = x1 - x0
     if memo is None:
@@ -87,7 +98,7 @@ def accel_hat(x0, x1, memo, readout):
     return vector_norm(delta - memo, dim=-1) / (norms + EPS), delta
 
 
-def accel_rel(x0, x1, memo, readout):
+def accel_rel(x0, x1, memo, read):
     """The acceleration over the norm of the state: a denominator "based on ... activations"."""
     delta = x1 - x0
     if memo is None:
@@ -95,174 +106,222 @@ def accel_rel(x0, x1, memo, readout):
     return vector_norm(delta - memo, dim=-1) / (vector_norm(x0, dim=-1) + EPS), delta
 
 
-def gate(x0, x1, memo, readout):
-    """Ouro: the share of the exit probability that is left after k steps, prod (1 - lambda)."""
-    goes_on = torch.sigmoid(-readout(x1).float()).squeeze(-1)       # 1 - lambda, of the gate
-    left = goes_on if memo is None else memo * goes_on
-    return left, left
-
-
-# name: (signal, hits: small values in a row that let a token go, keep: the step that triggered?,
-#        and where they differ from 'lens' and 1e-2: what it reads, its usual tau)
-EXITS = {
-    'norm': (norm, 1, True),
-    'norm_rel': (norm_rel, 1, True),
-    'kl': (kl, 1, True),
-    'accel': (accel, 2, False),
-    'accel_hat': (accel_hat, 2, False),
-    'accel_rel': (accel_rel, 2, False),
-}
-# for models that have what it reads
-LEARNED = {'gate': (gate, 1, True, 'gate', 0.5)}
-
+# rules --------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Exit:
     """
-    A rule: a token goes once its signal has been below tau for `hits` steps in a row.
+    A rule: a token exits once its signal has been below tau for `hits` loop steps in a row.
 
-    keep: whether it takes the state of the step that triggered, or the one before. past: does it
-    wait_for_past? reads: what its `readout` is, the logits by ln_f and head ('lens'), by way of the
-    coda's layers ('coda') or the model's 'gate'; with 'coda', or 'row', where a row leaves as one,
-    a pass over a whole row is not what decoding gives. A rule remembers nothing of a pass.
+    keep: does the token keep the step that triggered? Algorithm 1 returns the state before it.
+    past: wait for the past, see wait_for_past.
+    reads: the model's method (state, rows, span, cache) -> what the signal gets as `read`. readout
+    is ln_f and the head, through_coda goes through the last layers first.
+    by_row: all tokens of a row exit together, so that a pass over a whole sequence is not what
+    decoding gives. A rule object remembers nothing of a pass and can be used for any number.
     """
-    name: str
-    tau: float
     signal: Callable
-    hits: int
-    keep: bool
+    tau: float = 1e-2
+    hits: int = 1
+    keep: bool = True
     past: bool = False
-    reads: str = 'lens'
+    reads: str = 'readout'
+    by_row: bool = False
+    name: str = ''
+
+    def decide(self, value, hits, last=False):
+        """
+        The exit decision, Algorithm 1 lines 5 to 14, for any number of tokens at once.
+
+        value: their signals, an array or a number, None while it is undefined. hits: how many small
+        values in a row each has had. last: is this the last step of the budget? Returns
+        (hits, exits, takes): the new hits, who exits now, and who takes the new state x1.
+        """
+        if value is None:
+            return 0, last, True
+        hits = (hits + 1) * (value < self.tau)
+        triggered = hits >= self.hits
+        return hits, triggered | last, self.keep | np.logical_not(triggered)
+
+
+# the paper's rules and two of ours; another one is a signal and a line here
+EXITS = {
+    'norm': Exit(norm),
+    'norm_rel': Exit(norm_rel),
+    'kl': Exit(kl),
+    'accel': Exit(accel, hits=2, keep=False),
+    'accel_hat': Exit(accel_hat, hits=2, keep=False),
+    'accel_rel': Exit(accel_rel, hits=2, keep=False),
+}
 
 
 def make_exit(name, tau=None, hits=None, keep=None, past=False):
     """
-    The rule called `name` (of EXITS, or MODULE:NAME, of the EXITS in another file) at threshold
-    tau >= 0, None = the rule's usual one.
+    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file.
 
-    hits and keep replace the rule's own. past: wait for the past, see wait_for_past. ValueError for
-    an unknown name, or a tau or hits that is out of range.
+    tau >= 0, hits and keep replace the rule's own where they are given. past: wait for the past.
+    ValueError for an unknown name, or a tau or hits that is out of range.
     """
     file, colon, short = name.rpartition(':')
-    known = imported(f'{file}:EXITS', 'rules', 'zoo.huginn:kl') if colon else EXITS | LEARNED
+    known = imported(f'{file}:EXITS', 'rules', 'zoo.huginn:kl') if colon else EXITS
     if not isinstance(known, dict) or short not in known:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
-    signal, own_hits, own_keep, *more = known[short]
-    reads, own_tau = more or ('lens', 1e-2)
-    tau = own_tau if tau is None else tau
-    if isinstance(tau, bool) or not isinstance(tau, Real) or isnan(tau) or tau < 0:
+    rule = known[short]
+    tau = rule.tau if tau is None else tau
+    if isinstance(tau, bool) or not isinstance(tau, Real) or math.isnan(tau) or tau < 0:
         raise ValueError(f'tau must be a number >= 0, not {tau!r}: the paper sweeps 1e-5 to 1e-2')
     if hits is not None and hits < 1:
         raise ValueError(f'hits must be at least 1, not {hits!r}')
-    # the signals are float32, in which a larger tau is infinite
-    tau = float(tau) if tau < 3e38 else inf
-    return Exit(name, tau, signal, own_hits if hits is None else hits,
-                own_keep if keep is None else keep, past, reads)
+    return replace(
+        rule, name=name, past=past,
+        tau=float(tau) if tau < 3e38 else math.inf,     # a larger number is infinite in float32
+        hits=rule.hits if hits is None else hits,
+        keep=rule.keep if keep is None else keep)
 
 
-# many tokens at once -----------------------------------------------------------------------------
-
-NO_HITS = np.zeros((), dtype=np.int64)
-
+# many tokens at once ------------------------------------------------------------------------------
 
 def wait_for_past(value, active, before=None):
     """
-    Each signal (b, T) -> the largest among it and those of earlier tokens that still loop: one that
-    stands still may be waiting for them. before (b, 1): of earlier passes, see cache.Signals.
+    Each token's signal (b, T) -> the largest among its own and those of earlier tokens of its row
+    that still loop (active): a token that has converged may only be waiting for their information.
+
+    before (b, 1): the largest signal of tokens of earlier passes, see cache.Signals.
     """
-    if active.shape[1] > 1:
-        value = np.maximum.accumulate(np.where(active, value, -inf), axis=1)
+    value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
     return value if before is None else np.maximum(value, before)
 
 
-def count_hits(value, hits, rule, k):
+def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: None, signals=None):
     """
-    How many small values in a row each token has had: (b, T), or NO_HITS where that is 0 for all.
-
-    value: the signal at step k, (b, T) or a number; hits: what this returned before.
-    """
-    lowest = value if isinstance(value, float) else value.min()     # NaN if there is one
-    if lowest >= rule.tau:
-        return NO_HITS
-    if isnan(lowest):
-        raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
-                         'in the model or its input')
-    return (hits + 1) * np.less(value, rule.tau)
-
-
-def loop_until_exit(step, x, k_max, rule, readout=None, on_leave=lambda rows, k: None,
-                    signals=None):
-    """
-    Loop every token until `rule` lets it go, at most k_max steps.
+    Loop each token until `rule` lets it exit, at most k_max steps.
 
     x (B, T, C) float32: the states x^(0). step(x, k, rows, active) -> the next states (b, T, C) of
-    the rows that still loop: x (b, T, C) are their states, rows (b,) their numbers, None for all;
-    active (b, T) their tokens that still loop, None for all. What step returns for a token that has
-    stopped is ignored. on_leave(rows, k): these rows (None for all) are done after k block maps.
-    signals: those of earlier passes, for a rule that waits for the past.
+    the rows that still loop. Here x (b, T, C) are their states, rows (b,) their numbers and active
+    (b, T) their tokens that still loop; None stands for all of them. read(x, rows): see Exit.
+    on_exit(rows, k): all tokens of these rows have exited, the last one at step k. signals: those
+    of earlier passes, for a rule that waits for the past.
 
-    Returns x_star (B, T, C), steps_used (B, T), the loop steps kept, and evals (B, T), the block
-    maps evaluated. ValueError where the signal is no number.
+    Returns x_star (B, T, C); steps_used (B, T), the loop steps kept; evals (B, T), the block maps
+    evaluated. ValueError if a signal is NaN.
     """
     B, T, _ = x.shape
     x_star = torch.empty_like(x)
     steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
-    # of the rows that still loop: their numbers, their looping tokens, and what the rule remembers
-    looping, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), NO_HITS, None
-    rows = mask = None          # looping and active on the device; None while that is all of them
+    rows, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), 0, None
     for k in range(1, k_max + 1):
-        # one block map, and what the rule says of it
-        x1 = step(x, k, rows, mask)
+        # one block map; a token that has exited keeps its state
+        on_rows = None if len(rows) == B else on_device(rows, x)
+        mask = None if active.all() else on_device(active, x)
+        x1 = step(x, k, on_rows, mask)
         if mask is not None:
             x1 = torch.where(mask[..., None], x1, x)
-        read = partial(readout, rows=rows) if rule.reads == 'coda' else readout
-        value, memo = rule.signal(x, x1, memo, read)
-        if value is not None:
-            # the one time in a step that the host waits for the device; a number needs no array
-            value = value.item() if value.numel() == 1 else value.numpy(force=True)
-            if rule.past:
-                value = (signals.wait(value, active, k, looping) if signals
-                         else wait_for_past(value, active))
-            hits = count_hits(value, hits, rule, k)
 
-        # the common step: no token has hits enough, and all go on
-        enough = active if hits is NO_HITS else active & (hits >= rule.hits)
-        if k < k_max and (hits is NO_HITS or not enough.any()):
+        # who exits, and who of them takes the new state?
+        value, memo = rule.signal(x, x1, memo, partial(read, rows=on_rows) if read else None)
+        value = on_host(value, rule, k)
+        if rule.past and value is not None:
+            value = signals.wait(value, active, k, rows) if signals else wait_for_past(value,
+                                                                                       active)
+        hits, exits, takes = rule.decide(value, hits, last=k == k_max)
+        exits = active & exits
+        if not exits.any():             # the common step
             x = x1
             continue
+        takes = np.broadcast_to(takes, exits.shape)
+        x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
+        row, token = exits.nonzero()
+        steps_used[rows[row], token] = k - 1 + takes[exits]
+        evals[rows[row], token] = k
+        active = active & ~exits
 
-        # these end here. Does a token take this step? Algorithm 1 breaks before x_0 <- x_1
-        ends = active if k == k_max else enough
-        takes = active if rule.keep or hits is NO_HITS else active & ~enough
-        if takes.all():
-            x = x1
-        elif takes.any():
-            x = torch.where(on_device(takes, x)[..., None], x1, x)
-        row, token = ends.nonzero()
-        steps_used[looping[row], token] = k - 1 + takes[row, token]
-        evals[looping[row], token] = k
-        active = active & ~ends
-
-        # a row leaves the batch with the last of its tokens
-        stays = active.any(axis=1)
-        if not stays.any() and len(looping) == B:       # all rows together
-            x_star = x
-            on_leave(None, k)
-            break
-        if not stays.all():
-            gone = on_device(looping[~stays], x)
-            x_star[gone] = x[on_device(np.flatnonzero(~stays), x)]
-            on_leave(gone, k)
-            if not stays.any():
+        # rows of which all tokens have exited leave the batch
+        stay = active.any(axis=1)
+        if not stay.all():
+            leave_batch(x_star, x, rows, stay, partial(on_exit, k=k))
+            if not stay.any():
                 break
-            staying = on_device(np.flatnonzero(stays), x)
-            looping, active, hits = looping[stays], active[stays], hits[stays]
+            rows, active, hits = rows[stay], active[stay], np.broadcast_to(hits, exits.shape)[stay]
+            staying = on_device(np.flatnonzero(stay), x)
             x, memo = x[staying], None if memo is None else memo[staying]
-            rows = on_device(looping, x)
-        mask = None if active.all() else on_device(active, x)
     return x_star, on_device(steps_used, x), on_device(evals, x)
 
 
+def leave_batch(x_star, x, rows, stay, on_exit):
+    """The states of those of the rows that do not stay -> x_star; on_exit is told which."""
+    if len(rows) == len(x_star) and not stay.any():     # all rows together, without an index
+        x_star.copy_(x)
+        on_exit(None)
+    else:
+        gone = on_device(rows[~stay], x)
+        x_star[gone] = x[on_device(np.flatnonzero(~stay), x)]
+        on_exit(gone)
+
+
+def on_host(value, rule, k):
+    """A signal as a number or a NumPy array; this waits for the device. ValueError for a NaN."""
+    if value is None:
+        return None
+    value = value.item() if value.numel() == 1 else value.numpy(force=True)
+    if np.isnan(value).any():
+        raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
+                         'in the model or its input')
+    return value
+
+
 def on_device(array, x):
-    """A numpy array where x is."""
-    return torch.from_numpy(array).to(x.device, non_blocking=True)
+    """A NumPy array where x is."""
+    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # of a view a copy
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+def show(title, states, read, taus):
+    """Print the signals of one token's states (K+1, C) by loop step, and where each rule exits."""
+    rules = {name: make_exit(name, taus[name] if tau is None else tau) for name in EXITS}
+    print(f'\n{title}\n    k' + ''.join(f'{name:>11s}' for name in rules))
+    memos = dict.fromkeys(rules)
+    for k in range(1, len(states)):
+        line = f'{k:5d}'
+        for name, rule in rules.items():
+            value, memos[name] = rule.signal(states[k - 1], states[k], memos[name], read)
+            line += ' ' * 11 if value is None else f'{value:11.2e}'
+        print(line)
+    used = [loop_until_exit(lambda x, k, *_: states[k].view(1, 1, -1), states[0].view(1, 1, -1),
+                            len(states) - 1, rule, lambda x, rows: read(x))[1:]
+            for rule in rules.values()]
+    print('  tau' + ''.join(f'{rule.tau:11g}' for rule in rules.values()))
+    for what, i in dict(kept=0, evals=1).items():
+        print(f'{what:>5s}' + ''.join(f'{one[i].item():11d}' for one in used))
+    return rules['accel']
+
+
+@torch.no_grad()
+def main():
+    # a spiral in the plane, whose two coordinates stand for logits
+    angle = math.radians(turn)
+    rotate = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    spiral = [torch.tensor([4.0, 0.0])]
+    for _ in range(n_loop):
+        spiral.append(shrink * rotate @ spiral[-1])
+    taus = dict(norm=0.2, norm_rel=0.5, kl=1e-2, accel=0.2, accel_hat=0.6, accel_rel=0.5)
+    rule = show(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees', torch.stack(spiral),
+                lambda x: x, taus)
+    _, k = algorithm_1(lambda x: shrink * rotate @ x, spiral[0], rule.tau, n_loop)
+    print(f'algorithm_1 at tau {rule.tau:g} keeps {k} steps: as `accel`')
+
+    # a token of a small model with random weights
+    from model import GPT, GPTConfig
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=3, n_head=2, n_embd=32,
+                          groups=[[1]])).eval()
+    trace = []
+    model(torch.randint(50, (1, 16)), n_loop=n_loop, trace=trace)
+    taus = dict(norm=0.1, norm_rel=0.02, kl=1e-6, accel=0.1, accel_hat=0.6, accel_rel=0.02)
+    show('the last token of a model with random weights', trace[0]['states'][:, 0, -1],
+         model.readout, taus)
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)

@@ -1,10 +1,13 @@
 """
 A group of layers that loops, its first state, and the draw of how often it loops.
 
-Not run by itself: model.py puts a RecurrentGroup into its list of layers. (B, T, C) -> (B, T, C).
+    python loops.py                     how often training loops, and how a group's steps shrink
+    python loops.py --mean_recurrence=12 --draw=uniform
+
+model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
 
     x = init_state(e)                       x^(0), noise
-    repeat n_loop times, or until the exit rule has let every token go:
+    repeat n_loop times, or until the exit rule has let every token exit:
         x = norm(core(adapter([x ; e])))    Geiping 3.2; the "block map" f of Algorithm 1
 
 Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (truncated
@@ -17,21 +20,27 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 """
 import hashlib
 import math
+from collections import Counter
 from functools import partial
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from cache import KeysValues, Span
+from common.configurator import configure, run
 from exits import loop_until_exit
-from linear import Linear
+
+# -------------------------------------------------------------------------------------------------
+mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
+draw = 'lognormal'          # lognormal (Geiping), uniform or fixed
+draws = 10000
+n_embd = 96                 # width of the group that is shown
+n_loop = 16                 # its loop steps
+seed = 0
+# -------------------------------------------------------------------------------------------------
 
 LOOP_DRAWS = ('lognormal', 'uniform', 'fixed')
-# another one: its name here, its weights in __init__, what it computes once a pass in `inject`, its
-# formula in `step`, its cost in watch.training_flops
-INJECTIONS = ('concat', 'add', 'none')
 
 
 def derived_seed(*key):
@@ -67,29 +76,29 @@ def truncated_noise(*shape, generator=None, device='cpu'):
 
 class RecurrentGroup(nn.Module):
     """
-    Looped layers `core` (a list of blocks), fed with `e` in every step.
+    Looped layers `core` (a list of blocks), which get `e` in every step.
 
     index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
     one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
+    Another injection is a name in GPTConfig, its weights here, what it computes once a pass in
+    `inject`, its formula in `step`, and its cost in model.flops_per_token.
     """
 
     def __init__(self, core, config, index=0):
         super().__init__()
         C = config.n_embd
         self.core = nn.ModuleList(core)
-        self.norm = nn.RMSNorm(C, eps=config.norm_eps) if config.loop_norm else nn.Identity()
+        self.norm = nn.RMSNorm(C, eps=1e-6)
         self.adapter = None
         if config.injection == 'concat':
-            self.adapter = Linear(2 * C, C, bias=False)
+            self.adapter = nn.Linear(2 * C, C, bias=False)
         self.index, self.block_size = index, config.block_size
         self.injection, self.norm_inside = config.injection, config.norm_inside
         self.bptt_k, self.step_noise = config.bptt_k, config.step_noise
         # paper silent: with injection 'none' nothing but x^(0) could bring the input in
         self.x0 = 'e' if config.injection == 'none' else config.x0
-        # for training, set by train.py: this process, how many there are, their noise, less memory
-        self.rank, self.world, self.generator, self.checkpoint_steps = 0, 1, None, False
-        # for decoding, set by decode.compile_one_token
-        self.compiled_step = None
+        # for training, set by train.py: rank, world size, noise generator
+        self.rank, self.world, self.generator = 0, 1, None
         self.tables, self.tables_of = {}, None
 
     def noise(self, like, k, noise_seed, pos):
@@ -121,12 +130,12 @@ class RecurrentGroup(nn.Module):
         return self.noise(e, 0, noise_seed, slice(e.shape[1]) if pos is None else pos)
 
     def inject(self, e):
-        """Once a pass, what no step changes: the adapter's weight on x, and e's share (B, T, C)."""
+        """What is the same in every step: the adapter's weight on x, and e's share (B, T, C)."""
         if self.injection != 'concat':
             return None, e
         on_x, on_e = self.adapter.weight.chunk(2, dim=1)                        # (C, C) each
         # under autocast a product is bf16, and the sum that it goes into is not
-        return on_x, F.linear(e.to(on_e.dtype), on_e).to(e.dtype)
+        return on_x, F.linear(e, on_e).to(e.dtype)
 
     def step(self, x, e, injected=None, updates=None, pos=None):
         """
@@ -138,7 +147,7 @@ class RecurrentGroup(nn.Module):
         on_x, share = self.inject(e) if injected is None else injected
         # x = adapter([x ; e]): e's half is the same in every step, so it is computed once
         if self.injection == 'concat':
-            x = F.linear(x.to(on_x.dtype), on_x).to(x.dtype) + share
+            x = F.linear(x, on_x).to(x.dtype) + share
         elif self.injection == 'add':
             x = x + share
         else:
@@ -154,10 +163,6 @@ class RecurrentGroup(nn.Module):
         # paper silent: noise in every step, which its own cosines rule out
         if self.step_noise:
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
-        # one token a row, all at the same position: the compiled step, if there is one
-        if self.compiled_step is not None and rows is None and active is None:
-            if x.shape[1] == 1 and caches and caches[0].keys is not None and not span.ragged:
-                return self.compiled_step(x, injected, [c.views(span, k) for c in caches], pos)
         # the step of the rows that still loop, with the keys and values of step k
         updates = None
         if caches is not None:
@@ -165,34 +170,31 @@ class RecurrentGroup(nn.Module):
         if rows is not None:
             on_x, share = injected
             injected = on_x, share[rows]
-        if self.checkpoint_steps and torch.is_grad_enabled():
-            # the noise came before: computed again, the step must see the same
-            return checkpoint(self.step, x, None, injected, updates, pos, use_reentrant=False)
         return self.step(x, None, injected, updates, pos)
 
     def loop(self, f, x, n_loop, states=None):
-        """n_loop steps from x, with gradients through the last bptt_k. states: a list to fill."""
+        """n_loop steps from x, with gradients through the last bptt_k. states: see `states_of`."""
         for k in range(1, n_loop + 1):
             # Geiping 3.3. e's share is computed before, so e has gradients whatever bptt_k is
             with_gradient = torch.is_grad_enabled() and k > n_loop - self.bptt_k
             with torch.set_grad_enabled(with_gradient):
                 x = f(x, k)
             if states is not None:
-                states.append(x)
+                states[k] = x
             if k == n_loop - self.bptt_k:
                 # weights that were cast to bf16 without gradient must not serve the steps with it
                 torch.clear_autocast_cache()
         return x
 
-    def forward(self, e, n_loop, exit=None, readout=None, noise_seed=0, span=None, caches=None,
+    def forward(self, e, n_loop, exit=None, read=None, noise_seed=0, span=None, caches=None,
                 x0=None, trace=None):
         """
         e (B, T, C) -> x (B, T, C), steps_used (B, T) loop steps kept, evals (B, T) block maps done.
 
-        n_loop: loop steps; with an exit rule its k_max. readout: state -> logits, for the KL rule.
-        span, caches: where the tokens stand, and the KeysValues of each layer of the core; None for
-        a pass over a whole sequence. x0: a first state in place of noise. trace: see model.GPT.
-        ValueError for an exit rule while training.
+        n_loop: loop steps; with an exit rule its k_max. read(x, rows): what the rule reads, see
+        GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer of the
+        core; None for a pass over a whole sequence. x0: a first state in place of noise.
+        trace: see model.GPT. ValueError for an exit rule while training.
         """
         if exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
@@ -207,25 +209,71 @@ class RecurrentGroup(nn.Module):
         f = partial(self.step_of_pass, injected=self.inject(e), noise_seed=noise_seed, span=span,
                     caches=caches)
 
-        # loop n_loop times, or until the rule has let every token go
+        # loop n_loop times, or until the rule has let every token exit
         states = None
         if exit is None:
-            states = [x] if trace is not None else None
+            states = states_of(x, n_loop, self.training) if trace is not None else None
             x = self.loop(f, x, n_loop, states)
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
-            def leave(rows, k):
+            def fill_slots(rows, k):
                 for c in caches:
                     c.fill(rows, k, span)
             signals = caches[0].signals if exit.past else None
             if signals:
                 signals.begin(span, B)
-            x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, readout, leave, signals)
+            x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, read, fill_slots, signals)
         if not self.norm_inside:
             x = self.norm(x)
 
-        if trace is not None:       # for whoever wants to look inside, or to train on what is there
-            look = torch.clone if self.training else torch.detach
-            states = states and look(torch.stack(states))                       # (K+1, B, T, C)
-            trace.append(dict(e=look(e), states=states, steps_used=steps_used, evals=evals))
+        if trace is not None:
+            if self.training:
+                states = torch.stack(states)        # with their gradients      (K+1, B, T, C)
+            elif states is not None:
+                e, states = e.detach(), states.detach()
+            trace.append(dict(e=e, states=states, steps_used=steps_used, evals=evals))
         return x, steps_used, evals
+
+
+def states_of(x, n_loop, training):
+    """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
+    # a list keeps gradients; one tensor, allocated at once, fails at once where memory is short
+    states = [x] * (n_loop + 1) if training else x.new_empty(n_loop + 1, *x.shape)
+    states[0] = x
+    return states
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+def bar(share):
+    return '#' * round(60 * share)
+
+
+@torch.no_grad()
+def main():
+    # how often training loops
+    if draw not in LOOP_DRAWS:
+        raise ValueError(f"unknown draw '{draw}': choose one of {', '.join(LOOP_DRAWS)}")
+    generator = torch.Generator().manual_seed(seed)
+    counts = Counter(sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(draws))
+    mean = sum(n * times for n, times in counts.items()) / draws
+    print(f'{draws} {draw} draws at r = {mean_recurrence:g}: mean {mean:.2f}, at most {max(counts)}')
+    for n in range(1, min(max(counts), round(4 * mean_recurrence) + 4) + 1):
+        print(f'{n:5d} {100 * counts[n] / draws:5.1f}% {bar(counts[n] / max(counts.values()))}')
+
+    # the steps of a looped group with random weights, mean over 16 tokens
+    from model import GPT, GPTConfig
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=3, n_head=2, n_embd=n_embd,
+                          groups=[[1]])).eval()
+    trace = []
+    model(torch.randint(64, (1, 16)), n_loop=n_loop, trace=trace)
+    norms = trace[0]['states'].diff(dim=0).norm(dim=-1).mean(dim=(1, 2)).tolist()       # (K,)
+    print(f'\nstep norms of a looped group, width {n_embd}, random weights')
+    for k, norm in enumerate(norms, start=1):
+        print(f'{k:5d} {norm:9.2e} {bar(max(0, 1 + math.log10(norm / norms[0]) / 5))}')
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)

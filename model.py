@@ -1,7 +1,8 @@
 """
-A recurrent-depth GPT: the model is a list of layers, some of them loop.
+A recurrent-depth GPT: the model is a list of layers, some of which loop.
 
-Not run by itself: train.py, sample.py, geometry.py and bench.py build it.
+    python model.py                         the paper's model: layers, parameters, depth, FLOPs
+    python model.py config/groups.py --n_embd=384
 
     idx -> (wte + wpe) * sqrt(C) -> each of h: Block | RecurrentGroup -> ln_f -> tied head -> logits
 
@@ -14,19 +15,20 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral
+from typing import Literal
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
 import decode
-from cache import Rotary, Span
-from checks import check_shape
-from linear import Linear
+from cache import Span
+from common.configurator import check_choices, configure, run
 from loops import RecurrentGroup, sample_n_loop
+
+MOST_LOOPS = 10_000
 
 
 @dataclass
@@ -41,30 +43,76 @@ class GPTConfig:
     bias: bool = False              # in the linear layers of attention and MLP
     # the layers that loop; paper silent: they count from 0
     groups: list = field(default_factory=lambda: [[4], [5, 6], [7]])
-    mean_recurrence: float = 12     # r of the lognormal-Poisson draw; its mean is r + 1
+    mean_recurrence: float = 12.0   # r of the lognormal-Poisson draw; its mean is r + 1
     bptt_k: int = 8                 # back-propagated loop steps of each group (Geiping 3.3)
-    injection: str = 'concat'       # 'concat' (the paper), 'add', 'none'
-    adapter_init: str = 'sum'       # 'sum': starts as x + e; 'random': Geiping
-    x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero', 'e'
+    injection: Literal['concat', 'add', 'none'] = 'concat'  # how e enters each step
+    adapter_init: Literal['sum', 'random'] = 'sum'  # 'sum': starts as x + e; 'random': Geiping
+    x0: Literal['noise', 'zero', 'e'] = 'noise'     # a group's first state; 'noise': Geiping
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     step_noise: float = 0.0         # noise added to the state before each step, in units of x^(0)'s
-    pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary'
+    pos: Literal['learned', 'rotary'] = 'learned'   # positions; 'learned': the paper
     rope_base: float = 10000.0      # of rotary positions: the slowest pair turns by about 1 / base
-    # other looped models differ in these
-    loop_norm: bool = True          # a group's own norm; False: none, its last block has one
-    sandwich: str = 'sum'           # the second norm: 'sum', n2(x + f(x)); 'branch', x + n2(f(x))
-    mlp: str = 'plain'              # 'plain', SiLU; 'gated', SiLU(first half) * second half
-    mlp_width: int | None = None    # None = 4 * n_embd
-    qk_bias: bool = False           # on queries and keys, before they are turned
-    norm_eps: float = 1e-6
-    scale_embedding: bool = True    # times sqrt(C)
-    last_norm: bool = True          # ln_f
-    tied: bool = True               # the head is the embedding
-    gate: bool = False              # a learned exit gate, see exits.gate
 
     def __post_init__(self):
-        check_shape(self)
-        self.groups = sorted(list(group) for group in self.groups)
+        """ValueError where the values do not fit together."""
+        check_choices({one.name: one.type for one in fields(self)}, vars(self))
+        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
+                     'bptt_k', 'rope_base'):
+            if not getattr(self, name) > 0:
+                raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
+        if self.n_embd % self.n_head:
+            raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+        if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
+            raise ValueError('rotary positions turn pairs: n_embd / n_head must be even, not '
+                             f'{self.n_embd // self.n_head}')
+        self.groups = checked_groups(self.groups, self.n_layer)
+
+
+def checked_groups(groups, n_layer):
+    """The groups, sorted. ValueError unless they are disjoint runs of layers 0 ... n_layer - 1."""
+    taken = set()
+    for group in groups:
+        are_numbers = isinstance(group, (list, tuple)) and all(isinstance(i, Integral)
+                                                               for i in group)
+        if not are_numbers or not group:
+            raise ValueError('a group is a list of layer numbers with at least one in it, '
+                             f'not {group!r}: groups = {groups}')
+        if list(group) != list(range(group[0], group[0] + len(group))):
+            raise ValueError(f'the layers of a group must follow one another, {list(group)} do '
+                             f'not: groups = {groups}')
+        if group[0] < 0 or group[-1] >= n_layer:
+            raise ValueError(f'group {list(group)} is out of range: n_layer = {n_layer}, '
+                             f'layers 0 to {n_layer - 1}')
+        if taken & set(group):
+            raise ValueError(f'groups overlap: layer {min(taken & set(group))} is in two of '
+                             f'{groups}')
+        taken |= set(group)
+    return sorted(list(group) for group in groups)
+
+
+class Rotary(nn.Module):
+    """Rotary positions: adjacent pairs (x0, x1), (x2, x3), ... turned by position times speed."""
+
+    def __init__(self, config):
+        super().__init__()
+        D = config.n_embd // config.n_head
+        # on the CPU, also where the weights are shapes alone (load_checkpoint)
+        place, pair = (torch.arange(n, device='cpu') for n in (config.block_size, D // 2))
+        angle = place[:, None] * config.rope_base ** -(2 * pair / D)        # (block_size, D / 2)
+        self.register_buffer('cos', angle.cos(), persistent=False)
+        self.register_buffer('sin', angle.sin(), persistent=False)
+
+    def forward(self, x, pos):
+        """x (B, H, T, D), in float32 inside. pos (T,) or (B, T); None = 0 ... T - 1."""
+        pos = slice(x.shape[2]) if pos is None else pos[:, None] if pos.dim() == 2 else pos
+        cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
+        pairs = x.float().unflatten(-1, (-1, 2))                    # (B, H, T, D / 2, 2)
+        if torch.compiler.is_compiling():       # it knows no complex numbers, and fuses these
+            x0, x1 = pairs.unbind(-1)
+            turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
+        else:                                   # the same, in a quarter of the time on a CPU
+            turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
+        return turned.flatten(-2).to(x.dtype)
 
 
 class CausalSelfAttention(nn.Module):
@@ -72,10 +120,13 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_head, self.dropout = config.n_head, config.dropout
-        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.qk_bias = nn.Parameter(torch.zeros(2 * config.n_embd)) if config.qk_bias else None
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
+
+    def qkv(self, x):
+        """x (B, T, C) -> queries, keys and values, before positions turn them (B, T, 3C)."""
+        return self.c_attn(x)
 
     def forward(self, x, update=None, pos=None):
         """
@@ -85,10 +136,7 @@ class CausalSelfAttention(nn.Module):
         from 0 ... T - 1.
         """
         B, T, C = x.shape
-        qkv = self.c_attn(x)                                                    # (B, T, 3C)
-        if self.qk_bias is not None:
-            qkv = qkv + F.pad(self.qk_bias, (0, C)).to(qkv.dtype)
-        qkv = qkv.view(B, T, 3, self.n_head, C // self.n_head)
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
         q, k, v = qkv.transpose(1, 3).unbind(2)                                 # (B, H, T, D) each
         if self.rotary is not None:
             q, k = self.rotary(q, pos), self.rotary(k, pos)
@@ -106,16 +154,11 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        width, self.gated = config.mlp_width or 4 * config.n_embd, config.mlp == 'gated'
-        self.c_fc = Linear(config.n_embd, width * (1 + self.gated), bias=config.bias)
-        self.c_proj = Linear(width, config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x):
-        x = self.c_fc(x)
-        if self.gated:
-            gate, up = x.chunk(2, dim=-1)
-            return self.c_proj(F.silu(gate) * up)
-        return self.c_proj(F.silu(x))
+        return self.c_proj(F.silu(self.c_fc(x)))
 
 
 class Block(nn.Module):
@@ -123,47 +166,49 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-                                              for _ in range(4))
-        self.norm_branch = config.sandwich == 'branch'
+        self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(config.n_embd, eps=1e-6) for _ in range(4))
         self.attn = CausalSelfAttention(config)
         self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x, update=None, pos=None):
-        y = self.drop(self.attn(self.n1(x), update, pos)).to(x.dtype)
-        x = x + self.n2(y) if self.norm_branch else self.n2(x + y)
-        y = self.drop(self.mlp(self.n3(x))).to(x.dtype)
-        x = x + self.n4(y) if self.norm_branch else self.n4(x + y)
+        x = self.n2(x + self.drop(self.attn(self.n1(x), update, pos)).to(x.dtype))
+        x = self.n4(x + self.drop(self.mlp(self.n3(x))).to(x.dtype))
         return x
 
 
 class GPT(nn.Module):
+    """
+    The paper's model. Another one is a subclass (zoo/): Config is the dataclass of its shape, block
+    the class of its layers, `build` makes its modules, and `rules` are exit rules of its own.
+    """
+    Config, block, rules = GPTConfig, Block, {}
 
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.build(config)
+        self.tie()
+        self.init_weights()
+
+    def build(self, config):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = None
         if config.pos == 'learned':
             self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         # each group takes the place of its layers, from the back so that layer numbers stay right
-        layers = [Block(config) for _ in range(config.n_layer)]
+        layers = [self.block(config) for _ in range(config.n_layer)]
         for index, group in reversed(list(enumerate(config.groups))):
             start, end = group[0], group[-1] + 1
             layers[start:end] = [RecurrentGroup(layers[start:end], config, index)]
         self.h = nn.ModuleList(layers)
-        norm = nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-        self.ln_f = norm if config.last_norm else nn.Identity()
-        self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
-        self.tie()
-        self.gate = nn.Linear(config.n_embd, 1) if config.gate else None
-        self.init_weights()
+        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def tie(self):
-        if self.config.tied:
-            self.lm_head.weight = self.wte.weight
+        """The head is the embedding; also called once weights have been loaded."""
+        self.lm_head.weight = self.wte.weight
 
     @property
     def groups(self):
@@ -171,22 +216,20 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Takase's init, as Geiping App. C.1 has it, with the effective depth l."""
+        """Takase's init, as Geiping App. C.1 has it. Norms and parameters of other kinds stay."""
         config = self.config
-        # l = single layers + r * looped layers: 8 + 12 * 4 = 56 for the paper's model
-        looped = sum(map(len, config.groups))
-        depth = config.n_layer - looped + config.mean_recurrence * looped
-        for name, p in self.named_parameters():
-            if name.endswith('bias'):
-                nn.init.zeros_(p)
-            elif p.dim() < 2:
-                nn.init.ones_(p)
-            else:
-                variance = 2 / (5 * config.n_embd)
-                if name.endswith('c_proj.weight'):
-                    variance = 1 / (5 * config.n_embd * depth)
-                std = math.sqrt(variance)
-                nn.init.trunc_normal_(p, 0.0, std, -3 * std, 3 * std)
+        for name, module in self.named_modules():
+            if not isinstance(module, (nn.Linear, nn.Embedding)):
+                continue
+            if getattr(module, 'bias', None) is not None:
+                nn.init.zeros_(module.bias)
+            if module is self.lm_head and module.weight is self.wte.weight:     # done already
+                continue
+            variance = 2 / (5 * config.n_embd)
+            if name.endswith('c_proj'):
+                variance = 1 / (5 * config.n_embd * effective_depth(config))
+            std = math.sqrt(variance)
+            nn.init.trunc_normal_(module.weight, 0.0, std, -3 * std, 3 * std)
         if config.injection == 'concat' and config.adapter_init == 'sum':
             # differs from the paper: the adapter starts as x + e
             for group in self.groups:
@@ -194,18 +237,18 @@ class GPT(nn.Module):
 
     def embed(self, idx, pos):
         """Tokens (B, T) at positions (T,) or (B, 1) -> the stream (B, T, C)."""
-        x = self.wte(idx).float()
+        x = self.wte(idx)
         if self.wpe is not None:
             x = x + self.wpe(pos)
         # differs from the paper: tokens and positions are scaled (Geiping)
-        return self.drop(x * math.sqrt(self.config.n_embd) if self.config.scale_embedding else x)
+        return self.drop(x * math.sqrt(self.config.n_embd))
 
-    def readout(self, x):
-        """State (..., C) -> logits (..., V)."""
+    def readout(self, x, rows=None, span=None, cache=None):
+        """State (..., C) -> logits (..., V); exit rules read it by default, see reader."""
         return self.lm_head(self.ln_f(x))
 
     def through_coda(self, x, rows=None, span=None, cache=None):
-        """The same by way of the layers behind the last group; rows: of the batch, None for all."""
+        """The same through the layers behind the last group; rows: of the batch, None for all."""
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = x if self.config.norm_inside else self.h[last].norm(x)
         span = span or Span(0, x.shape[1], x.device)
@@ -215,15 +258,16 @@ class GPT(nn.Module):
         return self.readout(x)
 
     def reader(self, exit, span=None, cache=None):
-        """What a rule reads of a state (b, T, C), see exits.Exit; ValueError without a gate."""
-        if exit is None or exit.reads in ('lens', 'row'):
-            return self.readout
-        if exit.reads == 'coda':
-            return partial(self.through_coda, span=span, cache=cache)
-        if self.gate is None:
-            raise ValueError(f"the exit rule '{exit.name}' needs a model with a gate, and this one "
-                             'has none: train one with python -m zoo.ouro, or choose another rule')
-        return self.gate
+        """
+        What a rule reads, as a function of a state (b, T, C) and the rows (b,) that it is of, None
+        for all: the method that exit.reads names. ValueError if this model has no such method.
+        """
+        method = getattr(self, exit.reads, None)
+        if method is None:
+            raise ValueError(f"the exit rule '{exit.name}' reads {exit.reads}, and a "
+                             f'{type(self).__name__} has none: choose another rule, or a model '
+                             'that was trained with it (see zoo/)')
+        return lambda x, rows=None: method(x, rows, span, cache)
 
     def loop_counts(self, n_loop=None, exit=None):
         """n_loop, as forward takes it -> a list with one count for each group."""
@@ -235,10 +279,10 @@ class GPT(nn.Module):
         elif n_loop is None:
             n_loop = 30         # paper silent: the budget of an exit rule, the loops of its Fig. 5
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
-        right = all(isinstance(n, Integral) and n >= 1 for n in counts)
+        right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
         if len(counts) != n_groups or not right:
-            raise ValueError(f'n_loop must be an int >= 1, or one for each of the {n_groups} '
-                             f'groups, not {n_loop!r}')
+            raise ValueError(f'n_loop must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
+                             f'the {n_groups} groups, not {n_loop!r}')
         return counts
 
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
@@ -274,14 +318,14 @@ class GPT(nn.Module):
         if span.end > self.config.block_size:
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        x, reader = self.embed(idx, span.pos), self.reader(exit, span, cache)
+        x, read = self.embed(idx, span.pos), exit and self.reader(exit, span, cache)
         # through the list of layers
         ends = []
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):
                 g = len(ends)
-                x, steps_used, _ = layer(x, counts[g], exit, reader, noise_seed, span, kept,
+                x, steps_used, _ = layer(x, counts[g], exit, read, noise_seed, span, kept,
                                          warm[g] if warm else None, trace)
                 ends.append((x, steps_used))
             else:
@@ -300,3 +344,76 @@ class GPT(nn.Module):
         """
         return decode.generate(self, idx, max_new_tokens, temperature=temperature, top_k=top_k,
                                n_loop=n_loop, exit=exit, cache=cache, noise_seed=noise_seed, **more)
+
+
+# what a shape costs -------------------------------------------------------------------------------
+
+def effective_depth(config):
+    """l = single layers + r * looped layers: 8 + 12 * 4 = 56 for the paper's model."""
+    looped = sum(map(len, config.groups))
+    return config.n_layer - looped + config.mean_recurrence * looped
+
+
+def flops_per_token(config, n_loop, training=False):
+    """
+    FLOPs a token of a forward pass with n_loop[g] loops of group g; training: and of the backward
+    pass, which costs twice as much, through the last min(bptt_k, n_loop[g]) steps.
+
+    As model FLOPs are usually counted: two for each weight of a matrix product, and attention to
+    the whole window.
+    """
+    C, looped = config.n_embd, sum(map(len, config.groups))
+    block = 2 * 12 * C ** 2 + 4 * config.block_size * C
+    # half of the adapter: its products with e, once a pass, and with x, in every step
+    half = 2 * C ** 2 if config.injection == 'concat' else 0
+    once = 3 if training else 1
+    flops = once * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)
+    for layers, n in zip(config.groups, n_loop):
+        passes = n + 2 * min(config.bptt_k, n) if training else n
+        flops += once * half + (len(layers) * block + half) * passes
+    return flops
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+@torch.no_grad()
+def main():
+    shape = GPTConfig(**config)
+    with torch.device('meta'):          # shapes alone
+        model = GPT(shape)
+    for layer in model.h:
+        n = sum(p.numel() for p in layer.parameters())
+        looped = isinstance(layer, RecurrentGroup)
+        what = f'group {shape.groups[layer.index]}, loops' if looped else 'block'
+        print(f'{what:24s} {n:13,} parameters')
+    parts = dict(embedding=[model.wte], positions=[model.wpe], norms_and_head=[model.ln_f])
+    for part, modules in parts.items():
+        n = sum(p.numel() for module in modules if module for p in module.parameters())
+        print(f'{part.replace("_", " "):24s} {n:13,} parameters')
+    print(f'{"all (the head is tied)":24s} {sum(p.numel() for p in model.parameters()):13,}')
+
+    counts = model.eval().loop_counts()
+    print(f'effective depth {effective_depth(shape):g} at r = {shape.mean_recurrence:g} loops of '
+          f'each group, where {shape.n_layer} layers run once without loops')
+    for what, training in dict(forward=False, training=True).items():
+        print(f'{flops_per_token(shape, counts, training) / 1e6:,.1f} MFLOPs a token, {what}')
+
+    # a small copy: does its forward pass equal a plain stack with each group's step unrolled?
+    small = GPT(replace(shape, n_embd=8 * shape.n_head, block_size=16, vocab_size=64)).eval()
+    idx = torch.randint(64, (2, 16))
+    x = small.embed(idx, torch.arange(16))
+    for layer in small.h:
+        if isinstance(layer, RecurrentGroup):
+            e, x = x, layer.init_state(x)
+            for k in range(1, 4):
+                x = layer.step(x, e)
+            x = x if shape.norm_inside else layer.norm(x)
+        else:
+            x = layer(x)
+    error = (small.readout(x) - small(idx, n_loop=3)[0]).abs().max()
+    print(f'a small copy, 3 loops against the unrolled stack: largest difference {error:.1e}')
+
+
+if __name__ == '__main__':
+    config = configure(globals() | asdict(GPTConfig()))
+    run(main)

@@ -1,33 +1,28 @@
 """
-Text out of a checkpoint, or answers where it has learnt a task, with any exit rule.
+Text from a checkpoint, or answers where the model has learned a task, with any exit rule.
 
     python sample.py --exit accel                           text, then tokens/s and mean loop steps
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start=FILE:prompt.txt --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
-    python sample.py --requests=FILE                        a JSON line each, see serving.py
 
-It needs the checkpoint alone, not the data. Paper: sec. 4 (exit rules), Algorithm 1 (accel).
+It needs the checkpoint alone, not the data. To answer many prompts at once see serving/.
+Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
 import os
 import re
 import time
-from functools import partial
 
 import numpy as np
 import torch
 
 import tasks
-from calibrate import read_tau
-from common.checkpoint import load_checkpoint
-from common.configurator import configure, pick_device, run
-from decode import compile_one_token, stream
-from encoding import EOT, get_encoding
+from common.checkpoint import load_checkpoint, read_tau
+from common.configurator import configure, given, pick_device, run
+from data import EOT, get_encoding
+from decode import stream, teacher_forced
 from exits import make_exit
-from quality import Point, log_probabilities
-from serving.batching import serve
-from serving.requests import answer, read, read_prompt
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'
@@ -38,30 +33,30 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float | str | None = None  # None = the rule's usual, auto = as bench.py --calibrate found
-past = False                # a token goes only when all before it stand still; of a prompt, exact
+past = False                # exit only once all earlier tokens have converged (prompts, or exact)
 n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
 ring = 8                    # slots of cache='ring'
-prefill_chunk: int | None = None    # prompt tokens at a time; None = all
 warm_start = False          # a token's loops start from the last state of the token before it
-draft_loops: int | None = None  # draft with so few loops, verify with all; needs --temperature=0
+draft_loops: int | None = None  # draft with this many loops, verify with all; --temperature=0
 stop_at_end = True          # end-of-text ends a sample
-requests: str | None = None     # a file of JSON lines to answer, see serving.py
-slots = 32                  # of them at a time
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
-compile = False             # the step of one token; pays in small models on a CPU, see decode.py
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
-dtype = 'float32'           # bfloat16 makes steps below 2e-3 of the state's norm rounding
+dtype = 'float32'           # in bfloat16 updates below 2e-3 of the state's norm are rounding
 # -------------------------------------------------------------------------------------------------
 
-# an ANSI-256 colour from so many steps on, dark blue for few, orange for many
+# knobs that shape text and say nothing about the answers to problems
+TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
+              'stop_at_end')
+
+# loop steps: the ANSI-256 colour from there on, dark blue for few, orange for many
 COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}
 
 
 def paint(text, steps):
-    """text on the colour of so many loop steps; line ends stay plain."""
+    """The text on the colour of its loop steps; line ends stay plain."""
     colour = [colour for bound, colour in COLOURS.items() if bound <= steps][-1]
     parts = [part for part in re.split('(\n)', text) if part]
     return ''.join(part if part == '\n' else f'\x1b[48;5;{colour}m\x1b[97m{part}\x1b[0m'
@@ -74,7 +69,7 @@ def print_legend():
 
 
 def print_sample(tokens, encoding, text, with_steps):
-    """The prompt's text, then each token as it comes -> the mean steps of each, (groups,) each."""
+    """Print the prompt and each token as it comes -> their loop steps, a list of (groups,)."""
     utf8, steps = codecs.getincrementaldecoder('utf-8')('replace'), []
     for token, used in tokens:
         if not steps:
@@ -90,69 +85,79 @@ def print_sample(tokens, encoding, text, with_steps):
     return steps
 
 
-@torch.no_grad()
+def read_prompt(start):
+    """The knob `start` -> the text. ValueError if its file cannot be read."""
+    if not start.startswith('FILE:'):
+        return start
+    path = start.removeprefix('FILE:')
+    try:
+        with open(path, encoding='utf-8') as f:
+            return f.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the prompt file '{path}' as UTF-8 text ({error}): give "
+                         '--start=FILE:PATH') from error
+
+
 def print_problems(model, task, rule):
-    """Problems of the task that the model has learnt, the right answers and the model's."""
+    """Problems of the task that the model has learned, the right answers and the model's."""
+    unused = [knob for knob in TEXT_KNOBS if knob in given]
+    if unused:
+        raise ValueError(f'the model in {out_dir} answers problems of {task}: leave out '
+                         + ', '.join(f'--{knob}' for knob in unused))
     x, y, _ = tasks.make(task, np.random.default_rng(seed), num_samples, model.config.block_size)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
-    point = Point('', 0, model.loop_counts(n_loop, rule), rule, cache or 'exact', ring)
-    log_p, steps, _ = log_probabilities(model, point, idx, noise_seed)
+    logits, steps, _ = teacher_forced(model, idx, model.loop_counts(n_loop, rule), rule,
+                                      cache or 'exact', ring, noise_seed)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # no groups, no steps
     coloured = paint if show_steps else lambda text, steps: text
-    tasks.print_answers(task, x, y, log_p.argmax(-1).cpu().numpy(), steps, coloured)
+    tasks.print_answers(task, x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
     print(f'mean loop steps {steps.mean():.2f}')
 
 
+def print_text(model, encoding, rule, dev):
+    """num_samples continuations of the prompt, token by token."""
+    text = read_prompt(start)
+    prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
+    block_size, groups = model.config.block_size, model.config.groups
+    if len(prompt) > block_size:
+        print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
+    torch.manual_seed(seed)
+    for _ in range(num_samples):
+        tokens = stream(
+            model, [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
+            top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
+            warm_start=warm_start, draft_loops=draft_loops,
+            stop=encoding.eot_token if stop_at_end else None)
+        begin = time.perf_counter()
+        steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
+        rate = len(steps) / (time.perf_counter() - begin)
+        means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
+                          in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
+        print(f'--- {rate:.1f} tokens/s' + (f'; mean loop steps {means}' if groups else ''))
+
+
 def main():
-    # the model, the rule, the prompt
+    # the model and the rule
     dev, autocast = pick_device(device, dtype)
     if (past or tau == 'auto') and not exit:
         raise ValueError('--past and --tau=auto are about exit rules: give one, --exit=norm_rel')
-    if requests and (draft_loops or warm_start or prefill_chunk):
-        raise ValueError('--requests takes no --draft_loops, --warm_start or --prefill_chunk')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
     threshold = tau if tau != 'auto' else read_tau(out_dir, checkpoint, cache, exit, past)
     rule = make_exit(exit, threshold, past=past) if exit else None
-    block_size, groups = model.config.block_size, model.config.groups
-    if rule and not groups:
+    if rule and not model.groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
                          'exit from: leave --exit out')
-    task, encoding = checkpoint['config']['dataset'], get_encoding(checkpoint['tokenizer'], out_dir)
-    end = encoding.eot_token if stop_at_end else None
-    if requests:
-        usual = dict(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed,
-                     stop=end)
-        with autocast:
-            return answer(partial(serve, model, slots=slots, n_loop=n_loop, exit=rule, cache=cache,
-                                  noise_seed=noise_seed), read(requests, encoding, usual), encoding)
-    if task.partition(':')[0] in tasks.TASKS:
-        with autocast:
-            print_problems(model, task, rule)
-        return print_legend() if show_steps and groups else None
-    if compile:
-        compile_one_token(model)
-    text = read_prompt(start)
-    prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
-    if len(prompt) > block_size:
-        print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
-    # token by token
-    torch.manual_seed(seed)
-    for sample in range(num_samples):
-        tokens = stream(
-            model, [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
-            top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
-            warm_start=warm_start, draft_loops=draft_loops, stop=end, prefill_chunk=prefill_chunk)
-        begin = time.perf_counter()
-        with autocast:
-            steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
-        rate = len(steps) / (time.perf_counter() - begin)
-        means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
-                          in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-        print(f'--- {rate:.1f} tokens/s' + (f'; mean loop steps {means}' if groups else ''))
-    if show_steps and groups:
+    # problems or text
+    task = checkpoint['config']['dataset']
+    with autocast:
+        if task.partition(':')[0] in tasks.TASKS:
+            print_problems(model, task, rule)
+        else:
+            print_text(model, get_encoding(checkpoint['tokenizer'], out_dir), rule, dev)
+    if show_steps and model.groups:
         print_legend()
 
 

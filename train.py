@@ -4,13 +4,14 @@ Train a recurrent-depth GPT.
     python train.py                         the small default: pydocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
     python train.py --resume                go on where out_dir stopped, with the knobs it had
+    python train.py --model=zoo.ouro:Gated  another class of model, see zoo/
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png.
 Ctrl-C or SIGTERM: the step is finished and saved. A second one stops at once.
 
-Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (the objective), 4.4 (averaged
-weights), App. C.3 (what to watch). Losses are nats a token.
+Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
+(what to watch). Losses are nats a token.
 
     it            the iteration
     micro         the step of gradient accumulation
@@ -21,38 +22,30 @@ import os
 import time
 from dataclasses import fields
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from checks import check_text, check_training
-from common import configurator
-from common import log as watch
-from common.checkpoint import Run, earlier_run, save_run
-from common.configurator import configure, imported, plain
-from common.distributed import (
-    RANK,
-    WORLD,
-    add_up,
-    check_same,
-    join,
-    leave,
-    one_before_the_others,
-    say,
-)
-from common.optim import make_optimizers, move_average
+from common import log
+from common.checkpoint import Run, class_of, earlier_run, save_run
+from common.configurator import configure, plain
+from common.configurator import run as run_main
+from common.distributed import (RANK, WORLD, add_up, check_same, join, leave, one_before_the_others,
+                                say)
+from common.optim import make_optimizers
 from loops import derived_seed, sample_n_loop
-from memory import require, training_bytes
-from model import GPT, GPTConfig
+from model import flops_per_token
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'pydocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
 out_dir = 'out'             # checkpoints, log and figure
-resume = False              # go on from out_dir/ckpt.pt with its knobs, or begin if it is not there
+resume = False              # go on from out_dir/ckpt.pt with its knobs; start if there is none
 init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning
 # model: small enough for two CPU cores and some minutes
+model = ''                  # its class, MODULE:CLASS; '' = model:GPT, or that of the checkpoint
 block_size = 48             # tokens of context; attention learns to use few positions sooner
 n_layer = 6
 n_head = 2
@@ -62,7 +55,7 @@ bias = False                # in linear layers
 vocab_size: int | None = None   # None = the data set's, a large one rounded up to a multiple of 64
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r of the loop draw for each group and pass; its mean is r + 1
-loop_draw = 'lognormal'     # lognormal (Geiping), uniform or fixed, all of the same mean
+loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients: a quarter less time than 8
 injection = 'concat'        # how e enters each step: concat, add, none
 adapter_init = 'sum'        # concat starts as x + e; or random
@@ -71,36 +64,23 @@ norm_inside = True          # the norm of the core in every step; False = once, 
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
 pos = 'learned'             # positions: learned, rotary
 rope_base = 10000.0         # of rotary positions; 100 for short problems
-# model: what other looped models have, see zoo/
-loop_norm = True            # a group's own norm
-sandwich = 'sum'            # n2(x + f(x)), or branch, x + n2(f(x))
-mlp = 'plain'               # or gated
-mlp_width: int | None = None    # None = 4 * n_embd
-qk_bias = False             # on queries and keys
-norm_eps = 1e-6
-scale_embedding = True      # times sqrt(C)
-last_norm = True            # before the head
-tied = True                 # the head is the embedding
-gate = False                # a learned exit gate
 # training
-objective = ''              # another loss, FILE:NAME, see zoo/ouro.py; '' = the cross-entropy
 batch_size = 16             # sequences of a step, shared by all processes
 gradient_accumulation_steps = 1
 max_iters = 1500
-optimizer = 'muon'          # for the matrices of blocks and adapters; or adamw for all
+optimizer: Literal['muon', 'adamw'] = 'muon'    # muon: for the matrices of blocks and adapters
 learning_rate = 5e-3
-min_lr = 5e-4
+min_lr: float | None = None     # None = learning_rate / 10
 warmup_iters = 100
 lr_decay_iters: int | None = None   # None = the first max_iters
 weight_decay = 0.1          # on matrices only
 beta1 = 0.9
 beta2 = 0.95
 grad_clip = 1.0             # norm; 0.0 = off
-ema = 0.0                   # decay of averaged weights, evaluated too and in out_dir/ema; 0.0 = off
 seed = 1337                 # batches, loop draws and noise all derive from it
 # evaluation, log, checkpoints
 eval_interval = 500         # iterations
-eval_windows = 200          # held-out windows each time; the last time it is all of them
+eval_windows = 200          # held-out windows each time; all of them at the end
 eval_loops = [1, 2, 4, 8]   # loop counts to evaluate at
 log_interval = 50
 save_interval = 200         # iterations between two ckpt.pt
@@ -108,29 +88,27 @@ keep_iters = [0, 100, 300, 700]     # keep their weights, for the geometry; the 
 # machine
 device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda
-compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda, where it pays
-checkpoint_steps = False    # compute a step again for its gradients: less memory, more time
-peak_tflops: float | None = None    # of one device, for MFU; None = known for a few cards
+compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
 
-# what the weights of another run must fit, to start from them: the model, less what may change
-SHAPE = {knob.name for knob in fields(GPTConfig)} - {
-    'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise', 'gate'}
+# fields of the model's Config that may differ from those of the weights that a run starts from
+MAY_CHANGE = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
 
 def lr_at(it):
     """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
+    lowest = learning_rate / 10 if min_lr is None else min_lr
     if it < warmup_iters:
         return learning_rate * (it + 1) / warmup_iters
     end = lr_decay_iters or max_iters
     ratio = min(1.0, (it - warmup_iters) / max(1, end - warmup_iters))
-    return min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
+    return lowest + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - lowest)
 
 
 # every draw derives from (seed, purpose, it, micro), the same in each process; but for dropout
 
 def get_batch(text, it, micro, dev):
-    """This process's rows of the batch: tokens (B / WORLD, T) and what should come out at each."""
+    """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // WORLD
     x, y = text.batch(rng, batch_size, block_size, slice(RANK * share, (RANK + 1) * share))
@@ -143,118 +121,179 @@ def draw_loops(it, micro):
     return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
 
 
-def seed_noise(model, it, micro, dev):
+def seed_noise(gpt, it, micro, dev):
     """The generators of x^(0) and dropout."""
     generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
-    for group in model.groups:
+    for group in gpt.groups:
         group.generator = generator
     torch.manual_seed(derived_seed(seed, 'dropout', it, micro, RANK))
 
 
-def save(run, it, file, whole=True):
-    """out_dir/file. whole: with all that it takes to go on; otherwise the weights."""
-    if RANK == 0:
-        with watch.timed(run.spent, 'checkpoints'):
-            save_run(run, it, os.path.join(out_dir, file), whole)
-
-
 # the start of a run ------------------------------------------------------------------------------
 
-def objective_asked_for():
-    """The knob `objective` -> a function of model, x, y, n_loop -> the loss, a mean over tokens."""
-    if not objective:
-        return lambda model, x, y, n_loop: model(x, y, n_loop=n_loop)[1]
-    if WORLD > 1 or not groups or not gate:
-        raise ValueError('--objective trains an exit gate: it needs groups, --gate and one process')
-    return imported(objective, 'objective', 'zoo.ouro:stage_1')
+def check_knobs():
+    """ValueError for a knob that is out of range."""
+    for knob in ('batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval',
+                 'eval_windows', 'log_interval', 'save_interval'):
+        if config[knob] < 1:
+            raise ValueError(f'{knob} must be at least 1, not {config[knob]}')
+    for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip', 'dropout',
+                 'step_noise'):
+        if not 0 <= (config[knob] or 0) < 1e30:
+            raise ValueError(f'{knob} must be a number from 0 on, not {config[knob]}')
+    if min_lr is not None and min_lr > learning_rate:
+        raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
+                         'it out, or give a smaller one')
+    if not eval_loops or not all(isinstance(n, int) and n >= 1 for n in eval_loops):
+        raise ValueError('eval_loops must be a list of loop counts, each at least 1, '
+                         f'not {eval_loops}')
+    if batch_size % WORLD:
+        raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by {WORLD} '
+                         f'processes: take a multiple of {WORLD}')
+
+
+def check_text(text, saved, weights):
+    """ValueError if the data does not fit the knobs, the run to resume, or its weights."""
+    text.check(block_size, batch_size)
+    if vocab_size and vocab_size < text.vocab_size:
+        raise ValueError(f'vocab_size = {vocab_size} is less than the {text.vocab_size} tokens '
+                         f'of {dataset}: leave it at None')
+    if saved and saved['data'] != text.sha256:
+        raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
+                         'differs): make it again as it was')
+    if weights and weights['tokenizer'] not in (None, text.tokenizer):
+        raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
+                         f'{text.tokenizer}: take the same task, or text that was made with '
+                         'that --tokenizer of data.py')
 
 
 def set_up(saved, weights, text, dev):
     """The run: fresh, as a checkpoint holds it, or with the weights of another."""
+    # the model
+    kind, before = class_of(model or 'model:GPT', trusted=True), saved or weights or {}
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    knobs = {knob.name: globals()[knob.name] for knob in fields(GPTConfig)}
-    shape = GPTConfig(**knobs | dict(vocab_size=vocab))
-    copies = 4 + (ema > 0) + (WORLD > 1)    # of the weights: gradients, two moments, ema, buckets
-    require(training_bytes(shape, batch_size // WORLD, checkpoint_steps, copies), dev,
-            f'a step of {batch_size} x {block_size} tokens at width {n_embd}',
-            'batch_size, block_size or n_embd, or set --checkpoint_steps')
+    given = {field.name: globals()[field.name] for field in fields(kind.Config)
+             if field.name in config}
+    own = {field.name: before['model_args'][field.name] for field in fields(kind.Config)
+           if before and field.name in before['model_args']}
+    shape = kind.Config(**own | given | dict(vocab_size=vocab))
     torch.manual_seed(derived_seed(seed, 'init'))
     torch.backends.cuda.matmul.allow_tf32 = True    # exit rules, with small taus, run elsewhere
-    model = GPT(shape).to(dev)
-    if saved or weights:
-        own, other = model.state_dict(), (saved or weights)['model']    # a gate may be new, or go
-        model.load_state_dict({name: other.get(name, own[name]) for name in own})
-    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
-    averaged = {name: p.detach().clone() for name, p in model.named_parameters()} if ema else {}
+    gpt = kind(shape).to(dev)
+    if before:
+        new = gpt.state_dict()          # what the weights lack, such as a gate, stays as it is
+        try:
+            gpt.load_state_dict({name: before['model'].get(name, new[name]) for name in new})
+        except RuntimeError as error:
+            raise ValueError(f'the weights do not fit a {kind.__name__}: {error}') from None
+
+    # what moves it, and what has been seen so far
+    optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
+    # a longer max_iters of a resumed run leaves the decay where it was
+    knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
+    run = Run(knobs, gpt, optimizers, text.tokenizer, text.sha256)
     if saved:
         for name, one in optimizers.items():
             one.load_state_dict(one.state_dict() | dict(state=saved[name]))
-        averaged = {name: saved['ema'][name].to(dev) for name in averaged}
-    for group in model.groups:
-        group.rank, group.world, group.checkpoint_steps = RANK, WORLD, checkpoint_steps
+        run.start, run.val_loss = saved['iter_num'], saved['val_loss']
+        run.trend, run.spikes = saved['trend'], saved['spikes']
+    for group in gpt.groups:
+        group.rank, group.world = RANK, WORLD
     if compiled(dev):
-        compile_layers(model)
-    # a longer max_iters of a resumed run leaves the decay where it was
-    knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
-    before = saved or dict(iter_num=0, val_loss={}, trend=[0, 0.0, 0.0], spikes=[])
-    return Run(config=knobs, model=model, optimizers=optimizers, averaged=averaged,
-               tokenizer=text.tokenizer, data=text.sha256, start=before['iter_num'],
-               val_loss=before['val_loss'], trend=before['trend'], spikes=before['spikes'])
+        compile_layers(gpt)
+    return run
 
 
 def compiled(dev):
     return dev.startswith('cuda') if compile is None else compile
 
 
-def compile_layers(model, **how):
-    """Compile each block and loop step, so that no draw compiles anew. how: torch.compile's."""
+def compile_layers(gpt, **how):
+    """Compile each block and loop step, so that no draw compiles again. how: torch.compile's."""
     # three graphs for each length of core: no gradient, the first step with it, the others
-    torch._dynamo.config.recompile_limit = 8 + 3 * len(model.groups)
-    for layer in model.h:
-        name = 'step' if layer in model.groups else 'forward'
+    torch._dynamo.config.recompile_limit = 8 + 3 * len(gpt.groups)
+    for layer in gpt.h:
+        name = 'step' if layer in gpt.groups else 'forward'
         setattr(layer, name, torch.compile(getattr(layer, name), **how))
+
+
+# the run -----------------------------------------------------------------------------------------
+
+def save(run, it, file, whole=True):
+    """out_dir/file. whole: with all that it takes to resume; otherwise the weights."""
+    if RANK == 0:
+        save_run(run, it, os.path.join(out_dir, file), whole)
+
+
+def forward_backward(ddp, x, y, n_loop, autocast, last):
+    """Add the gradients of one micro step -> its share of the loss, nats a token."""
+    ddp.require_backward_grad_sync = last       # DDP adds the gradients up at the last micro step
+    with autocast:
+        loss = ddp(x, y, n_loop=n_loop)[1] / gradient_accumulation_steps
+    loss.backward()
+    return loss.detach() / WORLD
+
+
+def update(run, lr):
+    for one in run.optimizers.values():
+        for group in one.param_groups:
+            group['lr'] = lr
+        one.step()
+        one.zero_grad(set_to_none=True)
+
+
+def stopped(run, it):
+    """Save after `it` iterations, and say how to go on."""
+    save(run, it, 'ckpt.pt')
+    say(f"stopped after iteration {it - 1} and saved; go on with "
+        f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{log.flag(out_dir)}")
+
+
+def finish(run, book, held_out, eval_counts):
+    """The checkpoint, the last row and the figure of a run that has come to its end."""
+    save(run, max_iters, 'ckpt.pt')
+    book.add(dict(iter=max_iters) | held_out)
+    if RANK == 0:
+        from common import plots  # here, since matplotlib takes a second to import
+        plots.losses(log.read_log(book.path), eval_counts, os.path.join(out_dir, 'loss.png'))
 
 
 def main():
     begin = time.time()
     # what to go on from, the machine, the text, the model
-    saved, path, weights = earlier_run(globals(), SHAPE)
-    check_training(config)
-    loss_of = objective_asked_for()
+    saved, path, weights = earlier_run(globals(), MAY_CHANGE)
+    check_knobs()
     dev, autocast = join(device, dtype)
     if RANK == 0 and path.endswith('.old.pt'):      # ckpt.pt is damaged or missing
         os.replace(path, path.replace('.old.pt', '.pt'))
     text = one_before_the_others(lambda: data.open_data(dataset))
-    check_text(text, config, saved, weights)
+    check_text(text, saved, weights)
     check_same((saved and saved['iter_num'], text.sha256, config))
-    run = set_up(saved, weights, text, dev)
-    model, resumed = run.model, bool(saved)
+    run, resumed = set_up(saved, weights, text, dev), bool(saved)
     del saved, weights                              # of a large model some GB
-    ddp = model
+    gpt = ddp = run.model
     if WORLD > 1:
         # without injection nothing before a group has a gradient when it loops beyond bptt_k
-        ddp = DistributedDataParallel(model, find_unused_parameters=injection == 'none')
+        ddp = DistributedDataParallel(gpt, find_unused_parameters=injection == 'none')
     since = f', from iteration {run.start}' if run.start else ''
-    say(f'{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {model.config.groups}, {text.said}, {WORLD} x {dev}{since}')
-    eval_counts = eval_loops if model.groups else [1]
+    say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
+        f'groups {gpt.config.groups}, {text.said}, {WORLD} x {dev}{since}')
+    eval_counts = eval_loops if gpt.groups else [1]
     n_windows = text.n_held_out(block_size)
     os.makedirs(out_dir, exist_ok=True)
-    log = watch.Log(os.path.join(out_dir, 'log.csv'), eval_counts, ema, run.start, max_iters,
-                    compiled(dev), peak_tflops or watch.peak_tflops_of(dev), text.asked)
-    asked, handlers = watch.listen()
+    book = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters, text.asked)
+    stop_signals, handlers = log.listen()
     # after the warm-up a state that has collapsed is worth a warning
-    report = partial(watch.report, text=text, loops=eval_counts, dev=dev, asked=asked,
+    report = partial(log.report, text=text, loops=eval_counts, dev=dev, stop_signals=stop_signals,
                      autocast=autocast, compiled=compiled(dev), warm=warmup_iters)
 
     for it in range(run.start, max_iters):
         # held-out losses
         held_out = {}
         if it % eval_interval == 0 and it:
-            with watch.timed(run.spent, 'evaluation'):
-                held_out = report(run, it, min(eval_windows, n_windows))
+            held_out = report(run, it, min(eval_windows, n_windows))
             if held_out is None:        # asked to stop meanwhile
                 stopped(run, it)
                 break
@@ -266,82 +305,50 @@ def main():
             save(run, it, f'ckpt_{it:06d}.pt', whole=False)
 
         # forward and backward, gradients accumulated
-        clock, lr, tokens, flops = time.time(), lr_at(it), 0, 0
+        clock, lr, flops = time.time(), lr_at(it), 0
         status = torch.zeros(2, device=dev)     # the loss; how many times we were asked to stop
         for micro in range(gradient_accumulation_steps):
             x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
-            seed_noise(model, it, micro, dev)
-            # DDP adds the gradients up at the last micro step; for a plain model this is nothing
-            ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
-            with autocast:
-                loss = loss_of(ddp, x, y, n_loop) / gradient_accumulation_steps
-            loss.backward()
-            status[0] += loss.detach() / WORLD
-            tokens += batch_size * block_size
-            flops += batch_size * block_size * watch.training_flops(model.config, n_loop)
+            seed_noise(gpt, it, micro, dev)
+            last = micro == gradient_accumulation_steps - 1
+            status[0] += forward_backward(ddp, x, y, n_loop, autocast, last)
+            flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)
 
-        # clip the gradients
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
-
-        # one more all-reduce, which waits for the device; then the check, before weights change
-        status[1] += len(asked)
+        # clip; one all-reduce, which waits for the device; the check, before any weight is touched
+        norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf).item()
+        status[1] += len(stop_signals)
         loss, stop = add_up(status).tolist()
-        norm = norm.item()
-        watch.check_finite(loss, norm, n_loop, it, lr, out_dir)
-
-        # step
-        for one in run.optimizers.values():
-            for group in one.param_groups:
-                group['lr'] = lr
-            one.step()
-            one.zero_grad(set_to_none=True)
-        if ema:
-            move_average(run.averaged, model, ema, it)
+        log.check_finite(loss, norm, n_loop, it, lr, out_dir)
+        update(run, lr)
 
         # log
-        if watch.is_spike(loss, run.trend):
+        if log.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
-        log.count(time.time() - clock, tokens, flops)
+        tokens = gradient_accumulation_steps * batch_size * block_size
+        book.count(time.time() - clock, tokens, flops)
         if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            log.step(run, it, loss, lr, norm, n_loop, held_out)
+            book.step(run, it, loss, lr, norm, n_loop, held_out)
         if stop:
             stopped(run, it + 1)
             break
     else:
         # the last evaluation, over all windows, and the last checkpoint
-        with watch.timed(run.spent, 'evaluation'):
-            held_out = report(run, max_iters, n_windows)
+        held_out = report(run, max_iters, n_windows)
         if held_out is None:
             stopped(run, max_iters)
         else:
-            finish(run, log, held_out, eval_counts)
+            finish(run, book, held_out, eval_counts)
             if text.asked:
-                watch.report_depth(run, text, eval_counts, dev, autocast, out_dir)
-            log.say_done(run, out_dir, time.time() - begin, dev)
-    watch.stop_listening(handlers)
+                log.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
+            say(f'done in {time.time() - begin:.0f} s, {log.peak_memory(dev):.2f} GB at most: '
+                f'{out_dir}/ckpt.pt, log.csv, loss.png')
+            exit = ' --exit accel' if gpt.groups else ''
+            say(f'next: python sample.py{exit}{log.flag(out_dir)}')
+    log.stop_listening(handlers)
     leave()
-
-
-def stopped(run, it):
-    """Save after `it` iterations, and say how to go on."""
-    save(run, it, 'ckpt.pt')
-    say(f"stopped after iteration {it - 1} and saved; go on with "
-        f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{watch.flag(out_dir)}")
-
-
-def finish(run, log, held_out, eval_counts):
-    """The checkpoints, the last row and the figure of a run that has come to its end."""
-    save(run, max_iters, 'ckpt.pt')
-    if ema:
-        with watch.using(run.model, run.averaged):
-            save(run, max_iters, os.path.join('ema', 'ckpt.pt'), whole=False)
-    log.add(dict(iter=max_iters) | held_out)
-    if RANK == 0:
-        from common import plots  # here, since matplotlib takes a second to import
-        plots.losses(watch.read_log(log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
 
 
 if __name__ == '__main__':
     config = configure(globals())
-    configurator.run(main)
+    run_main(main)

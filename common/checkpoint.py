@@ -1,18 +1,20 @@
 """
-A run on disk that survives a kill at any moment, and going on from it: its checkpoints.
+Checkpoints: a run on disk that survives a kill at any moment, and what goes on from it.
 
-Not run by itself. A checkpoint holds tensors, numbers, strings, lists and dicts only, and is read
-as such: a file with code in it is refused, and the code is not run.
+A checkpoint holds tensors, numbers, strings, lists and dicts only, and is read as such: a file with
+code in it is refused without running the code. The class of the model is imported by its name, from
+model.py and zoo/ alone.
 
     out_dir/ckpt.pt         the last one        out_dir/ckpt.old.pt     the one before
-    out_dir/ckpt_ITER.pt    weights kept        out_dir/ema/ckpt.pt     averaged weights
+    out_dir/ckpt_ITER.pt    weights kept        out_dir/exits.json      calibrated thresholds
 
-    model         state_dict                    model_args    GPTConfig's arguments
-    config        every knob                    iter_num      iterations done
+    model         state_dict                    model_args    its Config's arguments
+    model_class   its class, 'model:GPT'        config        every knob
     tokenizer     its name                      data          sha256 of the training tokens
-    val_loss      {n_loop: nats}                and to go on: optimizer, muon {parameter number:
-                                                state}, trend, spikes (watch.py), ema {name: tensor}
+    iter_num      iterations done               val_loss      {n_loop: nats}
+    and to resume: optimizer, muon {parameter number: state}, trend, spikes (log.py)
 """
+import json
 import os
 import warnings
 from contextlib import suppress
@@ -20,41 +22,37 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from common.configurator import adopt
+from common.configurator import adopt, imported
 from common.distributed import say
-from model import GPT, GPTConfig
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',
-              'save_interval', 'keep_iters', 'device', 'compile', 'checkpoint_steps',
-              'peak_tflops'}
+              'save_interval', 'keep_iters', 'device', 'compile'}
 
 
 @dataclass
 class Run:
-    """What a checkpoint holds, and so what it takes to go on."""
+    """What a checkpoint holds, and so what it takes to resume."""
     config: dict                # every knob
-    model: GPT
+    model: torch.nn.Module      # a GPT
     optimizers: dict            # by the name of their state in a checkpoint
-    averaged: dict              # name: averaged weight; empty without ema
     tokenizer: str
     data: str                   # sha256 of the training tokens
-    start: int                  # iterations done before
-    val_loss: dict              # n_loop: nats
-    trend: list                 # of the loss, see watch.py
-    spikes: list                # [loss, it] since the last row of the log
-    # seconds spent on other things than training; not in a checkpoint
-    spent: dict = field(default_factory=lambda: dict(checkpoints=0.0, evaluation=0.0))
+    start: int = 0              # iterations done before
+    val_loss: dict = field(default_factory=dict)        # n_loop: nats
+    trend: list = field(default_factory=lambda: [0, 0.0, 0.0])      # of the loss, see log.py
+    spikes: list = field(default_factory=list)          # [loss, it] since the last row of the log
 
 
 def save_run(run, it, path, whole=True):
-    """A run after `it` iterations -> path. whole: with all that it takes to go on."""
+    """A run after `it` iterations -> path. whole: with all that it takes to resume."""
+    kind = type(run.model)
     checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
-                      config=run.config, iter_num=it, tokenizer=run.tokenizer, data=run.data,
-                      val_loss=run.val_loss)
+                      model_class=f'{kind.__module__}:{kind.__name__}', config=run.config,
+                      iter_num=it, tokenizer=run.tokenizer, data=run.data, val_loss=run.val_loss)
     if whole:
         checkpoint |= {name: one.state_dict()['state'] for name, one in run.optimizers.items()}
-        checkpoint |= dict(trend=run.trend, spikes=run.spikes, ema=run.averaged)
+        checkpoint |= dict(trend=run.trend, spikes=run.spikes)
     save_checkpoint(checkpoint, path, keep_old=whole)
 
 
@@ -63,7 +61,7 @@ def save_checkpoint(checkpoint, path, keep_old=False):
     A dict of tensors and plain values -> path, whole or not at all: after a kill or on a full disk
     what was there before is still there.
 
-    keep_old: it also stays beside the new one, ckpt.pt as ckpt.old.pt. OSError if path cannot be
+    keep_old: that also stays beside the new one, ckpt.pt as ckpt.old.pt. OSError if path cannot be
     written.
     """
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
@@ -89,11 +87,59 @@ def save_checkpoint(checkpoint, path, keep_old=False):
                       'then go on with --resume') from error
 
 
-def load_checkpoint(path, device='cpu'):
-    """
-    out_dir/ckpt.pt -> (model in evaluation, the checkpoint's dict).
+# the class of a checkpoint's model ----------------------------------------------------------------
 
-    ValueError if it is missing, damaged, or holds code.
+def class_of(name, trusted=False):
+    """
+    'MODULE:CLASS' -> the class, a GPT. ValueError if it is no such class, or not of model.py or
+    zoo/: importing a file runs it, so any other must be named on the command line (trusted).
+    """
+    from model import GPT       # here, since model.py stands above this folder
+    module = name.partition(':')[0]
+    if not trusted and module != 'model' and not module.startswith('zoo.'):
+        raise ValueError(f"the model is a '{name}', whose code is not imported unasked: name it "
+                         f'with train.py --model={name}, or put its file into zoo/')
+    kind = imported(name, 'model class', 'zoo.ouro:Ouro')
+    if not isinstance(kind, type) or not issubclass(kind, GPT):
+        raise ValueError(f"'{name}' is not a class of models: it must be a subclass of model.GPT")
+    return kind
+
+
+# the fields that GPTConfig once had for the models of zoo/, with their values in a GPT
+ONCE_FIELDS = dict(loop_norm=True, sandwich='sum', mlp='plain', mlp_width=None, qk_bias=False,
+                   norm_eps=1e-6, scale_embedding=True, last_norm=True, tied=True, gate=False)
+ONCE_CLASSES = {
+    'model:GPT': {},
+    'zoo.ouro:Gated': dict(gate=True),
+    'zoo.etd:Looped': dict(loop_norm=False),
+    'zoo.huginn:Huginn': dict(mlp='gated', qk_bias=True),
+    'zoo.ouro:Ouro': dict(sandwich='branch', mlp='gated', scale_embedding=False, last_norm=False,
+                          tied=False, gate=True),
+}
+
+
+def class_and_args(checkpoint):
+    """The name of a checkpoint's class and its Config's arguments, of older checkpoints too."""
+    args = dict(checkpoint['model_args'])
+    once = {name: args.pop(name) for name in ONCE_FIELDS if name in args}
+    if not once:
+        return checkpoint.get('model_class', 'model:GPT'), args
+    for name, changed in ONCE_CLASSES.items():
+        own = ('mlp_width', 'norm_eps') if 'mlp' in changed else ()     # fields of that class
+        if all(once.get(key, value) == changed.get(key, value)
+               for key, value in ONCE_FIELDS.items() if key not in own):
+            return name, args | {key: once[key] for key in own if key in once}
+    changed = ', '.join(f'{key} = {value}' for key, value in once.items()
+                        if value != ONCE_FIELDS[key])
+    raise ValueError(f'no class of this version has its architecture ({changed})')
+
+
+def load_checkpoint(path, device='cpu', model_class=''):
+    """
+    out_dir/ckpt.pt -> (model in evaluation, float32; the checkpoint's dict).
+
+    model_class: MODULE:CLASS in place of the checkpoint's own, for code that is not in zoo/.
+    ValueError if the file is missing, damaged, holds code, or is of a class that is not imported.
     """
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
@@ -102,19 +148,25 @@ def load_checkpoint(path, device='cpu'):
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+        name, args = class_and_args(checkpoint)
+        kind = class_of(model_class or name, trusted=bool(model_class))
         with torch.device('meta'):      # shapes alone: the weights are those that were read
-            model = GPT(GPTConfig(**checkpoint['model_args']))
+            model = kind(kind.Config(**args))
         model.load_state_dict(checkpoint['model'], assign=True)
         model.tie()
         assert {'config', 'iter_num', 'tokenizer'} <= set(checkpoint)
     except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
-        raise ValueError(f"'{path}' is not a whole checkpoint of this program "
-                         f'({type(error).__name__}): it may be cut short, or hold something else; '
-                         'train again or use another') from error
-    return model.to(device).eval(), checkpoint
+        why = error if isinstance(error, ValueError) else type(error).__name__
+        raise ValueError(f"'{path}' is not a whole checkpoint of this program ({why}): it may be "
+                         'cut short, or hold something else; train again or use another'
+                         ) from error
+    checkpoint |= dict(model_class=model_class or name, model_args=asdict(model.config))
+    return model.float().to(device).eval(), checkpoint
 
 
-def last_checkpoint(out_dir, say=print):
+# what a run goes on from --------------------------------------------------------------------------
+
+def last_checkpoint(out_dir, model_class=''):
     """
     What --resume goes on from: out_dir/ckpt.pt, or the one before if it is damaged.
 
@@ -125,7 +177,7 @@ def last_checkpoint(out_dir, say=print):
     paths = [path for path in paths if os.path.exists(path)]
     for path in paths:
         try:
-            checkpoint = load_checkpoint(path)[1]
+            checkpoint = load_checkpoint(path, model_class=model_class)[1]
             if 'optimizer' not in checkpoint:
                 raise ValueError(f"'{path}' holds weights and nothing to resume: start from it "
                                  f'with --init_from={path} and another --out_dir')
@@ -138,30 +190,78 @@ def last_checkpoint(out_dir, say=print):
     return None, ''
 
 
-def earlier_run(script, shape):
+def earlier_run(script, may_change):
     """
-    What a training script is to go on from, by its knobs resume and init_from.
+    What a training script is to go on from, by its knobs resume, init_from and model.
 
     script: its globals, of which the knobs that were not given are set to those of the earlier run.
-    shape: the knobs that the weights of another run must fit. Returns the checkpoint to resume with
-    its path, and the one to take weights from: a dict or None. ValueError if they do not fit.
+    may_change: fields of the model's Config that may differ from those of init_from's weights.
+    Returns the checkpoint to resume with its path, and the one to take weights from: a dict or
+    None. ValueError if they do not fit.
     """
-    out_dir, init_from = script['out_dir'], script['init_from']
+    out_dir, init_from, model_class = (script[name] for name in ('out_dir', 'init_from', 'model'))
     saved, path, weights = None, '', None
     if script['resume']:
-        saved, path = last_checkpoint(out_dir, say)
+        saved, path = last_checkpoint(out_dir, model_class)
     if saved:
         # what were the defaults then, for knobs that were not there yet
-        knobs = dict(optimizer='adamw') | vars(GPTConfig(**saved['model_args'])) | saved['config']
+        knobs = dict(optimizer='adamw') | saved['model_args'] | saved['config']
         del knobs['out_dir'], knobs['resume']
         adopt(script, knobs, knobs.keys() - FREE_KNOBS, f'the run in {out_dir}')
+        script['model'] = script['config']['model'] = saved['model_class']
         if saved['iter_num'] > script['max_iters']:
             raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations already: "
-                             '--max_iters may be no less')
+                             '--max_iters may not be smaller')
     elif init_from:
         if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-            raise ValueError(f'init_from = {init_from} would be written over: take another '
+            raise ValueError(f'init_from = {init_from} would be overwritten: take another '
                              '--out_dir')
         weights = load_checkpoint(init_from)[1]
-        adopt(script, weights['model_args'], shape, init_from)
+        adopt(script, weights['model_args'], weights['model_args'].keys() - may_change, init_from)
+        if not model_class:
+            script['model'] = script['config']['model'] = weights['model_class']
     return saved, path, weights
+
+
+# calibrated thresholds: written by bench.py --calibrate, read by --tau=auto ------------------------
+
+def of_checkpoint(checkpoint):
+    """What a file of thresholds must have been made for."""
+    return dict(iteration=checkpoint['iter_num'], dataset=checkpoint['config']['dataset'])
+
+
+def save_thresholds(out_dir, checkpoint, rows, **about):
+    """out_dir/exits.json, whole or not at all. rows: dicts of cache, rule, past, tau and costs."""
+    path = os.path.join(out_dir, 'exits.json')
+    with open(path + '.tmp', 'w') as f:
+        json.dump(of_checkpoint(checkpoint) | about | dict(exits=rows), f, indent=1)
+    os.replace(path + '.tmp', path)
+
+
+def read_tau(out_dir, checkpoint, cache, rule, past):
+    """
+    The threshold of a rule in out_dir/exits.json; without a cache (None) it is that of `exact`.
+
+    ValueError if there is none, or if it was found for another checkpoint.
+    """
+    path = os.path.join(out_dir, 'exits.json')
+    how = f'python bench.py --calibrate=0.005 --out_dir={out_dir}'
+    try:
+        with open(path) as f:
+            found = json.load(f)
+        was = {key: found[key] for key in of_checkpoint(checkpoint)}
+        taus = {(row['cache'], row['rule'], row['past']): row['tau'] for row in found['exits']}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--tau=auto cannot read '{path}' ({type(error).__name__}): make it with "
+                         f'{how}') from error
+    if was != of_checkpoint(checkpoint):
+        raise ValueError(f"'{path}' is of iteration {was['iteration']} on {was['dataset']}, the "
+                         f"checkpoint of iteration {checkpoint['iter_num']} on "
+                         f"{checkpoint['config']['dataset']}: make it anew with {how}")
+    cache = cache or 'exact'
+    tau = taus.get((cache, rule, past or cache != 'exact'))     # elsewhere a prompt waits anyway
+    if tau is None:
+        waiting = ' that waits for the past' if past else ''
+        raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "
+                         f"'{cache}': give --tau=NUMBER, or see what {how} finds")
+    return tau

@@ -1,8 +1,8 @@
 """
-The processes of a run: one, or several that torchrun has started, each with a number of its own.
+The processes of a training run: one, or several that torchrun has started.
 
-Not run by itself: train.py calls it. Every process draws the same random numbers and takes its own
-rows of the batch, so that their number changes nothing.
+Every process draws the same random numbers and takes its own rows of the batch, so that the number
+of processes changes nothing.
 
     RANK, WORLD    this process's number; how many there are
     LOCAL_RANK     its number on this machine
@@ -26,9 +26,9 @@ def say(line):
 
 def join(device, dtype):
     """
-    The knobs device and dtype -> device name, autocast, as configurator.pick_device has them.
+    The knobs device and dtype -> device name, autocast, as configurator.pick_device returns them.
 
-    Of several processes each takes a card of its own (nccl), or all share the CPU (gloo).
+    Each of several processes takes a card of its own (nccl), or all share the CPU (gloo).
     """
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         device = f'cuda:{LOCAL_RANK}'
@@ -61,11 +61,11 @@ def add_up(tensor):
     return tensor
 
 
-def any_asked(asked, dev):
-    """Whether a process was asked to stop; asked: the signals that came to this one."""
+def any_stop(stop_signals, dev):
+    """Has any process been asked to stop? stop_signals: those that this one has received."""
     if WORLD == 1:
-        return bool(asked)
-    return add_up(torch.tensor(len(asked), device=dev)).item() > 0
+        return bool(stop_signals)
+    return add_up(torch.tensor(len(stop_signals), device=dev)).item() > 0
 
 
 def check_same(mine):

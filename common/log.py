@@ -1,11 +1,10 @@
 """
-What one sees of a training run: log, held-out losses, health of the states, spikes, speed.
+What a training run reports: log.csv, held-out losses, the health of the states, loss spikes, speed.
 
-Not run by itself: train.py calls it. Geiping App. C.3 (the two collapses, the correlation of
-tokens). Symbols as in loops.py.
+Geiping App. C.3 (the two collapses of the state, the correlation of tokens). Symbols as in loops.py.
 
-    asked     the signals that have asked this process to stop
-    trend     [count, mean, variance] of the loss, running over about 50 iterations
+    stop_signals    the signals that have asked this process to stop
+    trend           [count, mean, variance] of the loss, running over about 50 iterations
 """
 import csv
 import math
@@ -13,17 +12,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 
-from common.distributed import RANK, WORLD, add_up, any_asked, say
-from memory import block_weights, windows_at_once
-
-# bf16, dense, by the makers' data sheets
-PEAK_TFLOPS = {'H200': 989, 'H100': 989, 'A100': 312, 'L40S': 362, 'RTX 4090': 165}
-
+from common.distributed import RANK, WORLD, add_up, any_stop, say
 
 # the log -----------------------------------------------------------------------------------------
 
@@ -37,14 +31,11 @@ def read_log(path, before=math.inf):
 class Log:
     """log.csv and the lines on the screen. results/README.md explains the columns."""
 
-    def __init__(self, path, loops, ema, start, max_iters, compiled=False, peak_tflops=None,
-                 accuracy=False):
-        """loops: the evaluated counts. Rows from iteration start on, of a killed run, go."""
-        self.path, self.max_iters, self.peak_tflops = path, max_iters, peak_tflops
-        self.compiled, self.counted, self.early_graphs = compiled, 0, 0
+    def __init__(self, path, loops, start, max_iters, accuracy=False):
+        """loops: the evaluated counts. Rows from iteration `start` on, of a killed run, go."""
+        self.path, self.max_iters = path, max_iters
         self.restart()
-        kinds = [f'{kind}_{what}' for kind in (['val', 'ema'] if ema else ['val'])
-                 for what in (['loss', 'acc'] if accuracy else ['loss'])]
+        kinds = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
                         'tflops', 'spikes', *(f'{kind}_{n}' for kind in kinds for n in loops),
                         'token_corr', 'state_use']
@@ -62,9 +53,6 @@ class Log:
 
     def count(self, seconds, tokens, flops):
         """Another iteration."""
-        self.counted += 1
-        if self.counted <= 100:
-            self.early_graphs = graphs(self.compiled)
         self.iterations += 1
         self.seconds += seconds
         self.tokens += tokens
@@ -76,32 +64,20 @@ class Log:
         rate = self.tokens / self.seconds
         tflops = self.flops / self.seconds / 1e12 / WORLD           # of one device
         loops = '/'.join(map(str, n_loop))
-        mfu = f'{100 * tflops / self.peak_tflops:.0f}% MFU, ' if self.peak_tflops else ''
         seconds_left = dt_ms / 1e3 * (self.max_iters - it - 1)
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
-            f'{rate / 1e3:.1f}k tok/s, {mfu}{seconds_left:.0f} s left')
+            f'{rate / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
         if run.spikes:
             highest, at = max(run.spikes)
             say(f'warning: iter {it}: loss spikes since iteration {it + 1 - self.iterations}: '
                 f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
-                f'{run.trend[1]:.2f}); if they go on, lower the learning rate')
+                f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
         self.add(held_out | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{rate:.0f}', tflops=f'{tflops:.4f}',
             spikes=len(run.spikes)))
         run.spikes.clear()
         self.restart()
-
-    def say_done(self, run, out_dir, seconds, dev):
-        """What the run took, and what to do next."""
-        if self.compiled:
-            late = graphs(True) - self.early_graphs
-            say(f'{graphs(True)} graphs compiled, {late} of them after the first 100 iterations')
-        shares = ', '.join(f'{what} {100 * s / seconds:.1f}%' for what, s in run.spent.items())
-        say(f'done in {seconds:.0f} s ({shares}), {peak_memory(dev):.2f} GB at most: '
-            f'{out_dir}/ckpt.pt, log.csv, loss.png')
-        exit = ' --exit accel' if run.model.groups else ''
-        say(f'next: python sample.py{exit}{flag(out_dir)}')
 
     def add(self, row):
         if RANK == 0:
@@ -116,33 +92,42 @@ def flag(out_dir):
 
 # held-out losses ---------------------------------------------------------------------------------
 
+def windows_at_once(config, most=64):
+    """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
+    return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
+
+
 @torch.no_grad()
-def evaluate(model, text, n_windows, loops, dev, autocast, asked=(), batch=None):
+def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext(), stop_signals=(),
+             batch=None):
     """
     Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
 
-    Returns ({n_loop: nats a token}, {n_loop: share of the asked tokens that are right}), or None
-    where a process was asked to stop meanwhile. batch: windows at once, as many as
-    memory.windows_at_once says by default.
+    Returns ({n_loop: nats a token}, {n_loop: share of the labels that are right}), or None where a
+    process was asked to stop meanwhile. batch: windows at once.
     """
     model.eval()
     T = model.config.block_size
     numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
     batch = batch or windows_at_once(model.config)
-    # in all processes the same number of batches, since after each they agree on going on
+    # the same number of batches in all processes, since after each they agree whether to go on
     n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
     work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
-    sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, asked tokens
-    for n_loop, i in slowly(work, 'held-out loss'):
+    sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
+    last_said = time.time()
+    for done, (n_loop, i) in enumerate(work):
         if len(numbers[i:i + batch]):
             x, y = (tokens.to(dev) for tokens in text.held_out(numbers[i:i + batch], T))
             with autocast:
                 logits, loss = model(x, y, n_loop=n_loop)
             right, known = logits.argmax(-1) == y, y >= 0
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
-        if any_asked(asked, dev):
+        if any_stop(stop_signals, dev):
             model.train()
             return None
+        if time.time() - last_said > 10:
+            say(f'held-out loss: {done + 1} of {len(work)} batches')
+            last_said = time.time()
     model.train()
     sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
     return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
@@ -150,7 +135,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast, asked=(), batch=None)
 
 
 @torch.no_grad()
-def by_depth(model, text, loops, dev, autocast):
+def by_depth(model, text, loops, dev, autocast=nullcontext()):
     """Of a task: the held-out labels that are right at each depth and loop count, a row each."""
     model.eval()
     x, y, depth = (torch.from_numpy(values) for values in text.with_depth(model.config.block_size))
@@ -169,12 +154,12 @@ def by_depth(model, text, loops, dev, autocast):
     return rows
 
 
-def report_depth(run, text, loops, dev, autocast, out_dir):
+def report_depth(model, text, loops, dev, autocast, out_dir):
     """by_depth as a table on the screen (depths across, loops down), depth.csv and depth.png."""
     if RANK:
         return
     from common import plots  # here, since matplotlib takes a second to import
-    rows = by_depth(run.model, text, loops, dev, autocast)
+    rows = by_depth(model, text, loops, dev, autocast)
     plots.depth(rows, os.path.join(out_dir, 'depth.png'))
     depths = sorted({row['depth'] for row in rows})
     say('accuracy by depth of the label (across) and loops (down):')
@@ -184,45 +169,27 @@ def report_depth(run, text, loops, dev, autocast, out_dir):
         say(f'{n_loop:5d} ' + ''.join(f'{share[d]:6.3f}' for d in depths))
 
 
-@contextmanager
-def using(model, weights):
-    """The model with other weights (name: tensor) within the block; none: with its own."""
-    if not weights:
-        yield
-        return
-    own = {name: p.detach().clone() for name, p in model.named_parameters()}
-    model.load_state_dict(weights, strict=False)    # the tied head is no parameter of its own
-    yield
-    model.load_state_dict(own, strict=False)
-
-
-def report(run, it, n_windows, text, loops, dev, autocast, asked, compiled, warm):
+def report(run, it, n_windows, text, loops, dev, autocast, stop_signals, compiled, warm):
     """
     Held-out losses and health at iteration it, on the screen and as columns of the log.
 
-    run: train.Run. warm: the iteration from which health is warned about. None as evaluate.
+    run: checkpoint.Run. warm: the iteration from which on there are warnings about health. None as
+    in evaluate.
     """
-    row = {}
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
-        for kind, weights in dict(val={}, ema=run.averaged).items():
-            if kind == 'ema' and not weights:
-                continue
-            with using(run.model, weights):
-                found = evaluate(run.model, text, n_windows, loops, dev, autocast, asked)
-            if found is None:
-                return None
-            losses, accuracies = found
-            row |= {f'{kind}_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
-            if kind == 'val':
-                run.val_loss.update(losses)
-            which = ', averaged weights' if weights else ''
-            say(f'iter {it}: held-out loss over {n_windows:,} windows{which}: ' + ', '.join(
-                f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
-            if text.asked:
-                row |= {f'{kind}_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
-                say(f'iter {it}: accuracy: ' + ', '.join(
-                    f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
+        found = evaluate(run.model, text, n_windows, loops, dev, autocast, stop_signals)
+        if found is None:
+            return None
+        losses, accuracies = found
+        run.val_loss.update(losses)
+        row = {f'val_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
+        say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
+            f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
+        if text.asked:
+            row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
+            say(f'iter {it}: accuracy: ' + ', '.join(
+                f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
         T = run.model.config.block_size
         count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
         idx, _ = text.held_out(range(count), T)
@@ -238,13 +205,13 @@ def report(run, it, n_windows, text, loops, dev, autocast, asked, compiled, warm
 # health ------------------------------------------------------------------------------------------
 
 @torch.no_grad()
-def health(model, idx, autocast):
+def health(model, idx, autocast=nullcontext()):
     """
     Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use).
 
     token_corr: mean cosine between the last states of different tokens of a window; 1 = all tokens
     have become one. state_use: ||f(x) - f(noise)|| / ||f(x)||, x the last state; 0 = the core
-    ignores its state, and looping is for nothing.
+    ignores its state, and looping is useless.
     """
     model.eval()
     trace, values = [], []
@@ -270,10 +237,10 @@ def warnings_of(values, groups):
     for group, (token_corr, state_use) in zip(groups, values):
         if token_corr > 0.95:
             yield (f'in group {group} the states of all tokens are nearly the same (token_corr '
-                   f'{token_corr:.2f}): lower the learning rate or start anew')
+                   f'{token_corr:.2f}): lower the learning rate or start again')
         if state_use < 0.02:
-            yield (f'the core of group {group} ignores its state (state_use {state_use:.3f}): more '
-                   'loops will change nothing; lower the learning rate or start anew')
+            yield (f'the core of group {group} ignores its state (state_use {state_use:.3f}), so '
+                   'more loops change nothing: lower the learning rate or start again')
 
 
 def is_spike(loss, trend):
@@ -286,43 +253,18 @@ def is_spike(loss, trend):
 
 
 def check_finite(loss, norm, n_loop, it, lr, out_dir):
-    """ValueError if the loss or the gradient's norm is no number."""
+    """ValueError if the loss or the gradient's norm is NaN or infinite."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     good = f'{out_dir}/ckpt.pt'
     loops = '/'.join(map(str, n_loop)) or 'none'
-    raise ValueError(f'no number at iteration {it}: loss {loss}, gradient norm {norm}, loops '
+    raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
                      f'{loops}, learning rate {lr:.2e}. The weights were not touched and {good} '
                      'is good: train on from it with a lower learning rate '
                      f'(--init_from={good} --out_dir=...)')
 
 
-# speed and memory --------------------------------------------------------------------------------
-
-def training_flops(config, n_loop):
-    """
-    FLOPs a token of a training pass, with n_loop[g] loops of group g: the forward pass of every
-    step, and the backward pass, which costs twice as much, of the last min(bptt_k, n_loop[g]).
-
-    As MFU is usually counted: two for each weight of a matrix product, and attention to the whole
-    window.
-    """
-    C, looped = config.n_embd, sum(map(len, config.groups))
-    block = 2 * block_weights(config) + 4 * config.block_size * C
-    # half of the adapter: its products with e, once a pass, and with x, in every step
-    half = 2 * C ** 2 if config.injection == 'concat' else 0
-    flops = 3 * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)
-    for layers, n in zip(config.groups, n_loop):
-        passes = n + 2 * min(config.bptt_k, n)
-        flops += 3 * half + (len(layers) * block + half) * passes
-    return flops
-
-
-def peak_tflops_of(dev):
-    """The device's bf16 TFLOP/s, None if they are not known."""
-    card = torch.cuda.get_device_name(dev) if dev.startswith('cuda') else ''
-    return next((tflops for name, tflops in PEAK_TFLOPS.items() if name in card), None)
-
+# memory, and being asked to stop -----------------------------------------------------------------
 
 def peak_memory(dev):
     """The most memory that this process has held, in GB: the device's on CUDA, else its own."""
@@ -336,46 +278,21 @@ def peak_memory(dev):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def graphs(compiled):
-    """How many graphs torch.compile has made so far."""
-    return torch._dynamo.utils.counters['stats']['unique_graphs'] if compiled else 0
-
-
-@contextmanager
-def timed(spent, what):
-    """Add the seconds that the block takes to spent[what]."""
-    begin = time.time()
-    yield
-    spent[what] += time.time() - begin
-
-
-# progress, and being asked to stop ---------------------------------------------------------------
-
-def slowly(items, what, every=10):
-    """The items of a list one by one, with a line on how far they are every ten seconds."""
-    last = time.time()
-    for done, item in enumerate(items):
-        if time.time() - last > every:
-            say(f'{what}: {done} of {len(items)} batches')
-            last = time.time()
-        yield item
-
-
 def listen():
     """
     From now on SIGINT and SIGTERM are noted in a list, which is returned with the old handlers.
 
     The second one of a kind does what it did before: it ends the program.
     """
-    asked = []
+    received = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number, frame):
-        asked.append(number)
+        received.append(number)
         signal.signal(number, handlers[number])
     for number in handlers:
         signal.signal(number, note)
-    return asked, handlers
+    return received, handlers
 
 
 def stop_listening(handlers):

@@ -1,13 +1,11 @@
 """
-What moves the weights: AdamW, Muon, and weights averaged over training.
+The optimizers: AdamW for all weights, or Muon for the matrices of blocks and adapters.
 
-Not run by itself: train.py calls it. Muon: Jordan et al. 2024, by torch. Averages: Geiping 4.4.
+Muon: Jordan et al. 2024; torch's, with matrices of one shape in one batch.
 """
 from collections import defaultdict
 
 import torch
-
-OPTIMIZERS = ('adamw', 'muon')
 
 
 def make_optimizers(model, kind, lr, weight_decay, betas):
@@ -73,10 +71,3 @@ def orthogonal(g, a, b, c, steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(g.dtype)
-
-
-@torch.no_grad()
-def move_average(averaged, model, decay, it):
-    """Move the averaged weights (name: tensor); faster at first, when the raw ones are no good."""
-    share = 1 - min(decay, (it + 1) / (it + 10))
-    torch._foreach_lerp_([*averaged.values()], [*model.parameters()], share)

@@ -27,14 +27,6 @@ from model import GPT, GPTConfig  # noqa: E402
 # you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
 
-# what other looped models have in place of ours, see zoo/
-SYSTEMS = dict(
-    ours={},
-    huginn=dict(adapter_init='random', norm_inside=False, pos='rotary', mlp='gated', mlp_width=24,
-                qk_bias=True),
-    ouro=dict(injection='none', pos='rotary', sandwich='branch', mlp='gated', mlp_width=24,
-              scale_embedding=False, last_norm=False, tied=False, gate=True))
-
 
 def run(*args, script='train.py'):
     """
@@ -53,7 +45,7 @@ def run(*args, script='train.py'):
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
-def exit_by_hand(f, x, k_max, rule, readout=None):
+def exit_by_hand(f, x, k_max, rule, read=None):
     """
     What a rule means for one token alone, x (C,), in plain steps. f(x, k) is its step k.
 
@@ -62,7 +54,7 @@ def exit_by_hand(f, x, k_max, rule, readout=None):
     memo, small = None, []
     for k in range(1, k_max + 1):
         x1 = f(x, k)
-        value, memo = rule.signal(x, x1, memo, readout)
+        value, memo = rule.signal(x, x1, memo, read)
         small.append(value is not None and bool(value < rule.tau))
         if len(small) >= rule.hits and all(small[-rule.hits:]):
             return (x1, k, k) if rule.keep else (x, k - 1, k)
@@ -100,7 +92,7 @@ def wave(tmp_path_factory):
     with contextlib.chdir(folder), mock.patch.object(tasks.Problems, '__init__', few):
         done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
                    '--block_size=12', '--n_embd=32', '--mean_recurrence=4', '--bptt_k=4',
-                   '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2', '--min_lr=1e-3',
+                   '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2',
                    '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
                    '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
     assert done.returncode == 0, done.stderr

@@ -6,14 +6,14 @@ import resource
 import shutil
 from pathlib import Path
 
-import kills
 import pytest
 import test_train
 import torch
 from test_train import TINY, refused, same_weights, saved, trained
 
 from common import checkpoint
-from common.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from common.checkpoint import last_checkpoint, load_checkpoint, read_tau, save_checkpoint
+from results import kills
 
 # fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
 here, whole = test_train.here, test_train.whole
@@ -24,13 +24,13 @@ def adamw(tmp_path_factory):
     """As `whole`, with the optimiser that all runs had before it was a knob."""
     with contextlib.chdir(tmp_path_factory.mktemp('adamw')):
         test_train.make_book()
-        trained(*TINY, '--ema=0.5', '--optimizer=adamw')
+        trained(*TINY, '--optimizer=adamw')
         return Path('out').absolute()
 
 # What a checkpoint of an earlier version holds. People have such files, so none of these names may
 # go, and a new knob takes its default where a checkpoint lacks it.
-PARTS = ['model', 'model_args', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss']
-TO_GO_ON = ['optimizer', 'trend', 'spikes', 'ema']
+PARTS = ['model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss']
+TO_GO_ON = ['optimizer', 'trend', 'spikes']
 MODEL_ARGS = [
     'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias', 'groups',
     'mean_recurrence', 'bptt_k', 'injection', 'adapter_init', 'x0', 'norm_inside', 'step_noise']
@@ -39,9 +39,9 @@ KNOBS = [
     'dropout', 'bias', 'vocab_size', 'groups', 'mean_recurrence', 'loop_draw', 'bptt_k',
     'injection', 'adapter_init', 'x0', 'norm_inside', 'step_noise', 'batch_size',
     'gradient_accumulation_steps', 'max_iters', 'learning_rate', 'min_lr', 'warmup_iters',
-    'lr_decay_iters', 'weight_decay', 'beta1', 'beta2', 'grad_clip', 'ema', 'seed',
+    'lr_decay_iters', 'weight_decay', 'beta1', 'beta2', 'grad_clip', 'seed',
     'eval_interval', 'eval_windows', 'eval_loops', 'log_interval', 'save_interval', 'keep_iters',
-    'device', 'dtype', 'compile', 'checkpoint_steps', 'peak_tflops']
+    'device', 'dtype', 'compile']
 BLOCK = ['n1', 'n2', 'n3', 'n4', 'attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj']
 WEIGHTS = [
     'wte', 'wpe', *(f'h.0.{name}' for name in BLOCK),
@@ -73,13 +73,11 @@ def test_the_parts_of_a_checkpoint(adamw):
     assert set(last['model_args']) >= set(MODEL_ARGS)
     assert set(last['config']) >= set(KNOBS)
     assert list(last['model']) == [*WEIGHTS, 'lm_head.weight']
-    assert list(last['ema']) == WEIGHTS
     assert list(last['optimizer']) == list(range(len(WEIGHTS)))
     for state in last['optimizer'].values():
         assert list(state) == ['step', 'exp_avg', 'exp_avg_sq']
     assert list(last['val_loss']) == [1, 3] and len(last['trend']) == 3
-    for weights_alone in ('ckpt_000003.pt', 'ema/ckpt.pt'):
-        assert list(torch.load(adamw / weights_alone, weights_only=True)) == PARTS
+    assert list(torch.load(adamw / 'ckpt_000003.pt', weights_only=True)) == PARTS
 
 
 def test_a_run_of_an_earlier_version_goes_on(adamw):
@@ -87,8 +85,9 @@ def test_a_run_of_an_earlier_version_goes_on(adamw):
     os.mkdir('out')
     shutil.copy(adamw / 'log.csv', 'out')
     earlier = torch.load(adamw / 'ckpt.old.pt', weights_only=True)       # iteration 10
-    earlier = {name: earlier[name] for name in PARTS + TO_GO_ON}
+    earlier = {name: earlier[name] for name in PARTS + TO_GO_ON if name != 'model_class'}
     earlier['model_args'] = {name: earlier['model_args'][name] for name in MODEL_ARGS}
+    earlier['model_args'] |= checkpoint.ONCE_FIELDS         # which GPTConfig once had
     earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
     torch.save(earlier, 'out/ckpt.pt')
     assert 'from iteration 10' in trained('--resume')
@@ -96,8 +95,8 @@ def test_a_run_of_an_earlier_version_goes_on(adamw):
 
 
 def test_checkpoints_hold_plain_values():
-    trained(*TINY, '--groups=((1,),(2,))', '--ema=0.9', '--max_iters=1', '--keep_iters=[0]')
-    for name in ('ckpt.pt', 'ckpt_000000.pt', 'ema/ckpt.pt'):
+    trained(*TINY, '--groups=((1,),(2,))', '--max_iters=1', '--keep_iters=[0]')
+    for name in ('ckpt.pt', 'ckpt_000000.pt'):
         assert is_plain(torch.load(os.path.join('out', name), weights_only=True))
 
 
@@ -110,7 +109,7 @@ def test_load_checkpoint(tiny, idx):
     torch.save(good, 'good.pt')
     loaded, dictionary = load_checkpoint('good.pt')
     assert not loaded.training and torch.equal(loaded(idx)[0], model(idx)[0])
-    assert dictionary.keys() == good.keys()
+    assert dictionary.keys() == good.keys() | {'model_class'}
 
     # what is no checkpoint, or not a whole one
     bad = dict(cut=Path('good.pt').read_bytes()[:5000], text=b'no checkpoint', empty=b'',
@@ -180,7 +179,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, 'save_checkpoint', no_room_from_iteration_10)
         try:
-            line = refused(*TINY, '--ema=0.5')
+            line = refused(*TINY)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot write 'out/ckpt.pt'" in line

@@ -1,4 +1,4 @@
-"""What one sees of a run: its log, its held-out losses, its health, its FLOPs, how far it is."""
+"""What a run reports: its log, its held-out losses, its health, how far it is."""
 import itertools
 import math
 import signal
@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import data
-import memory
 import tasks
-from common import log as watch
+from common import log
 
 
 @pytest.fixture
@@ -33,30 +31,30 @@ def batch_sizes(model):
 
 def evaluate(model, text, n_windows=10, loops=(1, 4), **how):
     """The losses alone."""
-    found = watch.evaluate(model, text, n_windows, loops, 'cpu', nullcontext(), **how)
+    found = log.evaluate(model, text, n_windows, loops, 'cpu', **how)
     return found and found[0]
 
 
 # the log -----------------------------------------------------------------------------------------
 
 def new_log(path, start):
-    return watch.Log(path, [1, 4], ema=0.9, start=start, max_iters=9)
+    return log.Log(path, [1, 4], start=start, max_iters=9)
 
 
 def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     path = str(tmp_path / 'log.csv')
     new_log(path, 0).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
     with open(path, 'a') as f:
-        f.write('8,2.0,' + ',' * 13 + '\n9,1.0')         # a whole row, and one cut short by a kill
-    assert [row['iter'] for row in watch.read_log(path)] == ['3', '8']
-    assert [row['iter'] for row in watch.read_log(path, before=8)] == ['3']
+        f.write('8,2.0,' + ',' * 10 + '\n9,1.0')         # a whole row, and one cut short by a kill
+    assert [row['iter'] for row in log.read_log(path)] == ['3', '8']
+    assert [row['iter'] for row in log.read_log(path, before=8)] == ['3']
 
     # the log of a run that goes on from iteration 4
-    new_log(path, 4).add(dict(iter=4, ema_loss_1=2.125))
-    rows = watch.read_log(path)
+    new_log(path, 4).add(dict(iter=4, val_loss_1=2.125))
+    rows = log.read_log(path)
     assert [row['iter'] for row in rows] == ['3', '4']
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
-    assert rows[1]['ema_loss_1'] == '2.125'
+    assert rows[1]['val_loss_1'] == '2.125'
 
 
 # held-out losses ---------------------------------------------------------------------------------
@@ -74,8 +72,8 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text):
 
 def test_accuracy_counts_what_is_asked(tiny):
     """Against the logits, on a task that asks at one token of a row."""
-    model, problems = tiny(vocab_size=28), tasks.Problems('mano:operators=2', held_out=40)
-    _, accuracies = watch.evaluate(model, problems, 40, [1, 3], 'cpu', nullcontext(), batch=7)
+    model, problems = tiny(vocab_size=13), tasks.Problems('calc:dense=False', held_out=40)
+    _, accuracies = log.evaluate(model, problems, 40, [1, 3], 'cpu', batch=7)
     x, y = problems.held_out(range(40), 16)
     model.eval()
     for n_loop, share in accuracies.items():
@@ -86,7 +84,7 @@ def test_accuracy_counts_what_is_asked(tiny):
 def test_accuracy_by_depth(tiny):
     """Against the logits, label by label."""
     model, problems = tiny(vocab_size=13), tasks.Problems('calc', held_out=30)
-    rows = watch.by_depth(model, problems, [1, 2], 'cpu', nullcontext())
+    rows = log.by_depth(model, problems, [1, 2], 'cpu')
     x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
     for row in rows:
         at = depth == row['depth']
@@ -113,7 +111,7 @@ def test_evaluate_is_bounded_by_its_logits(tiny, text):
     model = tiny()
     sizes = batch_sizes(model)
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
-    assert memory.windows_at_once(model.config) == 4
+    assert log.windows_at_once(model.config) == 4
     evaluate(model, text, loops=[1, 4])
     assert sizes == [4, 4, 2] * 2
 
@@ -123,11 +121,11 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model = tiny()
     sizes = batch_sizes(model)
     model.config.vocab_size = 2 ** 21
-    run = SimpleNamespace(model=model, averaged=dict(model.named_parameters()), val_loss={})
-    row = watch.report(run, 7, 10, text, [1], 'cpu', nullcontext(), [], False, 0)
-    assert sizes == [4, 4, 2, 4, 4, 2, 4]       # raw weights, averaged ones, health
-    assert list(row) == ['val_loss_1', 'ema_loss_1', 'token_corr', 'state_use']
-    assert row['val_loss_1'] == row['ema_loss_1'] == f'{run.val_loss[1]:.5f}'
+    run = SimpleNamespace(model=model, val_loss={})
+    row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext(), [], False, 0)
+    assert sizes == [4, 4, 2, 4]        # the last one for health
+    assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
+    assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
 
 
 def test_two_processes_share_the_windows(tiny, text, monkeypatch):
@@ -135,10 +133,10 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     model = tiny()
     whole = evaluate(model, text, 9, [1, 4])
     parts, looks = [], []
-    monkeypatch.setattr(watch, 'WORLD', 2)
+    monkeypatch.setattr(log, 'WORLD', 2)
     for rank in range(2):
-        monkeypatch.setattr(watch, 'RANK', rank)
-        monkeypatch.setattr(watch, 'any_asked', lambda asked, dev: looks.append(rank))
+        monkeypatch.setattr(log, 'RANK', rank)
+        monkeypatch.setattr(log, 'any_stop', lambda received, dev: looks.append(rank))
         parts.append(evaluate(model, text, 9, [1, 4], batch=2))
     for n_loop, loss in whole.items():
         assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
@@ -155,7 +153,7 @@ def test_evaluate_stops_when_asked(tiny, text):
             asked.append(signal.SIGTERM)
 
     model.register_forward_pre_hook(ask)
-    assert evaluate(model, text, batch=2, asked=asked) is None
+    assert evaluate(model, text, batch=2, stop_signals=asked) is None
     assert len(sizes) == 3 and model.training
 
 
@@ -164,26 +162,10 @@ def test_evaluate_says_how_far_it_is(tiny, text, monkeypatch, capsys):
     evaluate(model, text, loops=[1], batch=2)
     assert capsys.readouterr().out == ''        # quick ones say nothing
     clock = SimpleNamespace(time=itertools.count(0, 6).__next__)    # six seconds from look to look
-    monkeypatch.setattr(watch, 'time', clock)
+    monkeypatch.setattr(log, 'time', clock)
     evaluate(model, text, loops=[1], batch=2)
-    assert capsys.readouterr().out == ('held-out loss: 1 of 5 batches\n'
-                                       'held-out loss: 3 of 5 batches\n')
-
-
-def test_slowly_passes_all_items_on(capsys):
-    assert list(watch.slowly('abc', 'letters', every=-1)) == ['a', 'b', 'c']
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [f'letters: {done} of 3 batches' for done in range(3)]
-
-
-def test_using_other_weights_for_a_while(tiny, idx):
-    model, other = tiny(seed=0), tiny(seed=1)
-    own, others = model(idx)[0], other(idx)[0]
-    with watch.using(model, dict(other.named_parameters())):
-        assert torch.equal(model(idx)[0], others)
-    assert torch.equal(model(idx)[0], own)
-    with watch.using(model, {}):
-        assert torch.equal(model(idx)[0], own)
+    assert capsys.readouterr().out == ('held-out loss: 2 of 5 batches\n'
+                                       'held-out loss: 4 of 5 batches\n')
 
 
 # health ------------------------------------------------------------------------------------------
@@ -192,14 +174,14 @@ def test_spikes():
     trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
     # a loss that falls, with noise
     losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]
-    assert not any(watch.is_spike(loss, trend) for loss in losses)
-    assert watch.is_spike(2.0, trend)
-    assert not watch.is_spike(0.2, trend)
+    assert not any(log.is_spike(loss, trend) for loss in losses)
+    assert log.is_spike(2.0, trend)
+    assert not log.is_spike(0.2, trend)
 
 
 def test_health_shows_the_two_collapses(tiny, idx):
     model = tiny()
-    assert not list(watch.warnings_of(watch.health(model, idx, nullcontext()), model.config.groups))
+    assert not list(log.warnings_of(log.health(model, idx), model.config.groups))
     with torch.no_grad():
         # all tokens alike: every position reads the same
         model.wte.weight.copy_(model.wte.weight[:1].expand(50, -1))
@@ -207,10 +189,10 @@ def test_health_shows_the_two_collapses(tiny, idx):
         # a core that ignores its state: no weight on x, the left half of [x ; e]
         for group in model.groups:
             group.adapter.weight[:, :16] = 0
-    values = watch.health(model, idx, nullcontext())
+    values = log.health(model, idx)
     for token_corr, state_use in values:
         assert token_corr > 0.999 and state_use < 1e-5
-    lines = list(watch.warnings_of(values, [[1], [2, 3]]))
+    lines = list(log.warnings_of(values, [[1], [2, 3]]))
     assert len(lines) == 4
     assert 'in group [1] the states of all tokens are nearly the same' in lines[0]
     assert 'the core of group [1] ignores its state' in lines[1]
@@ -220,32 +202,11 @@ def test_token_corr_is_the_mean_cosine_of_pairs(tiny):
     model, trace = tiny(), []
     idx = torch.arange(6)[None]
     model(idx, n_loop=3, trace=trace)
-    values = watch.health(model, idx, nullcontext())
+    values = log.health(model, idx)
     for (token_corr, _), entry in zip(values, trace, strict=True):
         x = entry['states'][-1][0]                                              # (T, C)
         cosines = [torch.cosine_similarity(x[i], x[j], dim=0) for i in range(6) for j in range(i)]
         assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
-
-
-# speed -------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize('changes', [
-    dict(), dict(injection='add'), dict(groups=[]), dict(groups=[[1, 2, 3]], bptt_k=2)])
-def test_training_flops_are_those_torch_counts(tiny, changes):
-    """
-    But for two things: attention, whose backward pass recomputes, and the first looped step with
-    gradient, whose input needs none.
-    """
-    model = tiny(n_embd=32, vocab_size=64, **changes).train()
-    n_loop = [5, 4][:len(model.groups)]
-    idx = torch.randint(64, (2, 16))
-    with FlopCounterMode(display=False) as counter:
-        model(idx, idx, n_loop=n_loop)[1].backward()
-    by_op = counter.get_flop_counts()['Global']
-    counted = sum(flops for op, flops in by_op.items() if 'attention' not in str(op))
-    model.config.block_size = 0         # of the formula: its attention is gone
-    said = watch.training_flops(model.config, n_loop)
-    assert math.isclose(said, counted / idx.numel(), rel_tol=0.015)
 
 
 # being asked to stop -----------------------------------------------------------------------------
@@ -255,12 +216,12 @@ def test_the_second_signal_does_what_it_did_before():
     before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
     try:
         own = signal.getsignal(signal.SIGTERM)
-        asked, handlers = watch.listen()
+        asked, handlers = log.listen()
         signal.raise_signal(signal.SIGTERM)
         assert (asked, noted) == ([signal.SIGTERM], [])
         signal.raise_signal(signal.SIGTERM)
         assert (asked, noted) == ([signal.SIGTERM], [signal.SIGTERM])
-        watch.stop_listening(handlers)
+        log.stop_listening(handlers)
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
