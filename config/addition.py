@@ -1,4 +1,4 @@
-# Sums of several numbers, all digits of the answer at once (tasks.py). On top of config/calc.py:
+# Train on sums of several numbers (tasks.py). The model gives all digits of the answer at once.
 #   python train.py config/calc.py config/addition.py
 dataset = 'addition'
 out_dir = 'out-addition'

@@ -1,8 +1,8 @@
-# Running arithmetic with resets, see tasks.py: a problem that one loop cannot solve. Two cores.
+# Train on running arithmetic (tasks.py), which needs many loop steps. Two CPU cores are enough.
 #   python train.py config/calc.py && python sample.py --out_dir=out-calc
 dataset = 'calc'
 out_dir = 'out-calc'
-pos = 'rotary'                  # learned positions would have to learn "the one before" one by one
+pos = 'rotary'                  # learned positions must learn "the token before" place by place
 rope_base = 100.0
 block_size = 24
 n_layer, n_head, n_embd = 3, 2, 64

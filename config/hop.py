@@ -1,4 +1,4 @@
-# p-hop induction (tasks.py): back through a row of letters, pointer by pointer. On top of calc.py:
+# Train on p-hop induction (tasks.py): follow pointers back through a row of letters.
 #   python train.py config/calc.py config/hop.py
 dataset = 'hop'
 out_dir = 'out-hop'

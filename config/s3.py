@@ -1,4 +1,4 @@
-# The running product in S3, with resets (tasks.py). On top of config/calc.py:
+# Train on running products in the group S3 (tasks.py).
 #   python train.py config/calc.py config/s3.py
 dataset = 'group'
 out_dir = 'out-s3'

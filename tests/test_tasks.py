@@ -1,4 +1,5 @@
-"""Tasks against their oracles and by hand; the same problems from the same seed; bad input."""
+"""Tasks against their oracles and by hand, problems that never change, a new task, bad input."""
+import hashlib
 import os
 
 import numpy as np
@@ -6,159 +7,169 @@ import pytest
 import torch
 from conftest import ROOT, run
 
+import data
 import tasks
-
-EXAMPLES = ['calc', 'calc:p=2,reset=1.0', 'calc:dense=False', 'calc:p=11,reset=0.04',
-            'hop', 'hop:letters=2,hops=0', 'hop:letters=30,hops=7', 'hop:dense=False',
-            'addition', 'addition:numbers=2,digits=1', 'group', 'group:name=S5',
-            'group:name=Z2,reset=0', 'mano', 'mano:p=2,operators=7',
-            'igsm', 'igsm:p=11,variables=5,steps=1']
 
 
 def made(text, rows=200, T=None, seed=0):
     name, _ = tasks.parse(text)
-    return tasks.make(text, np.random.default_rng(seed), rows, T or tasks.LENGTHS[name])
+    return tasks.make(text, np.random.default_rng(seed), rows, T or tasks.TASKS[name].T)
 
 
-@pytest.mark.parametrize('text', EXAMPLES)
+def texts(text, tokens):
+    words = tasks.Words(text).words
+    return [words[token] for token in tokens]
+
+
+@pytest.mark.parametrize('text', [
+    'calc', 'calc:p=2,reset=1', 'calc:dense=False', 'calc:p=11,reset=0.04', 'hop',
+    'hop:letters=2,hops=0', 'hop:letters=26,hops=7', 'hop:letters=3,hops=30,dense=False',
+    'addition', 'addition:numbers=2,digits=1', 'addition:numbers=5,digits=2', 'group',
+    'group:name=S5', 'group:name=Z2,reset=0'])
 def test_labels_are_the_oracles(text):
     x, y, depth = made(text)
     assert x.shape == y.shape == depth.shape
     assert x.min() >= 0 and x.max() < tasks.Words(text).n_vocab
     assert tasks.check_rows(text, x, y) == 0
-    # something is asked in every row, and only there is a depth
+    # every row has a label, and only labels have a depth
     assert (y != tasks.NOT_ASKED).any(axis=1).all()
     assert (depth[y == tasks.NOT_ASKED] == 0).all()
-    # a wrong label is found
+    # a wrong label is noticed
     row, place = np.argwhere(y != tasks.NOT_ASKED)[-1]
     y[row, place] = (y[row, place] + 1) % tasks.Words(text).n_vocab
     assert tasks.check_rows(text, x, y) == 1
 
 
-@pytest.mark.parametrize('text', EXAMPLES)
-def test_a_seed_is_a_problem_set(text):
-    assert all(map(np.array_equal, made(text), made(text)))
-    assert not np.array_equal(made(text)[0], made(text, seed=1)[0])
-
-
-def test_calc_by_hand():
-    """Depth is the distance from the last reset."""
-    x, y, depth = made('calc', rows=50)
-    words = tasks.Words('calc').words
-    for tokens, depths in zip(x, depth):
-        since = 0
-        for token, d in zip(tokens, depths):
-            since = 0 if words[token][0] == '=' else since + 1
-            assert d == since
-    share = np.mean([words[token][0] == '=' for token in made('calc', rows=2000)[0][:, 1:].ravel()])
-    assert abs(share - 0.2) < 0.01
+# recorded when the first models were trained: 50 problems of seed 0, the held-out problems, and the
+# sha256 that a checkpoint stores, with the tokenizer's name
+@pytest.mark.parametrize('text, drawn, held_out, sha256, tokenizer', [
+    ('calc:dense=False', '1539315906e9', '5e98d0744e90', '1bb2a2c2b4b7', 'calc:p=5'),
+    ('hop:dense=False', 'a345bb80bce1', 'af3cb991ca07', '4c7da2015ed5', 'hop:letters=4,hops=4'),
+    ('addition', 'a44a739d7af4', 'eae13d9a822c', '96aefaa64b45', 'addition'),
+    ('group:name=S5', '967eb3477bd8', 'ed491e832c57', '07c1a9b79fe4', 'group:name=S5')])
+def test_problems_never_change(text, drawn, held_out, sha256, tokenizer):
+    def digest(arrays):
+        return hashlib.sha256(b''.join(a.astype('<i8').tobytes() for a in arrays)).hexdigest()[:12]
+    problems = tasks.Problems(text)
+    assert digest(made(text, rows=50)) == drawn
+    assert digest(problems.with_depth(40 if text[:3] == 'hop' else 24)) == held_out
+    assert (problems.sha256[:12], problems.tokenizer) == (sha256, tokenizer)
 
 
 def test_hop_by_hand():
     """b a c b a: from the last a back to the a before it, one on to c; c has none before it."""
-    words = list('baCba'.lower())
-    assert tasks.hop_oracle(['0', *words], 3, 2, True) == [None, 'b', 'a', 'c', 'b', 'a']
-    assert tasks.hop_oracle(['1', *words], 3, 2, True) == [None, '-', '-', '-', 'a', 'c']
-    assert tasks.hop_oracle(['2', *words], 3, 2, True) == [None, '-', '-', '-', '-', '-']
+    words = list('bacba')
+    assert tasks.hop_oracle(['0', *words], 2, True) == [None, 'b', 'a', 'c', 'b', 'a']
+    assert tasks.hop_oracle(['1', *words], 2, True) == [None, '-', '-', '-', 'a', 'c']
+    assert tasks.hop_oracle(['2', *words], 2, True) == [None, '-', '-', '-', '-', '-']
     x, y, depth = made('hop', rows=300)
-    letters = x[:, 1:]
-    assert (letters[:, 1:] != letters[:, :-1]).all()            # no two alike in a row
-    p = x[:, 0] - 5
-    assert (depth <= p[:, None]).all()
-    whole = y[:, 1:] != 4                                       # not `none`: all hops were made
-    assert (depth[:, 1:][whole] == np.tile(p[:, None], (1, 39))[whole]).all()
+    assert (x[:, 2:] != x[:, 1:-1]).all()
+    # the depth is p where the whole chain exists, and at most p where it breaks
+    p, whole = np.tile(x[:, :1] - 5, (1, 39)), y[:, 1:] != 4
+    assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
 
 
 def test_addition_by_hand():
-    """999 + 001: a carry runs through all columns, so the last digit waits for three of them."""
+    """Of one digit each: a carry makes the first digit of the sum wait one step longer."""
     x, y, depth = made('addition:numbers=2,digits=1', rows=500, T=8)
-    words = tasks.Words('addition').words
     for tokens, labels, depths in zip(x, y, depth):
-        a, b = (int(words[tokens[place]]) for place in (2, 4))
-        carried = int(a + b >= 10)
-        assert [*labels[-2:]] == [(a + b) // 10, (a + b) % 10]
-        assert [*depths[-2:]] == [1 + carried, 1]
+        word = texts('addition', tokens)
+        total = int(word[2]) + int(word[4])
+        assert [*labels[-2:]] == [total // 10, total % 10]
+        assert [*depths[-2:]] == [1 + (total >= 10), 1]
 
 
-def test_group_is_a_group():
-    """S5 does not commute, and Z2 is the parity."""
-    x, y, _ = made('group:name=Z2,reset=0', rows=100)
-    ones = np.cumsum(x % 2, axis=1) % 2
-    assert np.array_equal(y, ones)
-    words = tasks.Words('group:name=S5').words
-    assert len(set(words)) == 240
+def test_calc_and_group_by_hand():
+    """The depth is the distance from the last value that was set; in S3 the order matters."""
+    x, y, depth = made('calc', rows=1, T=8)
+    assert texts('calc', x[0]) == ['=1', '*4', '*1', '+3', '+1', '+2', '+2', '=0']
+    assert texts('calc', y[0]) == ['=1', '=4', '=4', '=2', '=3', '=0', '=2', '=0']
+    assert depth[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+    assert tasks.group_oracle(['=102', '021', '=021', '102'], 'S3') == ['102', '120', '021', '201']
 
 
-def test_igsm_depth_is_the_longest_way():
-    x, y, depth = made('igsm', rows=200)
-    words = tasks.Words('igsm').words
-    for tokens, labels, depths in zip(x, y, depth):
-        equations, asked = ''.join(words[t] for t in tokens).strip().split('?')
-        right = dict(equation.split('=') for equation in equations.rstrip(';').split(';'))
-
-        def way(name):
-            return 1 + max((way(c) for c in right[name] if c.isalpha()), default=-1)
-        assert depths[-1] == way(asked)
-
-
-def test_held_out_problems_are_the_same_and_their_own():
-    a, b = (tasks.Problems('calc', held_out=64) for _ in range(2))
-    x, y = a.held_out(range(64), 24)
-    assert torch.equal(x, b.held_out(range(64), 24)[0]) and a.n_held_out(24) == 64
-    trained = a.batch(np.random.default_rng(0), 2000, 24)[0]
-    rows = {tuple(row) for row in trained.tolist()}
-    assert not rows & {tuple(row) for row in x.tolist()}
-    assert torch.equal(a.held_out([3, 5], 24)[1], y[[3, 5]])
+def test_held_out_problems_are_not_trained_on():
+    problems = tasks.Problems('calc', held_out=64)
+    x, y = problems.held_out(range(64), 24)
+    assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
+    assert problems.held_out([0], 8)[0].shape == (1, 8)         # another T after the first
+    whole, labels = problems.batch(np.random.default_rng(0), 2000, 24)
+    assert not set(map(tuple, whole.tolist())) & set(map(tuple, x.tolist()))
+    # a process of several takes its part of the batch
+    part = problems.batch(np.random.default_rng(0), 2000, 24, slice(2, 4))
+    assert torch.equal(part[0], whole[2:4]) and torch.equal(part[1], labels[2:4])
 
 
-def test_a_process_takes_its_rows():
-    problems = tasks.Problems('hop')
-    whole, _ = problems.batch(np.random.default_rng(1), 6, 40)
-    part, _ = problems.batch(np.random.default_rng(1), 6, 40, slice(2, 4))
-    assert torch.equal(part, whole[2:4])
+def test_words_are_an_encoding():
+    words = data.get_encoding('calc:p=5')
+    assert words.encode('=4 *1  +2') == [4, 9, 6] and words.n_vocab == 13
+    assert b''.join(map(words.decode_single_token_bytes, [4, 9, 6])) == b'=4*1+2'
+    with pytest.raises(ValueError, match="'/2' is not a word of calc:p=5: choose from =0 =1"):
+        words.encode('=4 /2')
 
 
-@pytest.mark.parametrize('text, words', [
-    ('clac', "unknown task 'clac': did you mean 'calc'?"),
-    ('calc:rest=0.1', "unknown knob 'rest' of the task calc: did you mean 'reset'?"),
-    ('calc:p=two', "p of the task calc must be int, not 'two'"),
-    ('calc:p=1', 'p must be at least 2, not 1'),
-    ('calc:reset=0', 'reset must lie in (0, 1], not 0.0'),
-    ('calc:reset=1.5', 'reset must lie in (0, 1]'),
-    ('hop:letters=1', 'letters must be at least 2'),
-    ('hop:hops=-1', 'hops must be at least 0'),
-    ('hop:dense=no', "dense of the task hop must be bool, not 'no'"),
-    ('group:name=S4', "unknown group 'S4': choose one of S3, S5, Z2"),
-    ('mano:operators=0', 'operators must be at least 1'),
-    ('igsm:steps=9', 'variables more than steps'),
-    ('addition:numbers=1', 'numbers must be at least 2')])
-def test_bad_knobs_are_one_line(text, words):
-    done = run(text, script='tasks.py')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1
-    assert words in done.stderr
+def test_answers_are_printed(capsys):
+    x, y = np.array([[6, 0, 1, 0]]), np.array([[tasks.NOT_ASKED, 4, 4, 1]])     # p = 1, a b a
+    guesses = np.array([[0, 4, 3, 1]])
+    tasks.print_answers('hop', x, y, guesses, 0 * x + 7,
+                        lambda text, steps: f' {steps}:{text.strip()}')
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ['problem', '1', 'a', 'b', 'a'], ['right', '-', '-', 'b'],
+        ['model', '7:', '7:-', '7:!d!', '7:b']]
+    assert lines[-1] == '--- 2 of 3 answers right, 66.7%'
 
 
-@pytest.mark.parametrize('text, T', [('calc', 0), ('hop', 1), ('addition', 19), ('mano', 13),
-                                     ('igsm', 35)])
-def test_too_few_tokens(text, T):
-    with pytest.raises(ValueError, match=f'T of at least {T + 1}, not {T}'):
-        tasks.Problems(text).check(T)
-    tasks.Problems(text).check(T + 1)
+def test_a_new_task_is_one_entry(monkeypatch, tmp_path):
+    """The label is the token before. It is made, checked, opened and trained on by its name."""
+    def echo(rng, rows, T, letters=3):
+        x = rng.integers(letters, size=(rows, T))
+        y = np.concatenate((np.full((rows, 1), tasks.NOT_ASKED), x[:, :-1]), axis=1)
+        return x, y, (y >= 0).astype(int)
+
+    monkeypatch.setitem(tasks.TASKS, 'echo', tasks.Task(
+        echo, lambda letters: [*'abcdef'[:letters]], lambda words: [None, *words[:-1]], T=6))
+    x, y, _ = made('echo:letters=4')
+    assert x.shape == (200, 6) and x.max() == 3 and tasks.check_rows('echo:letters=4', x, y) == 0
+    assert data.get_encoding('echo:letters=4').words == [*'abcd']
+    monkeypatch.chdir(tmp_path)
+    done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=echo', '--block_size=6',
+               '--n_embd=8', '--max_iters=2', '--batch_size=4', '--eval_windows=4',
+               '--eval_loops=[1]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize('name', [f'{task}{end}' for task in tasks.TASKS for end in ('', '_gpu')
-                                  if (task, end) not in (('calc', '_gpu'), ('hop', '_gpu'))])
-def test_a_config_fits_its_task(name):
-    knobs = {}
-    with open(os.path.join(ROOT, 'config', f'{name}.py')) as f:
-        exec(f.read(), knobs)
-    tasks.Problems(knobs['dataset']).check(knobs['block_size'])
-    if not name.endswith('_gpu'):
-        assert knobs['block_size'] == tasks.LENGTHS[name]
+@pytest.mark.parametrize('text, T, rows, message', [
+    ('clac', 24, 1, "unknown task 'clac': did you mean 'calc'?"),
+    ('calc:rest=0.1', 24, 1, "unknown knob 'rest' of the task calc: did you mean 'reset'?"),
+    ('calc:p=1000000000', 24, 1, 'p of the task calc must be at most 1000'),
+    ('calc:p=1', 24, 1, 'p must be at least 2, not 1'),
+    ('calc:reset=0', 24, 1, r'reset must lie in \(0, 1\], not 0.0'),
+    ('hop:letters=27', 24, 1, r'letters must lie in \[2, 26\]'),
+    ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
+    ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
+    ('addition:numbers=1', 24, 1, 'numbers must be at least 2'),
+    ('addition', 19, 1, 'T of at least 20, not 19'), ('hop', 1, 1, 'T of at least 2, not 1'),
+    ('calc', 0, 1, 'block_size.* must lie in'), ('calc', 10 ** 9, 1, 'block_size.* must lie in'),
+    ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
+def test_bad_input(text, T, rows, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.Problems(text).check(T, rows)
+
+
+def test_a_config_fits_its_task():
+    for config, task in dict(calc='calc', hop='hop', addition='addition', s3='group').items():
+        knobs = {}
+        with open(os.path.join(ROOT, 'config', f'{config}.py')) as f:
+            exec(f.read(), knobs)
+        assert (knobs['dataset'], knobs['block_size']) == (task, tasks.TASKS[task].T)
+        tasks.Problems(task).check(knobs['block_size'])
 
 
 def test_the_command_shows_and_checks():
-    done = run('calc:p=3', '--rows=50', script='tasks.py')
-    assert done.returncode == 0, done.stderr
-    assert '50 problems, 0 of them with another answer than the oracle' in done.stdout
+    done = run('calc:p=3', '--rows=50', '--block_size=5', script='tasks.py')
+    assert 'calc:p=3: 7 words, 5 tokens a problem' in done.stdout, done.stderr
     assert done.stdout.count('problem ') == 3 and 'depth: 0 ' in done.stdout
+    assert '50 problems, 0 of them with another answer than the oracle' in done.stdout
+    done = run('clac', script='tasks.py')
+    assert done.returncode == 2 and done.stderr.count('\n') == 1
