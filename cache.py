@@ -193,6 +193,8 @@ class Signals:
 def main():
     from decode import POLICIES, make_cache
     from model import GPT, GPTConfig
+    if not 1 <= n_loop <= 100:
+        raise ValueError(f'n_loop must lie between 1 and 100 to be shown, not {n_loop}')
     with torch.device('meta'):          # shapes alone
         model = GPT(GPTConfig(n_layer=n_layer, n_head=1, n_embd=n_embd, groups=groups))
     print(f'{n_layer} layers, width {n_embd}, groups {groups}, {n_loop} loop steps of each group')

@@ -278,7 +278,7 @@ def on_device(array, x):
 
 def show(title, states, read, taus):
     """Print the signals of one token's states (K+1, C) by loop step, and where each rule exits."""
-    rules = {name: make_exit(name, taus[name] if tau is None else tau) for name in EXITS}
+    rules = {name: make_exit(name, taus.get(name) if tau is None else tau) for name in EXITS}
     print(f'\n{title}\n    k' + ''.join(f'{name:>11s}' for name in rules))
     memos = dict.fromkeys(rules)
     for k in range(1, len(states)):

@@ -252,13 +252,16 @@ def bar(share):
 @torch.no_grad()
 def main():
     # how often training loops
+    if draws < 1 or not 0 < mean_recurrence < math.inf:
+        raise ValueError('draws and mean_recurrence must be positive and finite, not '
+                         f'{draws} and {mean_recurrence}')
     if draw not in LOOP_DRAWS:
         raise ValueError(f"unknown draw '{draw}': choose one of {', '.join(LOOP_DRAWS)}")
     generator = torch.Generator().manual_seed(seed)
     counts = Counter(sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(draws))
-    mean = sum(n * times for n, times in counts.items()) / draws
-    print(f'{draws} {draw} draws at r = {mean_recurrence:g}: mean {mean:.2f}, at most {max(counts)}')
-    for n in range(1, min(max(counts), round(4 * mean_recurrence) + 4) + 1):
+    mean, most = sum(n * times for n, times in counts.items()) / draws, max(counts)
+    print(f'{draws} {draw} draws at r = {mean_recurrence:g}: mean {mean:.2f}, at most {most}')
+    for n in range(1, min(most, round(4 * mean_recurrence) + 4) + 1):
         print(f'{n:5d} {100 * counts[n] / draws:5.1f}% {bar(counts[n] / max(counts.values()))}')
 
     # the steps of a looped group with random weights, mean over 16 tokens

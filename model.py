@@ -58,8 +58,8 @@ class GPTConfig:
         check_choices({one.name: one.type for one in fields(self)}, vars(self))
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
                      'bptt_k', 'rope_base'):
-            if not getattr(self, name) > 0:
-                raise ValueError(f'{name} must be positive, not {getattr(self, name)}')
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f'{name} must be positive and finite, not {getattr(self, name)}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
         if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
