@@ -1,15 +1,14 @@
 """
-A page to watch a model think: one HTML file, which opens from disk and asks nothing of anybody.
+A page to watch a model think: one self-contained HTML file without network access.
 
     python explore.py --start='def read(self):'     a prompt -> out/explore.html
-    python explore.py --out_dir=out-calc --seed=3   a problem, where the model has learnt a task
+    python explore.py --out_dir=out-calc --seed=3   a problem, for a model that has learnt a task
 
-One pass at fixed loops is recorded: of every group, token and loop step the signal of each exit
-rule, the five likeliest next tokens, the loss of the right one, the distance to the last state, and
-two principal coordinates (without x^(0), from which all else is far). The page, whose template is
-explore.html, computes exits from the signals, as exits.py does, while the reader turns the
-threshold. It shows the states of a pass in which nobody leaves: what a token sees of others that
-left is not computed again.
+One pass at fixed loops is recorded. For each group, token and loop step the page has the signal of
+each exit rule, the five likeliest next tokens, the loss of the right one, the distance to the last
+state, and two principal coordinates. The page (its template is explore.html) computes the exits
+from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
+pass in which no token exits: how an exit changes the tokens after it is not shown.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
 
@@ -30,10 +29,10 @@ from torch.linalg import vector_norm
 import tasks
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, pick_device, run
-from encoding import EOT, get_encoding
-from exits import EXITS, LEARNED, make_exit
-from geometry import pca
-from serving.requests import read_prompt
+from data import EOT, get_encoding
+from exits import EXITS
+from geometry import pca_2d
+from sample import read_prompt
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'
@@ -41,145 +40,153 @@ start = 'The method returns a list of'      # the prompt, or FILE:prompt.txt
 n_loop = 32
 seed = 0                    # of the problem, on a task
 noise_seed = 0
-path: str | None = None     # of the page; None = out_dir/explore.html
+path: str | None = None     # where to write the page; None = out_dir/explore.html
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
-MOST_BYTES = 2_000_000
 LIKELIEST = 5
-BYTES_A_CELL = 170          # of a group, token and loop step, about
+MOST_CELLS = 12_000         # groups x tokens x loop steps; a page then has about 2 MB
 
 
 @torch.no_grad()
-def record(model, idx, right):
+def record(model, idx, right, n_loop, noise_seed=0):
     """
     One pass over idx (T,) -> for each group a dict of lists, by loop step and then by token.
 
-    right (T,): the token that should come out at each, -1 where none is known.
+    right (T,): the token that should come next at each position, -1 where it is unknown.
     """
     trace = []
     model(idx[None], n_loop=n_loop, noise_seed=noise_seed, trace=trace)
-    found = []
+    groups = []
     for entry, group in zip(trace, model.groups):
-        states, last = entry['states'], group is model.groups[-1]               # (K+1, 1, T, C)
-        signals = {name: signals_of(name, model, states)
-                   for name in (EXITS if model.gate is None else EXITS | LEARNED)}
-        top, nats = [], []
-        for x in states[1:]:
-            logits = (model.through_coda if last else model.readout)(x)[0]      # (T, V)
-            log_p = logits.float().log_softmax(-1)
-            p, tokens = log_p.exp().topk(min(LIKELIEST, log_p.shape[-1]))
-            top.append([[[token, round(share, 4)] for token, share in zip(*of_token)]
-                        for of_token in zip(tokens.tolist(), p.tolist())])
-            of_right = -log_p.gather(1, right.clamp(min=0)[:, None])[:, 0]
-            nats.append([round(value, 5) if known >= 0 else None
-                         for value, known in zip(of_right.tolist(), right.tolist())])
+        states = entry['states']                                                # (K+1, 1, T, C)
+        rules = EXITS | model.rules
+        signals = {name: signals_of(rule, model, states) for name, rule in rules.items()}
+
+        # the next token that each state predicts; only the last group's go through the coda
+        to_logits = model.through_coda if group is model.groups[-1] else model.readout
+        top, nats = zip(*(predictions(to_logits(x)[0], right) for x in states[1:]))
+
         states = states[:, 0]                                                   # (K+1, T, C)
         distance = vector_norm(states - states[-1], dim=-1)                     # (K+1, T)
-        found.append(dict(signals=signals, top=top, nats=nats, distance=short(distance, 4),
-                          path=short(pca(states[1:], 2), 4)))
-    return found
+        path = pca_2d(states[1:])       # without x^(0): all other states are far from it
+        groups.append(dict(signals=signals, top=top, nats=nats, distance=short(distance, 4),
+                           path=short(path, 4)))
+    return groups
 
 
-def signals_of(name, model, states):
-    """The signal of a rule at each loop step, a list of lists (K, T), None where undefined."""
-    rule, memo, values = make_exit(name), None, []
+def predictions(logits, right):
+    """
+    The likeliest tokens at each position, [[token, probability], ...], and the loss of the right
+    one in nats, None where that is unknown; logits (T, V), right (T,).
+    """
+    log_p = logits.float().log_softmax(-1)
+    p, tokens = log_p.exp().topk(min(LIKELIEST, log_p.shape[-1]))               # (T, LIKELIEST)
+    top = [[[token, round(share, 4)] for token, share in zip(*of_token)]
+           for of_token in zip(tokens.tolist(), p.tolist())]
+    loss = -log_p.gather(1, right.clamp(min=0)[:, None])[:, 0]                  # (T,)
+    nats = [round(value, 5) if token >= 0 else None
+            for value, token in zip(loss.tolist(), right.tolist())]
+    return top, nats
+
+
+def signals_of(rule, model, states):
+    """A rule's signal at each loop step: a list of K lists (T,), None where it is undefined."""
+    read, memo, values = model.reader(rule), None, []
     for x0, x1 in zip(states, states[1:]):
-        value, memo = rule.signal(x0, x1, memo, model.reader(rule))
+        value, memo = rule.signal(x0, x1, memo, read)
         values.append(None if value is None else short(value[0], 9))
     return values
 
 
 def short(tensor, digits):
-    """A tensor as lists of numbers with so many digits; nine give each float32 back."""
+    """A tensor as lists of numbers with so many digits; nine are enough for each float32."""
     def shorten(value):
         return [*map(shorten, value)] if isinstance(value, list) else float(f'{value:.{digits}g}')
     return shorten(tensor.tolist())
 
 
-def problem(model, task):
-    """A problem of the task -> tokens, right answers (-1 where nothing is asked), depth."""
-    x, y, depth = tasks.make(task, np.random.default_rng(seed), 1, model.config.block_size)
+def problem(task, T, seed):
+    """A problem of the task -> tokens (T,), right answers (-1 where there is none), depth."""
+    x, y, depth = tasks.make(task, np.random.default_rng(seed), 1, T)
     return torch.from_numpy(x[0]), torch.from_numpy(y[0]).clamp(min=-1), depth[0].tolist()
 
 
-def prompt_of(encoding, block_size):
-    """The prompt's tokens, and the next of each as the right one."""
-    tokens = encoding.encode(read_prompt(start), allowed_special={EOT}) or [encoding.eot_token]
+def prompt_of(text, encoding, block_size):
+    """The tokens of a prompt (T,), and the token that follows each; -1 after the last."""
+    tokens = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(tokens) > block_size:
         raise ValueError(f'the prompt has {len(tokens)} tokens, and the model reads {block_size}: '
-                         'cut --start')
-    return torch.tensor(tokens), torch.tensor(tokens[1:] + [-1]), None
+                         'shorten --start')
+    return torch.tensor(tokens), torch.tensor(tokens[1:] + [-1])
 
 
 def texts_of(tokens, encoding):
-    """{token: its text}; bytes that are no UTF-8 as \\xNN, tokens without text as numbers."""
-    found = {}
+    """{token: its text}; bytes that are not UTF-8 as \\xNN, tokens without text as #NUMBER."""
+    texts = {}
     for token in sorted(set(tokens)):
-        found[token] = f'#{token}'
+        texts[token] = f'#{token}'
         if token < encoding.n_vocab:
-            found[token] = encoding.decode_single_token_bytes(token).decode('utf-8',
-                                                                            'backslashreplace')
-    return found
+            text = encoding.decode_single_token_bytes(token)
+            texts[token] = text.decode('utf-8', 'backslashreplace')
+    return texts
 
 
-def page(record, title, said, command):
-    """The template with the record in it. Text is data there: no < of it can end a script."""
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'explore.html'),
-              encoding='utf-8') as f:
+def page(record, title, intro, command):
+    """The template filled in. Without `<` the text of the record cannot end its script element."""
+    template = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'explore.html')
+    with open(template, encoding='utf-8') as f:
         template = f.read()
-    text = json.dumps(record, separators=(',', ':'), ensure_ascii=True).replace('<', '\\u003c')
-    values = dict(TITLE=html.escape(title), SAID=html.escape(said), COMMAND=html.escape(command),
+    text = json.dumps(record, separators=(',', ':')).replace('<', '\\u003c')
+    values = dict(TITLE=html.escape(title), INTRO=html.escape(intro), COMMAND=html.escape(command),
                   RECORD=text)
     return re.sub(r'\{\{(\w+)\}\}', lambda match: values[match[1]], template)
 
 
 def main():
     # the model, and what it is to read
-    dev, _ = pick_device(device, 'float32')
-    if not n_loop >= 2:
+    if n_loop < 2:
         raise ValueError(f'n_loop must be at least 2, not {n_loop}')
+    dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
-    groups = model.config.groups
+    groups, T = model.config.groups, model.config.block_size
     if not groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups: there is no loop to '
-                         'watch')
-    encoding, task = get_encoding(checkpoint['tokenizer'], out_dir), checkpoint['config']['dataset']
-    is_task = task.partition(':')[0] in tasks.TASKS
-    idx, right, depth = (problem(model, task) if is_task
-                         else prompt_of(encoding, model.config.block_size))
-    most = MOST_BYTES // BYTES_A_CELL
-    if len(groups) * len(idx) * n_loop > most:
+        raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is no loop to '
+                         'watch: choose another --out_dir')
+    dataset, depth = checkpoint['config']['dataset'], None
+    encoding = get_encoding(checkpoint['tokenizer'], out_dir)
+    if dataset.partition(':')[0] in tasks.TASKS:
+        idx, right, depth = problem(dataset, T, seed)
+    else:
+        idx, right = prompt_of(read_prompt(start), encoding, T)
+    cells = len(groups) * len(idx)
+    if cells * n_loop > MOST_CELLS:
         raise ValueError(f'{len(groups)} groups x {len(idx)} tokens x {n_loop} loops are more than '
-                         f'a page holds ({most:,}): take fewer tokens, or --n_loop='
-                         f'{max(2, most // (len(groups) * len(idx)))}')
+                         f'a page holds ({MOST_CELLS:,}): take fewer tokens, or '
+                         f'--n_loop={max(2, MOST_CELLS // cells)}')
 
-    # what it does there
-    found = record(model, idx.to(dev), right.to(dev))
-    shown = [token for of_group in found for row in of_group['top'] for of_token in row
-             for token, _ in of_token]
-    texts = texts_of([*idx.tolist(), *right[right >= 0].tolist(), *shown], encoding)
-    rules = {}
-    for name in found[0]['signals']:
-        rule = make_exit(name)
-        rules[name] = dict(hits=rule.hits, keep=rule.keep, tau=rule.tau)
+    # what it thinks
+    recorded = record(model, idx.to(dev), right.to(dev), n_loop, noise_seed)
+    likeliest = [token for group in recorded for step in group['top'] for of_token in step
+                 for token, _ in of_token]
+    texts = texts_of([*idx.tolist(), *right[right >= 0].tolist(), *likeliest], encoding)
+    rules = {name: dict(hits=rule.hits, keep=rule.keep)
+             for name, rule in (EXITS | model.rules).items()}
     everything = dict(tokens=idx.tolist(), right=right.tolist(), depth=depth, texts=texts,
-                      rules=rules, groups=found, loops=n_loop,
+                      rules=rules, groups=recorded, loops=n_loop,
                       names=['layer ' + '-'.join(map(str, group)) for group in groups])
-    said = (f'A model with {len(groups)} looped group{"s" * (len(groups) > 1)} reads {len(idx)} '
-            f'tokens and loops {n_loop} times. Each token is coloured by the loop step at which '
-            'the rule lets it go; choose one to see what it thinks at each step.')
-    text = page(everything, f'{out_dir}: watch it think', said,
-                shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]]))
+
+    # the page
+    intro = (f'A model with {len(groups)} looped group{"s" * (len(groups) > 1)} reads {len(idx)} '
+             f'tokens and loops {n_loop} times. The colour of a token shows at which loop step it '
+             'exits; choose a token to see what the model predicts there at each step.')
+    command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
     where = path or os.path.join(out_dir, 'explore.html')
-    if len(text) > MOST_BYTES:
-        raise ValueError(f'the page would have {len(text):,} bytes, and may have {MOST_BYTES:,}: '
-                         'take fewer tokens, or a smaller --n_loop')
     with open(where, 'w', encoding='utf-8') as f:
-        f.write(text)
-    nats = [value for value in found[-1]['nats'][-1] if value is not None]
+        f.write(page(everything, f'{out_dir}: watch it think', intro, command))
+    nats = [value for value in recorded[-1]['nats'][-1] if value is not None]
     loss = f', loss {sum(nats) / len(nats):.3f}' if nats and math.isfinite(sum(nats)) else ''
-    print(f'{where}: {len(text.encode()) / 1e6:.2f} MB, {len(idx)} tokens{loss}; open it in a '
+    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB, {len(idx)} tokens{loss}; open it in a '
           'browser')
 
 

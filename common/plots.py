@@ -1,14 +1,14 @@
 """
-Every figure: numbers in, a PNG out, and the same numbers as CSV beside it.
+Every figure of the project: numbers in, a PNG out, and the same numbers as CSV beside it.
 
-Not run by itself: train.py, geometry.py, bench.py and results/ call it, one function for each
-figure. Nothing else imports matplotlib, and nothing here needs a model: lists, dicts and NumPy
-arrays are enough to draw a figure again.
+Not run by itself: the scripts call it, one function for each figure. Nothing else imports
+matplotlib, and nothing here needs a model: lists, dicts and NumPy arrays are enough to draw a
+figure again.
 
-Paper: Fig. 1 to 5, under their numbers. Geiping: Fig. 5 (`convergence`), Fig. 6 (`figure_6`).
+Paper: Fig. 1 to 5. Geiping: Fig. 5 (`convergence`).
 
     path        of the PNG; the CSV has the same name
-    groups      layers of each recurrent group, [[4], [5, 6]]
+    groups      the layers of each recurrent group, [[4], [5, 6]]
     measured    {iteration: what geometry.measure returns}, a dict of curves for each group
     rows        dicts, one for each row of log.csv or bench.csv
     G, K, T     groups, loop steps, tokens
@@ -23,7 +23,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-# Okabe and Ito: colours that all eyes tell apart
+# Okabe and Ito's palette, which colour-blind readers can tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
 
 # colour and marker of each rule of bench.py
@@ -37,19 +37,14 @@ STYLES = dict(
     fixed=('0.3', 'D'),
     oracle=('#D55E00', '*'),
 )
-# and what rules that STYLES does not know choose from
-OTHER_COLOURS = ('#7F3C8D', '#8C6D31', '#882255', '#80BA5A')
-OTHER_MARKERS = ('P', 'X', 'p', 'h', '<', '>')
+# rules from other files, such as zoo.ouro:gate, get one of these
+OTHER_STYLES = (('#7F3C8D', 'P'), ('#8C6D31', 'X'), ('#882255', 'p'), ('#80BA5A', 'h'))
 
 
 def style(rule):
-    """A rule's (colour, marker); a name that STYLES lacks has the same ones in every figure too."""
-    if rule in STYLES:
-        return STYLES[rule]
-    number = zlib.crc32(rule.encode())      # hash() would change from run to run
-    colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
-    marker = OTHER_MARKERS[number // len(OTHER_COLOURS) % len(OTHER_MARKERS)]
-    return colour, marker
+    """A rule's (colour, marker), the same in every figure and every process."""
+    number = zlib.crc32(rule.encode())      # hash() differs from process to process
+    return STYLES.get(rule, OTHER_STYLES[number % len(OTHER_STYLES)])
 
 
 def colour_of(g):
@@ -57,7 +52,7 @@ def colour_of(g):
 
 
 def shade(i, n):
-    """Colour of checkpoint i of n, from light to dark: in print it stays an order."""
+    """Colour of checkpoint i of n, from light to dark, so that a print in grey keeps the order."""
     return colormaps['viridis_r'](0.1 + 0.9 * i / max(1, n - 1))
 
 
@@ -72,7 +67,7 @@ def panels(columns, width, height, rows=1, **how):
 
 
 def save(figure, path, header=None, table=None):
-    """The figure -> path; its numbers, where no file holds them yet, -> the CSV beside it."""
+    """Write the figure to `path` and, given a header, its numbers to the CSV beside it."""
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     figure.savefig(path, dpi=110, bbox_inches='tight')
     if header is not None:
@@ -83,33 +78,34 @@ def save(figure, path, header=None, table=None):
 # train.py: the numbers are in log.csv -------------------------------------------------------------
 
 def losses(rows, loops, path):
-    """Training and held-out loss by loops, on a task accuracy too, against the iteration."""
-    def curve(column):
-        """The iterations that have a value in this column, and the values."""
-        filled = [row for row in rows if row[column]]
-        return [int(row['iter']) for row in filled], [float(row[column]) for row in filled]
-
+    """Training loss and held-out loss by loops against the iteration; on a task accuracy too."""
     task = f'val_acc_{loops[0]}' in rows[0]
     figure, [[ax, *others]] = panels(2 if task else 1, 6.4, 4)
-    ax.plot(*curve('loss'), color='0.7', lw=0.8, label='training, drawn loops')
-    held_out_curves(ax, curve, 'val_loss', loops)
+    ax.plot(*filled(rows, 'loss'), color='0.7', lw=0.8, label='training, drawn loops')
+    held_out_curves(ax, rows, 'val_loss', loops)
     ax.set(xlabel='iteration', ylabel='loss (nats a token)', title='Loss by loops')
-    for other in others:
-        held_out_curves(other, curve, 'val_acc', loops)
-        other.set(xlabel='iteration', ylabel='accuracy', title='Accuracy by loops', ylim=(0, 1.02))
     ax.legend(frameon=False)
+    for other in others:
+        held_out_curves(other, rows, 'val_acc', loops)
+        other.set(xlabel='iteration', ylabel='accuracy', title='Accuracy by loops', ylim=(0, 1.02))
     save(figure, path)
 
 
-def held_out_curves(ax, curve, column, loops):
+def held_out_curves(ax, rows, column, loops):
     for i, n in enumerate(loops):
         label = f'held-out, {n} loop' if n == 1 else f'held-out, {n} loops'
         line = ('-', '--', '-.', ':')[i % 4]
-        ax.plot(*curve(f'{column}_{n}'), ls=line, lw=1.6, label=label)
+        ax.plot(*filled(rows, f'{column}_{n}'), ls=line, lw=1.6, label=label)
+
+
+def filled(rows, column):
+    """The iterations at which a column of log.csv has a value, and these values."""
+    rows = [row for row in rows if row[column]]
+    return [int(row['iter']) for row in rows], [float(row[column]) for row in rows]
 
 
 def depth(rows, path):
-    """Accuracy by the depth of a label and the loops, a heat map; rows: watch.by_depth's."""
+    """A heat map of the accuracy by loops and by depth of the label; rows: of log.by_depth."""
     loops, depths = (sorted({row[key] for row in rows}) for key in ('loops', 'depth'))
     share = np.full((len(loops), len(depths)), np.nan)
     for row in rows:
@@ -127,9 +123,9 @@ def depth(rows, path):
 
 def figure_1(points, tokens, groups, path):
     """
-    Fig. 1: the way of some tokens through the groups, in 2D, and a zoom on one's end.
+    Fig. 1: the paths of some tokens through the groups in 2D, and a zoom on the end of one.
 
-    points (G, K, T, 2), of the states from x^(1) on: x^(0) is noise. tokens: those to draw.
+    points (G, K, T, 2): the states from x^(1) on, as x^(0) is noise. tokens: those to draw.
     """
     figure, [[ax, zoom]] = panels(2, 5, 4, width_ratios=(3, 2))
     for t in tokens:
@@ -167,41 +163,12 @@ def trajectory(ax, points, colour, label=None):
                edgecolors=colour, linewidths=0.4, label=label, zorder=3)
 
 
-def figure_6(points, motions, tokens, words, groups, path):
-    """
-    Geiping Fig. 6: paths of some tokens in three pairs of six principal directions; + the mean.
-
-    points: (K, T, 6) for each group, from x^(1) on. motions: for each group, of each token.
-    tokens: those to draw. words: text of each token.
-    """
-    figure, axes = panels(3, 8 / 3, 2.2, rows=len(tokens) * len(groups))
-    shown = [(g, t) for g in range(len(groups)) for t in tokens]
-    table = []
-    for (g, t), three in zip(shown, axes):
-        steps = points[g][:, t]                                     # (K, 6)
-        for pair, ax in enumerate(three):
-            plane = steps[:, 2 * pair:2 * pair + 2]                 # (K, 2)
-            ax.plot(*plane.T, color='0.7', lw=0.8)
-            ax.scatter(*plane.T, c=np.arange(len(plane)), cmap='viridis_r', s=12)
-            ax.plot(*plane.mean(axis=0), '+', color=COLOURS[1])
-            ax.set_xlabel(f'direction {2 * pair + 1}', fontsize=7)
-            ax.set_ylabel(f'{2 * pair + 2}', fontsize=7)
-            ax.tick_params(labelsize=5)
-        heading = f'{title(groups[g])}, token {words[t]}: {motions[g][t]}'
-        three[1].set_title(heading, fontsize=8)
-        for k, point in enumerate(steps, start=1):
-            table.append([groups[g], t, words[t], motions[g][t], k, *point])
-    figure.tight_layout()
-    directions = [f'pc{i}' for i in range(1, 7)]
-    save(figure, path, ['group', 'token', 'text', 'motion', 'k', *directions], table)
-
-
 def convergence(distances, words, groups, depth, path):
     """
     Geiping Fig. 5: a heat map for each group, tokens down and loop steps across.
 
-    distances: (T, K) for each group, of x^(0) ... x^(K-1) to the last iterate. words: as above.
-    depth: of a task, the steps (T,) that each label needs, drawn over the map; or None.
+    distances: (T, K) for each group, of x^(0) ... x^(K-1) from the last iterate. words: the text of
+    each token. depth: on a task the loop steps (T,) that each label needs, drawn as a white line.
     """
     figure, [axes] = panels(len(groups), 3.4, 0.16 * len(words) + 1, sharey=True)
     table = []
@@ -209,7 +176,7 @@ def convergence(distances, words, groups, depth, path):
         log_distance = np.log10(distance + 1e-7)
         image = ax.imshow(log_distance, aspect='auto', cmap='viridis', interpolation='nearest')
         ax.set(title=title(group), xlabel='loop step k')
-        ax.set_yticks(range(len(words)), words, fontsize=6, family='monospace')
+        ax.set_yticks(range(len(words)), words, fontsize=6, family='monospace', parse_math=False)
         if depth is not None:
             ax.step([*depth, depth[-1]], np.arange(len(depth) + 1) - 0.5, color='white', lw=1.6,
                     label='depth of the label')
@@ -224,9 +191,9 @@ def convergence(distances, words, groups, depth, path):
 # geometry.py: loop steps and checkpoints ----------------------------------------------------------
 
 def figure_2(measured, groups, path):
-    """Fig. 2: drift-to-loop ratio at each boundary, read three ways; bars: 1 sigma over tokens."""
+    """Fig. 2: drift-to-loop ratio at each hand-off, read three ways; bars: 1 sigma over tokens."""
     figure, [axes] = panels(len(groups) - 1, 4, 3.4)
-    markers = dict(noise='o-', first='s--', settled='^:')   # the next group's state that is meant
+    markers = dict(noise='o-', first='s--', settled='^:')   # which state of the next group
     table = []
     for g, ax in enumerate(axes):
         for reading, marker, colour in zip(markers, markers.values(), COLOURS):
@@ -245,96 +212,64 @@ def figure_2(measured, groups, path):
     save(figure, path, ['from', 'to', 'reading', 'iteration', 'mean', 'std'], table)
 
 
-def figure_3a(measured, groups, path):
-    """Fig. 3a: step norms, and the floors of rounding."""
-    figure, axes, table = probe(measured, groups, 'norm', 0, 1)
-    last = list(measured.values())[-1]
-    for g, ax in enumerate(axes):
-        for dtype, line in dict(float32=':', bfloat16='--').items():
-            label = f'{dtype} floor, last checkpoint'
-            ax.axhline(last[g][f'floor_{dtype}'], color='0.4', ls=line, lw=0.8, label=label)
-        ax.set_yscale('log')
-    save_probe(figure, axes, table, 'step norm (Eq. 1)', path)
-
-
-def figure_3b(measured, groups, clear, steps, path):
-    """Fig. 3b: cosines of consecutive steps, the first `steps` of them."""
-    drawn = probe(measured, groups, 'cos', 1, clear, steps)
-    save_probe(*drawn, 'cosine of consecutive steps', path)
-
-
-def figure_5(measured, groups, clear, n_loop, path):
-    """Fig. 5: cosines of consecutive steps, all of them."""
-    drawn = probe(measured, groups, 'cos', 1, clear)
-    save_probe(*drawn, f'cosine, fixed {n_loop} loops', path)
-
-
-def contraction(measured, groups, clear, path):
-    """Each step's norm over that of the step before."""
-    drawn = probe(measured, groups, 'contraction', 1, clear)
-    save_probe(*drawn, 'step norm over the one before', path)
-
-
-def accel_hat(measured, groups, clear, path):
-    """Normalised accelerations."""
-    drawn = probe(measured, groups, 'accel_hat', 1, clear)
-    save_probe(*drawn, 'normalised acceleration (Eq. 6)', path)
-
-
-def probe(measured, groups, name, k_first, clear, steps=None):
+def curves(measured, groups, name, label, clear, path):
     """
-    A probe against the loop step k: a panel for each group, a curve for each checkpoint.
+    Fig. 3 and 5: a probe against the loop step k, a panel for each group, a curve a checkpoint.
 
-    The band is one sigma. Where the step norm is below `clear` rounding floors the curve is grey
-    and has no band. name: as in geometry.measure; k_first: loop step of its first value.
-    Returns (figure, axes (G,), rows of the CSV).
+    name: 'norm', 'cos', 'contraction' or 'accel_hat' of geometry.measure. The band is one sigma.
+    Where the step norm is below `clear` rounding floors the curve is grey and has no band.
     """
     figure, [axes] = panels(len(groups), 4, 3.4, sharey=True)
     table = []
     for g, ax in enumerate(axes):
-        for i, (it, curves) in enumerate(measured.items()):
-            curve, colour = curves[g], shade(i, len(measured))
-            mean, std = curve[name][:steps], curve[name + '_std'][:steps]       # (K,)
-            k = np.arange(len(mean)) + k_first
+        for i, (it, by_group) in enumerate(measured.items()):
+            curve = by_group[g]
+            mean, std = curve[name], curve[name + '_std']           # (K,), or from k = 1 on
+            k = np.arange(len(curve['norm']))[-len(mean):]
             sound = curve['norm'][k] > curve['floor_float32'] * clear
             table += [[groups[g], it, *row] for row in zip(k, mean, std, sound.astype(int))]
 
-            # a norm is positive, a cosine at most 1: so is its band
+            # the band keeps to the values that are possible: norms above 0, cosines up to 1
             low, high = mean - std, mean + std
             if name == 'norm':
                 low = np.maximum(low, mean / 10)
             if name == 'cos':
                 high = np.minimum(high, 1)
+            colour = shade(i, len(measured))
             ax.plot(k, mean, color='0.8', lw=1)
-            clear_mean = np.where(sound, mean, np.nan)
-            ax.plot(k, clear_mean, color=colour, lw=1.5, label=f'iteration {it}')
+            ax.plot(k, np.where(sound, mean, np.nan), color=colour, lw=1.5, label=f'iteration {it}')
             ax.fill_between(k, low, high, where=sound, color=colour, alpha=0.12, lw=0)
+
+        # Fig. 3a: step norms below these floors consist of rounding
+        if name == 'norm':
+            last = list(measured.values())[-1][g]
+            for dtype, line in dict(float32=':', bfloat16='--').items():
+                ax.axhline(last[f'floor_{dtype}'], color='0.4', ls=line, lw=0.8,
+                           label=f'{dtype} floor, last checkpoint')
+            ax.set_yscale('log')
         ax.set(title=title(groups[g]), xlabel='loop step k')
-    return figure, axes, table
-
-
-def save_probe(figure, axes, table, label, path):
     axes[0].set_ylabel(label)
     axes[-1].legend(frameon=False, fontsize=7)
     header = ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding']
     save(figure, path, header, table)
 
 
-def path_independence(spread, groups, heading, path):
-    """{iteration: for each group the spread of its end states over draws of x^(0), over norm}."""
+def path_independence(spread, groups, path):
+    """spread: {iteration: for each group how far the end states of several x^(0) lie apart}."""
     figure, [[ax]] = panels(1, 5, 3.4)
     for g, group in enumerate(groups):
         values = [by_group[g] for by_group in spread.values()]
         ax.plot(values, 'os^Dv'[g % 5] + '-', color=colour_of(g), label=title(group))
     ax.set_xticks(range(len(spread)), list(spread))
-    ax.set(xlabel='iteration', ylabel='spread of end states / norm', yscale='log', title=heading)
+    ax.set(xlabel='iteration', ylabel='spread / norm', yscale='log')
+    ax.set_title('End states from different noise')
     ax.legend(frameon=False)
     table = [[it, group, s] for it in spread for group, s in zip(groups, spread[it])]
     save(figure, path, ['iteration', 'group', 'spread'], table)
 
 
 def stability(loss_by_loops, mean_loops, path):
-    """Held-out loss {loops: nats a token}; mean_loops: of the draw in training."""
+    """loss_by_loops: {loops: held-out nats a token}; mean_loops: of the draw in training."""
     figure, [[ax]] = panels(1, 5, 3.4)
     loops = list(loss_by_loops)
     ax.plot(loops, list(loss_by_loops.values()), 'o-', color=COLOURS[0])
@@ -348,7 +283,7 @@ def stability(loss_by_loops, mean_loops, path):
 
 
 def angles(curve, block, path):
-    """zoo/etd.py: how far each layer turns the state; shaded, the thinking block."""
+    """zoo/etd.py: the angle by which each layer turns the state; shaded, the thinking block."""
     figure, [[ax]] = panels(1, 5.2, 3.4)
     ax.axvspan(block[0] - 0.4, block[-1] + 0.4, color='0.9')
     ax.plot(range(len(curve)), curve, marker='o', color=colour_of(0))
@@ -357,7 +292,7 @@ def angles(curve, block, path):
 
 
 def gate(rows, path):
-    """results/zoo.py: one model's loss against block maps, a line a rule and way."""
+    """results/zoo.py: one model's loss against block maps; a line for each rule, own and past."""
     figure, [[ax]] = panels(1, 6.2, 4)
     for rule, past in dict.fromkeys((row['rule'], row['past']) for row in rows):
         points = sorted((row['mean_evals'], row['ce']) for row in rows
@@ -371,7 +306,7 @@ def gate(rows, path):
     save(figure, path)
 
 
-# batching.py --------------------------------------------------------------------------------------
+# serving/ ----------------------------------------------------------------------------------------
 
 def throughput(growth, path):
     """Tokens a second against rows, context and fixed loops."""
@@ -408,16 +343,16 @@ def schedule(ticks, slots, path):
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
 
 def by_rule(rows, column):
-    """{rule: its rows, sorted by a column}, of the rows that have a number there."""
-    rules = {}
-    for row in sorted((row for row in rows if row[column] != ''), key=lambda row: row[column]):
-        rules.setdefault(row['rule'], []).append(row)
-    return {rule: rules[rule] for rule in dict.fromkeys(row['rule'] for row in rows)
-            if rule in rules}
+    """{rule: its rows sorted by a column}, of the rows that have a number in that column."""
+    rules = {row['rule']: [] for row in rows}
+    for row in rows:
+        if row[column] != '':
+            rules[row['rule']].append(row)
+    return {rule: sorted(mine, key=lambda row: row[column]) for rule, mine in rules.items() if mine}
 
 
 def by_way(rows):
-    """{way to decode, in words: its rows, with the fixed budgets and oracles of its policy}."""
+    """{way to decode: its rows and the fixed budgets and oracles of the same cache policy}."""
     ways = {}
     for cache, past in dict.fromkeys((row['cache'], row['past']) for row in rows
                                      if not is_bound(row)):
@@ -428,14 +363,15 @@ def by_way(rows):
 
 
 def is_bound(row):
+    """Is this a fixed budget or an oracle, with which the rules are compared?"""
     return row['rule'] in ('fixed', 'oracle')
 
 
 def figure_4(rows, path):
     """
-    Fig. 4: ms a token, PPL and CE of each rule against tau; shaded: beyond the paper's sweep.
+    Fig. 4: ms a token, perplexity and cross-entropy of each rule against tau.
 
-    A line of panels for each way to decode: policy, own signals or waiting for the past.
+    A row of panels for each way to decode (by_way). Shaded: thresholds beyond the paper's sweep.
     """
     paper_taus = [row['tau'] for row in rows if not is_bound(row) and not row['extension']]
     more_taus = [row['tau'] for row in rows if row['extension']]
@@ -464,10 +400,10 @@ def figure_4(rows, path):
 
 def frontier(rows, same, path):
     """
-    CE above the full budget's against block maps and against ms; best is below, on the left.
+    The cross-entropy a way to decode adds, against block maps and ms; the best is at lower left.
 
-    A column for each way to decode; the grey line in each is the fixed budgets of `exact`. Bars:
-    95% intervals. same: nats that count as equal quality, a dotted line.
+    A column for each way to decode (by_way); the grey line shows the fixed budgets of `exact`. Bars
+    are 95% intervals. same: the nats up to which quality counts as equal, a dotted line.
     """
     columns = dict(mean_evals='mean block maps a group', ms_per_token='ms a token')
     ways = by_way(rows)
@@ -490,7 +426,7 @@ def frontier(rows, same, path):
             ax.xaxis.set_minor_formatter('')
             ax.set_title(way, fontsize=9)
             ax.set_yscale('symlog', linthresh=1e-3)
-        axes[0].set_ylabel('CE minus that of the full budget (nats)')
+        axes[0].set_ylabel('CE minus CE of the full budget (nats)')
     grid[0][0].legend(frameon=False, fontsize=7)
     figure.tight_layout()
     save(figure, path)

@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import math
 import os
@@ -6,75 +7,45 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from test_train import TINY
+from test_train import TINY, make_book
 
 import data
 import geometry as geo
-import memory
 from common.checkpoint import load_checkpoint
 from model import GPT, GPTConfig
 
 FIGURES = ['accel_hat', 'contraction', 'convergence', 'figure_1', 'figure_2', 'figure_3a',
-           'figure_3b', 'figure_5', 'figure_6', 'path_independence', 'stability']
-
-
-def spiral(rho, theta, K=12, tokens=3):
-    """x_k = rho^k R(theta)^k v, in a plane of its own for each token: (K+1, tokens, 6)."""
-    g = torch.Generator().manual_seed(0)
-    paths = []
-    for _ in range(tokens):
-        plane = torch.linalg.qr(torch.randn(6, 2, generator=g, dtype=torch.double))[0]
-        k = torch.arange(K + 1, dtype=torch.double)
-        turn = torch.stack(((k * theta).cos(), (k * theta).sin()), dim=1)       # (K+1, 2)
-        paths.append(rho ** k[:, None] * turn @ plane.T)
-    return torch.stack(paths, dim=1)
-
-
-@pytest.fixture
-def states():
-    return torch.randn(7, 2, 5, 8, generator=torch.Generator().manual_seed(1))
+           'figure_5', 'path_independence', 'stability']
 
 
 # probes -------------------------------------------------------------------------------------------
 
-def test_probes_against_naive_loops(states):
+def test_probes_against_naive_loops():
+    states = torch.randn(7, 2, 8, generator=torch.Generator().manual_seed(1))
     norms, cosines = geo.step_norm(states), geo.step_cos(states)
     accels, hats, ratios = geo.accel(states), geo.accel_hat(states), geo.contraction(states)
-    assert norms.shape == (6, 2, 5)
-    assert all(values.shape == (5, 2, 5) for values in (cosines, accels, hats, ratios))
-    close = math.isclose
-    for b in range(2):
-        for t in range(5):
-            d = [states[k + 1, b, t] - states[k, b, t] for k in range(6)]
-            for k in range(6):
-                assert close(norms[k, b, t], d[k].square().sum().sqrt(), rel_tol=1e-5)
-            for k in range(1, 6):
-                at, now, before = (k - 1, b, t), d[k].norm(), d[k - 1].norm()
-                a = (d[k] - d[k - 1]).norm()
-                assert close(cosines[at], (d[k] @ d[k - 1]) / now / before, abs_tol=1e-5)
-                assert close(accels[at], a, rel_tol=1e-5)
-                assert close(hats[at], a / (now + before), rel_tol=1e-5)
-                assert close(ratios[at], now / before, rel_tol=1e-5)
+    assert norms.shape == (6, 2)
+    assert all(values.shape == (5, 2) for values in (cosines, accels, hats, ratios))
+    for t in range(2):
+        d = [states[k + 1, t] - states[k, t] for k in range(6)]
+        for k in range(6):
+            assert math.isclose(norms[k, t], d[k].square().sum().sqrt(), rel_tol=1e-5)
+        for k in range(1, 6):
+            now, before, a = d[k].norm(), d[k - 1].norm(), (d[k] - d[k - 1]).norm()
+            is_ = [values[k - 1, t].item() for values in (cosines, accels, hats, ratios)]
+            right = [(d[k] @ d[k - 1]) / now / before, a, a / (now + before), now / before]
+            assert np.allclose(is_, right, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('rho, theta', [(0.5, 0.3), (0.9, 1.2), (0.7, 2.5), (0.8, 0.0)])
 def test_a_shrinking_spiral_in_closed_form(rho, theta):
-    states = spiral(rho, theta)
+    k = torch.arange(13, dtype=torch.double)
+    turn = torch.stack(((k * theta).cos(), (k * theta).sin()), dim=1)           # (13, 2)
+    states = rho ** k[:, None] * turn
     hat = abs(rho * np.exp(1j * theta) - 1) / (1 + rho)     # constant, however small the steps are
-    cosine = math.cos(theta)
-
-    def same(values, expected, rtol, atol):
-        torch.testing.assert_close(values, torch.full((11, 3), expected), rtol=rtol, atol=atol)
-    same(geo.contraction(states), rho, rtol=1e-3, atol=0)
-    same(geo.step_cos(states), cosine, rtol=0, atol=1e-3)
-    same(geo.accel_hat(states), hat, rtol=1e-3, atol=1e-4)
-
-
-def test_a_straight_line():
-    line = torch.arange(9.0)[:, None] * torch.tensor([1.0, 2.0, 2.0])
-    assert torch.allclose(geo.step_norm(line), torch.tensor(3.0))
-    assert torch.allclose(geo.step_cos(line), torch.tensor(1.0))
-    assert (geo.accel(line) == 0).all()
+    for probe, value in ((geo.contraction, rho), (geo.step_cos, math.cos(theta)),
+                         (geo.accel_hat, hat)):
+        assert np.allclose(probe(states), np.full(11, value), rtol=1e-3, atol=1e-3)
 
 
 def test_dlr_by_hand():
@@ -95,8 +66,8 @@ def test_pca_keeps_the_distances_of_a_plane():
     torch.testing.assert_close(torch.cdist(is_, is_), torch.cdist(was, was), rtol=1e-3, atol=1e-3)
     assert points[..., 0].var() > points[..., 1].var()
     # the sign is fixed, whatever the order of the states
-    once, again = geo.pca(flat @ frame.T, 2), geo.pca((flat @ frame.T).flip(0), 2).flip(0)
-    torch.testing.assert_close(once, again, rtol=1e-3, atol=1e-3)
+    again = geo.pca_2d((flat @ frame.T + 7).flip(0)).flip(0)
+    torch.testing.assert_close(points, again, rtol=1e-3, atol=1e-3)
 
 
 def test_path_spread():
@@ -145,13 +116,10 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
     """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
-    folder, before = tmp_path_factory.mktemp('run'), os.getcwd()
-    os.chdir(folder)
-    text = ' '.join(f'{i} and {i * i} are friends;' for i in range(600))
-    (folder / 'book.txt').write_text(text)
-    data.make('book', 'book.txt')
-    assert conftest.run(*TINY).returncode == 0
-    os.chdir(before)
+    folder = tmp_path_factory.mktemp('run')
+    with contextlib.chdir(folder):
+        make_book()
+        assert conftest.run(*TINY).returncode == 0
     return folder
 
 
@@ -165,11 +133,6 @@ def read_figure(name):
         return list(csv.DictReader(f))
 
 
-def the_row(rows, **which):
-    row, = [row for row in rows if all(row[key] == value for key, value in which.items())]
-    return row
-
-
 def test_figures_and_their_numbers(trained, monkeypatch):
     monkeypatch.chdir(trained)
     done = look()
@@ -177,9 +140,6 @@ def test_figures_and_their_numbers(trained, monkeypatch):
     files = [f'{name}.{kind}' for name in FIGURES for kind in ('png', 'csv')]
     assert sorted(os.listdir('out/figures')) == sorted(files)
     assert all(os.path.getsize(f'out/figures/{name}.png') > 9000 for name in FIGURES)
-    words = ('steps to a tenth', 'spread over norm', 'motions', '(i) step norms', '(ii) the cosine',
-             '(iii) both strengthen')
-    assert all(word in done.stdout for word in words)
 
     # the numbers of the last checkpoint once more, by the probes
     model, _ = load_checkpoint('out/ckpt.pt')
@@ -211,17 +171,18 @@ def test_figures_and_their_numbers(trained, monkeypatch):
             assert np.allclose(std, values.std(1), rtol=1e-3)
 
     # a hand-off, a cell of the heat map
-    row = the_row(read_figure('figure_2'), iteration='12', reading='first')
-    assert math.isclose(float(row['mean']), geo.dlr(first, second[1]).mean(), rel_tol=1e-4)
-    row = the_row(read_figure('convergence'), group='[2]', token='5', k='2')
+    ratio, = [row['mean'] for row in read_figure('figure_2')
+              if (row['iteration'], row['reading']) == ('12', 'first')]
+    assert math.isclose(float(ratio), geo.dlr(first, second[1]).mean(), rel_tol=1e-4)
+    shown, = [row['distance'] for row in read_figure('convergence')
+              if (row['group'], row['token'], row['k']) == ('[2]', '5', '2')]
     distance = (second[2, 0, 5] - second[-1, 0, 5]).norm()
-    assert math.isclose(float(row['distance']), distance, rel_tol=1e-3)
+    assert math.isclose(float(shown), distance, rel_tol=1e-3)
 
 
-def another_run(folder, **changes):
-    """A copy of out/ckpt.pt's dict with other knobs, into folder; iter_num and a name too."""
+def another_run(folder, name='ckpt.pt', iter_num=12, **changes):
+    """A copy of out/ckpt.pt in folder, with some knobs and model arguments changed."""
     good = torch.load('out/ckpt.pt', weights_only=True)
-    name, iter_num = changes.pop('name', 'ckpt.pt'), changes.pop('iter_num', 12)
     args = good['model_args']
     args = args | {key: value for key, value in changes.items() if key in args}
     changed = dict(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, iter_num=iter_num,
@@ -230,25 +191,19 @@ def another_run(folder, **changes):
     torch.save(good | changed, os.path.join(folder, name))
 
 
-def test_checkpoints_of_one_run_differ_in_how_they_were_watched(trained, monkeypatch):
+def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeypatch):
     monkeypatch.chdir(trained)
-    another_run('watched', eval_interval=7, device='elsewhere', max_iters=12)
-    another_run('watched', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3)
-    models, last = geo.load_run('watched', 'cpu')
+    another_run('logged', eval_interval=7, device='elsewhere', max_iters=12)
+    another_run('logged', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3)
+    models, last = geo.load_run('logged', 'cpu')
     assert list(models) == [3, 12] and last['iter_num'] == 12
-    another_run('watched', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)
+    another_run('logged', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)
     with pytest.raises(ValueError, match='another run than ckpt.pt .learning_rate = 0.5.'):
-        geo.load_run('watched', 'cpu')
-
-
-def test_states_that_do_not_fit_are_refused_before_the_pass(tiny, idx, monkeypatch):
-    model = tiny()
-    two_groups = 2 * 10 * idx.numel() * 16 * 4          # x^(0) ... x^(9), float32
-    monkeypatch.setattr(memory, 'available', lambda device: 2 * two_groups)
-    assert geo.trace_of(model, idx, 9)[1]['states'].shape == (10, *idx.shape, 16)
-    monkeypatch.setattr(memory, 'available', lambda device: 2 * two_groups - 1)
-    with pytest.raises(ValueError, match='lower --n_loop or --n_windows'):
-        geo.trace_of(model, idx, 9)
+        geo.load_run('logged', 'cpu')
+    another_run('later', iter_num=4)
+    another_run('later', name='ckpt_000008.pt', iter_num=8)
+    with pytest.raises(ValueError, match='is later than ckpt.pt: resume the run'):
+        geo.load_run('later', 'cpu')
 
 
 # what it says -------------------------------------------------------------------------------------
@@ -261,7 +216,7 @@ def test_what_the_summary_says_is_computed(capsys):
     def says(before, after):
         motions = [['orbit', 'slider', 'orbit']] * 2
         measured = {0: [before | drift, before], 9: [after | drift, after]}
-        geo.summary(measured, [[1], [2]], {9: [1e-7, 1e-7]}, {1: 2.0}, motions)
+        geo.summary([[1], [2]], measured, {9: [1e-7, 1e-7]}, {1: 2.0}, motions)
         return capsys.readouterr().out
 
     slow = curves([9, 1, 0.9, 0.8, 0.7], [0.9, 0.9, 0.9, 0.9])
@@ -270,45 +225,25 @@ def test_what_the_summary_says_is_computed(capsys):
     for reading in ('noise', 'first', 'settled'):
         drift |= {f'dlr_{reading}': 5.0, f'dlr_{reading}_std': 5.0}
     good = says(slow, fast)
-    assert '10 steps: shown; tenfold after 1, 1' in good
-    assert '0.65: shown; 0.58, 0.58' in good and 'larger: shown' in good
+    assert '10 steps: shown; they fall to a tenth after 1, 1' in good
+    assert '0.65: shown; it settles at 0.58, 0.58' in good and 'than steps: shown' in good
     assert 'in 2 of 2 groups' in good and 'above 1 in 2 of 2 readings' in good
     assert 'group 1: 2 orbit, 1 slider; group 2: 2 orbit, 1 slider' in good
     bad = says(fast, slow)
-    assert bad.count('NOT shown') == 3 and 'over 30' in bad
+    assert bad.count('NOT shown') == 3 and bad.count('over 5') == 4
 
 
 @pytest.mark.parametrize('args, words', [
     (['--out_dir=nowhere'], "no checkpoint at 'nowhere/ckpt.pt'"),
-    (['--n_loop=3'], 'n_loop must be at least 4'),
-    (['--n_loop=100000000'], 'lower --n_loop or --n_windows'),
-    (['--noise_draws=1'], 'noise_draws'),
-    (['--n_windows=99999'], 'windows of 16 tokens'),
-    (['--dataset=nothing'], 'python data.py nothing'),
-    (['--dataset=words'], "reads bytes tokens, data set 'words' holds gpt2"),
-    (['--out_dir=mixed'], 'is of another run than ckpt.pt (n_embd = 32)'),
-    (['--out_dir=later'], 'is later than ckpt.pt: resume the run'),
     (['--out_dir=plain'], 'no recurrent groups'),
+    (['--n_loop=3'], 'n_loop must be at least 4'),
+    (['--n_loop=100000000'], 'n_loop must be an int from 1 to 10,000'),
+    (['--n_windows=99999'], 'windows of 16 tokens: lower --n_windows'),
+    (['--dataset=nothing'], 'python data.py nothing'),
 ])
 def test_bad_input(trained, monkeypatch, args, words):
     monkeypatch.chdir(trained)
-    if 'mixed' in args[0]:
-        another_run('mixed')
-        another_run('mixed', name='ckpt_000003.pt', iter_num=3, n_embd=32)
-    if 'later' in args[0]:
-        another_run('later', iter_num=4)
-        another_run('later', name='ckpt_000008.pt', iter_num=8)
-    if 'plain' in args[0]:
-        another_run('plain', groups=[])
-    if 'words' in args[0]:
-        os.makedirs('data/words', exist_ok=True)
-        for name in ('train.bin', 'val.bin', 'meta.json'):
-            with open(f'data/book/{name}', 'rb') as f:
-                content = f.read()
-            if name == 'meta.json':
-                content = content.replace(b'"bytes",', b'"gpt2",')
-            with open(f'data/words/{name}', 'wb') as f:
-                f.write(content)
+    another_run('plain', groups=[])
     done = look(*args)
     assert done.returncode == 2
     assert done.stderr.count('\n') == 1 and words in done.stderr
