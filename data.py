@@ -1,12 +1,12 @@
 """
-Text -> tokens on disk.
+Turn text into tokens on disk, and read them back.
 
     python data.py                         pydocs: English text that every Python carries; seconds
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
                                            glob pattern
-    python data.py NAME --path=FOLDER      tokens already: nanoGPT's train.bin, val.bin (or .bin.xz)
-    python data.py fineweb --tokens=300M   FineWeb through `datasets`, streamed; if it breaks off,
-                                           the same command goes on where it was
+    python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin (or .bin.xz)
+    python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
+                                           the same command continues where it stopped
 
 writes data/NAME:
 
@@ -14,12 +14,17 @@ writes data/NAME:
     meta.json             tokenizer, vocab_size, dtype, source; for each split its documents,
                           tokens, bytes of text, and sha256
 
-Every n-th document is held out whole, so no document is in both files; a single document is cut,
-and its last part is held out. Tokenizers: see encoding.py; `bytes` needs no download.
+Every n-th document is held out as a whole, so no document is in both files. A single document is
+cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
+tiktoken's, such as gpt2, or the path of a tokenizer.json.
+
 Paper: App. B (FineWeb, 300M tokens).
+
+    x, y        (B, T) int64: input tokens, and the next token after each of them
+    documents   an iterable of strings
+    counts      {split: {documents, tokens, bytes}}, as in meta.json
 """
 import ast
-import difflib
 import glob
 import hashlib
 import json
@@ -36,12 +41,12 @@ from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
+import tiktoken
 import torch
 from tqdm import tqdm
 
 import tasks
-from common.configurator import configure, run
-from encoding import get_encoding
+from common.configurator import configure, did_you_mean, run
 
 # --------------------------------------------------------------------------------------------------
 name = 'pydocs'                     # pydocs, fineweb, or any name for text of your own
@@ -54,7 +59,101 @@ val_fraction: float | None = None   # documents held out; None = 0.0005 of finew
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
+EOT = '<|endoftext|>'
+# the names of the end-of-text token in public tokenizers
+ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
+# byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
+# others, in order, as the letters from number 256 on
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+BYTES = ({chr(byte): bytes([byte]) for byte in PRINTABLE}
+         | {chr(256 + i): bytes([byte]) for i, byte in enumerate(OTHERS)})
 
+
+@contextmanager
+def explain(what, advice, errors=Exception):
+    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
+    try:
+        yield
+    except errors as error:
+        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
+
+
+# tokenizers ---------------------------------------------------------------------------------------
+
+def get_encoding(name, folder='.'):
+    """
+    The encoding of this name: a tiktoken.Encoding, or an object with those of its methods we use.
+
+    name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json, which is also looked
+    for in `folder`, beside the checkpoint. ValueError if it is unavailable, or if its ids do not
+    fit in uint16.
+    """
+    if name is None:
+        raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
+                         'text: convert it again from a folder that has one')
+    if name.partition(':')[0] in tasks.TASKS:
+        return tasks.Words(name)
+    if name == 'bytes':         # token i is byte i, and 256 is the end of a text
+        ranks = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
+                                 special_tokens={EOT: 256})
+
+    public = tiktoken.list_encoding_names()
+    if name.endswith('.json'):
+        encoding = TokenizerJson(name, folder)
+    elif name in public:
+        with explain(f"the '{name}' encoding is not on this machine and could not be fetched",
+                     'go online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or make '
+                     'the data with --tokenizer=bytes, which needs nothing'):
+            encoding = tiktoken.get_encoding(name)
+    else:
+        raise ValueError(f"unknown tokenizer '{name}': choose bytes, one of {', '.join(public)}, "
+                         'or the path of a tokenizer.json')
+    if encoding.n_vocab > 2 ** 16:
+        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
+                         'use gpt2 or bytes')
+    return encoding
+
+
+class TokenizerJson:
+    """The tokenizer.json of a public model, with the methods of tiktoken.Encoding that we use."""
+
+    def __init__(self, path, folder='.'):
+        from tokenizers import Tokenizer
+        here = path if os.path.exists(path) else os.path.join(folder, os.path.basename(path))
+        with explain(f"cannot read '{here}' as a tokenizer.json", 'take the file that came with '
+                     'the weights'):
+            self.tokenizer = Tokenizer.from_file(here)
+        self.name = path
+        self.n_vocab = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())
+        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
+        ends = [self.tokenizer.token_to_id(end) for end in ENDS]
+        self.eot_token = next((token for token in ends if token is not None), None)
+        if self.eot_token is None:
+            raise ValueError(f"'{here}' has no end-of-text token: one of {', '.join(ENDS)}")
+
+    def encode(self, text, allowed_special=()):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_ordinary_batch(self, texts, num_threads=1):
+        rows = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [row.ids for row in rows]
+
+    def decode(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def decode_single_token_bytes(self, token):
+        text = self.tokenizer.id_to_token(token) or ''      # a file may leave out some numbers
+        if self.byte_level:
+            return b''.join(BYTES.get(letter, letter.encode()) for letter in text)
+        if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
+            return bytes.fromhex(text[3:5])
+        return text.replace('\u2581', ' ').encode()         # and a blank
+
+
+# where text comes from ----------------------------------------------------------------------------
 
 def pydocs_documents():
     """pydoc's language reference, then each standard-library module's docstrings, no text twice."""
@@ -95,12 +194,9 @@ def file_documents(path):
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of "
                          '.txt files, or a glob pattern')
     for file in files:
-        try:
-            with open(file, encoding='utf-8') as f:
-                text = f.read()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"'{file}' is not UTF-8 text (byte {error.start}): "
-                             'convert it, e.g. with iconv -t UTF-8') from None
+        with explain(f"'{file}' is not UTF-8 text", 'convert it, e.g. with iconv -t UTF-8',
+                     UnicodeDecodeError), open(file, encoding='utf-8') as f:
+            text = f.read()
         if not text.strip():
             raise ValueError(f"'{file}' is empty: give a file with text in it")
         yield text
@@ -110,185 +206,39 @@ class FineWeb:
     """
     FineWeb's texts, streamed from the hub. ValueError if the stream cannot be opened or breaks off.
 
-    path: another data set of its schema, on the hub or in a local folder (sample/10BT/*.parquet).
-    state_dict, load_state_dict: where the stream stands, as in datasets.IterableDataset.
+    path: another data set with its columns, on the hub or in a local folder.
+    state_dict, load_state_dict: the position in the stream, as in datasets.IterableDataset.
     """
 
-    def __init__(self, path='', config='sample-10BT', revision=None):
+    def __init__(self, path, config, revision):
         import datasets  # takes a second
         import huggingface_hub
         for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # their retries
             logging.getLogger(library).setLevel(logging.CRITICAL)
 
-        self.source = path or 'HuggingFaceFW/fineweb'
-        with explain_failure(self.source):
+        path = path or 'HuggingFaceFW/fineweb'
+        self.source = f'{path} {config}'
+        with self.explain():
             # fix the commit now, so that a later call reads the same texts
-            if not os.path.isdir(self.source) and not revision:
-                revision = huggingface_hub.HfApi().dataset_info(self.source).sha
-            rows = datasets.load_dataset(self.source, name=config, split='train',
-                                         revision=revision, streaming=True)
+            if not os.path.isdir(path) and not revision:
+                revision = huggingface_hub.HfApi().dataset_info(path).sha
+            rows = datasets.load_dataset(path, name=config, split='train', revision=revision,
+                                         streaming=True)
             self.rows = rows.select_columns('text')
-        self.revision = revision
+        self.source += f' at {revision}' if revision else ''
         self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
 
     def __iter__(self):
-        with explain_failure(self.source):
+        with self.explain():
             for row in self.rows:
                 yield row['text']
 
-
-@contextmanager
-def explain_failure(source):
-    """Raise any error of a stream as a ValueError that says what to check."""
-    try:
-        yield
-    except Exception as error:      # of the hub, of HTTP, of parquet: each library has its own
-        raise ValueError(
-            f'cannot stream {source} ({type(error).__name__}: {str(error)[:200]}): check --path, '
-            '--config, --revision and the network, then run the command again: what is done is kept'
-        ) from error
+    def explain(self):
+        return explain(f'cannot stream {self.source}', 'check --path, --config, --revision and the '
+                       'network, then run the command again: what is done is kept')
 
 
-def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=None):
-    """
-    Tokenize documents into folder/{train.bin, val.bin, meta.json}; returns what is in meta.json.
-
-    Documents 0, n, 2n, ... are held out, n = 1 / val_fraction. It stops after the document that
-    reaches max_tokens. Files that were there stay until all is written. Documents with a state_dict
-    are a stream: where one breaks off, the next call goes on after its last whole batch.
-    ValueError if a split stays empty, OSError if the disk is full.
-    """
-    os.makedirs(folder, exist_ok=True)
-    made_of = dict(source=source, tokenizer=encoding.name, val_fraction=val_fraction)
-    is_stream = hasattr(documents, 'state_dict')
-    counts = resume(folder, documents, made_of) if is_stream else None
-    if counts is None:
-        counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-
-    keep_parts = is_stream      # for the next call, if this one does not come to its end
-    try:
-        write_parts(folder, documents, encoding, made_of, counts, max_tokens)
-        if not all(counts[split]['tokens'] for split in SPLITS):
-            raise ValueError(f'{source} holds {total(counts, "documents")} document(s), '
-                             'too little to train on and to hold out')
-        meta = finish(folder, counts, encoding, source)
-        keep_parts = False
-    except OSError as error:
-        raise OSError(f'cannot write {folder} ({error.strerror or error}): '
-                      'make room, then run the command again') from error
-    finally:
-        if not keep_parts:
-            remove_parts(folder)
-    return meta
-
-
-def resume(folder, documents, made_of):
-    """Go back to where an earlier call broke off -> its counts; None if there was no such call."""
-    try:
-        with open(f'{folder}/progress.json') as f:
-            progress = json.load(f)
-        if progress['made_of'] != made_of:      # another source, tokenizer or val_fraction
-            return None
-        counts = progress['count']
-        for split in SPLITS:        # drop what was written after the last whole batch
-            os.truncate(f'{folder}/{split}.bin.tmp', 2 * counts[split]['tokens'])
-        documents.load_state_dict(progress['stream'])
-        return counts
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def write_parts(folder, documents, encoding, made_of, counts, max_tokens):
-    """Append the documents' tokens to the part files and add them to counts."""
-    limit = max_tokens or math.inf
-    val_every = round(1 / made_of['val_fraction'])
-    stream = iter(documents)
-    mode = 'ab' if total(counts, 'documents') else 'wb'
-    bar = tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
-               desc=folder, leave=False, mininterval=1, disable=None)
-    with (bar, open(f'{folder}/train.bin.tmp', mode) as train_file,
-          open(f'{folder}/val.bin.tmp', mode) as val_file):
-        while total(counts, 'tokens') < limit:
-            # tokenize a batch of documents, on all cores
-            texts = list(islice(stream, 1024))
-            if not texts:
-                break
-            rows = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
-
-            # each document goes whole to one of the files
-            for text, ids in zip(texts, rows):
-                if total(counts, 'tokens') >= limit:        # the rest is not needed
-                    break
-                is_val = total(counts, 'documents') % val_every == 0
-                split, file = ('val', val_file) if is_val else ('train', train_file)
-                ids.append(encoding.eot_token)
-                file.write(np.array(ids, dtype='<u2').tobytes())
-                counts[split]['documents'] += 1
-                counts[split]['tokens'] += len(ids)
-                counts[split]['bytes'] += len(text.encode('utf-8', 'replace'))
-                bar.update(len(ids))
-
-            # the stream stands after the batch: a later call can go on here if all of it was used
-            if hasattr(documents, 'state_dict') and total(counts, 'tokens') < limit:
-                for file in (train_file, val_file):
-                    file.flush()
-                    os.fsync(file.fileno())
-                progress = dict(made_of=made_of, documents=total(counts, 'documents'),
-                                count=counts, stream=documents.state_dict())
-                write_json(progress, f'{folder}/progress.json')
-
-
-def finish(folder, counts, encoding, source):
-    """Turn the part files into train.bin and val.bin, with a meta.json; returns what is in it."""
-    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source)
-    for split in SPLITS:
-        meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/{split}.bin.tmp'))
-    for split in SPLITS:
-        os.replace(f'{folder}/{split}.bin.tmp', f'{folder}/{split}.bin')
-    write_json(meta, f'{folder}/meta.json')
-    return meta
-
-
-def remove_parts(folder):
-    for file in ('train.bin.tmp', 'val.bin.tmp', 'progress.json'):
-        if os.path.exists(f'{folder}/{file}'):
-            os.remove(f'{folder}/{file}')
-
-
-def total(counts, what):
-    return sum(counts[split][what] for split in SPLITS)
-
-
-def import_tokens(folder, path, encoding):
-    """
-    Copy nanoGPT's path/{train.bin, val.bin} (or .bin.xz) to folder; returns the new meta.json.
-
-    ValueError if they are not uint16 tokens of this encoding.
-    """
-    os.makedirs(folder, exist_ok=True)
-    vocab_size, eot = encoding.n_vocab, encoding.eot_token
-    text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
-                           for token in range(vocab_size)])
-    counts = {}
-    try:
-        for split in SPLITS:
-            source, part = f'{path}/{split}.bin', f'{folder}/{split}.bin.tmp'
-            reader = open(source, 'rb') if os.path.exists(source) else lzma.open(source + '.xz')
-            with reader, open(part, 'wb') as writer:
-                shutil.copyfileobj(reader, writer, 2 ** 20)
-            ids = np.memmap(part, dtype='<u2', mode='r')
-            occurrences = np.bincount(ids, minlength=vocab_size)        # of each token
-            if len(occurrences) > vocab_size:
-                raise ValueError(f'token {len(occurrences) - 1} is in it, and {encoding.name} has '
-                                 f'{vocab_size}: name the right one with --tokenizer')
-            counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
-                                 bytes=int(occurrences @ text_bytes))
-        return finish(folder, counts, encoding, path)
-    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise ValueError(f'{source} cannot be taken as uint16 tokens: {error}') from error
-    finally:
-        remove_parts(folder)
-
+# writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
          revision=None):
@@ -299,24 +249,19 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     if val_fraction is not None and not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     if name in tasks.TASKS:
-        raise ValueError(f"'{name}' is a task, and its problems are made as they are needed: it "
-                         f'needs no file, so go on with python train.py config/{name}.py')
+        raise ValueError(f"'{name}' is a task, whose problems are made during training: it needs "
+                         f'no files, so run python train.py config/calc.py --dataset={name}')
     folder = f'data/{name}'
     are_tokens = os.path.isdir(path) and all(glob.glob(f'{path}/{split}.bin*') for split in SPLITS)
-    usual = 'gpt2' if name == 'fineweb' or are_tokens else 'bytes'
-    encoding = get_encoding(tokenizer or usual)
+    encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
     if are_tokens:
         return import_tokens(folder, path, encoding)
 
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
-        check_room(folder, max_tokens)
         documents = FineWeb(path, config, revision)
-        source = f'{documents.source} {config}'
-        if documents.revision:
-            source += f' at {documents.revision}'
-        val_fraction = val_fraction or 0.0005
-        return write_dataset(folder, documents, encoding, val_fraction, source, max_tokens)
+        return write_dataset(folder, documents, encoding, val_fraction or 0.0005, documents.source,
+                             max_tokens)
 
     if path:
         documents, source = list(file_documents(path)), path
@@ -334,27 +279,142 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
 
 
 def count_tokens(text):
-    """'300M' -> 300_000_000; also K and B. ValueError for what is not a positive number."""
-    text = str(text).strip().upper()
-    unit = dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(text[-1:], 1)
+    """'300M' -> 300_000_000; also K and B. ValueError if it is not a positive number."""
+    unit = dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(str(text)[-1:].upper(), 1)
     try:
-        number = int(float(text.rstrip('KMB')) * unit)
-    except ValueError:
-        number = 0
-    if number <= 0:
+        count = int(float(str(text).upper().rstrip('KMB')) * unit)
+    except (ValueError, OverflowError):
+        count = 0
+    if count <= 0:
         raise ValueError(f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return number
+    return count
 
 
-def check_room(folder, tokens):
-    """ValueError if the disk has no room for so many tokens, less those of an earlier call."""
-    os.makedirs(folder, exist_ok=True)
-    written = sum(os.path.getsize(part) for part in glob.glob(f'{folder}/*.bin.tmp'))
-    needed = 2 * tokens - written       # bytes
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ValueError(f'{folder} needs {needed / 1e9:.2f} GB and its disk has '
-                         f'{free / 1e9:.2f} GB free: make room, or take fewer --tokens')
+def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=math.inf):
+    """
+    Tokenize documents into folder/{train.bin, val.bin, meta.json}; returns what is in meta.json.
+
+    Documents 0, n, 2n, ... are held out, n = 1 / val_fraction. It stops after the document that
+    reaches max_tokens. Existing files are replaced only when all is written. Documents with a
+    state_dict are a stream: after an interruption the next call continues with the batch of
+    documents that was not finished. ValueError if a split is empty or the disk is full.
+    """
+    made_of = dict(source=source, tokenizer=encoding.name, val_fraction=val_fraction)
+    counts = resume(folder, documents, made_of)
+    try:
+        with explain(f'cannot write {folder}', 'make room, then run the command again', OSError):
+            tokenize(folder, documents, encoding, made_of, counts, max_tokens)
+            if all(counts[split]['tokens'] for split in SPLITS):
+                return finish(folder, counts, encoding, source)
+    finally:
+        if not hasattr(documents, 'state_dict'):
+            shutil.rmtree(f'{folder}/part', ignore_errors=True)
+    raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
+                     'training and a held-out split')
+
+
+def resume(folder, documents, made_of):
+    """
+    Continue an interrupted call that made the same data set, or start anew; returns the counts.
+
+    To continue, the stream `documents` is set to the position where that call stopped.
+    """
+    try:
+        with open(f'{folder}/part/progress.json') as f:
+            progress = json.load(f)
+        if progress['made_of'] == made_of:
+            for split in SPLITS:        # drop what was written after the last whole batch
+                size = 2 * progress['counts'][split]['tokens']      # bytes
+                os.truncate(f'{folder}/part/{split}.bin', size)
+            documents.load_state_dict(progress['stream'])
+            return progress['counts']
+    except (OSError, ValueError, KeyError):     # no progress that can be used
+        pass
+    shutil.rmtree(f'{folder}/part', ignore_errors=True)
+    os.makedirs(f'{folder}/part')
+    return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+
+
+def tokenize(folder, documents, encoding, made_of, counts, max_tokens):
+    """Append the documents' tokens to folder/part/{train.bin, val.bin} and add them to counts."""
+    val_every = round(1 / made_of['val_fraction'])
+    stream = iter(documents)
+    with tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
+              desc=folder, leave=False, mininterval=1, disable=None) as bar:
+        while total(counts, 'tokens') < max_tokens:
+            # tokenize a batch of documents, on all cores
+            texts = list(islice(stream, 1024))
+            if not texts:
+                break
+            batch = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
+
+            # each document goes as a whole to one of the splits
+            rows = dict(train=[], val=[])
+            for text, ids in zip(texts, batch):
+                split = 'train' if total(counts, 'documents') % val_every else 'val'
+                rows[split] += [*ids, encoding.eot_token]
+                counts[split]['documents'] += 1
+                counts[split]['tokens'] += len(ids) + 1
+                counts[split]['bytes'] += len(text.encode('utf-8', 'replace'))
+                if total(counts, 'tokens') >= max_tokens:
+                    break
+            for split in SPLITS:
+                with open(f'{folder}/part/{split}.bin', 'ab') as f:
+                    f.write(np.array(rows[split], dtype='<u2').tobytes())
+                    f.flush()
+                    os.fsync(f.fileno())
+            bar.update(total(counts, 'tokens') - bar.n)
+
+            # the stream is at the end of the batch, so a later call can continue from here
+            if hasattr(documents, 'state_dict') and total(counts, 'tokens') < max_tokens:
+                progress = dict(made_of=made_of, counts=counts, stream=documents.state_dict())
+                write_json(progress, f'{folder}/part/progress.json')
+
+
+def finish(folder, counts, encoding, source):
+    """Move folder/part/{train.bin, val.bin} to folder, with a meta.json; returns what is in it."""
+    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source)
+    for split in SPLITS:
+        meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
+    for split in SPLITS:
+        os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
+    write_json(meta, f'{folder}/meta.json')
+    shutil.rmtree(f'{folder}/part')
+    return meta
+
+
+def import_tokens(folder, path, encoding):
+    """
+    Copy nanoGPT's path/{train.bin, val.bin} (or .bin.xz) to folder; returns the new meta.json.
+
+    ValueError if they are not uint16 tokens of this encoding.
+    """
+    vocab_size, eot = encoding.n_vocab, encoding.eot_token
+    text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
+                           for token in range(vocab_size)])
+    counts = {}
+    try:
+        os.makedirs(f'{folder}/part', exist_ok=True)
+        for split in SPLITS:
+            source, part = f'{path}/{split}.bin', f'{folder}/part/{split}.bin'
+            with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
+                         'check the file and --tokenizer'):
+                reader = open(source, 'rb') if os.path.exists(source) else lzma.open(source + '.xz')
+                with reader, open(part, 'wb') as writer:
+                    shutil.copyfileobj(reader, writer, 2 ** 20)
+                ids = np.memmap(part, dtype='<u2', mode='r')
+                occurrences = np.bincount(ids, minlength=vocab_size)        # of each token
+                if len(occurrences) > vocab_size:
+                    raise ValueError(f'it has the token {len(occurrences) - 1}')
+                counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
+                                     bytes=int(occurrences @ text_bytes))
+        return finish(folder, counts, encoding, path)
+    finally:
+        shutil.rmtree(f'{folder}/part', ignore_errors=True)
+
+
+def total(counts, what):
+    return sum(counts[split][what] for split in SPLITS)
 
 
 def write_json(value, path):
@@ -368,6 +428,28 @@ def sha256(path):
         return hashlib.file_digest(f, 'sha256').hexdigest()
 
 
+# reading a data set -------------------------------------------------------------------------------
+
+def open_data(name, reads=None, vocab_size=None):
+    """
+    The data set or task `name`: a Text, or tasks.Problems, which has the same methods.
+
+    reads, vocab_size: tokenizer and vocabulary of the model that will read it. ValueError if the
+    data set has another tokenizer, or more tokens than the model.
+    """
+    if not name:
+        raise ValueError('this model came without a data set: name one with --dataset')
+    is_task = ':' in name or name in tasks.TASKS
+    text = tasks.Problems(name) if is_task else Text(name)
+    if reads and text.tokenizer != reads:
+        raise ValueError(f"the model reads {reads} tokens, data set '{name}' holds "
+                         f'{text.tokenizer}: choose another --dataset')
+    if vocab_size and text.vocab_size > vocab_size:
+        raise ValueError(f"the model knows {vocab_size} tokens, data set '{name}' has "
+                         f'{text.vocab_size}: choose another --dataset')
+    return text
+
+
 def load(name):
     """
     data/NAME as (train, val, meta): two uint16 memmaps and meta.json. pydocs is made if missing.
@@ -378,30 +460,25 @@ def load(name):
     if not os.path.exists(f'{folder}/meta.json'):
         if name != 'pydocs':
             flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-            near = difflib.get_close_matches(name, tasks.TASKS, n=1)
-            task = f", or did you mean the task '{near[0]}'?" if near else ''
-            raise ValueError(f"no data set '{name}' in data/: "
-                             f'make it with python data.py {name} {flag}{task}')
+            raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
+                             f'(text is prepared with python data.py {name} {flag})')
         make(name)
-    try:
+    with explain(f"data set '{name}' is damaged", f'delete {folder} and make it again with '
+                 'python data.py'):
         with open(f'{folder}/meta.json') as f:
             meta = json.load(f)
         ids = {}
         for split in SPLITS:
-            path, size = f'{folder}/{split}.bin', 2 * meta[split]['tokens']     # bytes
-            if os.path.getsize(path) != size or sha256(path) != meta[split]['sha256']:
-                raise ValueError(f'{path} is not the file that {folder}/meta.json describes '
-                                 '(size or sha256)')
+            path = f'{folder}/{split}.bin'
+            if sha256(path) != meta[split]['sha256']:
+                raise ValueError(f'{path} does not have the sha256 in meta.json')
             ids[split] = np.memmap(path, dtype='<u2', mode='r')
-        return ids['train'], ids['val'], meta
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"data set '{name}' is damaged: {error}. Delete {folder} "
-                         'and make it again with python data.py') from error
+    return ids['train'], ids['val'], meta
 
 
 class Text:
-    """A data set of text, for training and for looking at a model; tasks.Problems is its like."""
-    asked = False               # every token has a label, and the loss is what counts
+    """A data set of text, for training and for looking at a model; see also tasks.Problems."""
+    asked = False               # every token has a label, and the measure is the loss
 
     def __init__(self, name):
         self.name = name
@@ -410,16 +487,20 @@ class Text:
         self.sha256 = self.meta['train']['sha256']
         self.said = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
 
-    def check(self, T):
-        """ValueError if the text is too short for windows of T tokens."""
+    def check(self, T, rows=1):
+        """ValueError if a split is shorter than a window of T tokens, or has fewer than rows."""
         for split, ids in dict(train=self.train, val=self.val).items():
             if len(ids) <= T:
                 raise ValueError(f'block_size = {T} is longer than the {split} text of {self.name} '
                                  f'({len(ids)} tokens): make --block_size smaller, or take more '
                                  'text')
+        n_windows = len(self.train) - T
+        if rows > n_windows:
+            raise ValueError(f'a batch of {rows} windows is more than the {n_windows} windows of '
+                             f'{T} tokens in {self.name}: make --batch_size smaller')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """Random windows, of which `mine` are wanted: x, y (B, T)."""
+        """Random windows of the training text, of which `mine` are wanted: x, y (B, T)."""
         return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
 
     def n_held_out(self, T):
@@ -429,26 +510,6 @@ class Text:
     def held_out(self, numbers, T):
         """Held-out windows by number -> x, y (N, T)."""
         return windows(self.val, T * np.asarray(numbers), T)
-
-
-def open_data(name, reads=None, vocab_size=None):
-    """
-    The data set or task `name`: a Text, or tasks.Problems.
-
-    reads, vocab_size: tokenizer and vocabulary of the model that will read it; ValueError if it is
-    another, or tokens of the text are beyond it.
-    """
-    if not name:
-        raise ValueError('this model came without a data set: name one with --dataset')
-    task = name.partition(':')[0]
-    text = tasks.Problems(name) if task in tasks.TASKS or ':' in name else Text(name)
-    if reads and text.tokenizer != reads:
-        raise ValueError(f"the model reads {reads} tokens, data set '{name}' holds "
-                         f'{text.tokenizer}: choose another --dataset')
-    if vocab_size and text.vocab_size > vocab_size:
-        raise ValueError(f"the model knows {vocab_size} tokens, data set '{name}' has "
-                         f'{text.vocab_size}: choose another --dataset')
-    return text
 
 
 def windows(data, starts, block_size):
@@ -461,13 +522,12 @@ def windows(data, starts, block_size):
 def main():
     started = time.time()
     meta = make(name, path, tokenizer, tokens, val_fraction, config, revision)
-    seconds = time.time() - started
-    print(f'{total(meta, "bytes") / 1e6:.1f} MB of text in {seconds:.1f} s')
+    print(f'{total(meta, "bytes") / 1e6:.1f} MB of text in {time.time() - started:.1f} s')
     for split in SPLITS:
         n_documents, n_tokens = meta[split]['documents'], meta[split]['tokens']
         percent = 100 * n_tokens / total(meta, 'tokens')
-        print(f'data/{name}/{split}.bin: {n_documents:,} documents, '
-              f"{n_tokens:,} tokens ({meta['tokenizer']}), {percent:.2f}%")
+        print(f'data/{name}/{split}.bin: {n_documents:,} documents, {n_tokens:,} tokens '
+              f'({meta["tokenizer"]}), {percent:.2f}%')
     print(f'next: python train.py --dataset={name}')
 
 

@@ -1,36 +1,76 @@
 """
-Config files and --key overrides onto a script's globals; one clear line for bad input.
+Turn a command line into a script's knobs: config files and --key=value override its globals.
 
-Not run by itself. A script writes its knobs as plain globals, each with its reason in a comment
-beside it, and ends with
+A script writes its knobs as plain globals, each with its reason in a comment beside it, and ends
+with
 
     if __name__ == '__main__':
         config = configure(globals())
         run(main)
 
-A command line is config files (plain Python, which may read the knobs) and flags. They are applied
-in the order given:
+A command line consists of config files (plain Python, which may read the knobs) and flags. They are
+applied in the order given:
 
     python train.py config/groups.py --batch_size=32 --dropout 0.1 --compile
 
-A knob takes values of its default's type or, where it has one, of its annotation:
-`n_loop: int | list | None = None`.
-`--help` prints every knob with its comment.
+A knob takes values of its default's type or, if it has one, of its annotation:
+`n_loop: int | list | None = None`, `pos: Literal['learned', 'rotary'] = 'learned'`.
+A config file that is written for train.py also works with every other script, which ignores the
+knobs that only train.py has. `--help` prints every knob with its comment.
 """
 import ast
 import difflib
 import json
 import os
+import re
 import sys
-import tokenize
 from contextlib import nullcontext
 from importlib import import_module
 from types import FunctionType, ModuleType, NoneType, UnionType
-from typing import get_args
+from typing import Literal, Union, get_args, get_origin
 
-VALUES = (int, float, bool, str, list, tuple, NoneType)     # what a knob may hold
-MEMORY_KNOBS = ('batch_size', 'block_size', 'n_loop', 'n_windows', 'n_embd')
+VALUES = (int, float, bool, str, list, tuple, NoneType)     # the types that a knob may have
+MEMORY_KNOBS = ('batch_size', 'block_size', 'rows', 'n_windows', 'n_loop', 'n_embd', 'n_layer')
+OUT_OF_MEMORY = (
+    # no memory of this size: torch on a CPU, on CUDA, its libraries, and on Apple's GPUs
+    "can't allocate memory", 'not enough memory', 'out of memory', 'ALLOC_FAILED',
+    'Invalid buffer size',
+    # a size beyond 64 bits: torch, numpy, Python
+    'Storage size calculation overflowed', 'multiplication overflow', 'Overflow when unpacking',
+    'array is too big', 'Maximum allowed', 'too large to convert', 'too big to convert',
+)
 given = set()       # the knobs that the command line or a config file has set
+
+
+# running a script ---------------------------------------------------------------------------------
+
+def run(main):
+    """
+    Call main(); errors that a user can cause end the program with one line, not with a traceback.
+
+    The exit status is 2 for bad input (a ValueError or OSError: a knob, a file) and for too little
+    memory, and 130 for Ctrl-C. TRACEBACK=1 in the environment shows the traceback of an error.
+    """
+    try:
+        main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print('\nstopped', file=sys.stderr)
+        raise SystemExit(130)
+    except BrokenPipeError:             # `... | head` has read enough: drop what is not printed yet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0)
+    except Exception as error:
+        if os.environ.get('TRACEBACK'):
+            raise
+        if is_out_of_memory(error):
+            knobs = [knob for knob in MEMORY_KNOBS if knob in main.__globals__]
+            advice = f'lower {" or ".join(knobs)}' if knobs else 'give it less to work on'
+            # one GPU may be fuller than the next, so each process reports its own error
+            stop(f'not enough memory: {advice}', every_process=True)
+        if isinstance(error, (ValueError, OSError)):
+            stop(error)
+        raise
 
 
 def stop(message, every_process=False):
@@ -45,80 +85,30 @@ def stop(message, every_process=False):
     raise SystemExit(2)
 
 
-def run(main):
-    """
-    Call main(). What a user may run into ends the program with one line instead of a traceback.
-
-    Exit status 2 for bad input (a ValueError or OSError: a knob, a file) and for too little memory,
-    130 for Ctrl-C. With TRACEBACK=1 in the environment an error still shows its traceback.
-    """
-    try:
-        main()
-    except KeyboardInterrupt:
-        flush_stdout()
-        print('\nstopped', file=sys.stderr)
-        raise SystemExit(130)
-    except BrokenPipeError:             # `... | head` has read enough
-        flush_stdout()
-    except (ValueError, OSError) as error:
-        if os.environ.get('TRACEBACK'):
-            raise
-        stop(error, getattr(error, 'every_process', False))
-    except (MemoryError, RuntimeError) as error:
-        if os.environ.get('TRACEBACK') or not is_out_of_memory(error):
-            raise
-        knobs = [knob for knob in MEMORY_KNOBS if knob in main.__globals__]
-        advice = 'lower ' + ' or '.join(knobs) if knobs else 'give it less to work on'
-        # one card may be fuller than the next, so each process speaks for itself
-        stop(f'more memory was asked for than there is: {advice}', every_process=True)
-
-
-def flush_stdout():
-    """Send off what was printed so far; drop it if nobody reads it any more."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def is_out_of_memory(error):
-    """Whether Python, numpy or torch raised this error because it could not get memory."""
-    if isinstance(error, MemoryError) or type(error).__name__ == 'OutOfMemoryError':
-        return True
-    # torch's allocators for the CPU and for Apple's cards raise a bare RuntimeError
-    phrases = ("can't allocate memory", 'not enough memory', 'out of memory')
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in phrases)
+    """Whether Python, numpy or torch raised this error because they could not get the memory."""
+    message = str(error)
+    return isinstance(error, MemoryError) or any(phrase in message for phrase in OUT_OF_MEMORY)
 
+
+# the command line ---------------------------------------------------------------------------------
 
 def configure(script, positional=None, argv=None):
     """
-    Set the knobs among script's globals from the command line.
+    Set the knobs among a script's globals from the command line; returns {knob: value} of all.
 
-    Returns {knob: value}, which is all that shaped the run. An imported script keeps its defaults.
+    script: its globals(). If it is imported and not run, its knobs keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
-    argv: the arguments, sys.argv[1:] unless given. Wrong ones end the program (`stop`).
+    argv: the arguments, sys.argv[1:] by default. Wrong ones end the program (`stop`).
     """
     knobs = {name: value for name, value in script.items() if is_knob(name, value)}
-    annotations = script.get('__annotations__', {})
-    types = {key: types_of(annotations.get(key, type(value))) for key, value in knobs.items()}
+    annotations = {name: type(value) for name, value in knobs.items()}
+    annotations |= script.get('__annotations__', {})
     given.clear()
-    if script['__name__'] != '__main__':
-        return knobs
-
-    args = list(sys.argv[1:] if argv is None else argv)
-    while args:
-        arg = args.pop(0)
-        if arg in ('--help', '-h'):
-            run(lambda: show_help(script, knobs))       # `--help | head` may read only a part
-            raise SystemExit(0)
-        elif arg.startswith('--'):
-            read_flag(arg, args, knobs, types)
-        elif positional and not arg.endswith('.py'):
-            knobs[positional] = arg
-            positional = None
-        else:
-            read_file(arg, knobs, types)
-    script.update(knobs)
+    if script['__name__'] == '__main__':
+        args = list(sys.argv[1:] if argv is None else argv)
+        run(lambda: read_arguments(args, knobs, annotations, script, positional))
+        script.update(knobs)
     return knobs
 
 
@@ -127,117 +117,175 @@ def is_knob(name, value):
     return not name.startswith('_') and name == name.lower() and isinstance(value, VALUES)
 
 
-def types_of(annotation):
-    """`int | None` -> (int, NoneType);  `int` -> (int,)"""
-    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+def read_arguments(args, knobs, annotations, script, positional):
+    """Apply the arguments to knobs, one after the other. ValueError for a wrong one."""
+    while args:
+        arg = args.pop(0)
+        if positional and not arg.startswith('-') and not arg.endswith('.py'):
+            arg, positional = f'--{positional}={arg}', None
+        if arg in ('--help', '-h'):
+            show_help(script, knobs, annotations)
+            raise SystemExit(0)
+        elif arg.startswith('--'):
+            read_flag(arg, args, knobs, annotations)
+        else:
+            read_file(arg, knobs, annotations)
+    check_choices(annotations, knobs)
 
 
-def read_flag(arg, args, knobs, types):
+def read_flag(arg, args, knobs, annotations):
     """
     Set the knob that a flag names: `--key=value`, `--key value` or, for a bool, `--key` alone.
 
     args: the arguments after it; the value of `--key value` is removed from them.
     """
     key, equals, text = arg[2:].partition('=')
-    script_name = os.path.basename(sys.argv[0])
-    check_known(key, knobs, f'on the command line (see python {script_name} --help)')
+    if key not in knobs:
+        raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
+    types = types_of(annotations[key])
     if not equals:
-        if bool in types[key] and (not args or args[0] not in ('True', 'False')):
+        if bool in types and (not args or args[0] not in ('True', 'False')):
             text = 'True'
         elif not args or args[0].startswith('--'):
-            stop(f'--{key} needs a value: --{key}=VALUE')
+            raise ValueError(f'--{key} needs a value: --{key}=VALUE')
         else:
             text = args.pop(0)
-    knobs[key] = convert(key, parse(text, types[key]), types[key], from_text=True)
+    knobs[key] = convert(key, parse(text, types), types)
     given.add(key)
 
 
-def read_file(path, knobs, types):
+def read_file(path, knobs, annotations):
     """Run a config file, which sees the knobs as they are so far, and set those that it changes."""
     if not path.endswith('.py'):
-        stop(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
-    names = dict(knobs)
+        raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
+    of_train = knobs_of_train()
+    names = of_train | knobs
     try:
         with open(path, encoding='utf-8') as f:
             tree = ast.parse(f.read(), path)
         exec(compile(tree, path, 'exec'), names)
     except OSError as error:
-        stop(f"cannot read config file '{path}': {error.strerror}")
+        raise ValueError(f"cannot read config file '{path}': {error.strerror}") from None
     except Exception as error:
-        stop(f"config file '{path}' failed: {type(error).__name__}: {error}")
+        raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
 
     for key, value in names.items():
-        is_code = isinstance(value, (ModuleType, FunctionType, type))
-        if not key.startswith('_') and not is_code:
-            check_known(key, knobs, f"in config file '{path}'")
-            knobs[key] = convert(key, value, types[key])
+        if key in knobs:
+            knobs[key] = convert(key, value, types_of(annotations[key]))
+        elif not (key in of_train or key.startswith('_')
+                  or isinstance(value, (ModuleType, FunctionType, type))):
+            hint = did_you_mean(key, [*knobs, *of_train])
+            raise ValueError(f"unknown knob '{key}' in config file '{path}'{hint}")
 
     # a knob counts as given even if the file sets it to the value that it had
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in knobs:
-            given.add(node.id)
+    given.update(node.id for node in ast.walk(tree)
+                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
 
 
-def check_known(key, knobs, where):
-    """End the program, with the knob of the nearest name, if there is no knob of this name."""
-    if key not in knobs:
-        nearest = difflib.get_close_matches(key, knobs, n=1, cutoff=0)
-        hint = f": did you mean '{nearest[0]}'?" if nearest else ''
-        stop(f"unknown knob '{key}' {where}{hint}")
+def knobs_of_train():
+    """{knob: default} of train.py, which is read and not imported; {} if there is no train.py."""
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding='utf-8') as f:
+        tree = ast.parse(f.read())
+    knobs = {}
+    for node in tree.body:
+        match node:
+            case (ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                  | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)):
+                try:
+                    value = ast.literal_eval(value)
+                except ValueError:          # it is computed, so it is not a knob
+                    continue
+                if is_knob(name, value):
+                    knobs[name] = value
+    return knobs
 
 
-def parse(text, types):
-    """A flag's text as a Python value; text that is no Python value stays as it is."""
-    if types == (str,):
-        return text
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        if float in types and text.lower() in ('inf', 'nan'):
-            return float(text)
-        return text
-
-
-def convert(key, value, types, from_text=False):
-    """The value as one of the types that the knob takes; ends the program if it is none of them."""
-    is_list = isinstance(value, tuple) and list in types
-    if types == (NoneType,) or type(value) in types or is_list:
-        return value
-    if float in types and type(value) is int:
-        return float(value)
-    if str in types and from_text:      # --name 12
-        return str(value)
-    wanted = ' or '.join('None' if kind is NoneType else kind.__name__ for kind in types)
-    stop(f'{key} must be {wanted}, not {value!r}')
-
-
-def show_help(script, knobs):
+def show_help(script, knobs, annotations):
     """Print the script's docstring, then every knob with its value and the comment beside it."""
-    with open(script['__file__'], 'rb') as f:
-        tokens = list(tokenize.tokenize(f.readline))
-    comments = {}       # line number -> comment
-    rows = {}           # name at the start of a line -> number of the first such line
-    for token in tokens:
-        row, column = token.start
-        if token.type == tokenize.COMMENT:
-            comments[row] = token.string.lstrip('# ')
-        elif token.type == tokenize.NAME and column == 0:
-            rows.setdefault(token.string, row)
-
-    docstring = (script.get('__doc__') or '').strip()
-    lines = [docstring, '', 'knobs (a config file or --key=value changes them):']
+    with open(script['__file__'], encoding='utf-8') as f:
+        source = f.read()
+    comments = dict(re.findall(r'^(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)$', source, re.MULTILINE))
+    lines = [(script.get('__doc__') or '').strip(), '',
+             'knobs (a config file or --key=value changes them):']
     for key, value in knobs.items():
         shown = str(value).encode('unicode_escape').decode()        # a newline as \n
-        comment = comments.get(rows.get(key), '')
-        lines.append(f'  --{key}={shown}'.ljust(32) + ' ' + comment)
+        lines.append(f'  --{key}={shown}'.ljust(32) + ' ' + comments.get(key, ''))
+        if choices := choices_of(annotations[key]):
+            lines[-1] += f' [{", ".join(choices)}]'
     print('\n'.join(lines), flush=True)
 
 
+# values and their types ---------------------------------------------------------------------------
+
+def types_of(annotation):
+    """`int | None` -> (int, NoneType);  `int` -> (int,);  `Literal['a', 'b']` -> (str,)"""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    kinds = get_args(annotation) if is_union else (annotation,)
+    return tuple(str if get_origin(kind) is Literal else kind for kind in kinds)
+
+
+def choices_of(annotation):
+    """`Literal['a', 'b'] | None` -> ['a', 'b'];  [] for an annotation without a Literal."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [choice for kind in get_args(annotation) for choice in choices_of(kind)]
+
+
+def check_choices(annotations, values):
+    """ValueError if one of values, {name: value}, is not among those that its Literal allows."""
+    for name, value in values.items():
+        choices = choices_of(annotations[name])
+        others = [kind for kind in types_of(annotations[name]) if kind is not str]
+        if choices and value not in choices and type(value) not in others:
+            known = ', '.join(choices) + ''.join(f' or {name_of(kind)}' for kind in others)
+            raise ValueError(f'{name} must be one of {known}, not {value!r}'
+                             f'{did_you_mean(value, choices)}')
+
+
+def did_you_mean(name, known):
+    """": did you mean 'x'?" with the most similar of the known names; '' if none is similar."""
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f": did you mean '{nearest[0]}'?" if nearest else ''
+
+
+def parse(text, types):
+    """A flag's text as a Python value, or as it is where the knob takes a string."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        is_number = float in types and text.lower() in ('inf', 'nan')
+        value = float(text) if is_number else text
+    if str in types and (isinstance(value, str) or type(value) not in types):   # --name=12
+        return text
+    return value
+
+
+def convert(key, value, types):
+    """The value as one of the types that the knob takes. ValueError if it is none of them."""
+    is_list = isinstance(value, tuple) and list in types
+    if type(value) in types or is_list:
+        return value
+    if float in types and type(value) is int:
+        return float(value)
+    wanted = ' or '.join(name_of(kind) for kind in types)
+    raise ValueError(f'{key} must be {wanted}, not {value!r}')
+
+
+def name_of(kind):
+    return 'None' if kind is NoneType else kind.__name__
+
+
+# what scripts share -------------------------------------------------------------------------------
+
 def adopt(script, values, fixed, earlier_run):
     """
-    Give a script the knobs of an earlier run, `values`, except those given for this one.
+    Take over the knobs of an earlier run, except those that were given for this one.
 
-    script: the globals, with config = configure(globals()) among them; config is changed with them.
+    script: the globals, with config = configure(globals()) among them; config changes with them.
+    values: the knobs of the earlier run, {knob: value}, plain.
     fixed: the knobs that must not differ; ValueError if one was given another value.
     earlier_run: the run in words, for that error.
     """
@@ -253,19 +301,23 @@ def adopt(script, values, fixed, earlier_run):
                          'leave them out, or train anew in another --out_dir')
 
 
-def imported(name, what, example):
-    """MODULE:NAME -> that. ValueError if it is not to be had; what: what it is, in a word."""
-    file, _, attribute = name.rpartition(':')
-    try:
-        return getattr(import_module(file), attribute)
-    except Exception as error:          # whatever is wrong in a file of the user's own
-        raise ValueError(f"the {what} '{name}' is not to be had ({type(error).__name__}: {error}): "
-                         f'write MODULE:NAME, such as {example}') from None
-
-
 def plain(value):
     """A knob's value as a file holds it: numbers, strings, None, and lists of these."""
     return json.loads(json.dumps(value))
+
+
+def imported(name, what, example):
+    """
+    The object that `MODULE:NAME` names. ValueError if it cannot be imported.
+
+    what: the kind of object, in a word; example: the name of one. Both are for the error.
+    """
+    module, _, attribute = name.rpartition(':')
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:          # a user's own module may raise anything
+        raise ValueError(f"cannot import the {what} '{name}' ({type(error).__name__}: {error}): "
+                         f'write MODULE:NAME, such as {example}') from None
 
 
 def pick_device(device='auto', dtype='auto'):
@@ -274,27 +326,21 @@ def pick_device(device='auto', dtype='auto'):
 
     auto is the best that this machine has. ValueError for a device or dtype that it lacks.
     """
-    import torch  # here, so that --help need not wait for it
+    import torch  # imported here, so that --help does not wait for it
 
     # the best first
-    available = ['cpu']
-    if torch.backends.mps.is_available():
-        available.insert(0, 'mps')
-    if torch.cuda.is_available():
-        available.insert(0, 'cuda')
-
+    backends = dict(cuda=torch.cuda, mps=torch.backends.mps)
+    available = [name for name, backend in backends.items() if backend.is_available()] + ['cpu']
     if device == 'auto':
         device = available[0]
     kind = device.split(':')[0]         # cuda:1 -> cuda
-    usable = kind in available
-    if usable:
-        try:
-            torch.empty(0, device=device)
-        except RuntimeError:            # there is no card of that number
-            usable = False
-    if not usable:
+    try:
+        if kind not in available:
+            raise RuntimeError
+        torch.empty(0, device=device)   # an error if there is no GPU of this number
+    except RuntimeError:
         raise ValueError(f"device '{device}' is not available here: "
-                         f'choose one of auto, {", ".join(available)}')
+                         f'choose one of auto, {", ".join(available)}') from None
 
     if dtype == 'auto':
         dtype = 'bfloat16' if kind == 'cuda' else 'float32'

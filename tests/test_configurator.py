@@ -1,257 +1,259 @@
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
 from common import configurator
-from common.configurator import adopt, configure, pick_device, plain
+from common.configurator import adopt, check_choices, configure, imported, pick_device, plain
 
 SCRIPT = '''"""A script with knobs."""
-from common.configurator import configure
+from typing import Literal
+from common.configurator import configure, run
 # ---
 rate = 1e-3                 # how fast
 count = 3                   # how many
 name = 'x'                  # of what
 layers = [[1]]
 on = False
+n_embd = 64
 top: int | None = None      # None = all
 loops: int | list | None = None
 maybe: bool | None = None
+what: str | int = 'all'
+pos: Literal['learned', 'rotary'] = 'learned'       # positions
+rule: Literal['accel', 'kl'] | None = None
+mode: Literal['cpu'] | list = []
 # ---
 LIMIT = 5
-if __name__ == '__main__':
-    config = configure(globals())
-    assert all(globals()[k] == v for k, v in config.items()) and LIMIT == 5
-    print(config)
-'''
-DEFAULTS = dict(
-    rate=1e-3, count=3, name='x', layers=[[1]], on=False, top=None, loops=None, maybe=None)
-
-FAILING_SCRIPT = '''
-from common.configurator import configure, run
-batch_size = 8
-n_embd = 64
-error = ''
-class OutOfMemoryError(RuntimeError):
-    pass
 def main():
     print('printed before')
-    raise eval(error)
+    if name != 'x':
+        raise eval(name)
 if __name__ == '__main__':
-    configure(globals())
+    config = configure(globals())
     run(main)
 '''
+DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
+                loops=None, maybe=None, what='all', pos='learned', rule=None, mode=[])
+FILES = dict(
+    a='import math\nrate = count * 2\nlayers = [[0], [1, 2]]\n_private = 1\n',
+    # knobs of train.py, which this script does not have, may be set and read
+    train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\ncount = 4\n',
+    same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
+    bad_type="count = 'three'", broken='rate = = 1', raises='rate = 1 / 0')
 
 
 @pytest.fixture
-def script(tmp_path):
-    """script(*args) runs SCRIPT in script.folder; script(*args, file='failing.py') the other."""
+def script(tmp_path, monkeypatch):
+    """script(*args): the globals of SCRIPT after configure has read these arguments."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'script.py').write_text(SCRIPT)
-    (tmp_path / 'failing.py').write_text(FAILING_SCRIPT)
-    (tmp_path / 'a.py').write_text(
-        'import math\nrate = count * 2\nlayers = [[0], [1, 2]]\n_private = 1\n')
+    for name, text in FILES.items():
+        (tmp_path / f'{name}.py').write_text(text)
 
-    def call(*args, file='script.py', **options):
-        env = dict(PYTHONPATH=str(Path(__file__).parent.parent))
-        options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE) | options
-        command = [sys.executable, file, *args]
-        return subprocess.run(command, cwd=tmp_path, text=True, env=env, **options)
-    call.folder = tmp_path
+    def call(*args, **options):
+        names = dict(__name__='script', __file__='script.py')
+        exec(SCRIPT, names)
+        names['__name__'] = '__main__'
+        names['config'] = configure(names, argv=args, **options)
+        return names
     return call
+
+
+def run_script(*args, **options):
+    """script.py in a process of its own."""
+    env = dict(PYTHONPATH=str(Path(__file__).parent.parent))
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE) | options
+    return subprocess.run([sys.executable, 'script.py', *args], text=True, env=env, **options)
 
 
 @pytest.mark.parametrize('args, changes', [
     ([], {}),
-    (['--rate=2', '--count', '7'], dict(rate=2.0, count=7)),
-    (['--rate', '-1e-2', '--name=a=b'], dict(rate=-0.01, name='a=b')),
-    (['--name', '12', '--layers=[[2], [3, 4]]'], dict(name='12', layers=[[2], [3, 4]])),
-    (['--name=', '--on'], dict(name='', on=True)),
-    (['--maybe', '--rate=inf'], dict(maybe=True, rate=float('inf'))),
-    (['--on', 'True', '--top', '4', '--top=None'], dict(on=True)),
-    (['--on', '--on=False', '--loops=[4, 8]'], dict(loops=[4, 8])),
-    (['--loops=4', '--layers=[]'], dict(loops=4, layers=[])),
+    (['--rate=2', '--count', '7', '--name=a=b'], dict(rate=2.0, count=7, name='a=b')),
+    (['--rate', '-1e-2', '--name', '12', '--on'], dict(rate=-0.01, name='12', on=True)),
+    (['--maybe', '--rate=inf', '--name='], dict(maybe=True, rate=float('inf'), name='')),
+    (['--on', 'True', '--top', '4', '--top=None', '--loops=[4, 8]'], dict(on=True, loops=[4, 8])),
+    (['--on', '--on=False', '--loops=4', '--layers=[]'], dict(loops=4, layers=[])),
+    (['--what=1e9', '--name="q"', '--rule=kl'], dict(what='1e9', name='"q"', rule='kl')),
+    (['--what=12', '--pos=rotary', '--rule=kl', '--rule=None', '--mode=[1]'],
+     dict(what=12, pos='rotary', mode=[1])),
     (['a.py'], dict(rate=6.0, layers=[[0], [1, 2]])),
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
     (['a.py', '--rate=1', '--count=5'], dict(rate=1.0, count=5, layers=[[0], [1, 2]])),
+    (['train.py'], dict(count=4)),
 ])
-def test_in_the_order_given(script, args, changes):
-    done = script(*args)
-    assert done.returncode == 0
-    knobs = eval(done.stdout, dict(inf=float('inf')))
-    assert knobs == DEFAULTS | changes
-    assert type(knobs['rate']) is float
+def test_arguments_apply_in_the_order_given(script, args, changes):
+    names = script(*args)
+    assert names['config'] == DEFAULTS | changes
+    assert {key: names[key] for key in DEFAULTS} == names['config']
+    assert type(names['rate']) is float and names['LIMIT'] == 5
 
 
-@pytest.mark.parametrize('args, words', [
-    (['--cuont=3'], "unknown knob 'cuont' .* did you mean 'count'"),
-    (['--LIMIT=3'], "unknown knob 'LIMIT'"),
+@pytest.mark.parametrize('args, line', [
+    (['--cuont=3'], "unknown flag --cuont: did you mean 'count'? (--help lists all)"),
+    (['--LIMIT=3'], 'unknown flag --LIMIT (--help lists all)'),
+    (['--batch_size=3'], 'unknown flag --batch_size (--help lists all)'),       # train.py's
     (['--count=2.5'], 'count must be int, not 2.5'),
-    (['--count=None'], 'count must be int, not None'),
     (['--rate=fast'], "rate must be float, not 'fast'"),
-    (['--layers=3'], 'layers must be list, not 3'),
-    (['--on=7'], 'on must be bool, not 7'),
     (['--top=2.5'], 'top must be int or None, not 2.5'),
-    (['--count'], 'count needs a value'),
-    (['--count', '--on'], 'count needs a value'),
-    (['nowhere.py'], "cannot read config file 'nowhere.py'"),
-    (['count=3'], 'neither a --key=value flag nor a config file'),
-    (['bad_key.py'], "unknown knob 'ratee' in config file 'bad_key.py': did you mean 'rate'"),
+    (['--count', '--on'], '--count needs a value: --count=VALUE'),
+    (['--pos=rotray'],
+     "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
+    (['--rule=x'], "rule must be one of accel, kl or None, not 'x'"),
+    (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
+    (['nowhere.py'], "cannot read config file 'nowhere.py': No such file or directory"),
+    (['count=3'], "'count=3' is neither a --key=value flag nor a config file ending in .py"),
+    (['bad_key.py'], "unknown knob 'ratee' in config file 'bad_key.py': did you mean 'rate'?"),
+    (['near_train.py'], "unknown knob 'learning_rte' in config file 'near_train.py': "
+     "did you mean 'learning_rate'?"),
     (['bad_type.py'], "count must be int, not 'three'"),
-    (['broken.py'], "config file 'broken.py' failed: SyntaxError"),
-    (['raises.py'], "config file 'raises.py' failed: ZeroDivisionError"),
+    (['broken.py'], "config file 'broken.py' failed: SyntaxError: invalid syntax"),
+    (['raises.py'], "config file 'raises.py' failed: ZeroDivisionError: division by zero"),
 ])
-def test_bad_input_is_one_line_and_status_2(script, args, words):
-    files = dict(bad_key='ratee = 1', bad_type="count = 'three'", broken='rate = = 1',
-                 raises='rate = 1 / 0')
-    for name, text in files.items():
-        (script.folder / f'{name}.py').write_text(text)
-    done = script(*args)
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr.count('\n') == 1
-    assert re.search('error: .*' + words, done.stderr), done.stderr
+def test_bad_input_is_one_line_and_status_2(script, args, line, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        script(*args)
+    out, error = capsys.readouterr()
+    assert not out and error.count('\n') == 1 and error.startswith('error: ' + line), error
+
+
+def test_a_bare_argument_and_an_imported_script(script):
+    assert script('calc', '--count=4', positional='name')['name'] == 'calc'
+    assert configurator.given == {'name', 'count'}
+    assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
 
 
 def test_help_has_every_knob_with_its_comment(script):
-    done = script('a.py', '--help')
+    done = run_script('a.py', '--help')
     assert done.returncode == 0 and done.stdout.startswith('A script with knobs.')
     knobs = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:4] == '  --']
-    assert [knob[0] for knob in knobs[:3]] == ['--rate=6.0', '--count=3', '--name=x']
-    assert knobs[0][1] == 'how fast'
     assert len(knobs) == len(DEFAULTS)
+    for knob in (['--rate=6.0', 'how fast'], ['--top=None', 'None = all'],
+                 ['--pos=learned', 'positions [learned, rotary]']):
+        assert knob in knobs
 
 
-def test_imported_it_reads_no_command_line():
-    knobs = dict(__name__='script', rate=0.5)
-    assert configure(knobs) == dict(rate=0.5)
+def test_check_choices():
+    annotations = dict(n=int, pos=Literal['learned', 'rotary'])
+    check_choices(annotations, dict(n=1, pos='rotary'))
+    for pos in ('x', None, 3):
+        with pytest.raises(ValueError, match=f'pos must be one of learned, rotary, not {pos!r}'):
+            check_choices(annotations, dict(n=1, pos=pos))
 
 
-@pytest.mark.parametrize('error', [
-    'MemoryError()',
-    'OutOfMemoryError()',
-    'RuntimeError("DefaultCPUAllocator: can\'t allocate memory: you tried to allocate 4 bytes")',
-    'RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes")',
+SIZE = 2 ** 62
+
+
+@pytest.mark.parametrize('main', [
+    lambda: bytearray(SIZE),
+    lambda: torch.empty(10 ** 17),
+    lambda: torch.empty(SIZE, SIZE),
+    lambda: torch.empty(10 ** 20),
+    lambda: torch.zeros(1, 1).expand(10 ** 12, 10 ** 12).contiguous(),
+    lambda: torch.arange(10 ** 20),
+    lambda: np.zeros(10 ** 17),
+    lambda: np.zeros((SIZE, SIZE)),
+    lambda: np.zeros(10 ** 20),
+    lambda: np.repeat(np.zeros(10), 10 ** 19),
+    lambda: fail(torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')),
+    lambda: fail(RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate')),
 ])
-def test_out_of_memory_is_one_line_that_names_the_knobs_to_lower(script, error):
-    done = script('--error', error, file='failing.py')
-    assert done.returncode == 2 and done.stdout == 'printed before\n'
-    line = 'error: more memory was asked for than there is: lower batch_size or n_embd\n'
-    assert done.stderr == line
-
-
-def test_memory_that_no_machine_has(capsys):
-    """The errors of Python and torch themselves; a script without such knobs has none to lower."""
-    for allocate in (lambda: bytearray(2 ** 62), lambda: torch.empty(10 ** 17)):
-        with pytest.raises(SystemExit, match='2'):
-            configurator.run(allocate)
-        error = capsys.readouterr().err
-        assert error.startswith('error: more memory was asked for than there is')
-        assert error.count('\n') == 1 and 'lower' not in error
-    assert configurator.is_out_of_memory(torch.OutOfMemoryError())
+def test_out_of_memory_is_one_line_that_names_the_knobs_to_lower(main, monkeypatch, capsys):
+    """The errors of Python, torch and numpy themselves, and those that only a GPU raises."""
+    monkeypatch.setitem(globals(), 'batch_size', 8)
+    monkeypatch.setitem(globals(), 'n_embd', 8)
+    with pytest.raises(SystemExit, match='2'):
+        configurator.run(main)
+    assert capsys.readouterr().err == 'error: not enough memory: lower batch_size or n_embd\n'
 
 
 def fail(error):
-    """A main() that raises this error."""
-    def main():
-        raise error
-    return main
+    raise error
 
 
-def test_other_errors_are_raised(monkeypatch):
-    with pytest.raises(RuntimeError, match='shapes do not fit'):
-        configurator.run(fail(RuntimeError('shapes do not fit')))
+def test_errors_that_are_raised(monkeypatch):
+    for error in (RuntimeError('shapes do not fit'), OverflowError('math range error')):
+        with pytest.raises(type(error), match=str(error)):
+            configurator.run(lambda: fail(error))
     monkeypatch.setenv('TRACEBACK', '1')
     for error in (ValueError(), MemoryError()):
         with pytest.raises(type(error)):
-            configurator.run(fail(error))
+            configurator.run(lambda: fail(error))
 
 
-@pytest.mark.parametrize('error, lines', [(ValueError('bad'), 0), (MemoryError(), 1)])
-def test_the_second_process_repeats_no_bad_input(monkeypatch, capsys, error, lines):
-    """... but its memory is its own."""
+def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
+    """But each process has its own memory."""
     monkeypatch.setenv('LOCAL_RANK', '1')
-    with pytest.raises(SystemExit, match='2'):
-        configurator.run(fail(error))
-    assert capsys.readouterr().err.count('\n') == lines
+    for error, lines in (ValueError('bad'), 0), (MemoryError(), 1):
+        with pytest.raises(SystemExit, match='2'):
+            configurator.run(lambda: fail(error))
+        assert capsys.readouterr().err.count('\n') == lines
 
 
-def test_ctrl_c(script):
-    """What was printed comes out before the last line, though nobody had flushed it."""
-    done = script('--error=KeyboardInterrupt()', file='failing.py', stderr=subprocess.STDOUT)
-    assert done.returncode == 130
-    assert done.stdout == 'printed before\n\nstopped\n'
+@pytest.mark.parametrize('name, status, line', [
+    ('KeyboardInterrupt()', 130, '\nstopped\n'),
+    ('ValueError("two\\nlines")', 2, 'error: two lines\n'),
+])
+def test_how_a_script_ends(script, name, status, line):
+    done = run_script(f'--name={name}')
+    assert (done.returncode, done.stdout, done.stderr) == (status, 'printed before\n', line)
 
 
-@pytest.mark.parametrize('error, status, line', [
-    ('KeyboardInterrupt()', 130, '\nstopped\n'), ('BrokenPipeError()', 0, '')])
-def test_a_reader_that_has_gone(script, error, status, line):
-    """`... | head` has read enough: no traceback, neither at once nor when Python ends."""
+@pytest.mark.parametrize('args', [[], ['--help']])
+def test_a_reader_that_has_gone(script, args):
+    """`... | head` has read enough: no traceback, and the script does not go on."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = script('--error', error, file='failing.py', stdout=writer)
+    done = run_script(*args, stdout=writer)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (status, line)
+    assert (done.returncode, done.stderr) == (0, '')
 
 
-@pytest.fixture
-def configured(tmp_path):
-    """configured(*args): the globals of a script that was run with these arguments."""
-    (tmp_path / 'b.py').write_text("name = 'x'\n")
-
-    def call(*args):
-        script = dict(__name__='__main__', rate=1e-3, count=3, layers=[1], name='x')
-        args = [str(tmp_path / arg) if arg == 'b.py' else arg for arg in args]
-        script['config'] = configure(script, argv=args)
-        return script
-    return call
-
-
-def test_adopt_takes_the_knobs_that_were_not_given(configured):
-    script = configured('--count=5', 'b.py')
-    config = script['config']
-    adopt(script, dict(rate=0.5, count=7, name='y', unknown=1), (), 'the run')
+def test_adopt_takes_the_knobs_that_were_not_given(script):
+    names = script('--count=5', 'same.py')
+    config = names['config']
+    adopt(names, dict(rate=0.5, count=7, name='y', unknown=1), (), 'the run')
     # count was given by a flag, name by a config file, though with its default
-    assert config == dict(rate=0.5, count=5, layers=[1], name='x')
-    assert script['config'] is config
-    assert {key: script[key] for key in config} == config
-    assert 'unknown' not in script
+    assert config == DEFAULTS | dict(rate=0.5, count=5)
+    assert names['config'] is config and 'unknown' not in names
+    assert {key: names[key] for key in config} == config
 
 
-def test_adopt_refuses_another_value_of_a_fixed_knob(configured):
-    script = configured('--count=5', '--rate=1', '--layers=(1, 2)')
+def test_adopt_refuses_another_value_of_a_fixed_knob(script):
+    names = script('--count=5', '--rate=1', '--layers=(1, 2)')
     earlier = dict(count=7, rate=2.0, layers=[1, 2])
     # a tuple is the list that a checkpoint holds for it, and rate is not fixed
     message = r'the run in out had other knobs: count = 5 \(it was 7\); leave them out'
     with pytest.raises(ValueError, match=message):
-        adopt(script, earlier, {'count', 'layers', 'name'}, 'the run in out')
-    adopt(script, earlier, {'layers'}, 'the run in out')
-
-
-def test_plain():
+        adopt(names, earlier, {'count', 'layers', 'name'}, 'the run in out')
+    adopt(names, earlier, {'layers'}, 'the run in out')
     assert plain((1, (2.5, None), ['a', True])) == [1, [2.5, None], ['a', True]]
 
 
+def test_imported():
+    assert imported('common.configurator:plain', 'rule', 'x:y') is plain
+    for name in ('nowhere:plain', 'common.configurator:nothing', 'plain'):
+        with pytest.raises(ValueError, match=f"cannot import the rule '{name}' .* such as x:y"):
+            imported(name, 'rule', 'x:y')
+
+
 def test_pick_device():
-    assert pick_device('cpu', 'float32')[0] == 'cpu'
     assert pick_device()[0] in ('cpu', 'cuda', 'mps')
-    bad = [
-        (('tpu',), "device 'tpu' is not available here: choose one of auto, .*cpu"),
-        (('cuda:99',), 'not available'),
-        (('cpu', 'float16'), 'unknown dtype'),
-    ]
-    if not torch.cuda.is_available():
-        bad.append((('cuda',), 'not available'))
-    for args, words in bad:
-        with pytest.raises(ValueError, match=words):
-            pick_device(*args)
+    for device in ('tpu', 'meta', 'cuda:99'):
+        with pytest.raises(ValueError, match=f"device '{device}' is not available .* auto, .*cpu"):
+            pick_device(device)
+    with pytest.raises(ValueError, match='unknown dtype'):
+        pick_device('cpu', 'float16')
 
-
-def test_pick_device_gives_the_dtype_of_matrix_products():
+    # the dtype of matrix products
     x = torch.ones(2, 2)
     for dtype, wanted in (('auto', torch.float32), ('bfloat16', torch.bfloat16)):
-        with pick_device('cpu', dtype)[1]:
-            assert (x @ x).dtype == wanted
+        device, context = pick_device('cpu', dtype)
+        with context:
+            assert device == 'cpu' and (x @ x).dtype == wanted

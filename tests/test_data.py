@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import data
-from encoding import EOT
+from data import EOT
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -32,10 +32,103 @@ def text_of(name, split):
     return encoding.decode(tokens.tolist()).split(EOT)[:-1]
 
 
-def good_text():
+def make_good():
+    """A small data set `own`, of one file with 500 bytes -> its meta."""
     with open('good.txt', 'w') as f:
-        f.write('good text ' * 50)
+        f.write(''.join(f'line {i:03}\n' for i in range(50)) + 50 * '-')
+    return data.make('own', 'good.txt')
 
+
+# tokenizers --------------------------------------------------------------------------------------
+
+def test_bytes_encoding_is_utf8():
+    encoding = data.get_encoding('bytes')
+    text = 'naïve — 中文 🙂\n\t' * 20
+    ids = list(text.encode())
+    assert encoding.encode_ordinary(text) == ids
+    assert encoding.decode(ids) == text
+    assert encoding.n_vocab == 257
+    assert encoding.encode(EOT, allowed_special='all') == [encoding.eot_token] == [256]
+
+
+def test_encodings_that_are_unavailable(monkeypatch):
+    def failing(name):
+        raise ConnectionError('no network')
+    monkeypatch.setattr(data.tiktoken, 'get_encoding', failing)
+    with pytest.raises(ValueError, match='ConnectionError: no network.*--tokenizer=bytes, which'):
+        data.get_encoding('gpt2')
+    large = SimpleNamespace(n_vocab=65537)
+    monkeypatch.setattr(data.tiktoken, 'get_encoding', lambda name: large)
+    with pytest.raises(ValueError, match='has 65537 tokens, and uint16 has room for 65536'):
+        data.get_encoding('cl100k_base')
+    with pytest.raises(ValueError, match='came without a tokenizer.json'):
+        data.get_encoding(None)
+
+
+def make_tokenizer_json(path, size=270):
+    """A small byte-level BPE, as public models have it: bytes, a few merges, an end of text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[EOT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if size > 256 else [])
+    tokenizer.train_from_iterator(['the quick brown fox jumps over the lazy dog'] * 9, trainer)
+    tokenizer.save(str(path))
+
+
+def test_a_tokenizer_json_is_read_byte_by_byte():
+    make_tokenizer_json('tokenizer.json')
+    encoding = data.get_encoding('elsewhere/tokenizer.json', '.')     # beside the checkpoint
+    every = ''.join(map(chr, range(256))) + '\u0800日本\U0010ffff'
+    text = 'the quick  fox\n\tgrößer, \x00 and \u05d0' + every
+    ids = encoding.encode(text)
+    pieces = [encoding.decode_single_token_bytes(token) for token in ids]
+    assert b''.join(pieces).decode() == text == encoding.decode(ids)
+    assert len(ids) < len(text.encode())                # merges are used
+    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
+    assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
+
+    # a data set in its tokens
+    with open('book.txt', 'w') as f:
+        f.write('the quick brown fox jumps over the lazy dog\n' * 20)
+    meta = data.make('book', 'book.txt', tokenizer='tokenizer.json')
+    assert 'the quick brown fox' in text_of('book', 'train')[0]
+    assert (meta['tokenizer'], meta['vocab_size']) == ('tokenizer.json', encoding.n_vocab)
+
+
+def test_a_tokenizer_json_whose_rare_letters_are_bytes():
+    """A tokenizer of the other kind: blanks are letters, and rare letters fall back on bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    pieces = ['<unk>', *(f'<0x{byte:02X}>' for byte in range(256)), *'abc\u2581', 'ab']
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [('a', 'b')],
+                                     byte_fallback=True, unk_token='<unk>'))
+    tokenizer.normalizer = normalizers.Replace(' ', '\u2581')
+    tokenizer.decoder = decoders.Sequence([decoders.Replace('\u2581', ' '),
+                                           decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken('<s>'), AddedToken('</s>'), AddedToken('<|im_end|>')])
+    tokenizer.save('tokenizer.json')
+    encoding = data.get_encoding('tokenizer.json')
+    ids = encoding.encode('ab c\nü')
+    pieces = [encoding.decode_single_token_bytes(token) for token in ids]
+    assert pieces == [b'ab', b' ', b'c', b'\n', b'\xc3', b'\xbc']
+    assert encoding.decode(ids) == 'ab c\nü'
+    assert encoding.decode([encoding.eot_token]) == '</s>'      # not the beginning of a text
+
+
+def test_a_bad_tokenizer_json():
+    from tokenizers import Tokenizer, models
+    Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
+    with open('empty.json', 'w') as f:
+        f.write('{}')
+    for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
+                            missing='No such file').items():
+        with pytest.raises(ValueError, match=words):
+            data.get_encoding(f'{name}.json')
+
+
+# text on this machine ----------------------------------------------------------------------------
 
 def test_pydocs_is_made_on_first_use():
     train, val, meta = data.load('pydocs')
@@ -54,32 +147,17 @@ def test_pydocs_is_made_on_first_use():
     assert 'deque' in whole             # docstrings
 
 
-def test_one_file_gives_its_last_part():
-    text = ''.join(f'line {i}\n' for i in range(2000))
-    with open('book.txt', 'w') as f:
-        f.write(text)
-    meta = data.make('book', 'book.txt', val_fraction=0.1)
-    (train,), (val,) = text_of('book', 'train'), text_of('book', 'val')
-    assert train + val == text
-    assert abs(len(val) / len(text) - 0.1) < 0.01
-    assert meta['source'] == 'book.txt'
-
-
-@pytest.mark.parametrize('path', ['folder', 'folder/**/*.txt'])
-def test_a_folder_is_split_by_document(path, tmp_path):
+def test_a_folder_is_split_by_document(tmp_path):
     (tmp_path / 'folder' / 'deep').mkdir(parents=True)
     texts = [f'document number {i}' for i in range(10)]
     for i, text in enumerate(texts):
         folder = tmp_path / 'folder' / ('deep' if i % 2 else '')
         (folder / f'{i}.txt').write_text(text)
-    data.make('own', path, val_fraction=0.2)
-    train, val = text_of('own', 'train'), text_of('own', 'val')
-    assert sorted(train + val) == texts
-    assert len(val) == 2
-
-
-def write_tokens(path, ids):
-    np.array(ids, dtype='<u2').tofile(path)
+    # sorted by path, of which each fifth is held out; a pattern finds the same
+    for path in ('folder', 'folder/**/*.txt'):
+        data.make('own', path, val_fraction=0.2)
+        assert text_of('own', 'val') == [texts[i] for i in (0, 1)]
+        assert text_of('own', 'train') == [texts[i] for i in (2, 4, 6, 8, 3, 5, 7, 9)]
 
 
 def test_tokens_of_nanogpt(tmp_path):
@@ -89,7 +167,7 @@ def test_tokens_of_nanogpt(tmp_path):
     train, val = [*b'one', 256, *b'two', 256], [*b'three', 256]
     packed = lzma.compress(np.array(train, dtype='<u2').tobytes())
     (nano / 'train.bin.xz').write_bytes(packed)
-    write_tokens(nano / 'val.bin', val)
+    (nano / 'val.bin').write_bytes(np.array(val, dtype='<u2').tobytes())
     meta = data.make('nano', 'nano', tokenizer='bytes')
     assert data.load('nano')[0].tolist() == train
     assert text_of('nano', 'val') == ['three']
@@ -100,17 +178,17 @@ def test_tokens_of_nanogpt(tmp_path):
         with pytest.raises(ValueError, match=message):
             data.make('nano', 'nano', tokenizer='bytes')
 
-    write_tokens(nano / 'val.bin', [300])
-    refused('val.bin cannot be taken as uint16 tokens: token 300 is in it, and bytes has 257: '
-            'name the right one with --tokenizer')
-    for content in (b'123', b''):
+    for content, reason in {b'\x2c\x01': r' of bytes \(it has the token 300\)', b'123': '',
+                            b'': ''}.items():
         (nano / 'val.bin').write_bytes(content)
-        refused('val.bin cannot be taken as uint16 tokens')
+        refused('val.bin cannot be read as uint16 tokens' + reason)
     (nano / 'train.bin.xz').write_bytes(packed[:-9])
-    refused('train.bin cannot be taken as uint16 tokens')
+    refused('train.bin cannot be read as uint16 tokens')
     assert data.load('nano')[2] == meta
     assert sorted(os.listdir('data/nano')) == WHOLE
 
+
+# FineWeb -----------------------------------------------------------------------------------------
 
 def parquet(folder, texts, name):
     """Write a file of FineWeb's schema."""
@@ -154,6 +232,41 @@ def check_web(web):
     assert sorted(os.listdir('data/fineweb')) == WHOLE
 
 
+@pytest.fixture
+def breaking(web, monkeypatch):
+    """
+    breaking(after, error): from now on streams raise the error after so many rows, as when a
+    connection is lost; breaking(): no longer.
+
+    breaking.texts: what streams have given since the last call of breaking. breaking.calls: the
+    source and revision of each call of load_dataset, which always reads the folder web.
+    """
+    real, iterate = datasets.load_dataset, data.FineWeb.__iter__
+
+    def load_dataset(source, **kwargs):
+        call.calls.append((source, kwargs['revision']))
+        return real('web', **kwargs)
+
+    def call(after=None, error=None):
+        def rows_of(rows):
+            for i, row in enumerate(rows):
+                if i == after:
+                    raise error
+                call.texts.append(row['text'])
+                yield row
+
+        def iterate_over_them(self):
+            self.rows = rows_of(self.rows)
+            return iterate(self)
+        monkeypatch.setattr(data.FineWeb, '__iter__', iterate_over_them)
+        call.texts.clear()
+
+    call.calls, call.texts = [], []
+    monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
+    call()
+    return call
+
+
 def test_fineweb_schema(web):
     meta = make_web()
     check_web(web)
@@ -162,7 +275,7 @@ def test_fineweb_schema(web):
     check_web(web[:100])
     with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
         make_web(config='CC-MAIN-2013-20')
-    with pytest.raises(ValueError, match='cannot stream .*check .* the network'):
+    with pytest.raises(ValueError, match='cannot stream nowhere .*check .* the network'):
         data.make('fineweb', 'nowhere', tokenizer='bytes')
 
 
@@ -174,186 +287,134 @@ def test_fineweb_as_a_user_runs_it(web):
     assert done.returncode == 0, done.stderr
     assert 'next: python train.py --dataset=fineweb' in done.stdout
     meta = data.load('fineweb')[2]
-    most = len(web[4]) + 1              # tokens in a longest document
-    assert 1000 <= meta['train']['tokens'] + meta['val']['tokens'] < 1000 + most
+    lengths = np.cumsum([len(text) + 1 for text in web])
+    expected = lengths[lengths >= 1000][0]
+    assert meta['train']['tokens'] + meta['val']['tokens'] == expected
 
 
-class Breaking:
-    """The real stream's rows, with an error after so many, as when a connection is lost."""
-
-    def __init__(self, rows, after, error):
-        self.rows, self.after, self.error = rows, after, error
-        self.state_dict, self.load_state_dict = rows.state_dict, rows.load_state_dict
-
-    def select_columns(self, name):
-        return Breaking(self.rows.select_columns(name), self.after, self.error)
-
-    def __iter__(self):
-        for i, row in enumerate(self.rows):
-            if i == self.after:
-                raise self.error
-            yield row
-
-
-@pytest.fixture
-def breaking(monkeypatch):
-    """
-    breaking(after, error): from now on streams break off after so many rows; breaking(): no longer.
-
-    breaking.calls: the arguments of each call of load_dataset.
-    """
-    real = datasets.load_dataset
-
-    def call(after=None, error=None):
-        def load_dataset(*args, **kwargs):
-            call.calls.append(kwargs)
-            rows = real(*args, **kwargs)
-            return rows if error is None else Breaking(rows, after, error)
-        monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
-    call.calls = []
-    return call
-
-
-@pytest.fixture
-def texts_read(monkeypatch):
-    """A list of the texts that came out of a stream so far."""
-    texts = []
-    iterate = data.FineWeb.__iter__
-
-    def recorded(self):
-        for text in iterate(self):
-            texts.append(text)
-            yield text
-
-    monkeypatch.setattr(data.FineWeb, '__iter__', recorded)
-    return texts
-
-
-@pytest.mark.parametrize('breaks', [
-    [(1100, ConnectionError('reset'))],
-    [(10, ConnectionError('reset')), (1200, RuntimeError('peer closed')),
-     (1030, TimeoutError()), (5, KeyboardInterrupt())],
-])
-def test_a_stream_goes_on_where_it_broke_off(breaks, web, breaking):
+def test_a_stream_continues_where_it_broke_off(web, breaking):
     """No document twice, none lost, the same val split; the old files stay until all is written."""
     make_web(config='CC-MAIN-2024-10')
     before = data.load('fineweb')[2]
-    for after, error in breaks:
+    for after, error in [(10, ConnectionError('reset')), (1200, RuntimeError('peer closed')),
+                         (1030, TimeoutError()), (5, KeyboardInterrupt())]:
         breaking(after, error)
-        with pytest.raises((ValueError, KeyboardInterrupt)):
+        with pytest.raises((ValueError, KeyboardInterrupt), match='what is done is kept|^$'):
             make_web()
         assert data.load('fineweb')[2] == before
     breaking()
     meta = make_web()
+    assert breaking.texts == web[2048:]         # two batches of 1024 were done
     check_web(web)
     assert meta['train']['documents'] == 2250
 
 
-def test_another_revision_is_another_text(web, breaking, texts_read):
-    """It is read from the beginning, not from where a stream of the newest broke off."""
-    breaking(1100, ConnectionError('reset'))
-    with pytest.raises(ValueError):
-        make_web()
+def test_another_revision_is_another_text(web, breaking):
+    """It is read from the beginning, and what another revision left behind is not mixed with it."""
+    for revision, after in ('a', 1100), ('b', 10):
+        breaking(after, ConnectionError('reset'))
+        with pytest.raises(ValueError):
+            make_web(revision=revision)
     breaking()
-    texts_read.clear()
-    make_web(revision='0123abc')
+    make_web(revision='a')
     check_web(web)
-    assert texts_read == web
-    assert [call['name'] for call in breaking.calls] == ['sample-10BT'] * 2
-    assert [call['revision'] for call in breaking.calls] == [None, '0123abc']
-
-
-def test_what_is_done_is_not_read_again(web, breaking, texts_read):
-    breaking(2100, ConnectionError())
-    with pytest.raises(ValueError, match='what is done is kept'):
-        make_web()
-    breaking()
-    texts_read.clear()
-    make_web()
-    assert texts_read == web[2048:]     # two batches of 1024 were done
+    assert breaking.texts == web
+    assert breaking.calls == [('web', 'a'), ('web', 'b'), ('web', 'a')]
 
 
 def test_a_call_for_too_few_tokens_loses_nothing(web):
-    """It stops in the midst of a batch: what follows in the stream is still to be read."""
-    with pytest.raises(ValueError, match='too little to train on'):
+    """It stops in the middle of a batch, whose other documents are still to be read."""
+    with pytest.raises(ValueError, match='too few for a training and a held-out split'):
         make_web(tokens=5)
     make_web()
     check_web(web)
 
 
-def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
-    asked = []
-    real = datasets.load_dataset
-
-    def load_dataset(source, **kwargs):
-        asked.append((source, kwargs['revision']))
-        return real('web', **kwargs)
-
+def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):
     newest = SimpleNamespace(sha='0123abc')
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name: newest)
-    monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
     meta = data.make('fineweb', tokenizer='bytes', tokens='2K', val_fraction=0.1)
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at 0123abc'
-    assert asked == [('HuggingFaceFW/fineweb', '0123abc')]
+    assert breaking.calls == [('HuggingFaceFW/fineweb', '0123abc')]
 
 
-def test_no_room_on_the_disk(web, monkeypatch):
-    """Refused before a byte is read; and if the disk fills up midway, what is done is kept."""
-    message = 'needs 0.60 GB and its disk has 0.00 GB free: make room, or take fewer --tokens'
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=message):
-        patch.setattr(data.shutil, 'disk_usage', lambda folder: SimpleNamespace(free=10 ** 6))
-        data.make('fineweb', 'nowhere', tokenizer='bytes')
-
+def test_a_full_disk(web, breaking):
+    """What is done is kept."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, hard))       # bytes that a file may have
     try:
         message = 'cannot write data/fineweb .*: make room, then run the command again'
-        with pytest.raises(OSError, match=message):
+        with pytest.raises(ValueError, match=message):
             make_web()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    with open('data/fineweb/progress.json') as f:
-        assert json.load(f)['documents'] == 1024
+    breaking()
     make_web()
+    assert breaking.texts == web[1024:]
     check_web(web)
 
 
-def test_windows():
-    x, y = data.windows(np.arange(100, dtype='<u2'), [0, 10, 93], 6)
-    assert x.tolist()[1] == [10, 11, 12, 13, 14, 15]
-    assert torch.equal(y, x + 1)
-    assert x.dtype == torch.int64
+# reading -----------------------------------------------------------------------------------------
+
+def test_one_file_gives_its_last_part():
+    meta = make_good()
+    (train,), (val,) = text_of('own', 'train'), text_of('own', 'val')
+    with open('good.txt') as f:
+        assert train + val == f.read()
+    assert (len(train), len(val), meta['source']) == (475, 25, 'good.txt')
+
+
+def test_windows_of_a_text_and_what_fits_it():
+    make_good()                 # 476 tokens for training and 26 held out, with their ends
+    text = data.open_data('own', reads='bytes', vocab_size=257)
+    ids = torch.from_numpy(text.train.astype(np.int64))
+    for x, y in zip(*text.batch(np.random.default_rng(0), 9, 475)):     # there is only one window
+        assert torch.equal(x, ids[:-1]) and torch.equal(y, ids[1:]) and x.dtype == torch.int64
+    x, y = text.held_out([0, 4], 5)
+    assert text.n_held_out(5) == 5 and x.shape == (2, 5)
+    assert (x[0].tolist(), y[1].tolist()) == (text.val[:5].tolist(), text.val[21:].tolist())
+
+    text.check(25, rows=451)            # all windows of 25 tokens with a next one
+    for T, rows, words in ((26, 1, r'longer than the val text of own \(26 tokens\)'),
+                           (25, 452, '452 windows is more than the 451 .* --batch_size smaller')):
+        with pytest.raises(ValueError, match=words):
+            text.check(T, rows)
+    for changes, words in ((dict(reads='gpt2'), 'the model reads gpt2 tokens'),
+                           (dict(vocab_size=256), 'the model knows 256 tokens')):
+        with pytest.raises(ValueError, match=words):
+            data.open_data('own', **changes)
 
 
 @pytest.mark.parametrize('path, content, words', [
     ('missing.txt', None, 'no text at'),
     ('empty.txt', b' \n', 'is empty'),
-    ('latin.txt', b'caf\xe9 au lait', 'not UTF-8 text .byte 3'),
-    ('cut.txt', 'é'.encode()[:1], 'not UTF-8'),
+    ('latin.txt', b'caf\xe9 au lait', 'not UTF-8 text .* position 3'),
 ])
 def test_bad_text_and_nothing_lost(path, content, words):
-    good_text()
-    before = data.make('own', 'good.txt')
+    before = make_good()
     if content is not None:
         with open(path, 'wb') as f:
             f.write(content)
     with pytest.raises(ValueError, match=words):
         data.make('own', path)
-    assert data.load('own')[2] == before
+    assert data.load('own')[2] == before and sorted(os.listdir('data/own')) == WHOLE
 
 
 @pytest.mark.parametrize('function, args, words', [
     (data.make, ('new',), 'python data.py new --path=TEXT'),
-    (data.load, ('new',), 'python data.py new --path=TEXT'),
+    (data.load, ('new',), "no data set or task 'new' .*python data.py new --path=TEXT"),
     (data.load, ('fineweb',), 'python data.py fineweb --tokens=300M'),
+    (data.open_data, ('clac',), "did you mean 'calc'"),
+    (data.open_data, ('',), 'name one with --dataset'),
     (data.get_encoding, ('gpt9',), 'unknown tokenizer'),
-    (data.make, ('../out', 'good.txt'), 'cannot be the name of a folder'),
+    (data.make, ('../out',), 'cannot be the name of a folder'),
+    (data.make, ('calc',), 'is a task'),
     (data.make, ('own', 'good.txt', 'bytes', '300M', 0.9), 'val_fraction'),
     (data.count_tokens, ('many',), 'not a number'),
     (data.count_tokens, ('-3M',), 'not a number'),
+    (data.count_tokens, ('1e999',), 'not a number'),
 ])
 def test_bad_names_and_numbers(function, args, words):
-    good_text()
     with pytest.raises(ValueError, match=words):
         function(*args)
 
@@ -364,15 +425,12 @@ def test_count_tokens():
     assert data.count_tokens(70) == 70
 
 
-@pytest.mark.parametrize('harm', ['short', 'flipped', 'gone', 'meta', 'no json'])
+@pytest.mark.parametrize('harm', ['flipped', 'gone', 'meta', 'no json'])
 def test_damaged_data_is_refused(harm, tmp_path):
-    good_text()
-    data.make('own', 'good.txt')
+    make_good()
     train, meta = tmp_path / 'data/own/train.bin', tmp_path / 'data/own/meta.json'
     content = train.read_bytes()
-    if harm == 'short':
-        train.write_bytes(content[:-2])
-    elif harm == 'flipped':
+    if harm == 'flipped':
         train.write_bytes(content[:-4] + b'\0\0' + content[-2:])
     elif harm == 'gone':
         train.unlink()
@@ -380,5 +438,5 @@ def test_damaged_data_is_refused(harm, tmp_path):
         meta.write_text(json.dumps(json.loads(meta.read_text()) | dict(train={})))
     else:
         meta.write_text('{')
-    with pytest.raises(ValueError, match="data set 'own' is damaged: .* make it again"):
+    with pytest.raises(ValueError, match="data set 'own' is damaged .* make it again"):
         data.load('own')
