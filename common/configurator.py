@@ -257,10 +257,9 @@ def parse(text, types):
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         is_number = float in types and text.lower() in ('inf', 'nan')
-        value = float(text) if is_number else text
-    if str in types and (isinstance(value, str) or type(value) not in types):   # --name=12
-        return text
-    return value
+        return float(text) if is_number else text
+    fits = type(value) in types or float in types and type(value) is int
+    return value if fits or str not in types else text      # --name=12
 
 
 def convert(key, value, types):
