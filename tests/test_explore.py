@@ -53,6 +53,7 @@ def test_the_record_is_the_model(tiny, idx, norm_inside):
     model, tokens = tiny(norm_inside=norm_inside), idx[0]
     model.rules = dict(mine=Exit(lambda x0, x1, memo, read: (read(x1).mean(-1), None)))
     right = torch.cat((tokens[1:], torch.tensor([-1])))
+    right[3] = 0
     recorded = explore.record(model, tokens, right, 6)
     trace = []
     with torch.no_grad():

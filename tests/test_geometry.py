@@ -80,7 +80,7 @@ def test_path_spread():
 def test_motions():
     turn = torch.arange(31.0)
     circle = torch.stack((turn.cos(), turn.sin()), dim=1)
-    assert geo.motion(circle) == 'orbit'
+    assert geo.motion(circle) == geo.motion(1e-3 * circle) == 'orbit'
     assert geo.motion(turn[:, None] * torch.tensor([1.0, 0.5])) == 'slider'
     assert geo.motion(0.5 ** turn[:, None] * circle) == 'fixed point'
     assert geo.motion(torch.stack((turn, 0.3 * turn.sin()), dim=1)) == 'slider'
@@ -170,7 +170,7 @@ def test_figures_and_their_numbers(trained, monkeypatch):
             assert np.allclose(mean, values.mean(1), rtol=1e-4)
             assert np.allclose(std, values.std(1), rtol=1e-3)
 
-    # a hand-off, a cell of the heat map
+    # a hand-off, a cell of the heat map, the text of its tokens
     ratio, = [row['mean'] for row in read_figure('figure_2')
               if (row['iteration'], row['reading']) == ('12', 'first')]
     assert math.isclose(float(ratio), geo.dlr(first, second[1]).mean(), rel_tol=1e-4)
@@ -178,6 +178,11 @@ def test_figures_and_their_numbers(trained, monkeypatch):
               if (row['group'], row['token'], row['k']) == ('[2]', '5', '2')]
     distance = (second[2, 0, 5] - second[-1, 0, 5]).norm()
     assert math.isclose(float(shown), distance, rel_tol=1e-3)
+    words = [row['text'] for row in read_figure('convergence')
+             if (row['group'], row['k']) == ('[1]', '0')]
+    assert ''.join(words) == bytes(idx[0].tolist()).decode()
+    assert geo.text_of(torch.tensor([10, 300]), 'bytes') == [r'\n', '?']
+    assert geo.text_of(torch.tensor([10, 300]), None) == ['10', '300']
 
 
 def another_run(folder, name='ckpt.pt', iter_num=12, **changes):
@@ -229,6 +234,8 @@ def test_what_the_summary_says_is_computed(capsys):
     assert '0.65: shown; it settles at 0.58, 0.58' in good and 'than steps: shown' in good
     assert 'in 2 of 2 groups' in good and 'above 1 in 2 of 2 readings' in good
     assert 'group 1: 2 orbit, 1 slider; group 2: 2 orbit, 1 slider' in good
+    assert 'group 1 1.0e-07, group 2 1.0e-07\nheld-out loss by loops: 1: 2.0000\n' in good
+    assert 'in 0 of 2 groups, the cosine has fallen by at least 0.05 in 0' in says(slow, slow)
     bad = says(fast, slow)
     assert bad.count('NOT shown') == 3 and bad.count('over 5') == 4
 
