@@ -20,7 +20,7 @@ from common import plots
 from common.checkpoint import load_checkpoint
 from loops import derived_seed, sample_n_loop
 from model import GPT
-from results import kills
+import kills
 
 TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
@@ -245,13 +245,13 @@ def test_fine_tuning_starts_from_weights():
 
 def test_killed_at_random_and_resumed():
     """
-    SIGKILL three times: weights, optimiser state and log are those of the run never stopped.
+    SIGKILL twice: weights, optimiser state and log are those of the run never stopped.
 
     `python -m results.kills --kills=20` does more.
     """
     def to_the_end(iters, *flags):
         return trained(*kills.SMALL, f'--max_iters={iters}', *flags)
-    assert kills.trial(3, 30, whole=to_the_end) == []
+    assert kills.trial(2, 20, whole=to_the_end) == []
 
 
 @pytest.fixture
@@ -393,7 +393,7 @@ def test_weights_that_read_something_else_are_refused(whole):
 @pytest.mark.parametrize('clip', ['1.0', '0.0'])
 def test_no_number_stops_before_the_weights_are_touched(clip):
     """A learning rate that blows the weights up in the first step: the second is not made."""
-    line = refused(*TINY, '--learning_rate=1e29', '--warmup_iters=0',
+    line = refused(*TINY, '--learning_rate=1e29', '--min_lr=1e29', '--warmup_iters=0',
                    f'--grad_clip={clip}', '--save_interval=1', '--eval_interval=100')
     assert 'not finite at iteration 1: loss' in line and 'learning rate 1.00e+29' in line
     draw = torch.Generator().manual_seed(derived_seed(1337, 'loops', 1, 0))
@@ -420,7 +420,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--injection=mul', 'injection must be one of concat, add, none'),
     ('--optimizer=sgd', 'optimizer must be one of muon, adamw'),
     ('--batch_size=100000000', 'batch_size'),
-    ('--n_embd=10000000', 'more memory was asked for than there is: lower batch_size'),
+    ('--n_embd=100000000', 'not enough memory: lower batch_size'),
     ('--model=os:path', 'subclass of model.GPT'),
     ('--save_interval=0', 'save_interval'),
     ('--grad_clip=-1.0', 'grad_clip'),
@@ -439,13 +439,12 @@ def test_bad_input_is_one_line_and_loses_nothing(flag, words):
 
 # several processes -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('dataset', ['book', 'calc'])
-def test_two_processes_are_one(dataset):
+def test_two_processes_are_one():
     """
     The same global batch: gradients to 1e-6 (the moments after one step, not clipped), and losses;
     and one process goes on where two have stopped.
     """
-    args = [*TINY, f'--dataset={dataset}', '--grad_clip=0.0', '--gradient_accumulation_steps=2',
+    args = [*TINY, '--grad_clip=0.0', '--gradient_accumulation_steps=2',
             '--log_interval=1', '--learning_rate=1e-4', '--min_lr=1e-4', '--step_noise=0.1']
     one_step = [*args, '--max_iters=1', '--lr_decay_iters=12']
     torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone',
