@@ -131,31 +131,26 @@ def test_window():
             assert min(n, block // 2) <= in_window <= block
 
 
-def test_generate_is_the_argmax_of_the_whole_context(tiny, idx):
-    model, T, new = tiny(), 5, 30
-    out, steps = model.generate(idx[:, :T], new, noise_seed=3, **GREEDY)
-    assert out.shape == (3, T + new) and steps.shape == (3, new, 2)
-    assert (steps == 3).all()
-    for t in range(T, T + new):
-        logits = model(out[:, window(t, 16):t], noise_seed=3)[0]
-        assert torch.equal(out[:, t], logits[:, -1].argmax(-1)), t
-    # of a long prompt the last block
-    long, _ = model.generate(out, 6, noise_seed=3, **GREEDY)
-    of_last_block, _ = model.generate(out[:, -16:], 6, noise_seed=3, **GREEDY)
-    assert torch.equal(long[:, :T + new], out)
-    assert torch.equal(long[:, T + new:], of_last_block[:, 16:])
-
-
-@pytest.mark.parametrize('name, T, new, changes', [
-    ('kl', 1, 20, {}), ('accel, past', 16, 12, {}), (None, 9, 14, ROTARY),
-    (None, 9, 14, ROTARY | dict(groups=[]))])
-def test_generation_with_a_cache_is_without(tiny, idx, name, T, new, changes):
-    """Past the block of 16 too, where the window and its positions move."""
+@pytest.mark.parametrize('name, T, changes', [
+    (None, 5, {}), ('kl', 1, {}), ('accel, past', 16, ROTARY), (None, 9, ROTARY | dict(groups=[]))])
+def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes):
+    """With a cache and without, and past the block of 16, where the window moves on."""
     model = tiny(adapter_init='random', **changes)
-    how = dict(exit=rule_of(name), n_loop=10, noise_seed=1, **GREEDY)
-    cached = model.generate(idx[:2, :T], new, **how)
-    assert_same(cached, model.generate(idx[:2, :T], new, cache=None, **how))
-    assert cached[1].shape == (2, new, len(model.groups))
+    how = dict(exit=rule_of(name), n_loop=10, noise_seed=1)
+    out, steps = model.generate(idx[:2, :T], 20, **how, **GREEDY)
+    assert out.shape == (2, T + 20) and steps.shape == (2, 20, len(model.groups))
+    assert_same(model.generate(idx[:2, :T], 20, cache=None, **how, **GREEDY), (out, steps))
+    for t in range(T, T + 20):
+        trace = []
+        logits, _ = model(out[:, window(t, 16):t], trace=trace, **how)
+        assert torch.equal(out[:, t], logits[:, -1].argmax(-1))
+        for g, entry in enumerate(trace):
+            assert torch.equal(steps[:, t - T, g], entry['steps_used'][:, -1])
+    # of a long prompt the last block
+    long, _ = model.generate(out, 6, **how, **GREEDY)
+    of_last_block, _ = model.generate(out[:, -16:], 6, **how, **GREEDY)
+    assert torch.equal(long[:, :T + 20], out)
+    assert torch.equal(long[:, T + 20:], of_last_block[:, 16:])
 
 
 @pytest.mark.parametrize('name, cache, changes', [

@@ -14,7 +14,7 @@ from conftest import ROOT, exit_by_hand
 from torch.nn import functional as F
 
 import exits
-from exits import EPS, EXITS, Exit, algorithm_1, loop_until_exit, make_exit
+from exits import EPS, EXITS, algorithm_1, loop_until_exit, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -44,12 +44,10 @@ def test_algorithm_1_by_hand(states, tau, k_max, x_star, k):
 
 def test_algorithm_1_takes_the_norm_of_the_whole_state():
     def f(x):
-        # the first update is 1.3 in each of the four numbers, the later ones are 1: one
-        # acceleration of 0.3 each, of norm 0.6
+        # updates of 1.3 in each of four numbers, then of 1: an acceleration of norm 0.6
         return x + (1.3 if x[0, 0] < 1 else 1.0)
 
-    assert algorithm_1(f, torch.zeros(2, 2), 0.5, 9)[1] == 3
-    assert algorithm_1(f, torch.zeros(2, 2), 0.7, 9)[1] == 2
+    assert [algorithm_1(f, torch.zeros(2, 2), tau, 9)[1] for tau in (0.5, 0.7)] == [3, 2]
 
 
 # signals and rules -------------------------------------------------------------------------------
@@ -167,64 +165,32 @@ def four(x, rows=None):
     return x[..., :4]
 
 
-@pytest.mark.parametrize('tau', [0.0, 1e-3, 1e-1, 2.0, math.inf])
-def test_accel_on_many_tokens_is_algorithm_1_on_each(tau):
-    (f, x0), rule = spiral(), make_exit('accel', tau)
-    x_star, steps_used, evals = loop_until_exit(batched(f), x0, 25, rule)
-    for b in range(3):
-        for t in range(7):
-            alone, k = algorithm_1(lambda x: f(x, b, t), x0[b, t], tau, 25)
-            assert steps_used[b, t] == k
-            assert torch.allclose(x_star[b, t], alone, atol=1e-5)
-            triggered = k < 25 and tau > 0          # the step that triggered was evaluated too
-            assert evals[b, t] == (k + 1 if triggered else k)
-    # a rule keeps nothing between passes
-    assert torch.equal(loop_until_exit(batched(f), x0, 25, rule)[1], steps_used)
-
-
-@pytest.mark.parametrize('name', TAUS)
-def test_rules_against_each_token_alone(name):
+@pytest.mark.parametrize('rule', [
+    *(make_exit(name, tau) for name, tau in TAUS.items()), make_exit('accel', 0),
+    make_exit('accel', 2.0), make_exit('accel', math.inf), make_exit('accel', 0.1, hits=1),
+    make_exit('norm', 0.3, hits=3, keep=False), make_exit('kl', 1e-3, hits=2)],
+    ids=lambda rule: f'{rule.name}-{rule.tau:g}-{rule.hits}')
+def test_many_tokens_at_once_are_each_token_alone(rule):
     f, x0 = spiral(B=3, T=4)
     heads = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(2)).double()
 
     def read(x, rows=None):         # each row has a head of its own
         return x @ heads[slice(None) if rows is None else rows]
 
-    rule = make_exit(name, TAUS[name])
     x_star, steps_used, evals = loop_until_exit(batched(f), x0, 60, rule, read)
-    # rows leave one after another; a turning spiral does not end every rule's loops
-    assert len(evals.max(dim=1).values.unique()) > 1 or name == 'accel_hat'
     for b in range(3):
         for t in range(4):
             x, used, done = exit_by_hand(lambda x, k: f(x, b, t), x0[b, t], 60, rule,
                                          lambda x: x @ heads[b])
             assert (steps_used[b, t], evals[b, t]) == (used, done)
             assert torch.allclose(x_star[b, t], x, atol=1e-5)
-
-
-# signals of each step, for each token; the block maps done, and the loop steps kept without `keep`
-@pytest.mark.parametrize('signals, evals, kept', [
-    ([[.1], [.1], [.1]], [2], [1]),
-    ([None, [.1], [.1], [.1]], [3], [2]),
-    ([[.1], [1.], [.1], [5.], [.1], [.1]], [6], [5]),               # 1 is not below 1
-    ([[.1], [5.], [.1], [5.], [.1], [5.]], [6], [6]),               # the budget: it is kept
-    ([[.1, 1.], [.1, 1.], [5., .1], [5., .1]], [2, 4], [1, 3]),
-    ([[.1, 5.], [5., .1], [.1, .1], [.1, 5.], [.1, .1], [5., .1]], [4, 3], [3, 2]),
-    ([[5., .1], [5., .1], [.1, .1], [5., .1], [.1, .1], [5., .1]], [6, 2], [6, 1])])
-@pytest.mark.parametrize('keep', [True, False])
-def test_hits_must_follow_one_another(signals, evals, kept, keep):
-    steps = iter(signals)
-
-    def scripted(x0, x1, memo, read):
-        value = next(steps)
-        return None if value is None else torch.tensor([value]), None       # (1, T)
-
-    x_star, steps_used, done = loop_until_exit(
-        lambda x, k, rows, active: x + 1, torch.zeros(1, len(evals), 1), 6,
-        Exit(scripted, tau=1.0, hits=2, keep=keep))
-    assert done.tolist() == [evals]
-    assert steps_used.tolist() == [evals if keep else kept]
-    assert x_star[..., 0].tolist() == steps_used.tolist()           # a state counts its steps
+            if rule.name == 'accel' and rule.hits == 2:
+                assert algorithm_1(lambda x: f(x, b, t), x0[b, t], rule.tau, 60)[1] == used
+    # rows leave one after another; a turning spiral does not end every rule's loops
+    assert len(evals.max(dim=1).values.unique()) > 1 or rule.name == 'accel_hat' or (
+        rule.tau in (0, math.inf))
+    # a rule keeps nothing between passes
+    assert torch.equal(loop_until_exit(batched(f), x0, 60, rule, read)[1], steps_used)
 
 
 @pytest.mark.parametrize('past', [False, True])

@@ -50,22 +50,24 @@ def test_looping_is_unrolling(tiny, idx, changes):
     torch.testing.assert_close(model(idx, n_loop=counts)[0], logits, **CLOSE)
 
 
-def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx):
-    model, trace = tiny(), []
+@pytest.mark.parametrize('step_noise', [0.0, 0.5])
+def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx, step_noise):
+    model, trace = tiny(step_noise=step_noise), []
     model(idx, n_loop=[2, 5], trace=trace)
-    assert [entry['states'].shape for entry in trace] == [(3, 3, 16, 16), (6, 3, 16, 16)]
     for entry, group, n in zip(trace, model.groups, (2, 5)):
         states, e = entry['states'], entry['e']
-        torch.testing.assert_close(group.init_state(e), states[0])
-        for k in range(n):
-            torch.testing.assert_close(group.step(states[k], e), states[k + 1])
+        assert states.shape == (n + 1, 3, 16, 16) and not states.requires_grad
         assert (entry['steps_used'] == n).all() and (entry['evals'] == n).all()
-        assert not states.requires_grad
-    # in training with their gradients, truncated as those of the loss are
-    model, trace = tiny(bptt_k=2).train(), []
-    model(idx, n_loop=4, trace=trace)
-    gradient, = torch.autograd.grad(trace[0]['states'][3].sum(), model.groups[0].norm.weight)
-    assert trace[0]['states'].shape == (5, 3, 16, 16) and gradient.abs().max() > 0
+        torch.testing.assert_close(group.init_state(e), states[0])
+        for k in range(1, n + 1):
+            noise = group.noise(e, k, 0, slice(16))     # each step has its own
+            assert not torch.equal(noise, group.noise(e, k - 1, 0, slice(16)))
+            x = group.step(states[k - 1] + step_noise * noise, e)
+            torch.testing.assert_close(x, states[k])
+    # in training with their gradients
+    model.train()(idx, n_loop=4, trace=trace)
+    gradient, = torch.autograd.grad(trace[2]['states'][3].sum(), model.groups[0].norm.weight)
+    assert trace[2]['states'].shape == (5, 3, 16, 16) and gradient.abs().max() > 0
 
 
 def test_the_state_is_float32_under_bf16(tiny, idx):
@@ -205,17 +207,6 @@ def test_processes_share_the_fresh_noise_of_one(tiny):
     assert torch.equal(first_states(1, 0, generator), torch.cat(of_three))
     assert not torch.equal(first_states(1, 0, generator), torch.cat(of_three))
     assert not torch.equal(of_three[0][0], of_three[0][1])
-
-
-def test_step_noise_is_added_before_each_step(tiny, idx):
-    model, trace = tiny(step_noise=0.5), []
-    model(idx, n_loop=3, trace=trace)
-    for entry, group in zip(trace, model.groups):
-        e, states = entry['e'], entry['states']
-        for k in (1, 2, 3):
-            noise = group.noise(e, k, 0, slice(16))
-            assert not torch.equal(noise, group.noise(e, k - 1, 0, slice(16)))
-            torch.testing.assert_close(group.step(states[k - 1] + 0.5 * noise, e), states[k])
 
 
 # exits, all tokens of a pass side by side --------------------------------------------------------
