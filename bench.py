@@ -251,8 +251,7 @@ def excess(point, seed=0):
 
 
 def interval(values, statistic=np.mean, draws=2000, seed=0):
-    """95% bootstrap interval of a statistic over the first axis."""
-    values = np.asarray(values)
+    """95% bootstrap interval of a statistic over the first axis of an array."""
     picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
     return np.percentile(statistic(values[picks], axis=1), [2.5, 97.5])
 
@@ -503,8 +502,12 @@ def check_knobs(block_size):
                          '--rules="[\'accel\']"')
     for knob, values, known in (('cache', as_list(cache), POLICIES),
                                 ('past', as_list(past), (False, True))):
-        if not values or not set(values) <= set(known):
+        if not values or any(value not in known for value in values):
             raise ValueError(f'unknown {knob} {values}: choose {", ".join(map(str, known))}')
+    lists = dict(taus=taus, more_taus=more_taus, budgets=budgets, epsilons=epsilons)
+    for knob, values in lists.items():
+        if not all(isinstance(value, (int, float)) for value in values):
+            raise ValueError(f'{knob} must be a list of numbers, not {values}')
     numbers = dict(n_windows=n_windows, rounds=rounds, batch_size=batch_size, ring=ring)
     for knob, value in numbers.items():
         if value < 1:

@@ -270,12 +270,14 @@ def test_the_oracle_exits_at_the_first_step_within_epsilon(tiny, idx):
 
 
 def test_the_interval_is_paired():
-    """Half a thousandth of a nat in each window is clearly more than nothing."""
+    """Half a thousandth of a nat in each window: of a normal, the mean ± 1.96 standard errors."""
     rng = np.random.default_rng(0)
-    full, difference = rng.standard_normal(64), 5e-4 + 1e-4 * rng.standard_normal(64)
-    point = Point('', 0, [], figures=[dict(ce=full + difference, ce_full=full)])
-    mean, low, high = bench.excess(point)
-    assert 4e-4 < low < mean < high < 6e-4
+    full, difference = rng.standard_normal(400), 5e-4 + 1e-4 * rng.standard_normal(400)
+    mean, low, high = bench.excess(Point('', 0, [], figures=[dict(ce=full + difference,
+                                                                  ce_full=full)]))
+    reach = 1.96 * difference.std() / 400 ** 0.5
+    assert [mean - low, high - mean] == pytest.approx([reach, reach], rel=0.06)
+    assert mean == pytest.approx(difference.mean())
 
 
 # thresholds that keep a promise -------------------------------------------------------------------
@@ -370,6 +372,7 @@ def test_the_verdict_is_computed():
     (['--prompt_tokens=15'], 'do not fit block_size = 16'),
     (['--cache=newest'], "unknown cache ['newest']: choose exact, ring, latest"),
     (['--past=[]'], 'unknown past []'),
+    (['--epsilons=["x"]'], 'epsilons must be a list of numbers'),
     (['--same=0'], 'same must be'),
     (['--rounds=0'], 'rounds must be'),
     (['--calibrate=0'], 'must be more than 0 nats'),
