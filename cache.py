@@ -176,15 +176,15 @@ class Signals:
         if self.largest is None:
             self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
         T = 1 if span.ragged else span.end - span.start
-        self.before = np.broadcast_to(span.starts[:, None], (B, 1))     # the place before the first
-        self.new = self.before + 1 + np.arange(T)                               # (B, T)
-        self.largest[np.arange(B)[:, None], self.new] = -np.inf
+        row, before = np.arange(B)[:, None], np.repeat(span.starts, B // len(span.starts))[:, None]
+        self.new = before + 1 + np.arange(T)                                    # (B, T)
+        self.earlier = self.largest[row, before]                                # (B, 1, k_max)
+        self.largest[row, self.new] = -np.inf
 
     def wait(self, value, active, k, rows):
         """exits.wait_for_past for rows (b,) at step k, with earlier passes; the result is kept."""
-        row = rows[:, None]
-        value = wait_for_past(value, active, self.largest[row, self.before[rows], k - 1])
-        self.largest[row, self.new[rows], k - 1] = value
+        value = wait_for_past(value, active, self.earlier[rows, :, k - 1])
+        self.largest[rows[:, None], self.new[rows], k - 1] = value
         return value
 
 

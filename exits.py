@@ -141,7 +141,7 @@ class Exit:
             return 0, last, True
         hits = (hits + 1) * (value < self.tau)
         triggered = hits >= self.hits
-        return hits, triggered | last, self.keep | np.logical_not(triggered)
+        return hits, triggered | last, self.keep | (triggered ^ True)           # ^ True: not
 
 
 # the paper's rules and two of ours; another one is a signal and a line here
@@ -188,7 +188,8 @@ def wait_for_past(value, active, before=None):
 
     before (b, 1): the largest signal of tokens of earlier passes, see cache.Signals.
     """
-    value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
+    if active.shape[1] > 1:
+        value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
     return value if before is None else np.maximum(value, before)
 
 
@@ -209,25 +210,24 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
     x_star = torch.empty_like(x)
     steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
     rows, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), 0, None
+    on_rows = mask = None       # rows and active on the device, None while that is all of them
     for k in range(1, k_max + 1):
         # one block map; a token that has exited keeps its state
-        on_rows = None if len(rows) == B else on_device(rows, x)
-        mask = None if active.all() else on_device(active, x)
         x1 = step(x, k, on_rows, mask)
         if mask is not None:
             x1 = torch.where(mask[..., None], x1, x)
 
         # who exits, and who of them takes the new state?
-        value, memo = rule.signal(x, x1, memo, partial(read, rows=on_rows) if read else None)
+        value, memo = rule.signal(x, x1, memo, read and partial(read, rows=on_rows))
         value = on_host(value, rule, k)
         if rule.past and value is not None:
-            value = signals.wait(value, active, k, rows) if signals else wait_for_past(value,
-                                                                                       active)
+            value = (signals.wait(value, active, k, rows) if signals
+                     else wait_for_past(value, active))
         hits, exits, takes = rule.decide(value, hits, last=k == k_max)
-        exits = active & exits
-        if not exits.any():             # the common step
+        if exits is False or not (active & exits).any():        # the common step
             x = x1
             continue
+        exits = active & exits
         takes = np.broadcast_to(takes, exits.shape)
         x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
         row, token = exits.nonzero()
@@ -244,6 +244,8 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
             rows, active, hits = rows[stay], active[stay], np.broadcast_to(hits, exits.shape)[stay]
             staying = on_device(np.flatnonzero(stay), x)
             x, memo = x[staying], None if memo is None else memo[staying]
+            on_rows = on_device(rows, x)
+        mask = None if active.all() else on_device(active, x)
     return x_star, on_device(steps_used, x), on_device(evals, x)
 
 
@@ -263,7 +265,7 @@ def on_host(value, rule, k):
     if value is None:
         return None
     value = value.item() if value.numel() == 1 else value.numpy(force=True)
-    if np.isnan(value).any():
+    if math.isnan(value if isinstance(value, float) else value.max()):
         raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
                          'in the model or its input')
     return value

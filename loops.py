@@ -22,6 +22,7 @@ import hashlib
 import math
 from collections import Counter
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn as nn
@@ -33,14 +34,12 @@ from exits import loop_until_exit
 
 # -------------------------------------------------------------------------------------------------
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
-draw = 'lognormal'          # lognormal (Geiping), uniform or fixed
+draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
 draws = 10000
 n_embd = 96                 # width of the group that is shown
 n_loop = 16                 # its loop steps
 seed = 0
 # -------------------------------------------------------------------------------------------------
-
-LOOP_DRAWS = ('lognormal', 'uniform', 'fixed')
 
 
 def derived_seed(*key):
@@ -255,8 +254,6 @@ def main():
     if draws < 1 or not 0 < mean_recurrence < math.inf:
         raise ValueError('draws and mean_recurrence must be positive and finite, not '
                          f'{draws} and {mean_recurrence}')
-    if draw not in LOOP_DRAWS:
-        raise ValueError(f"unknown draw '{draw}': choose one of {', '.join(LOOP_DRAWS)}")
     generator = torch.Generator().manual_seed(seed)
     counts = Counter(sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(draws))
     mean, most = sum(n * times for n, times in counts.items()) / draws, max(counts)

@@ -12,7 +12,6 @@ batch_size = 10                 # x 512 tokens = 307M tokens in 60k iterations
 max_iters = 60000
 optimizer = 'adamw'
 learning_rate = 6e-4            # nanoGPT's, with its warm-up and decay to a tenth
-min_lr = 6e-5
 warmup_iters = 2000
 eval_interval = 1000
 save_interval = 2500            # 1.5 GB each, with the optimiser's state
