@@ -33,8 +33,7 @@ from common import log
 from common.checkpoint import Run, class_of, earlier_run, save_run
 from common.configurator import configure, plain
 from common.configurator import run as run_main
-from common.distributed import (RANK, WORLD, add_up, check_same, join, leave, one_before_the_others,
-                                say)
+from common.distributed import RANK, WORLD, add_up, check_same, join, leave, make_once, say
 from common.optim import make_optimizers
 from loops import derived_seed, sample_n_loop
 from model import flops_per_token
@@ -268,7 +267,7 @@ def main():
     dev, autocast = join(device, dtype)
     if RANK == 0 and path.endswith('.old.pt'):      # ckpt.pt is damaged or missing
         os.replace(path, path.replace('.old.pt', '.pt'))
-    text = one_before_the_others(lambda: data.open_data(dataset))
+    text = make_once(lambda: data.open_data(dataset))
     check_text(text, saved, weights)
     check_same((saved and saved['iter_num'], text.sha256, config))
     run, resumed = set_up(saved, weights, text, dev), bool(saved)

@@ -44,8 +44,8 @@ def leave():
         dist.destroy_process_group()
 
 
-def one_before_the_others(work):
-    """work() in the first process of a machine, and then in the others: it may make files."""
+def make_once(work):
+    """work() in the first process of a machine, and then in the others, who find its files."""
     if LOCAL_RANK > 0:
         dist.barrier()
     result = work()

@@ -1,7 +1,7 @@
 """
 What a training run reports: log.csv, held-out losses, the health of the states, loss spikes, speed.
 
-Geiping App. C.3 (the two collapses of the state, the correlation of tokens). Symbols as in loops.py.
+Geiping App. C.3 (the two collapses of the state, the correlation of tokens).
 
     stop_signals    the signals that have asked this process to stop
     trend           [count, mean, variance] of the loss, running over about 50 iterations
