@@ -163,12 +163,13 @@ class MLP(nn.Module):
 
 class Block(nn.Module):
     """The sandwich of Geiping 3.2, (B, T, C) -> (B, T, C): a norm before and after each branch."""
+    attention, feed_forward = CausalSelfAttention, MLP      # the classes of the branches
 
     def __init__(self, config):
         super().__init__()
         self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(config.n_embd, eps=1e-6) for _ in range(4))
-        self.attn = CausalSelfAttention(config)
-        self.mlp = MLP(config)
+        self.attn = self.attention(config)
+        self.mlp = self.feed_forward(config)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x, update=None, pos=None):

@@ -94,7 +94,7 @@ def class_of(name, trusted=False):
     'MODULE:CLASS' -> the class, a GPT. ValueError if it is no such class, or not of model.py or
     zoo/: importing a file runs it, so any other must be named on the command line (trusted).
     """
-    from model import GPT       # here, since model.py stands above this folder
+    from model import GPT  # here, since model.py stands above this folder
     module = name.partition(':')[0]
     if not trusted and module != 'model' and not module.startswith('zoo.'):
         raise ValueError(f"the model is a '{name}', whose code is not imported unasked: name it "
@@ -121,24 +121,26 @@ ONCE_CLASSES = {
 def class_and_args(checkpoint):
     """The name of a checkpoint's class and its Config's arguments, of older checkpoints too."""
     args = dict(checkpoint['model_args'])
-    once = {name: args.pop(name) for name in ONCE_FIELDS if name in args}
-    if not once:
-        return checkpoint.get('model_class', 'model:GPT'), args
+    if 'model_class' in checkpoint:
+        return checkpoint['model_class'], args
+    once = ONCE_FIELDS | {name: args.pop(name) for name in ONCE_FIELDS if name in args}
     for name, changed in ONCE_CLASSES.items():
-        own = ('mlp_width', 'norm_eps') if 'mlp' in changed else ()     # fields of that class
-        if all(once.get(key, value) == changed.get(key, value)
-               for key, value in ONCE_FIELDS.items() if key not in own):
-            return name, args | {key: once[key] for key in own if key in once}
+        own = {}                        # fields of that class; a width of None was 4 * n_embd
+        if 'mlp' in changed:
+            own = dict(mlp_width=once['mlp_width'] or 4 * args['n_embd'], norm_eps=once['norm_eps'])
+        if all(once[key] == changed.get(key, value) for key, value in ONCE_FIELDS.items()
+               if key not in own):
+            return name, args | own
     changed = ', '.join(f'{key} = {value}' for key, value in once.items()
                         if value != ONCE_FIELDS[key])
     raise ValueError(f'no class of this version has its architecture ({changed})')
 
 
-def load_checkpoint(path, device='cpu', model_class=''):
+def load_checkpoint(path, device='cpu', trusted=''):
     """
     out_dir/ckpt.pt -> (model in evaluation, float32; the checkpoint's dict).
 
-    model_class: MODULE:CLASS in place of the checkpoint's own, for code that is not in zoo/.
+    trusted: MODULE:CLASS of a model that is not in zoo/, but may be imported.
     ValueError if the file is missing, damaged, holds code, or is of a class that is not imported.
     """
     if not os.path.isfile(path):
@@ -149,7 +151,7 @@ def load_checkpoint(path, device='cpu', model_class=''):
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         name, args = class_and_args(checkpoint)
-        kind = class_of(model_class or name, trusted=bool(model_class))
+        kind = class_of(name, trusted=name == trusted)
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = kind(kind.Config(**args))
         model.load_state_dict(checkpoint['model'], assign=True)
@@ -160,13 +162,13 @@ def load_checkpoint(path, device='cpu', model_class=''):
         raise ValueError(f"'{path}' is not a whole checkpoint of this program ({why}): it may be "
                          'cut short, or hold something else; train again or use another'
                          ) from error
-    checkpoint |= dict(model_class=model_class or name, model_args=asdict(model.config))
+    checkpoint |= dict(model_class=name, model_args=asdict(model.config))
     return model.float().to(device).eval(), checkpoint
 
 
 # what a run goes on from --------------------------------------------------------------------------
 
-def last_checkpoint(out_dir, model_class=''):
+def last_checkpoint(out_dir, trusted=''):
     """
     What --resume goes on from: out_dir/ckpt.pt, or the one before if it is damaged.
 
@@ -177,7 +179,7 @@ def last_checkpoint(out_dir, model_class=''):
     paths = [path for path in paths if os.path.exists(path)]
     for path in paths:
         try:
-            checkpoint = load_checkpoint(path, model_class=model_class)[1]
+            checkpoint = load_checkpoint(path, trusted=trusted)[1]
             if 'optimizer' not in checkpoint:
                 raise ValueError(f"'{path}' holds weights and nothing to resume: start from it "
                                  f'with --init_from={path} and another --out_dir')
@@ -216,14 +218,14 @@ def earlier_run(script, may_change):
         if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
             raise ValueError(f'init_from = {init_from} would be overwritten: take another '
                              '--out_dir')
-        weights = load_checkpoint(init_from)[1]
+        weights = load_checkpoint(init_from, trusted=model_class)[1]
         adopt(script, weights['model_args'], weights['model_args'].keys() - may_change, init_from)
         if not model_class:
             script['model'] = script['config']['model'] = weights['model_class']
     return saved, path, weights
 
 
-# calibrated thresholds: written by bench.py --calibrate, read by --tau=auto ------------------------
+# calibrated thresholds: written by bench.py --calibrate, read by --tau=auto -----------------------
 
 def of_checkpoint(checkpoint):
     """What a file of thresholds must have been made for."""

@@ -1,59 +1,73 @@
 """
-The zoo: other systems' numbers, out of the weights in tests/golden, by way of files in their public
-layout, and what is refused.
+The zoo: the numbers of other models' own code (tests/golden) from our classes, by way of folders in
+their public layout; what is refused; the training of Ouro's gate; the choice of a block (ETD).
 """
-import glob
+import contextlib
+import itertools
 import json
 import math
 import os
 import shutil
+import sys
 from types import SimpleNamespace
 
 import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SYSTEMS, TAUS
-from safetensors.torch import save_file
-from test_decode import token_by_token
-from test_encoding import make_tokenizer_json
-from test_train import make_book
+from conftest import ROOT, TAUS
+from safetensors.torch import load_file, save_file
+from test_data import make_tokenizer_json
+from test_train import TINY, make_book
 
 import geometry
-from common.checkpoint import load_checkpoint
-from decode import stream
+from common.checkpoint import ONCE_CLASSES, ONCE_FIELDS, load_checkpoint
+from decode import stream, teacher_forced
 from exits import make_exit
-from serving.batching import serve
-from serving.requests import Request
-from zoo import huginn, ouro
+from model import GPT
+from zoo import etd, huginn, ouro
 
-GOLDEN = os.path.join(ROOT, 'tests', 'golden')
-OF_ITS_SCALE = 1e-5         # how near a number must be
+# a small model of each class, with several groups
+SYSTEMS = {
+    'model:GPT': (GPT, {}),
+    'zoo.ouro:Gated': (ouro.Gated, {}),
+    'zoo.etd:Looped': (etd.Looped, dict(injection='none', x0='e')),
+    'zoo.huginn:Huginn': (huginn.Huginn, dict(adapter_init='random', norm_inside=False,
+                                              pos='rotary', mlp_width=24)),
+    'zoo.ouro:Ouro': (ouro.Ouro, dict(injection='none', pos='rotary', mlp_width=24)),
+}
+
+
+def small(name, kind=None, **changes):
+    """A small model in evaluation, its weights from a fixed seed; kind: in place of its class."""
+    torch.manual_seed(0)
+    known, shape = SYSTEMS[name]
+    args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16, groups=[[1], [2, 3]],
+                mean_recurrence=3)
+    model = (kind or known)(known.Config(**args | shape | changes))
+    for p in model.parameters():
+        if p.dim() == 1:        # so that a norm or bias in the wrong place shows
+            with torch.no_grad():
+                p.normal_(1.0, 0.1)
+    return model.eval()
 
 
 def near(got, name, golden):
-    """Is every entry as in the golden file, to a part of its largest one?"""
+    """Is every entry as in the golden file, to 1e-5 of its largest one?"""
     wanted = torch.from_numpy(golden[name])
     assert got.shape == wanted.shape, name
     error = (got - wanted).abs().max() / wanted.abs().max()
-    assert error < OF_ITS_SCALE, (name, error)
+    assert error < 1e-5, (name, error)
 
 
 def public_folder(folder, golden, dtype=torch.float32, shards=1):
-    """A golden file's weights in the public layout: config.json, shards and their index."""
-    os.makedirs(folder, exist_ok=True)
-    with open(folder / 'config.json', 'w') as f:
-        f.write(str(golden['config_json']))
+    """A golden file's weights in the public layout: config.json and shards."""
+    folder.mkdir(exist_ok=True)
+    (folder / 'config.json').write_text(str(golden['config_json']))
     names = [name for name in golden.files if name.startswith('w/')]
-    index = {}
     for i in range(shards):
-        file = f'model-{i}.safetensors'
-        part = {name[2:]: torch.from_numpy(golden[name]).to(dtype) for name in names[i::shards]}
-        save_file(part, folder / file)
-        index |= dict.fromkeys(part, file)
-    if shards > 1:
-        with open(folder / 'model.safetensors.index.json', 'w') as f:
-            json.dump(dict(weight_map=index), f)
+        save_file({name[2:]: torch.from_numpy(golden[name]).to(dtype) for name in names[i::shards]},
+                  folder / f'model-{i}.safetensors')
     return folder
 
 
@@ -63,39 +77,36 @@ def read(system, folder, *args):
                         script=f'zoo/{system}.py')
 
 
-@pytest.fixture(scope='module', params=sorted(glob.glob('huginn*.npz', root_dir=GOLDEN)))
-def a_huginn(request, tmp_path_factory):
-    """Golden numbers of Huginn's own code, and the model that our loader makes of its weights."""
-    golden = np.load(os.path.join(GOLDEN, request.param))
-    folder = public_folder(tmp_path_factory.mktemp('huginn'), golden, shards=3)
-    done = read('huginn', folder)
+def public_model(system, folder, **how):
+    """Golden numbers of a system's own code, and the model that ours makes of its weights."""
+    golden = np.load(os.path.join(ROOT, 'tests', 'golden', f'{system}.npz'))
+    done = read(system, public_folder(folder, golden, **how))
     assert done.returncode == 0, done.stderr
-    model, _ = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
+    model, checkpoint = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
+    assert checkpoint['model_class'] == f'zoo.{system}:{system.capitalize()}'
     return SimpleNamespace(golden=golden, model=model, folder=folder,
                            idx=torch.from_numpy(golden['input_ids']).long())
 
 
-@pytest.fixture(scope='module', params=sorted(glob.glob('ouro*.npz', root_dir=GOLDEN)))
-def an_ouro(request, tmp_path_factory):
-    golden = np.load(os.path.join(GOLDEN, request.param))
-    folder = public_folder(tmp_path_factory.mktemp('ouro'), golden)
-    done = read('ouro', folder)
-    assert done.returncode == 0, done.stderr
-    model, _ = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
-    return SimpleNamespace(golden=golden, model=model, folder=folder,
-                           idx=torch.from_numpy(golden['input_ids']).long())
+@pytest.fixture(scope='module')
+def a_huginn(tmp_path_factory):
+    return public_model('huginn', tmp_path_factory.mktemp('huginn'), shards=3)
+
+
+@pytest.fixture(scope='module')
+def an_ouro(tmp_path_factory):
+    return public_model('ouro', tmp_path_factory.mktemp('ouro'))
 
 
 # Huginn -------------------------------------------------------------------------------------------
 
-def states_of(huginn, n_loop):
-    """Its states (K+1, B, T, C) from the golden first one, and what enters the loop."""
-    golden, model = huginn.golden, huginn.model
-    group, trace = model.groups[0], []
-    starts = torch.from_numpy(golden['s0'])
+def states_of(system, n_loop):
+    """Huginn's states (K+1, B, T, C) from the golden first one, what enters the loop, logits."""
+    group, trace = system.model.groups[0], []
+    starts = torch.from_numpy(system.golden['s0'])
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(group, 'init_state', lambda *_: starts)
-        logits, _ = model(huginn.idx, n_loop=n_loop, trace=trace)
+        logits, _ = system.model(system.idx, n_loop=n_loop, trace=trace)
     return trace[0]['states'], trace[0]['e'], logits
 
 
@@ -108,125 +119,61 @@ def test_huginn_layer_by_layer(a_huginn):
     near(model.groups[0].norm(states[-1]).detach(), 'latent_final', golden)
     near(torch.stack([model.through_coda(x) for x in states]).detach(), 'logits_per_step', golden)
     near(logits, f'logits_{steps}', golden)
+    # the step norms, cosines and accelerations of geometry.py beside other code in float64
+    states, _, _ = states_of(a_huginn, len(golden['paper/step_norm']))
+    clear = torch.from_numpy(golden['paper/step_norm'][1:] > 1e-2)
+    for name, mine in dict(step_norm=geometry.step_norm(states)[1:],
+                           cos=geometry.step_cos(states), accel=geometry.accel(states)).items():
+        wanted = torch.from_numpy(golden[f'paper/{name}'][1:])
+        torch.testing.assert_close(mine[clear].double(), wanted[clear], rtol=1e-3, atol=5e-4)
 
 
-@pytest.mark.parametrize('kind', ['bptt', 'full'])
-def test_huginn_gradients(a_huginn, kind):
-    """Through the last loops alone, and through all of them."""
+@pytest.mark.parametrize('kind, bptt_k', [('bptt', 2), ('full', 5)])
+def test_huginn_gradients(a_huginn, monkeypatch, kind, bptt_k):
+    """Of five loops, through the last two alone and through all of them."""
     golden, model, group = a_huginn.golden, a_huginn.model, a_huginn.model.groups[0]
-    targets, starts = torch.from_numpy(golden['labels']).long(), torch.from_numpy(golden['s0'])
+    monkeypatch.setattr(group, 'init_state', lambda *_: torch.from_numpy(golden['s0']))
+    monkeypatch.setattr(group, 'bptt_k', bptt_k)
+    _, loss = model(a_huginn.idx, torch.from_numpy(golden['labels']).long(), n_loop=5)
+    near(loss.detach(), f'{kind}/loss', golden)
+    model.zero_grad()
+    loss.backward()
     pieces, parameters = huginn.pieces_of(model.config), dict(model.named_parameters())
     names = [name for name in golden.files if name.startswith(f'{kind}/grad/')]
     assert names
-
-    def gradients(n_loop, bptt_k):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(group, 'init_state', lambda *_: starts)
-            patch.setattr(group, 'bptt_k', bptt_k)
-            _, loss = model(a_huginn.idx, targets, n_loop=n_loop)
-        model.zero_grad()
-        loss.backward()
+    for name in names:
         # ln_f stands in two places with us, and its gradient is the sum of both
-        return loss.detach(), {
-            name: sum(parameters[ours].grad for ours in
-                      pieces[name.removeprefix(f'{kind}/grad/')].names).view(golden[name].shape)
-            for name in names}
-
-    # the file does not say how many loops it took, and how many of them with gradients
-    n_loop = next(n for n in range(1, 65)
-                  if abs(gradients(n, 1)[0].item() - golden[f'{kind}/loss']) < 1e-5)
-    tried = range(1, n_loop) if kind == 'bptt' else [n_loop]
-    off = [max(np.abs(gradient.numpy() - golden[name]).max() for name, gradient
-               in gradients(n_loop, k)[1].items()) for k in tried]
-    loss, found = gradients(n_loop, tried[int(np.argmin(off))])
-    near(loss, f'{kind}/loss', golden)
-    for name, gradient in found.items():
-        near(gradient, name, golden)
+        ours = pieces[name.removeprefix(f'{kind}/grad/')].names
+        near(sum(parameters[our].grad for our in ours).view(golden[name].shape), name, golden)
 
 
 @pytest.mark.parametrize('name', huginn.EXITS)
 def test_criteria_are_those_of_the_published_code(a_huginn, name):
-    """Values and exits of whole rows, and of each token for itself."""
+    """Values and exits of whole rows, and of each token alone."""
     golden, model, rule = a_huginn.golden, a_huginn.model, make_exit(f'zoo.huginn:{name}')
-    values = golden[f'prefill/{name}/values']
-    states, _, _ = states_of(a_huginn, len(values))
-    mine, memo = [], None
-    for x0, x1 in zip(states, states[1:]):
-        value, memo = rule.signal(x0, x1, memo, model.through_coda)
-        assert (value == value[:, :1]).all()            # one for the whole row
-        mine.append(value[:, 0].detach())
-    mine, threshold = torch.stack(mine), float(golden[f'prefill/{name}/threshold'])
-    if name == 'argmax-stability':                      # theirs counts, and leaves from five on
-        threshold = 1 / threshold
-        np.testing.assert_allclose(1 / mine.numpy() - 1, values, atol=1e-4)
-    else:
-        near(mine, f'prefill/{name}/values', golden)
+    theirs, threshold = golden[f'prefill/{name}/values'], golden[f'prefill/{name}/threshold'].item()
+    states, _, _ = states_of(a_huginn, len(theirs))
+
+    def values_of(signal, states):
+        values, memo = [], None
+        for x0, x1 in zip(states, states[1:]):
+            value, memo = signal(x0, x1, memo, model.through_coda)
+            values.append(value.detach())
+        return torch.stack(values)                                              # (K, B, T)
+
+    rows = values_of(rule.signal, states)
+    assert (rows == rows[..., :1]).all()                # one value for the whole row
+    exits = [next((k for k, value in enumerate(row, 1) if value < rule.tau), 0)     # 0: never
+             for row in rows[..., 0].T]
+    assert exits == golden[f'prefill/{name}/exit'].tolist()
+    if name == 'argmax-stability':                      # theirs counts, and exits from five on
+        assert math.isclose(1 / threshold, rule.tau, rel_tol=1e-6)
+        np.testing.assert_allclose(1 / rows[..., 0].numpy() - 1, theirs, atol=1e-4)
+        return
     assert math.isclose(threshold, rule.tau, rel_tol=1e-6)
-    assert below(mine, rule.tau) == golden[f'prefill/{name}/exit'].tolist()
-
-
-@pytest.mark.parametrize('signal, name', [
-    (huginn.latent_diff, 'latent-diff'), (huginn.cosine, 'cosine'), (huginn.kl, 'kl'),
-    (huginn.minp_kl, 'minp-kl'), (huginn.entropy_diff, 'entropy-diff')])
-def test_criteria_of_single_tokens(a_huginn, signal, name):
-    golden, model = a_huginn.golden, a_huginn.model
-    states, _, _ = states_of(a_huginn, len(golden[f'tok/{name}/values']))
-    mine, memo = [], None
-    for x0, x1 in zip(states[:, :1], states[1:, :1]):
-        value, memo = signal(x0, x1, memo, model.through_coda)
-        mine.append(value.detach())
-    near(torch.stack(mine), f'tok/{name}/values', golden)
-    # of a token whose value is the threshold but for rounding, nothing is said
-    tau = float(golden[f'tok/{name}/threshold'])
-    sure = (abs(golden[f'tok/{name}/values'][:, 0] - tau) > 1e-3 * tau).all(axis=0)
-    found = np.array(below(torch.stack(mine)[:, 0], tau))
-    assert (found == golden[f'tok/{name}/exit'])[sure].all() and sure.sum() > 9
-
-
-def below(values, tau):
-    """The first step, from 1, at which each token's value (K, B) is below tau; 0 if none is."""
-    return [next((k for k, v in enumerate(row, 1) if v < tau), 0) for row in values.T]
-
-
-def test_probes_beside_other_code_in_float64(a_huginn):
-    golden = a_huginn.golden
-    states, _, _ = states_of(a_huginn, len(golden['paper/step_norm']))
-    norm = golden['paper/step_norm']
-    clear = torch.from_numpy(norm[1:] > 1e-2)
-    for name, mine in dict(step_norm=geometry.step_norm(states)[1:],
-                           cos=geometry.step_cos(states), accel=geometry.accel(states)).items():
-        wanted = torch.from_numpy(golden[f'paper/{name}'][1:])
-        torch.testing.assert_close(mine[clear].double(), wanted[clear], rtol=1e-4, atol=1e-4)
-    assert clear.float().mean() > 0.5
-
-
-# the caches of the published code, and ours: `full` with an exit leaves tokens out that have no key
-# of a step, which none of ours does
-POLICIES = {'full': dict(cache='exact'), 'latest-m4': dict(cache='exact'),
-            'latest-m4-compress-s16': dict(cache='ring', ring=4),
-            'latest-m4-compress-s4': dict(cache='ring', ring=1)}
-
-
-@pytest.mark.parametrize('name, policy', [
-    ('fixed8', 'full'), *((name, policy) for name in ('fixed8', *huginn.EXITS)
-                          for policy in POLICIES if policy != 'full')])
-def test_huginn_writes_the_same(a_huginn, name, policy):
-    golden, key = a_huginn.golden, f'gen/{name}/{policy}/'
-    rule = None if name == 'fixed8' else make_exit(f'zoo.huginn:{name}')
-    ids, steps = greedy(a_huginn, golden[key + 'ids'], 32 if rule else 8, rule, **POLICIES[policy])
-    assert ids == golden[key + 'ids'][0].tolist()
-    assert rule is None or steps == golden[key + 'steps'].tolist()
-
-
-@pytest.mark.parametrize('name, n_loop, rule', [
-    ('minimal', 8, None), ('adaptive', 32, 'zoo.huginn:latent-diff')])
-def test_huginn_warm_starts(a_huginn, name, n_loop, rule):
-    """The text is the same; of the steps of `adaptive` one differs, for it hands on a state before
-    its norm, and `minimal` and we one behind it."""
-    golden = a_huginn.golden
-    ids, _ = greedy(a_huginn, golden[f'warm/{name}/ids'], n_loop, rule and make_exit(rule),
-                    cache='exact', warm_start=True)
-    assert ids == golden[f'warm/{name}/ids'][0].tolist()
+    near(rows[..., 0], f'prefill/{name}/values', golden)
+    tokens = values_of(getattr(huginn, name.replace('-', '_')), states[:, :1])
+    near(tokens, f'tok/{name}/values', golden)
 
 
 def greedy(system, wanted, n_loop, rule, **how):
@@ -239,6 +186,26 @@ def greedy(system, wanted, n_loop, rule, **how):
             [used.item() for _, used in tokens])
 
 
+# the caches of the published code, and ours; its `full` with an exit leaves out tokens that have no
+# key of a step, which none of ours does
+EXACT, RING, LATEST = dict(cache='exact'), dict(cache='ring', ring=4), dict(cache='ring', ring=1)
+
+
+@pytest.mark.parametrize('name, rule, how', [
+    ('gen/fixed8/full', None, EXACT),
+    *((f'gen/{rule or "fixed8"}/{policy}', rule, how) for rule in (None, 'kl', 'latent-diff')
+      for policy, how in {'latest-m4-compress-s16': RING, 'latest-m4-compress-s4': LATEST}.items()),
+    *((f'gen/{rule}/latest-m4', rule, EXACT) for rule in huginn.EXITS),
+    ('warm/minimal', None, dict(cache='exact', warm_start=True)),
+    ('warm/adaptive', 'latent-diff', dict(cache='exact', warm_start=True))])
+def test_huginn_writes_the_same(a_huginn, name, rule, how):
+    golden, exit = a_huginn.golden, rule and make_exit(f'zoo.huginn:{rule}')
+    ids, steps = greedy(a_huginn, golden[f'{name}/ids'], 32 if rule else 8, exit, **how)
+    assert ids == golden[f'{name}/ids'][0].tolist()
+    # `adaptive` starts from a state before its norm, and we from one behind it
+    assert rule is None or 'warm' in name or steps == golden[f'{name}/steps'].tolist()
+
+
 # Ouro ---------------------------------------------------------------------------------------------
 
 def test_ouro_at_every_loop(an_ouro):
@@ -248,178 +215,143 @@ def test_ouro_at_every_loop(an_ouro):
         model(idx, n_loop=steps, trace=trace)
         states = trace[0]['states'][1:]
         logits = [model(idx, n_loop=n)[0] for n in range(1, steps + 1)]
-        gates = model.gate(states).squeeze(-1)
+        gates = model.gate_logit(states)
     near(states, 'hidden_per_step', golden)
     near(torch.stack(logits), 'logits_per_step', golden)
     near(gates, 'gate_logit_per_step', golden)
     near(ouro.exit_log_p(gates.flatten(1)).exp().view_as(gates), 'exit_pdf', golden)
     # the published code runs all loops and selects afterwards: the rule's signal on those states
-    for name in golden.files:
-        if not name.startswith('exit_step/'):
-            continue
-        rule, memo, left = make_exit('gate', 1 - float(name.split('/')[1])), None, []
+    for q in ('0.3', '0.6', '0.9'):
+        rule, memo, below_tau = make_exit('zoo.ouro:gate', 1 - float(q)), None, []
         for x in states:
-            value, memo = rule.signal(None, x, memo, model.gate)
-            left.append(value < rule.tau)
-        left[-1] = torch.ones_like(left[-1])
-        first = torch.stack(left).int().argmax(dim=0)                           # (B, T), from 0
-        assert torch.equal(first + 1, torch.from_numpy(golden[name]))
+            value, memo = rule.signal(None, x, memo, model.gate_logit)
+            below_tau.append(value < rule.tau)
+        below_tau[-1] = torch.ones_like(below_tau[-1])
+        first = torch.stack(below_tau).int().argmax(dim=0)                      # (B, T), from 0
+        assert torch.equal(first + 1, torch.from_numpy(golden[f'exit_step/{q}']))
         chosen = torch.stack(logits).gather(0, first[None, ..., None].expand(1, *logits[0].shape))
-        near(chosen[0], name.replace('exit_step', 'logits_exit'), golden)
+        near(chosen[0], f'logits_exit/{q}', golden)
 
 
-def test_ouro_writes_the_same(an_ouro):
-    wanted = an_ouro.golden['greedy']
-    ids, _ = greedy(an_ouro, wanted, len(an_ouro.golden['hidden_per_step']), None, cache='exact')
-    assert ids == wanted[0].tolist()
-
-
-def test_the_gate_saves_loops(an_ouro):
-    """A token alone leaves where the published code would select, and no later step is run."""
-    golden, model = an_ouro.golden, an_ouro.model
-    k_max, trace = len(golden['hidden_per_step']), []
-    with torch.no_grad():
-        logits, _ = model(an_ouro.idx[:, :1], n_loop=k_max, exit=make_exit('gate', 0.1),
-                          trace=trace)
+def test_ouro_writes_the_same_and_its_gate_saves_loops(an_ouro):
+    golden, model, k_max = an_ouro.golden, an_ouro.model, len(an_ouro.golden['hidden_per_step'])
+    ids, _ = greedy(an_ouro, golden['greedy'], k_max, None, cache='exact')
+    assert ids == golden['greedy'][0].tolist()
+    # a token alone exits where the published code would select, and no later step is run
+    logits, used, evals = teacher_forced(model, an_ouro.idx[:, :1], [k_max],
+                                         make_exit('zoo.ouro:gate', 0.1))
     wanted = torch.from_numpy(golden['exit_step/0.9'][:, :1])
-    assert torch.equal(trace[0]['evals'], wanted) and torch.equal(trace[0]['steps_used'], wanted)
-    chosen = torch.from_numpy(golden['logits_exit/0.9'][:, :1])
-    torch.testing.assert_close(logits, chosen, rtol=1e-4, atol=1e-4)
+    assert torch.equal(evals[..., 0], wanted) and torch.equal(used[..., 0], wanted)
+    near(logits, 'logits_exit/0.9', {'logits_exit/0.9': golden['logits_exit/0.9'][:, :1]})
 
 
-# every system through the cache, with its own and our rules ---------------------------------------
+# all classes --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('system, name', [
-    (system, name) for system in ('huginn', 'ouro') for name in [None, *TAUS, 'norm, past', 'gate']
-    if (system, name) != ('huginn', 'gate')])
-def test_token_by_token_is_the_whole_sequence(tiny, idx, system, name):
-    model, trace = tiny(**SYSTEMS[system]), []
+    *itertools.product(('zoo.huginn:Huginn', 'zoo.ouro:Ouro'), [None, *TAUS, 'norm, past']),
+    ('zoo.ouro:Ouro', 'zoo.ouro:gate'), ('zoo.ouro:Gated', 'zoo.ouro:gate')])
+def test_token_by_token_is_the_whole_sequence(idx, system, name):
+    model = small(system)
     name, _, past = (name or '').partition(', ')
-    tau = dict(TAUS, gate=0.2).get(name)
-    rule = make_exit(name, tau, past=bool(past)) if name else None
-    whole = model(idx, n_loop=9, exit=rule, trace=trace)[0]
-    logits, steps = token_by_token(model, idx, [9, 9], rule, 4)
+    rule = make_exit(name, TAUS.get(name, 0.2), past=bool(past)) if name else None
+    whole, used, evals = teacher_forced(model, idx, [9, 9], rule)
+    # a ring with a slot for each step is exact
+    logits, used_alone, evals_alone = teacher_forced(model, idx, [9, 9], rule, 'ring', ring=9)
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
-    assert torch.equal(steps, torch.stack([entry['steps_used'] for entry in trace], dim=2))
+    assert torch.equal(used, used_alone) and torch.equal(evals, evals_alone)
+    assert rule is None or (used < 9).any()
 
 
-def test_a_model_in_bfloat16_is_served(tmp_path, a_huginn):
-    folder = public_folder(tmp_path, a_huginn.golden, torch.bfloat16)
-    assert read('huginn', folder).returncode == 0
-    model, _ = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
-    rows = [row[:5].tolist() for row in a_huginn.idx]
-    made = {}
-    for request, token, _ in serve(model, [Request(row, 4, name=i) for i, row in enumerate(rows)],
-                                   slots=2, n_loop=4, exit=make_exit('zoo.huginn:latent-diff')):
-        made.setdefault(request.name, []).append(token)
-    for i, row in enumerate(rows):
-        alone = stream(model, [torch.tensor(row)], 4, temperature=0, n_loop=4, cache='latest',
-                       exit=make_exit('zoo.huginn:latent-diff'), prefill_chunk=1)
-        assert made[i] == [token.item() for token, _ in alone]
+@pytest.mark.parametrize('name', SYSTEMS)
+def test_checkpoints_of_earlier_versions(tmp_path, idx, name):
+    """Their flat arguments name a class, with the same output; others are refused."""
+    kind, shape = SYSTEMS[name]
+    width = dict(mlp_width=64) if 'mlp_width' in shape else {}
+    model, path = small(name, **width), str(tmp_path / 'ckpt.pt')
+    flat = vars(model.config) | ONCE_FIELDS | ONCE_CLASSES[name]    # no width is that of 4 * n_embd
+    earlier = dict(model=model.state_dict(), config={}, iter_num=3, tokenizer='bytes')
+    torch.save(earlier | dict(model_args=flat), path)
+    loaded, checkpoint = load_checkpoint(path)
+    assert type(loaded) is kind and checkpoint['model_class'] == name
+    assert torch.equal(loaded(idx, n_loop=2)[0], model(idx, n_loop=2)[0])
+    torch.save(earlier | dict(model_args=flat | dict(sandwich='branch', qk_bias=True)), path)
+    with pytest.raises(ValueError, match='no class of this version has its architecture'):
+        load_checkpoint(path)
 
 
-def test_weights_that_are_kept_in_bfloat16(tmp_path, an_ouro):
-    """They take half the room, the states stay float32, and the logits are near."""
-    golden = an_ouro.golden
-    folder = public_folder(tmp_path, golden, torch.bfloat16)
-    assert read('ouro', folder).returncode == 0
-    model, _ = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
-    dtypes = {name: p.dtype for name, p in model.named_parameters()}
-    assert all((dtype == torch.bfloat16) == (dtypes[name].itemsize == 2) for name, dtype
-               in dtypes.items())
-    assert {name for name, dtype in dtypes.items() if dtype == torch.float32} == {
-        name for name, p in model.named_parameters() if p.dim() < 2 or len(p) == 1}
-    trace = []
+def test_the_class_of_a_checkpoint(tmp_path, monkeypatch):
+    """Code outside of model.py and zoo/ is imported for --model alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    make_book()
+    (tmp_path / 'foreign.py').write_text('from model import GPT\nclass Mine(GPT):\n    pass\n')
+    done = conftest.run(*TINY, '--max_iters=1', '--model=foreign:Mine')
+    assert done.returncode == 0, done.stderr
+    for start in ['--resume'], ['--init_from=out/ckpt.pt', '--out_dir=out-2', *TINY]:
+        monkeypatch.delitem(sys.modules, 'foreign')
+        done = conftest.run(*start)
+        assert done.returncode == 2 and 'train.py --model=foreign:Mine' in done.stderr
+        assert 'foreign' not in sys.modules
+        done = conftest.run(*start, '--model=foreign:Mine', '--max_iters=2')
+        assert done.returncode == 0, done.stderr
+
+
+# public folders -----------------------------------------------------------------------------------
+
+def test_weights_in_bfloat16_stay_so_on_disk(tmp_path, an_ouro):
+    """They take half the room; loaded they are float32, and the logits are near."""
+    here = public_model('ouro', tmp_path / 'public', dtype=torch.bfloat16)
+    on_disk = torch.load(here.folder / 'out' / 'ckpt.pt', weights_only=True)['model'].values()
+    assert {p.dtype for p in on_disk} == {torch.bfloat16}
+    assert {p.dtype for p in here.model.parameters()} == {torch.float32}
     with torch.no_grad():
-        logits, _ = model(an_ouro.idx, n_loop=4, trace=trace)
-    assert trace[0]['states'].dtype == torch.float32
-    wanted = torch.from_numpy(golden['logits_per_step'][3])
-    assert (logits.float() - wanted).abs().max() < 0.1 * wanted.abs().max()
+        logits, wanted = (model(an_ouro.idx, n_loop=4)[0] for model in (here.model, an_ouro.model))
+    assert (logits - wanted).abs().max() < 0.1 * wanted.abs().max()
 
-
-# what is looked at without reading, and what is refused -------------------------------------------
 
 def test_dry_run(tmp_path, a_huginn):
     folder = public_folder(tmp_path, a_huginn.golden, shards=2)
     done = read('huginn', folder, '--dry_run')
     names = [name for name in a_huginn.golden.files if name.startswith('w/')]
-    numbers = sum(a_huginn.golden[name].size for name in names)
-    assert f'{len(names)} tensors in 2 file(s), {numbers:,} numbers, {4 * numbers:,} bytes' \
-        in done.stdout
+    size = 4 * sum(a_huginn.golden[name].size for name in names)
     C = a_huginn.model.config.n_embd
+    assert f'{len(names)} tensors, {size:,} bytes' in done.stdout
     assert f'transformer.adapter.weight  ({C}, {2 * C})  F32  {8 * C * C:,} bytes' in done.stdout
     assert not (folder / 'out').exists()
 
 
-def change(folder, name, tensor):
+def with_tensor(name, tensor):
     """Put a tensor (None: take it away) into the folder's only shard."""
-    from safetensors.torch import load_file
-    shard = folder / 'model-0.safetensors'
-    tensors = load_file(shard) | {name: tensor}
-    save_file({name: t for name, t in tensors.items() if t is not None}, shard)
-
-
-def without_config(folder):
-    os.remove(folder / 'config.json')
-
-
-def of_another_kind(folder):
-    (folder / 'config.json').write_text('{"architectures": ["LlamaForCausalLM"]}')
-
-
-def without_a_field(folder):
-    config = json.loads((folder / 'config.json').read_text())
-    del config['vocab_size']
-    (folder / 'config.json').write_text(json.dumps(config))
+    def spoil(folder):
+        shard = folder / 'model-0.safetensors'
+        tensors = load_file(shard) | {name: tensor}
+        save_file({name: t for name, t in tensors.items() if t is not None}, shard)
+    return spoil
 
 
 def with_field(**fields):
     def spoil(folder):
-        config = json.loads((folder / 'config.json').read_text())
-        (folder / 'config.json').write_text(json.dumps(config | fields))
+        config = json.loads((folder / 'config.json').read_text()) | fields
+        (folder / 'config.json').write_text(json.dumps(config))
     return spoil
 
 
-def without_a_shard(folder):
-    index = dict(weight_map={'a': 'model-0.safetensors', 'b': 'model-1.safetensors'})
-    (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
-
-
-def cut_short(folder):
-    shard = folder / 'model-0.safetensors'
-    shard.write_bytes(shard.read_bytes()[:-100])
-
-
-def a_pickle(folder):
-    os.remove(folder / 'model-0.safetensors')
-    torch.save({}, folder / 'pytorch_model.bin')
-
-
-def nothing(folder):
-    os.remove(folder / 'model-0.safetensors')
-
-
 @pytest.mark.parametrize('spoil, words', [
-    (without_config, "config.json' (FileNotFoundError)"),
-    (of_another_kind, 'is of LlamaForCausalLM'),
-    (without_a_field, 'has no number for vocab_size'),
+    (lambda folder: os.remove(folder / 'config.json'), "config.json' (FileNotFoundError)"),
+    (lambda folder: (folder / 'config.json').write_text('[]'), "config.json' (TypeError)"),
+    (lambda folder: (folder / 'config.json').write_text('{"model_type": "llama"}'),
+     'has no number for vocab_size: this reads Ouro alone'),
     (with_field(num_hidden_layers=3.0), 'has no number for num_hidden_layers'),
     (with_field(num_attention_heads=0), 'has no number for num_attention_heads'),
-    (with_field(rms_norm_eps='1e-6'), 'has no number for rms_norm_eps'),
-    (with_field(model_type=5), 'cannot read'),
-    (with_field(num_key_value_heads=2), 'has num_key_value_heads = 2'),
-    (lambda folder: (folder / 'model.safetensors.index.json').write_text('[]'), 'is no index'),
-    (without_a_shard, "there is no '"),
-    (cut_short, 'is no whole safetensors file'),
-    (a_pickle, 'may hold code and is not read'),
-    (nothing, "*.safetensors'"),
-    (lambda folder: change(folder, 'lm_head.weight', None), 'missing: lm_head.weight'),
-    (lambda folder: change(folder, 'lm_head.weight', torch.zeros(3, 32)),
-     'shape: lm_head.weight is (3, 32)'),
-    (lambda folder: change(folder, 'model.norm.weight', torch.zeros(32, dtype=torch.long)),
+    (with_field(hidden_act='gelu'), "has hidden_act = 'gelu'"),
+    (lambda folder: (folder / 'model-0.safetensors').write_bytes(b'cut short'),
+     'is no whole safetensors file'),
+    (lambda folder: os.remove(folder / 'model-0.safetensors'), "*.safetensors'"),
+    (with_tensor('lm_head.weight', None), 'missing: lm_head.weight'),
+    (with_tensor('lm_head.weight', torch.zeros(3, 32)), 'shape: lm_head.weight is (3, 32)'),
+    (with_tensor('model.norm.weight', torch.zeros(32, dtype=torch.long)),
      'dtype: model.norm.weight is I64'),
-    (lambda folder: change(folder, 'more.weight', torch.zeros(2)), 'left over: more.weight (2,)'),
-    (lambda folder: (folder / 'tokenizer.json').write_text('{}'), 'is no tokenizer.json'),
+    (with_tensor('more.weight', torch.zeros(2)), 'left over: more.weight (2,)'),
     (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'has 270 tokens'),
 ])
 def test_bad_folders(tmp_path, an_ouro, spoil, words):
@@ -432,50 +364,175 @@ def test_bad_folders(tmp_path, an_ouro, spoil, words):
     assert not (folder / 'out').exists()
 
 
-def test_the_other_kind_of_folder_is_refused(a_huginn, an_ouro):
-    assert read('ouro', a_huginn.folder).returncode == 2
-    assert read('huginn', an_ouro.folder).returncode == 2
-
-
-# the other scripts on a public model --------------------------------------------------------------
-
 def test_scripts_run_on_it(tmp_path, monkeypatch, an_ouro, a_huginn):
     monkeypatch.chdir(tmp_path)
     folder = public_folder(tmp_path / 'public', an_ouro.golden)
     make_tokenizer_json(folder / 'tokenizer.json', 40)
     assert read('ouro', folder, '--block_size=16').returncode == 0
-    shutil.move(folder / 'out', 'moved')        # the tokenizer is found beside the checkpoint
-    done = conftest.run('--out_dir=moved', '--start=ab', '--exit=gate', '--n_loop=4',
+    shutil.move(folder / 'out', 'moved')        # the tokenizer is beside the checkpoint
+    done = conftest.run('--out_dir=moved', '--start=ab', '--exit=zoo.ouro:gate', '--n_loop=4',
                         '--max_new_tokens=4', script='sample.py')
     assert done.returncode == 0 and done.stdout.startswith('ab'), done.stderr
-    # without a tokenizer all but text works, on tokens of any kind
-    make_book()
-    small = ['--out_dir=' + str(a_huginn.folder / 'out'), '--n_windows=2', '--n_loop=5']
-    done = conftest.run('--dataset=book', '--most_loops=2', *small, script='geometry.py')
-    assert done.returncode == 2 and 'tokens' in done.stderr         # of 257 it knows fewer
-    with open('data/book/val.bin', 'r+b') as f:
-        V = a_huginn.model.config.vocab_size
-        ids = np.frombuffer(f.read(), dtype='<u2') % V
-        f.seek(0)
-        f.write(ids.astype('<u2').tobytes())
-    remake_meta('book', V)
-    done = conftest.run('--dataset=book', '--most_loops=2', *small, script='geometry.py')
-    assert done.returncode == 0, done.stderr
-    done = conftest.run('--dataset=book', '--rules=["kl","zoo.huginn:kl"]', '--taus=[1e-2]',
-                        '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--rounds=1',
-                        '--timed_tokens=2', '--checks=False', *small, script='bench.py')
-    assert done.returncode == 0, done.stderr
-    done = conftest.run('--out_dir=' + str(a_huginn.folder / 'out'), script='sample.py')
+    done = conftest.run(f'--out_dir={a_huginn.folder}/out', script='sample.py')
     assert done.returncode == 2 and 'came without a tokenizer.json' in done.stderr
 
 
-def remake_meta(name, vocab_size):
-    """data/NAME/meta.json for other tokens."""
-    import data
-    path = f'data/{name}/meta.json'
-    with open(path) as f:
-        meta = json.load(f)
-    meta |= dict(vocab_size=vocab_size)
-    meta['val']['sha256'] = data.sha256(f'data/{name}/val.bin')
-    with open(path, 'w') as f:
-        json.dump(meta, f)
+# the training of Ouro's gate ----------------------------------------------------------------------
+
+def states_and_nats(model, trace, targets):
+    """For each group its states, and the cross-entropy of each token (B, T) on each of them."""
+    for g, entry in enumerate(trace):
+        read = model.through_coda if g == 1 else model.readout
+        log_p = [read(x).log_softmax(-1) for x in entry['states']]
+        yield entry['states'], [-p.gather(-1, targets[..., None]).squeeze(-1) for p in log_p]
+
+
+def test_stage_1_by_hand(idx):
+    """Three labels a row, three steps: sum_t p_t L_t - beta H(p). In evaluation it is plain."""
+    model, targets = small('zoo.ouro:Ouro'), idx.roll(-1, 1)
+    labels = targets.clone()
+    labels[:, 3:] = -100
+    trace, sums = [], []
+    with torch.no_grad():
+        logits, plain = model(idx, labels, n_loop=3, trace=trace)
+        assert math.isclose(plain.item(), torch.nn.functional.cross_entropy(
+            logits[:, :3].flatten(0, 1), targets[:, :3].flatten()).item(), rel_tol=1e-6)
+        for states, nats in states_and_nats(model, trace, targets):
+            for b, t in itertools.product(range(3), range(3)):
+                left, total = 1.0, 0.0
+                for k in (1, 2, 3):
+                    lambda_t = torch.sigmoid(model.gate(states[k][b, t])).item()
+                    p = left * (lambda_t if k < 3 else 1.0)
+                    left *= 1 - lambda_t
+                    total += p * nats[k][b, t].item() + ouro.BETA * p * math.log(p)
+                sums.append(total)
+    in_training, loss = model.train()(idx, labels, n_loop=[3, 3])
+    assert math.isclose(loss.item(), np.mean(sums), rel_tol=1e-4)
+    torch.testing.assert_close(in_training, logits)
+
+
+def test_stage_2_by_hand(idx):
+    """Cross-entropy of 1 - lambda_t to sigmoid(50 (max(0, L_(t-1) - L_t) - .005)), t from 2."""
+    model, targets = small('zoo.ouro:Ouro', ouro.OuroGateOnly), idx.roll(-1, 1)
+    trace, values = [], []
+    with torch.no_grad():
+        model(idx, n_loop=3, trace=trace)
+        for states, nats in states_and_nats(model, trace, targets):
+            for b, t, k in itertools.product(range(3), range(16), (2, 3)):
+                better = max(0.0, (nats[k - 1][b, t] - nats[k][b, t]).item())
+                w = 1 / (1 + math.exp(-50 * (better - 0.005)))
+                lambda_t = torch.sigmoid(model.gate(states[k][b, t])).item()
+                values.append(-w * math.log(1 - lambda_t) - (1 - w) * math.log(lambda_t))
+    _, loss = model.train()(idx, targets, n_loop=[3, 3])
+    assert len({round(value, 3) for value in values}) > 20
+    assert math.isclose(loss.item(), np.mean(values), rel_tol=1e-4)
+    loss.backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == {
+        'gate.weight', 'gate.bias'}
+
+
+@pytest.fixture(scope='module')
+def book(tmp_path_factory):
+    """A folder with a text, a plain model in out-plain, and one with two groups in out."""
+    folder = tmp_path_factory.mktemp('zoo')
+    with contextlib.chdir(folder):
+        make_book()
+        for args in (['--groups=[]', '--out_dir=out-plain'], []):
+            assert conftest.run(*TINY, '--max_iters=2', '--keep_iters=[]', *args).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize('flags, stage_1, stage_2', [
+    (['--init_from=out/ckpt.pt'], 'Gated', 'GateOnly'),
+    (['--n_layer=2', '--n_embd=16', os.path.join(ROOT, 'config', 'ouro.py')], 'Ouro',
+     'OuroGateOnly')])
+def test_both_stages(book, monkeypatch, flags, stage_1, stage_2):
+    """On a checkpoint of ours, which gets a gate, and on Ouro's own shape."""
+    monkeypatch.chdir(book)
+    how = ['--dataset=book', '--eval_loops=[1,2]', '--eval_windows=2', '--max_iters=2',
+           '--batch_size=4', '--device=cpu']
+    models = []
+    for stage, name in ('1', stage_1), ('2', stage_2):
+        done = conftest.run(f'--stage={stage}', *flags, *how, f'--out_dir={name}',
+                            script='zoo/ouro.py')
+        assert done.returncode == 0, done.stderr
+        model, checkpoint = load_checkpoint(f'{name}/ckpt.pt')
+        assert checkpoint['model_class'] == f'zoo.ouro:{name}'
+        models.append(model.state_dict())
+        flags = [*flags, f'--init_from={name}/ckpt.pt']
+    changed = {name for name, p in models[0].items() if not torch.equal(p, models[1][name])}
+    assert changed == {'gate.weight', 'gate.bias'}
+    done = conftest.run(f'--out_dir={stage_2}', '--exit=zoo.ouro:gate', '--max_new_tokens=3',
+                        script='sample.py')
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize('args, script, words', [
+    (['--exit=zoo.ouro:gate'], 'sample.py', 'reads gate_logit, and a GPT has none'),
+    (['--exit=zoo.huginn:none'], 'sample.py', 'unknown exit rule'),
+    (['--init_from=out/ckpt.pt'], 'zoo/etd.py', 'this is for a plain one'),
+    (['--init_from=out-plain/ckpt.pt', '--block=[2,9]'], 'zoo/etd.py', 'must follow one another'),
+    (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'loops must be'),
+    (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
+    (['--stage=3'], 'zoo/ouro.py', 'is no stage'),
+    (['--stage=2', '--init_from=nowhere.pt'], 'zoo/ouro.py', 'no checkpoint at'),
+    (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups'),
+    (['--model=zoo.ouro:Nobody', *TINY], 'train.py', 'write MODULE:NAME'),
+    (['--model=model:GPTConfig', *TINY], 'train.py', 'must be a subclass of model.GPT'),
+])
+def test_bad_input(book, monkeypatch, args, script, words):
+    monkeypatch.chdir(book)
+    done = conftest.run(*args, script=script)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    assert words in done.stderr
+
+
+# ETD ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('curve, block', [
+    ([0.5, 0.3, 0.1, 0.1, 0.1, 0.4], [2, 3, 4]),    # both knees are corners
+    ([0.5, 0.1, 0.09, 0.08, 0.07, 0.06], [1, 2, 3, 4, 5]),
+    ([0.3, 0.2, 0.1, 0.2, 0.3], [2]),               # straight sides have no knee
+    ([0.2], [0])])
+def test_the_thinking_block(curve, block):
+    assert etd.thinking_block(np.array(curve)) == block
+
+
+def test_angles_by_hand(idx):
+    model = small('model:GPT', groups=[])
+    found, x = etd.angles(model, idx), model.embed(idx, torch.arange(16))
+    for i, layer in enumerate(model.h):
+        x0, x = x[:, -1], layer(x)
+        cosine = (x0 * x[:, -1]).sum(-1) / (x0.norm(dim=-1) * x[:, -1].norm(dim=-1))
+        assert math.isclose(found[i], (cosine.arccos() / math.pi).mean().item(), rel_tol=1e-4)
+
+
+def test_a_block_that_loops_once_is_the_plain_model(idx):
+    model = small('model:GPT', groups=[])
+    looping, start = etd.looped(model, [1, 2]), model.embed(idx, torch.arange(16))
+    assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
+    # twice is the stack with its layers written out twice
+    x = start
+    for i in (0, 1, 2, 1, 2, 3, 4):
+        x = model.h[i](x)
+    torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
+    # damped, each of n steps goes an n-th of its way
+    with etd.damping(looping, 2):
+        damped = looping(idx, n_loop=2)[0]
+    x = model.h[0](start)
+    for _ in range(2):
+        x = x + (model.h[2](model.h[1](x)) - x) / 2
+    torch.testing.assert_close(damped, model.readout(model.h[4](model.h[3](x))))
+
+
+def test_etd_then_mid_training(book, monkeypatch):
+    monkeypatch.chdir(book)
+    done = conftest.run('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('\n  ') + done.stdout.count('\n* ') >= 10      # every block of four
+    assert sorted(os.listdir('out-etd')) == ['angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt']
+    done = conftest.run('--init_from=out-etd/ckpt.pt', '--dataset=book', '--out_dir=trained',
+                        '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2')
+    assert done.returncode == 0, done.stderr
+    model, checkpoint = load_checkpoint('trained/ckpt.pt')
+    assert len(model.groups) == 1 and checkpoint['model_class'] == 'zoo.etd:Looped'

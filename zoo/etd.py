@@ -22,20 +22,21 @@ scaled to 0 ... 1; the thinking block goes from knee to knee, both in it.
 """
 import csv
 import os
-import re
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import combinations_with_replacement
 
 import numpy as np
 import torch
+import torch.nn as nn
 from torch.nn import functional as F
 
 import data
 from common import plots
-from common.checkpoint import load_checkpoint, save_checkpoint
+from common.checkpoint import Run, load_checkpoint, save_run
 from common.configurator import configure, pick_device, run
 from common.log import evaluate
-from model import GPT, GPTConfig
+from model import GPT
 
 # -------------------------------------------------------------------------------------------------
 init_from = 'out-plain/ckpt.pt'     # a model without groups
@@ -82,75 +83,67 @@ def thinking_block(curve):
     return list(range(first, last + 1))
 
 
+class Looped(GPT):
+    """A plain model in which layers loop; a group has no norm besides those of its layers."""
+    __module__ = 'zoo.etd'          # and not __main__ where this file is run, for the checkpoint
+
+    def build(self, config):
+        super().build(config)
+        for group in self.groups:
+            group.norm = nn.Identity()
+
+
 def looped(model, block, mean_recurrence=2):
-    """A plain model -> the same whose layers `block` loop, without injection, from x^(0) = e."""
-    config = replace(model.config, groups=[block], injection='none', x0='e', loop_norm=False,
+    """A plain model -> one with its modules whose layers `block` loop, from x^(0) = e."""
+    config = replace(model.config, groups=[block], injection='none', x0='e',
                      mean_recurrence=mean_recurrence)
-    first, last, weights = block[0], block[-1], {}
-    for name, tensor in model.state_dict().items():
-        match = re.match(r'h\.(\d+)\.(.*)', name)
-        if match:
-            i, rest = int(match[1]), match[2]
-            if first <= i <= last:
-                name = f'h.{first}.core.{i - first}.{rest}'
-            elif i > last:
-                name = f'h.{i - last + first}.{rest}'
-        weights[name] = tensor
-    with torch.device('meta'):
-        new = GPT(GPTConfig(**asdict(config)))
-    new.load_state_dict(weights, assign=True)
-    new.tie()
+    with torch.device('meta'):          # its modules make way for those of the plain model
+        new = Looped(config)
+    group, before, after = new.groups[0], model.h[:block[0]], model.h[block[-1] + 1:]
+    group.core = model.h[block[0]:block[-1] + 1]
+    new.h = nn.ModuleList([*before, group, *after])
+    for name in ('wte', 'wpe', 'ln_f', 'lm_head'):
+        setattr(new, name, getattr(model, name))
     return new.eval()
 
 
 @contextmanager
 def damping(model, n):
-    """Within the block each step goes an n-th of its way."""
+    """In this context each step of a group goes an n-th of its way."""
     for group in model.groups:
         def step(x, *given, f=group.step, **more):
             return x + (f(x, *given, **more) - x) / n
         group.step = step
     yield
     for group in model.groups:
-        del group.step              # the class's own shows again
-
-
-def losses_of(model, text, loops, windows, dev):
-    """Held-out nats a token at each of `loops`, and the same damped: two dicts."""
-    def at(n):
-        return evaluate(model, text, windows, [n], dev, torch.no_grad())[0][n]
-    plain = {n: at(n) for n in loops}
-    model.eval()
-    damped = {}
-    for n in loops:
-        with damping(model, n):
-            damped[n] = at(n)
-    model.eval()
-    return plain, damped
+        del group.step              # back to the method of the class
 
 
 def every_block(model, text, loops, windows, dev):
-    """A row for each block of layers that follow one another: its losses."""
-    n = model.config.n_layer
-    for first in range(n):
-        for last in range(first, n):
-            layers = list(range(first, last + 1))
-            plain, damped = losses_of(looped(model, layers), text, loops, windows, dev)
-            yield (dict(block=f'{first}-{last}', layers=len(layers))
-                   | {f'loss_{k}': loss for k, loss in plain.items()}
-                   | {f'damped_{k}': loss for k, loss in damped.items()})
+    """A row for each block of adjacent layers: held-out nats a token at each of `loops`."""
+    for first, last in combinations_with_replacement(range(model.config.n_layer), 2):
+        layers = list(range(first, last + 1))
+        new, row = looped(model, layers), dict(block=f'{first}-{last}', layers=len(layers))
+        for n in loops:
+            row[f'loss_{n}'] = evaluate(new, text, windows, [n], dev)[0][n]
+        for n in loops:
+            with damping(new, n):
+                row[f'damped_{n}'] = evaluate(new, text, windows, [n], dev)[0][n]
+        yield row
 
 
-def check_knobs(groups, n_layer):
-    if groups:
-        raise ValueError(f'the model in {init_from} loops already, groups = {groups}: this is for '
-                         'a plain one, python train.py --groups=[] --out_dir=out-plain')
+def check_knobs(model):
+    """ValueError for a knob that is out of range, or if the model is not a plain one."""
+    if type(model) is not GPT or model.groups:
+        raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
+                         f'{model.config.groups}: this is for a plain one, python train.py '
+                         '--groups=[] --out_dir=out-plain')
     if not loops or not all(isinstance(n, int) and n >= 1 for n in loops):
         raise ValueError(f'loops must be a list of counts from 1 on, not {loops}')
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-        raise ValueError(f'{init_from} would be written over: take another --out_dir')
+        raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
 
 
 def main():
@@ -158,7 +151,7 @@ def main():
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(init_from, dev)
     config = model.config
-    check_knobs(config.groups, config.n_layer)
+    check_knobs(model)
     name = dataset or checkpoint['config']['dataset']
     text = data.open_data(name, checkpoint['tokenizer'], config.vocab_size)
     windows = min(n_windows, text.n_held_out(config.block_size))
@@ -169,13 +162,13 @@ def main():
     curve = angles(model, idx.to(dev))
     found = thinking_block(curve)
     chosen = block or found
-    looping = looped(model, chosen)         # a ValueError for a block that is none
+    looping = looped(model, chosen)         # a ValueError if the layers of block are no group
     print(f'{init_from}, {windows} held-out windows; angle of each layer, over pi:')
     print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
     print(f'encoder {list(range(found[0]))}, thinking block {found}, '
           f'decoder {list(range(found[-1] + 1, config.n_layer))}')
 
-    # what every block does at these loops, without any training
+    # what every block gives at these loop counts, without any training
     rows = list(every_block(model, text, loops, windows, dev))
     counts = ' '.join(f'{n:7d}' for n in loops)
     print(f'\nheld-out loss by loops:\n  block      {counts}   damped {counts}')
@@ -194,16 +187,10 @@ def main():
         writer.writeheader()
         writer.writerows(rows)
     knobs = checkpoint['config'] | asdict(looping.config)
-    save_checkpoint(checkpoint_of(looping, checkpoint, knobs), os.path.join(out_dir, 'ckpt.pt'))
+    save_run(Run(knobs, looping, {}, checkpoint['tokenizer'], checkpoint['data']), 0,
+             os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}: ckpt.pt, blocks.csv, angles.png\nnext: python train.py '
           f'--init_from={out_dir}/ckpt.pt --out_dir={out_dir}-trained')
-
-
-def checkpoint_of(model, before, knobs):
-    """The weights of a model, as a checkpoint to start from."""
-    kept = {name: before[name] for name in ('tokenizer', 'data')}
-    return kept | dict(model=dict(model.state_dict()), model_args=asdict(model.config),
-                       config=knobs, iter_num=0, val_loss={})
 
 
 if __name__ == '__main__':

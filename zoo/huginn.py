@@ -1,14 +1,15 @@
 """
-Huginn, Geiping's recurrent-depth model, as a checkpoint of ours, and his exit criteria.
+Huginn, the recurrent-depth model of Geiping et al., and his exit criteria.
 
-    python -m zoo.huginn --path=FOLDER              the public layout -> out-huginn/ckpt.pt
+    python -m zoo.huginn --path=FOLDER              a public checkpoint -> out-huginn/ckpt.pt
     python -m zoo.huginn --path=FOLDER --dry_run    names, shapes, bytes; what is missing
     python sample.py --out_dir=out-huginn --exit=zoo.huginn:kl
     python bench.py --rules="['zoo.huginn:latent-diff','kl']"       on any other model too
 
-FOLDER has config.json, *.safetensors and tokenizer.json. What differs from our default is a line
-each of GPTConfig: a gated MLP, a bias on queries and keys, rotary positions, the group's norm after
-the loop and not in it. ln_f serves twice, after the loop and after the coda.
+FOLDER has config.json, *.safetensors and tokenizer.json. A Huginn differs from our model in a gated
+MLP and in a bias on queries and keys; the rest are values of GPTConfig: rotary positions, and the
+group's norm after the loop, not in every step. ln_f serves twice, after the loop and after the
+coda.
 
 Geiping: 3.2, App. C.1 (the model), 6.1 and App. D.6 (the criteria; values and thresholds as in the
 code published with it).
@@ -16,13 +17,17 @@ code published with it).
     b, T        rows that still loop, their tokens in this pass
     V           vocab_size
 """
+import math
+
 import torch
+import torch.nn as nn
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from common.configurator import configure, run
-from model import GPTConfig
-from zoo.public import Piece, load, read_config
+from exits import Exit
+from model import GPT, Block, CausalSelfAttention
+from zoo.public import GatedMLP, Piece, PublicConfig, convert, read_config, set_eps
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
@@ -32,39 +37,65 @@ dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
 
-# criteria: signals as in exits.py, whose value is that of a whole row -----------------------------
+# the model ----------------------------------------------------------------------------------------
+
+class BiasedAttention(CausalSelfAttention):
+    """With a bias on queries and keys, added before positions turn them."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.qk_bias = nn.Parameter(torch.zeros(2 * config.n_embd))
+
+    def qkv(self, x):
+        qkv = super().qkv(x)                                                    # (B, T, 3C)
+        return qkv + F.pad(self.qk_bias, (0, x.shape[-1])).to(qkv.dtype)
+
+
+class HuginnBlock(Block):
+    attention, feed_forward = BiasedAttention, GatedMLP
+
+
+class Huginn(GPT):
+    Config, block = PublicConfig, HuginnBlock
+
+    def build(self, config):
+        super().build(config)
+        set_eps(self)
+
+
+# criteria: signals as in exits.py, each with one value for a whole row ----------------------------
 #
-# A row leaves as one, at its mean (of states) or with its last token (of logits); of tokens that
-# come one by one each is a row. Logits are read by way of the coda.
+# All tokens of a row exit together, by their mean (of states) or by the last token (of logits); a
+# token that is decoded alone is a row of its own. The logits are those behind the coda.
 
 def of_row(signal, which):
     """A signal of tokens (b, T) -> the same of rows. which: 'mean' or 'last'."""
-    def of_rows(x0, x1, memo, readout):
-        value, memo = signal(x0, x1, memo, readout)
+    def of_rows(x0, x1, memo, read):
+        value, memo = signal(x0, x1, memo, read)
         row = value.mean(dim=1, keepdim=True) if which == 'mean' else value[:, -1:]
         return row.expand_as(value), memo
     return of_rows
 
 
-def latent_diff(x0, x1, memo, readout):
+def latent_diff(x0, x1, memo, read):
     """The update over the norm of the new state."""
     return vector_norm(x1 - x0, dim=-1) / vector_norm(x1, dim=-1), None
 
 
-def cosine(x0, x1, memo, readout):
-    """One less the cosine of the states before and after the step."""
+def cosine(x0, x1, memo, read):
+    """1 - cosine of the states before and after the step."""
     return 1 - F.cosine_similarity(x0, x1, dim=-1), None
 
 
-def kl(x0, x1, memo, readout):
-    """KL(p^(k-1) || p^(k)), the other way round than the paper's Eq. 4; p^(0) is uniform."""
-    log_p1 = readout(x1).float().log_softmax(-1)
+def kl(x0, x1, memo, read):
+    """KL(p^(k-1) || p^(k)), in the reverse order of the paper's Eq. 4; p^(0) is uniform."""
+    log_p1 = read(x1).float().log_softmax(-1)
     return divergence(memo, log_p1), log_p1
 
 
-def minp_kl(x0, x1, memo, readout):
-    """kl of p in which whatever is below a tenth of the largest counts as 1 / V."""
-    p = readout(x1).float().softmax(-1)
+def minp_kl(x0, x1, memo, read):
+    """kl of a p in which all that is below a tenth of the largest is replaced by 1 / V."""
+    p = read(x1).float().softmax(-1)
     p = torch.where(p < 0.1 * p.amax(-1, keepdim=True), 1 / p.shape[-1], p)
     log_p1 = (p / p.sum(-1, keepdim=True)).log()
     return divergence(memo, log_p1), log_p1
@@ -76,63 +107,63 @@ def divergence(log_p0, log_p1):
     return (log_p0.exp() * (log_p0 - log_p1)).sum(-1)
 
 
-def entropy_diff(x0, x1, memo, readout):
-    """How much the entropy of p changes, nats; before the first step it counts as 100."""
-    log_p1 = readout(x1).float().log_softmax(-1)
+def entropy_diff(x0, x1, memo, read):
+    """By how much the entropy of p changes, in nats; before the first step it counts as 100."""
+    log_p1 = read(x1).float().log_softmax(-1)
     entropy = -(log_p1.exp() * log_p1).sum(-1)
     return (entropy - (100.0 if memo is None else memo)).abs(), entropy
 
 
-def argmax_stability(x0, x1, memo, readout):
-    """1 / (1 + n) once the likeliest token has stayed for n steps: tau 1 / 5 asks for five."""
-    token = readout(x1).argmax(-1)
+def argmax_stability(x0, x1, memo, read):
+    """1 / (1 + n), where the most likely token has not changed for n steps."""
+    token = read(x1).argmax(-1)
     if memo is None:
-        stayed = torch.zeros_like(token)
+        unchanged = torch.zeros_like(token)
     else:
-        last, stayed = memo.unbind(-1)
-        stayed = (stayed + 1) * (token == last)
-    return 1 / (1 + stayed.float()), torch.stack((token, stayed), dim=-1)
+        token_before, unchanged = memo.unbind(-1)
+        unchanged = (unchanged + 1) * (token == token_before)
+    return 1 / (1 + unchanged.float()), torch.stack((token, unchanged), dim=-1)
 
 
-# name: (signal, hits, keep, what it reads, his threshold)
+# tau: the published thresholds; that of argmax-stability is five steps
 EXITS = {
-    'latent-diff': (of_row(latent_diff, 'mean'), 1, True, 'row', 0.03),
-    'cosine': (of_row(cosine, 'mean'), 1, True, 'row', 1e-3),
-    'kl': (of_row(kl, 'last'), 1, True, 'coda', 1e-3),
-    'minp-kl': (of_row(minp_kl, 'last'), 1, True, 'coda', 1e-5),
-    'entropy-diff': (of_row(entropy_diff, 'last'), 1, True, 'coda', 1e-3),
-    'argmax-stability': (of_row(argmax_stability, 'last'), 1, True, 'coda', 1 / 5),
+    'latent-diff': Exit(of_row(latent_diff, 'mean'), tau=0.03, by_row=True),
+    'cosine': Exit(of_row(cosine, 'mean'), tau=1e-3, by_row=True),
+    'kl': Exit(of_row(kl, 'last'), tau=1e-3, reads='through_coda', by_row=True),
+    'minp-kl': Exit(of_row(minp_kl, 'last'), tau=1e-5, reads='through_coda', by_row=True),
+    'entropy-diff': Exit(of_row(entropy_diff, 'last'), tau=1e-3, reads='through_coda', by_row=True),
+    'argmax-stability': Exit(of_row(argmax_stability, 'last'), tau=1 / 5, reads='through_coda',
+                             by_row=True),
 }
 
 
-# the model ----------------------------------------------------------------------------------------
+# public checkpoints -------------------------------------------------------------------------------
 
-FIELDS = ('n_embd', 'n_heads', 'intermediate_size', 'block_size', 'vocab_size', 'rope_base',
-          'n_layers_in_prelude', 'n_layers_in_recurrent_block', 'n_layers_in_coda',
-          'mean_recurrence', 'mean_backprop_depth')
+# the numbers of config.json; 0 stands for those that it must hold
+NUMBERS = dict(n_embd=0, n_heads=0, intermediate_size=0, block_size=0, vocab_size=0, rope_base=0.0,
+               n_layers_in_prelude=0, n_layers_in_recurrent_block=0, n_layers_in_coda=0,
+               mean_recurrence=0.0, mean_backprop_depth=0, norm_eps=1e-6, padding_multiple=1)
 ALLOWED = dict(block_class_name=['SandwichBlock'], norm_class_name=['RMSNorm_llama'],
                mlp_class_name=['GatedMLP'], nonlin_name=['SiLU'], injection_type=['linear'],
                state_init=['like-init'], qk_bias=[True], bias=[False], tie_embeddings=[True])
 
 
 def config_of(public, block_size=None):
-    """config.json's dict -> GPTConfig."""
+    """config.json's dict -> PublicConfig."""
     before, looped = public['n_layers_in_prelude'], public['n_layers_in_recurrent_block']
-    multiple = public.get('padding_multiple', 1)
-    padded = multiple * -(-public['vocab_size'] // multiple)
-    return GPTConfig(
+    multiple = public['padding_multiple']
+    return PublicConfig(
         block_size=public['block_size'] if block_size is None else block_size,
-        vocab_size=public.get('padded_vocab_size', padded),
+        vocab_size=multiple * math.ceil(public['vocab_size'] / multiple),
         n_layer=before + looped + public['n_layers_in_coda'], n_head=public['n_heads'],
         n_embd=public['n_embd'], groups=[list(range(before, before + looped))],
         mean_recurrence=public['mean_recurrence'], bptt_k=public['mean_backprop_depth'],
         adapter_init='random', norm_inside=False, pos='rotary', rope_base=public['rope_base'],
-        mlp='gated', mlp_width=public['intermediate_size'], qk_bias=True,
-        norm_eps=public.get('norm_eps', 1e-6))
+        mlp_width=public['intermediate_size'], norm_eps=public['norm_eps'])
 
 
 def pieces_of(config):
-    """GPTConfig -> {public name: Piece}."""
+    """PublicConfig -> {public name: Piece}."""
     C, H, V = config.n_embd, config.n_head, config.vocab_size
     W, (group,) = config.mlp_width, config.groups
     g = group[0]
@@ -160,11 +191,11 @@ def pieces_of(config):
 
 
 def main():
-    public = read_config(path, ('huginn', 'raven'), FIELDS, ALLOWED)
+    public = read_config(path, 'Huginn', NUMBERS, ALLOWED)
     shape = config_of(public, block_size)
     # the table of rotary positions, and the head, which is the embedding
     ignored = ['freqs_cis', 'lm_head.weight']
-    load(path, out_dir, shape, pieces_of(shape), ignored, dry_run)
+    convert(path, out_dir, 'zoo.huginn:Huginn', shape, pieces_of(shape), ignored, dry_run)
 
 
 if __name__ == '__main__':

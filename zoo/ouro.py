@@ -1,35 +1,39 @@
 """
 Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741), and its training.
 
-    python -m zoo.ouro --path=FOLDER                the public layout -> out-ouro/ckpt.pt
+    python -m zoo.ouro --path=FOLDER                a public checkpoint -> out-ouro/ckpt.pt
     python -m zoo.ouro --path=FOLDER --dry_run      names, shapes, bytes; what is missing
-    python sample.py --out_dir=out-ouro --exit=gate --tau=0.5 --n_loop=4
-    python -m zoo.ouro --stage=1 config/ouro.py     trains model and gate, a loss at every loop
+    python sample.py --out_dir=out-ouro --exit=zoo.ouro:gate --tau=0.5 --n_loop=4
+    python -m zoo.ouro --stage=1 config/ouro.py     trains model and gate, with a loss at every loop
     python -m zoo.ouro --stage=2 --init_from=out-ouro/ckpt.pt --out_dir=out-ouro-2 --max_iters=300
                                                     trains the gate alone
 
-A stage takes the flags and config files of train.py, and --init_from any checkpoint of ours, which
-gets a gate if it has none; of several groups each has its own exits, and the losses of an early
-group are those of ln_f and head on its states.
+A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files. --init_from can
+be any checkpoint with groups: a model without a gate gets one. Each of several groups has exits of
+its own, and the losses of an early group are those of ln_f and the head on its states.
 
-Every public port runs all the loops and selects afterwards. Here the rule `gate` (exits.py) lets a
-token go at the first step at which the exit probability has summed up to q = 1 - tau.
+The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
+`gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
 
     lambda_t    sigmoid of the gate on the state after loop step t (after its norm)
-    p_t         lambda_t prod (1 - lambda) before it; the last step takes the rest
+    p_t         lambda_t prod (1 - lambda) of the steps before; the last step takes the rest
     L_t         cross-entropy at step t, nats a token
     K, N        loop steps; tokens that have a label
 """
 import os
+import re
 import runpy
 import sys
 
 import torch
+import torch.nn as nn
 from torch.nn import functional as F
 
-from common.configurator import configure, run, stop
-from model import GPTConfig
-from zoo.public import Piece, load, read_config
+from common.checkpoint import load_checkpoint
+from common.configurator import configure, run
+from exits import Exit
+from model import GPT, Block
+from zoo.public import GatedMLP, Piece, PublicConfig, convert, read_config, set_eps
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
@@ -38,17 +42,21 @@ block_size: int | None = None   # tokens of context; None = as config.json says,
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
-BETA = 0.05                 # stage I: nats of loss that a nat of entropy is worth
-SLOPE, LEAST = 50, 0.005    # stage II: an improvement of so many nats is worth another step
-STAGES = {
-    '--stage=1': ['--objective=zoo.ouro:stage_1', '--gate', '--loop_draw=fixed',
-                  '--out_dir=out-ouro'],
-    '--stage=2': ['--objective=zoo.ouro:stage_2', '--gate', '--loop_draw=fixed',
-                  '--out_dir=out-ouro-2', '--optimizer=adamw', '--keep_iters=[]'],
-}
+BETA = 0.05                 # stage I: the loss that a nat of entropy is worth
+SLOPE, LEAST = 50, 0.005    # stage II: an improvement above LEAST nats is worth another step
 
 
-# its training: objectives of train.py -------------------------------------------------------------
+# the gate -----------------------------------------------------------------------------------------
+
+def gate_signal(x0, x1, memo, read):
+    """The exit probability that is left after k steps, prod (1 - lambda)."""
+    left = torch.sigmoid(-read(x1).float())
+    left = left if memo is None else memo * left
+    return left, left
+
+
+EXITS = {'gate': Exit(gate_signal, tau=0.5, reads='gate_logit')}
+
 
 def exit_log_p(gates):
     """Gate logits (K, N) -> log p_t (K, N)."""
@@ -57,72 +65,149 @@ def exit_log_p(gates):
     return left + torch.cat((F.logsigmoid(gates[:-1]), none))           # the last takes the rest
 
 
-def every_loop(model, idx, targets, n_loop):
-    """For each group L_t (K, N) and the states (K, N, C); idx, targets (B, T)."""
-    trace, asked = [], targets.flatten() >= 0
-    labels = targets.flatten()[asked]                                           # (N,)
-    model.hidden(idx, n_loop, trace=trace)
-    for entry, group in zip(trace, model.groups):
-        read = model.through_coda if group is model.groups[-1] else model.readout
-        states = entry['states'][1:]                                            # (K, B, T, C)
-        nats = [F.cross_entropy(read(x).flatten(0, 1)[asked].float(), labels, reduction='none')
-                for x in states]
-        yield torch.stack(nats), states.flatten(1, 2)[:, asked]
+class Gated(GPT):
+    """Any model of ours with an exit gate. In training mode its loss is that of stage I."""
+    rules = EXITS
+
+    def build(self, config):
+        if not config.groups:
+            raise ValueError('an exit gate needs groups that loop, and groups = []: give some, '
+                             'such as --groups=[[1]]')
+        super().build(config)
+        self.gate = nn.Linear(config.n_embd, 1)
+
+    def gate_logit(self, x, rows=None, span=None, cache=None):
+        """State (..., C) -> the logit of lambda (...); what the rule `gate` reads."""
+        return self.gate(x).squeeze(-1)
+
+    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
+        """As GPT has it; in training mode the loss is the mean of stage_loss over the groups."""
+        if not self.training or targets is None:
+            return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
+        trace, losses = [] if trace is None else trace, []
+        self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
+        labelled = targets.flatten() >= 0
+        labels = targets.flatten()[labelled]                                    # (N,)
+        for group, entry in zip(self.groups, trace[-len(self.groups):]):
+            # L_t after every loop step, and the gate there
+            read = self.through_coda if group is self.groups[-1] else self.readout
+            states, nats = entry['states'][1:], []                              # (K, B, T, C)
+            for x in states:
+                logits = read(x)                                                # (B, T, V)
+                nats.append(F.cross_entropy(logits.flatten(0, 1)[labelled].float(), labels,
+                                            reduction='none'))
+            gates = self.gate_logit(states.flatten(1, 2)[:, labelled])          # (K, N)
+            losses.append(self.stage_loss(torch.stack(nats), gates))
+        return logits, torch.stack(losses).mean()
+
+    def stage_loss(self, nats, gates):
+        """Stage I, sum_t p_t L_t - beta H(p): L_t (K, N), gate logits (K, N) -> the mean."""
+        log_p = exit_log_p(gates)
+        return (log_p.exp() * (nats + BETA * log_p)).sum(0).mean()
 
 
-def stage_1(model, x, y, n_loop):
-    """sum_t p_t L_t - beta H(p), the mean over tokens and groups; model and gate together."""
-    losses = []
-    for nats, states in every_loop(model, x, y, n_loop):
-        log_p = exit_log_p(model.gate(states).squeeze(-1))
-        losses.append((log_p.exp() * (nats + BETA * log_p)).sum(0).mean())
-    return torch.stack(losses).mean()
+class GateOnly(Gated):
+    """The same in stage II, which trains the gate alone."""
 
+    def build(self, config):
+        super().build(config)
+        self.requires_grad_(False)
+        self.gate.requires_grad_(True)
 
-def stage_2(model, x, y, n_loop):
-    """
-    The gate alone: cross-entropy of going on, 1 - lambda_t, to w_t = sigmoid(50 (I_t - .005)), with
-    I_t = max(0, L_(t-1) - L_t), for t from 2 on.
-    """
-    with torch.no_grad():
-        every = list(every_loop(model, x, y, n_loop))
-    losses = []
-    for nats, states in every:
+    def stage_loss(self, nats, gates):
+        """
+        Stage II: the cross-entropy of looping on, 1 - lambda_t, to sigmoid(50 (I_t - .005)), where
+        I_t = max(0, L_(t-1) - L_t), for t from 2 on.
+        """
         wanted = torch.sigmoid(SLOPE * ((nats[:-1] - nats[1:]).clamp(min=0) - LEAST))
-        gates = model.gate(states[1:]).squeeze(-1)                              # (K - 1, N)
-        losses.append(F.binary_cross_entropy_with_logits(-gates, wanted))
-    return torch.stack(losses).mean()
-
-
-def train(stage, args):
-    """train.py with a stage's objective; args: further flags and config files."""
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.argv = ['train.py', *STAGES[stage], *args]
-    runpy.run_path(os.path.join(folder, 'train.py'), run_name='__main__')
+        return F.binary_cross_entropy_with_logits(-gates[1:], wanted)
 
 
 # the model ----------------------------------------------------------------------------------------
 
-FIELDS = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers',
-          'num_attention_heads', 'rope_theta', 'total_ut_steps')
+class OuroBlock(Block):
+    """The second norm of each branch is on the branch, not on the sum."""
+    feed_forward = GatedMLP
+
+    def forward(self, x, update=None, pos=None):
+        x = x + self.n2(self.drop(self.attn(self.n1(x), update, pos)).to(x.dtype))
+        x = x + self.n4(self.drop(self.mlp(self.n3(x))).to(x.dtype))
+        return x
+
+
+class Ouro(Gated):
+    """Ouro's blocks; the embedding is not scaled, and the norm in the loop is the last one."""
+    Config, block = PublicConfig, OuroBlock
+
+    def build(self, config):
+        super().build(config)
+        self.ln_f = nn.Identity()
+        set_eps(self)
+
+    def tie(self):
+        """The head has weights of its own."""
+
+    def embed(self, idx, pos):
+        x = self.wte(idx)
+        return self.drop(x if self.wpe is None else x + self.wpe(pos))
+
+
+class OuroGateOnly(GateOnly, Ouro):
+    """An Ouro in stage II."""
+
+
+# its training -------------------------------------------------------------------------------------
+
+# for each stage the classes for a model of ours and for an Ouro, and flags of train.py, which those
+# of the command line override
+STAGES = {
+    '--stage=1': ('Gated', 'Ouro', ['--loop_draw=fixed', '--out_dir=out-ouro']),
+    '--stage=2': ('GateOnly', 'OuroGateOnly', ['--loop_draw=fixed', '--out_dir=out-ouro-2',
+                                               '--optimizer=adamw', '--keep_iters=[]']),
+}
+
+
+def train(args):
+    """train.py in a stage; args: --stage=1 or 2, and flags and config files of train.py."""
+    stage = next(arg for arg in args if arg.startswith('--stage'))
+    args = [arg for arg in args if arg != stage]
+    if stage not in STAGES:
+        raise ValueError(f'{stage} is no stage: say --stage=1 or --stage=2')
+    gated, ouro, flags = STAGES[stage]
+    # the class, which depends on the weights to start from
+    weights = re.findall('--init_from[=\n](.*)', '\n'.join(args))
+    before = load_checkpoint(weights[-1])[1]['model_class'] if weights else ''
+    model = f"--model=zoo.ouro:{ouro if before.startswith('zoo.ouro:Ouro') else gated}"
+    # for stage I, a config file may name another class
+    args = [model, *flags, *args] if stage == '--stage=1' else [*flags, *args, model]
+    sys.argv = ['train.py', *args]
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    runpy.run_path(os.path.join(folder, 'train.py'), run_name='__main__')
+
+
+# public checkpoints -------------------------------------------------------------------------------
+
+# the numbers of config.json; 0 stands for those that it must hold
+NUMBERS = dict(vocab_size=0, hidden_size=0, intermediate_size=0, num_hidden_layers=0,
+               num_attention_heads=0, total_ut_steps=0, rope_theta=0.0,
+               max_position_embeddings=4096, rms_norm_eps=1e-6)
+ALLOWED = dict(hidden_act=['silu'], rope_scaling=[None], tie_word_embeddings=[False])
 
 
 def config_of(public, block_size=None):
-    """config.json's dict -> GPTConfig."""
+    """config.json's dict -> PublicConfig."""
     steps, layers = public['total_ut_steps'], public['num_hidden_layers']
-    return GPTConfig(
-        block_size=(min(4096, public.get('max_position_embeddings', 4096)) if block_size is None
-                    else block_size),
-        vocab_size=public['vocab_size'], n_layer=layers, n_head=public['num_attention_heads'],
-        n_embd=public['hidden_size'], groups=[list(range(layers))], mean_recurrence=steps,
-        bptt_k=steps, injection='none', x0='e', pos='rotary', rope_base=public['rope_theta'],
-        sandwich='branch', mlp='gated', mlp_width=public['intermediate_size'],
-        norm_eps=public.get('rms_norm_eps', 1e-6), scale_embedding=False, last_norm=False,
-        tied=False, gate=True)
+    most = min(4096, public['max_position_embeddings'])
+    return PublicConfig(
+        block_size=most if block_size is None else block_size, vocab_size=public['vocab_size'],
+        n_layer=layers, n_head=public['num_attention_heads'], n_embd=public['hidden_size'],
+        groups=[list(range(layers))], mean_recurrence=steps, bptt_k=steps, injection='none',
+        x0='e', pos='rotary', rope_base=public['rope_theta'],
+        mlp_width=public['intermediate_size'], norm_eps=public['rms_norm_eps'])
 
 
 def pieces_of(config):
-    """GPTConfig -> {public name: Piece}."""
+    """PublicConfig -> {public name: Piece}."""
     C, H, V, W = config.n_embd, config.n_head, config.vocab_size, config.mlp_width
 
     def adjacent(rows):
@@ -155,21 +240,14 @@ def pieces_of(config):
 
 
 def main():
-    public = read_config(path, ('ouro',), FIELDS, {})
-    allowed = dict(hidden_act=['silu'], rope_scaling=[None], tie_word_embeddings=[False],
-                   num_key_value_heads=[public['num_attention_heads']],
-                   head_dim=[public['hidden_size'] // public['num_attention_heads']])
-    read_config(path, ('ouro',), FIELDS, allowed)
+    public = read_config(path, 'Ouro', NUMBERS, ALLOWED)
     shape = config_of(public, block_size)
-    load(path, out_dir, shape, pieces_of(shape), (), dry_run)
+    convert(path, out_dir, 'zoo.ouro:Ouro', shape, pieces_of(shape), dry_run=dry_run)
 
 
 if __name__ == '__main__':
-    stages = [arg for arg in sys.argv if arg.startswith('--stage')]
-    if stages:
-        if stages[0] not in STAGES:
-            stop(f'{stages[0]} is no stage: say --stage=1 or --stage=2')
-        train(stages[0], [arg for arg in sys.argv[1:] if arg != stages[0]])
+    if any(arg.startswith('--stage') for arg in sys.argv[1:]):
+        run(lambda: train(sys.argv[1:]))
     else:
         config = configure(globals())
         run(main)

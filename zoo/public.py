@@ -1,196 +1,192 @@
 """
-A public checkpoint's folder -> out_dir/ckpt.pt of ours, shard by shard.
+Public checkpoints: a folder as the hubs have it -> out_dir/ckpt.pt in our format.
 
-Not run by itself: huginn.py and ouro.py say which architecture they read and what its tensors are
-called. A folder is in the layout of the hubs: config.json, *.safetensors (with or without an
-index), and where there is one tokenizer.json.
+Not run by itself: huginn.py and ouro.py say which models they read and how the tensors of such a
+model are named. A folder holds config.json, *.safetensors (with or without an index) and usually a
+tokenizer.json.
 
-At most one tensor stands in memory beside the model, the files being mapped and not read whole.
-Matrices in bfloat16 stay so, all else becomes float32.
+The files are mapped into memory and read one tensor at a time. Where all weights are in bfloat16
+our checkpoint keeps them so; loading it makes them float32. What both public models have, and ours
+does not, is at the end.
+
+    C, W    n_embd; width of the gated MLP
 """
 import glob
 import json
 import math
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Callable
 
 import torch
+import torch.nn as nn
 from safetensors import SafetensorError, safe_open
+from torch.nn import functional as F
 
-from common.checkpoint import save_checkpoint
-from memory import require
-from model import GPT
+import data
+from common.checkpoint import Run, class_of, save_run
+from model import GPTConfig
 
-BYTES = dict(F32=4, BF16=2, F16=4)         # as they are kept: F16 as float32
+BYTES = dict(F32=4, BF16=2, F16=2)      # of a number, by the name of its dtype
 
 
 @dataclass
 class Piece:
-    """A public tensor: its shape, and where it goes: rows from `row` on of some of our tensors."""
+    """A public tensor: its shape, and where it goes: to the rows from `row` on of our tensors."""
     shape: tuple
     names: list
     row: int = 0
     change: Callable = lambda tensor: tensor
 
 
-# numbers that need not be whole, and those that a config.json may lack
-REALS = ('rope_base', 'rope_theta', 'mean_recurrence')
-OPTIONAL = ('norm_eps', 'rms_norm_eps', 'padded_vocab_size', 'max_position_embeddings',
-            'padding_multiple')
+# config.json --------------------------------------------------------------------------------------
 
-
-def is_count(value):
-    return type(value) is int and value > 0
-
-
-def read_config(path, family, fields, allowed):
+def read_config(path, family, defaults, allowed):
     """
-    path/config.json -> a dict. ValueError if it is missing, is not of this family (model_type and
-    architectures begin with one of these words), lacks one of the fields, or has another value
-    than those allowed: {name: values}.
+    path/config.json -> a dict. defaults: the numbers that it must hold, each with the value that it
+    has where it is missing, or 0 if it may not be missing. allowed: {name: values that we know}.
+
+    ValueError if the file is missing, or is not of a model of this family.
     """
     file = os.path.join(path, 'config.json')
     try:
         with open(file, encoding='utf-8') as f:
-            config = json.load(f)
-        kinds = [config.get('model_type') or '', *(config.get('architectures') or [])]
-        strange = [kind for kind in kinds if kind and not kind.lower().startswith(family)]
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+            config = defaults | json.load(f)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot read '{file}' ({type(error).__name__}): --path must be a folder "
                          'with config.json and *.safetensors') from None
-    wrong = [name for name in fields if not is_count(config.get(name))
-             and not (name in REALS and isinstance(config.get(name), float) and config[name] > 0)]
-    wrong += [name for name in OPTIONAL if name in config and name not in wrong
-              and not is_count(config[name]) and not isinstance(config[name], float)]
-    if strange or wrong:
-        what = f'is of {strange[0]}' if strange else f"has no number for {', '.join(wrong)}"
-        raise ValueError(f"'{file}' {what}: this reads {family[0]} alone")
+    for name, default in defaults.items():
+        if type(config[name]) not in (int, type(default)) or not config[name] > 0:
+            raise ValueError(f"'{file}' has no number for {name}: this reads {family} alone")
     for name, values in allowed.items():
-        if name in config and config[name] not in values:
-            raise ValueError(f"'{file}' has {name} = {config[name]!r}, which this does not know: "
-                             f"it reads {' or '.join(map(repr, values))}")
+        if config.get(name, values[0]) not in values:
+            raise ValueError(f"'{file}' has {name} = {config[name]!r}: this reads {family} with "
+                             f"{' or '.join(map(repr, values))} alone")
     return config
 
 
-def shards_of(path):
-    """The *.safetensors of the folder. ValueError if there are none, or one of the index is not."""
-    index = os.path.join(path, 'model.safetensors.index.json')
-    if os.path.exists(index):
-        try:
-            with open(index, encoding='utf-8') as f:
-                names = sorted({os.path.basename(name)
-                                for name in json.load(f)['weight_map'].values()})
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise ValueError(f"'{index}' is no index of shards ({type(error).__name__}): fetch it "
-                             'again, or remove it to take all *.safetensors') from None
-    else:
-        names = sorted(glob.glob('*.safetensors', root_dir=path))
-    pickles = [file for kind in ('bin', 'pt', 'pth') for file in glob.glob(f'{path}/*.{kind}')]
-    if not names and pickles:
-        raise ValueError(f"'{pickles[0]}' may hold code and is not read: take the *.safetensors of "
-                         'this model')
-    gone = [name for name in names if not os.path.isfile(os.path.join(path, name))]
-    if gone or not names:
-        raise ValueError(f"there is no '{os.path.join(path, *(gone or ['*.safetensors'])[:1])}': "
-                         'fetch the folder again')
-    return [os.path.join(path, name) for name in names]
+# the tensors --------------------------------------------------------------------------------------
 
-
-def look(shards):
-    """{name: (shard, shape, dtype)} of all tensors. ValueError for a file that is cut short."""
-    found = {}
+def headers_of(path):
+    """
+    {name: (file, shape, dtype)} of all tensors in path/*.safetensors. ValueError if there is no
+    such file, or one that is cut short.
+    """
+    headers, shards = {}, sorted(glob.glob(os.path.join(path, '*.safetensors')))
+    if not shards:
+        raise ValueError(f"there is no '{path}/*.safetensors': other files may hold code and are "
+                         'not read, so take a folder that has them')
     for shard in shards:
         try:
             with safe_open(shard, framework='pt') as f:
                 for name in f.keys():
                     tensor = f.get_slice(name)
-                    found[name] = shard, tuple(tensor.get_shape()), tensor.get_dtype()
+                    headers[name] = shard, tuple(tensor.get_shape()), tensor.get_dtype()
         except (SafetensorError, OSError) as error:
             raise ValueError(f"'{shard}' is no whole safetensors file ({error}): fetch it "
                              'again') from None
-    return found
+    return headers
 
 
-def compare(found, pieces, ignored):
+def differences(headers, pieces, ignored):
     """What is wrong, a line each: tensors that are missing, left over, or of another shape."""
     wrong = [f'missing: {name} {piece.shape}' for name, piece in pieces.items()
-             if name not in found]
-    for name, (_, shape, dtype) in found.items():
-        if name in pieces and shape != tuple(pieces[name].shape):
-            wrong.append(f'shape: {name} is {shape}, and config.json asks for '
-                         f'{tuple(pieces[name].shape)}')
-        elif name in pieces and dtype not in BYTES:
-            wrong.append(f'dtype: {name} is {dtype}, and not one of {", ".join(BYTES)}')
-        elif name not in pieces and not name.endswith(tuple(ignored)):
-            wrong.append(f'left over: {name} {shape}')
+             if name not in headers]
+    for name, (_, shape, dtype) in headers.items():
+        if name not in pieces:
+            if not name.endswith(tuple(ignored)):
+                wrong.append(f'left over: {name} {shape}')
+        elif shape != pieces[name].shape:
+            wrong.append(f'shape: {name} is {shape}, not {pieces[name].shape}')
+        elif dtype not in BYTES:
+            wrong.append(f'dtype: {name} is {dtype}, not one of {", ".join(BYTES)}')
     return wrong
 
 
-def load(path, out_dir, config, pieces, ignored=(), dry_run=False):
+def convert(path, out_dir, model_class, config, pieces, ignored=(), dry_run=False):
     """
-    Read the folder into out_dir/ckpt.pt, or with dry_run only say what there is.
+    Read the folder into out_dir/ckpt.pt, or with dry_run only print what there is.
 
-    config: the GPTConfig to build. pieces: {public name: Piece}. ignored: endings of names of
-    tensors that are not weights. ValueError if anything does not fit; out_dir is untouched then.
+    model_class, config: 'MODULE:CLASS' of the model, and its shape. pieces: {public name: Piece}.
+    ignored: endings of names of tensors that are not weights. ValueError if anything does not fit;
+    nothing is written then.
     """
-    shards = shards_of(path)
-    found = look(shards)
-    wrong = compare(found, pieces, ignored)
-    with torch.device('meta'):
-        weights = GPT(config).state_dict()
-    bytes_of = {name: math.prod(shape) * BYTES.get(dtype, 0)
-                for name, (_, shape, dtype) in found.items()}
-    total = sum(bytes_of.values())
-    if dry_run:
-        for name, (shard, shape, dtype) in found.items():
-            print(f'{os.path.basename(shard)}  {name}  {shape}  {dtype}  {bytes_of[name]:,} bytes')
-    numbers = sum(math.prod(shape) for _, shape, _ in found.values())
-    largest = max(map(os.path.getsize, shards))
-    print(f'{path}: {len(found)} tensors in {len(shards)} file(s), {numbers:,} numbers, '
-          f'{total:,} bytes; reading takes at most {(total + largest) / 2 ** 30:.2f} GiB')
-    if wrong:
-        more = f' (and {len(wrong) - 1} more)' if len(wrong) > 1 and not dry_run else ''
+    # what there is, and whether it fits
+    headers = headers_of(path)
+    wrong = differences(headers, pieces, ignored)
+    total = 0
+    for name, (file, shape, dtype) in headers.items():
+        size = math.prod(shape) * BYTES.get(dtype, 0)
+        total += size
         if dry_run:
-            print('\n'.join(wrong))
+            print(f'{os.path.basename(file)}  {name}  {shape}  {dtype}  {size:,} bytes')
+    if dry_run:
+        print(*wrong, sep='\n', end='\n' if wrong else '')
+    print(f'{path}: {len(headers)} tensors, {total:,} bytes')
+    if wrong:
+        more = f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''
         raise ValueError(f"'{path}' does not hold what its config.json says: {wrong[0]}{more}")
     tokenizer = os.path.join(path, 'tokenizer.json')
     if os.path.exists(tokenizer):
-        from encoding import get_encoding
-        has = get_encoding(tokenizer).n_vocab       # what is wrong with it is said before writing
-        if has > config.vocab_size:
-            raise ValueError(f"'{tokenizer}' has {has} tokens, and the model {config.vocab_size}: "
-                             'take the one that came with the weights')
+        n_vocab = data.get_encoding(tokenizer).n_vocab
+        if n_vocab > config.vocab_size:
+            raise ValueError(f"'{tokenizer}' has {n_vocab} tokens, and the model "
+                             f'{config.vocab_size}: take the one that came with the weights')
     if dry_run:
         return
-    require(total + largest, 'cpu', f"'{path}'", 'nothing: it needs a larger machine')
 
     # each public tensor into its rows of ours
-    read = {}
-    for shard in shards:
-        with safe_open(shard, framework='pt') as f:
-            for name in f.keys():
-                piece = pieces.get(name)
-                tensor = piece and piece.change(f.get_tensor(name))
-                for ours in piece.names if piece else []:
-                    if ours not in read:
-                        shape = weights[ours].shape
-                        dtype = torch.bfloat16 if len(shape) > 1 < shape[0] and all(
-                            found[name][2] == 'BF16' for name, piece in pieces.items()
-                            if ours in piece.names) else torch.float32
-                        read[ours] = torch.empty(shape, dtype=dtype)
-                    read[ours][piece.row:piece.row + len(tensor)] = tensor
-    if config.tied:
-        read['lm_head.weight'] = read['wte.weight']
+    dtypes = {headers[name][2] for name in pieces}
+    with torch.device('meta'):          # shapes alone
+        model = class_of(model_class)(config)
+    model.to(torch.bfloat16 if dtypes == {'BF16'} else torch.float32).to_empty(device='cpu')
+    model.tie()
+    weights = model.state_dict()
+    for name, piece in pieces.items():
+        with safe_open(headers[name][0], framework='pt') as f:
+            tensor = piece.change(f.get_tensor(name))
+        for ours in piece.names:
+            weights[ours][piece.row:piece.row + len(tensor)] = tensor
 
-    # beside it the tokenizer
+    # the checkpoint, with the tokenizer beside it
     os.makedirs(out_dir, exist_ok=True)
     ours = None
     if os.path.exists(tokenizer):
         ours = shutil.copyfile(tokenizer, os.path.join(out_dir, 'tokenizer.json'))
-    save_checkpoint(dict(model=read, model_args=asdict(config), iter_num=0, tokenizer=ours,
-                         config=dict(dataset='', out_dir=out_dir), val_loss={}, data=''),
-                    os.path.join(out_dir, 'ckpt.pt'))
+    run = Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=ours, data='')
+    save_run(run, 0, os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={out_dir}' if ours else
-          f'{out_dir}/ckpt.pt; without a tokenizer.json in {path} there is no text, the rest works')
+          f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
+
+
+# what both models have ----------------------------------------------------------------------------
+
+@dataclass
+class PublicConfig(GPTConfig):
+    mlp_width: int | None = None    # None = 8 * n_embd // 3: as many weights as the plain MLP has
+    norm_eps: float = 1e-6          # of all norms
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.mlp_width = self.mlp_width or 8 * self.n_embd // 3
+
+
+class GatedMLP(nn.Module):
+    """(B, T, C) -> (B, T, C) through a width of W: SiLU(first half) * second half."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 2 * config.mlp_width, bias=config.bias)
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
+
+    def forward(self, x):
+        gate, up = self.c_fc(x).chunk(2, dim=-1)                                # (B, T, W) each
+        return self.c_proj(F.silu(gate) * up)
+
+
+def set_eps(model):
+    """The epsilon of all norms, once they have been built."""
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.eps = model.config.norm_eps
