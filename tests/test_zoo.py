@@ -266,9 +266,13 @@ def test_token_by_token_is_the_whole_sequence(idx, system, name):
 def test_checkpoints_of_earlier_versions(tmp_path, idx, name):
     """Their flat arguments name a class, with the same output; others are refused."""
     kind, shape = SYSTEMS[name]
-    width = dict(mlp_width=64) if 'mlp_width' in shape else {}
-    model, path = small(name, **width), str(tmp_path / 'ckpt.pt')
-    flat = vars(model.config) | ONCE_FIELDS | ONCE_CLASSES[name]    # no width is that of 4 * n_embd
+    own = dict(mlp_width=64, norm_eps=1e-3) if 'mlp_width' in shape else {}
+    model, path = small(name, **own), str(tmp_path / 'ckpt.pt')
+    flat = vars(model.config) | ONCE_FIELDS | ONCE_CLASSES[name]
+    if own:
+        flat |= dict(mlp_width=None, norm_eps=1e-3)     # no width is that of 4 * n_embd
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.RMSNorm)]
+        assert len(norms) > 20 and all(norm.eps == 1e-3 for norm in norms)
     earlier = dict(model=model.state_dict(), config={}, iter_num=3, tokenizer='bytes')
     torch.save(earlier | dict(model_args=flat), path)
     loaded, checkpoint = load_checkpoint(path)
