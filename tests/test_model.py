@@ -136,10 +136,10 @@ def test_h_is_the_list_of_blocks_and_groups():
 # what a rule reads -------------------------------------------------------------------------------
 
 @torch.no_grad()
-@pytest.mark.parametrize('norm_inside', [True, False])
-def test_through_the_coda_a_rule_reads_the_logits_of_the_model(tiny, idx, norm_inside):
+@pytest.mark.parametrize('changes', [{}, dict(norm_inside=False, pos='rotary', rope_base=100.0)])
+def test_through_the_coda_a_rule_reads_the_logits_of_the_model(tiny, idx, changes):
     """In a whole pass, token by token through a cache, and in rows of any lengths."""
-    model, seen = tiny(n_layer=6, adapter_init='random', norm_inside=norm_inside), []
+    model, seen = tiny(n_layer=6, adapter_init='random', **changes), []
 
     def signal(x0, x1, memo, read):
         seen.append(read(x1))
