@@ -478,14 +478,14 @@ def load(name):
 
 class Text:
     """A data set of text, for training and for looking at a model; see also tasks.Problems."""
-    asked = False               # every token has a label, and the measure is the loss
+    is_task = False             # every token has a label, and the measure is the loss
 
     def __init__(self, name):
         self.name = name
         self.train, self.val, self.meta = load(name)
         self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
         self.sha256 = self.meta['train']['sha256']
-        self.said = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+        self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
 
     def check(self, T, rows=1):
         """ValueError if a split is shorter than a window of T tokens, or has fewer than rows."""

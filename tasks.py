@@ -346,13 +346,13 @@ class Problems:
     Nothing is stored on disk: a batch depends only on the generator that `batch` is given. The
     held-out problems have a seed of their own, so they are the same in every script.
     """
-    asked = True                # only some tokens have labels, and the measure is accuracy
+    is_task = True              # only some tokens have labels, and the measure is accuracy
 
     def __init__(self, text, held_out=2048):
         self.text, self.words = text, Words(text)
         self.tokenizer, self.vocab_size = self.words.name, self.words.n_vocab
         self.sha256 = hashlib.sha256(repr(parse(text)).encode()).hexdigest()
-        self.said = f'problems of {text}, made as they are needed'
+        self.description = f'problems of {text}, made as they are needed'
         self.rows = held_out
         self.problems = None    # x, y, depth (rows, T)
 

@@ -250,13 +250,13 @@ def stopped(run, it):
         f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{log.flag(out_dir)}")
 
 
-def finish(run, book, held_out, eval_counts):
+def finish(run, run_log, held_out, eval_counts):
     """The checkpoint, the last row and the figure of a run that has come to its end."""
     save(run, max_iters, 'ckpt.pt')
-    book.add(dict(iter=max_iters) | held_out)
+    run_log.add(dict(iter=max_iters) | held_out)
     if RANK == 0:
         from common import plots  # here, since matplotlib takes a second to import
-        plots.losses(log.read_log(book.path), eval_counts, os.path.join(out_dir, 'loss.png'))
+        plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
 
 
 def main():
@@ -278,11 +278,12 @@ def main():
         ddp = DistributedDataParallel(gpt, find_unused_parameters=injection == 'none')
     since = f', from iteration {run.start}' if run.start else ''
     say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {gpt.config.groups}, {text.said}, {WORLD} x {dev}{since}')
+        f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if gpt.groups else [1]
     n_windows = text.n_held_out(block_size)
     os.makedirs(out_dir, exist_ok=True)
-    book = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters, text.asked)
+    run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
+                      accuracy=text.is_task)
     stop_signals, handlers = log.listen()
     # after the warm-up a state that has collapsed is worth a warning
     report = partial(log.report, text=text, loops=eval_counts, dev=dev, stop_signals=stop_signals,
@@ -325,9 +326,9 @@ def main():
         if log.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
-        book.count(time.time() - clock, tokens, flops)
+        run_log.count(time.time() - clock, tokens, flops)
         if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            book.step(run, it, loss, lr, norm, n_loop, held_out)
+            run_log.step(run, it, loss, lr, norm, n_loop, held_out)
         if stop:
             stopped(run, it + 1)
             break
@@ -337,8 +338,8 @@ def main():
         if held_out is None:
             stopped(run, max_iters)
         else:
-            finish(run, book, held_out, eval_counts)
-            if text.asked:
+            finish(run, run_log, held_out, eval_counts)
+            if text.is_task:
                 log.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
             say(f'done in {time.time() - begin:.0f} s, {log.peak_memory(dev):.2f} GB at most: '
                 f'{out_dir}/ckpt.pt, log.csv, loss.png')

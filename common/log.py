@@ -186,7 +186,7 @@ def report(run, it, n_windows, text, loops, dev, autocast, stop_signals, compile
         row = {f'val_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
         say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
             f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
-        if text.asked:
+        if text.is_task:
             row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
             say(f'iter {it}: accuracy: ' + ', '.join(
                 f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
