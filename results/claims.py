@@ -6,8 +6,7 @@ its claim or above it, once for all regimes. A mean is over seeds, ± is their s
 
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
 
-    t           {name of a CSV: its rows}, and the variant that the claims are read from; a row is a
-                dict with numbers as floats
+    t           {name of a CSV: its rows}, and the variant that the claims are read from
     variant     a training: see run.py
     k           the loop step, from 0
     CE          cross-entropy, nats a token
@@ -17,19 +16,17 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
 import numpy as np
 
 from bench import same as SAME
-from results.rows import at_checkpoint, column, distinct, mean_std, pick
+from results.runs import at_checkpoint, column, distinct, mean_std, pick
 
 PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)       # the paper's sweep; ours goes on to 10
 RULES = ('norm', 'norm_rel', 'kl', 'accel', 'accel_rel')
-CSVS = 'machine steps settled dlr noise loops spectrum losses minutes bench checks budgets'.split()
-TASK_CSVS = ('phases', 'points', 'short')
 NEAR = 0.45, 0.7                            # 0.5 to 0.65, rounded: C2
 STUDENT = 4.303                             # 97.5% of t with two degrees of freedom: three seeds
 
 
 def of(t, name, **conditions):
-    """Rows of the variant that the claims are read from."""
-    return pick(t[name], variant=t['variant'], **conditions)
+    """Rows of the variant that the claims are read from; a CSV without rows is not there."""
+    return pick(t.get(name, []), variant=t['variant'], **conditions)
 
 
 def trained_loops(t):
@@ -43,9 +40,9 @@ def reproduced(holds):
 
 # what the geometry of a group says --------------------------------------------------------------
 
-def by_group(t, key, which=max, table='settled'):
+def by_group(t, key, which=max):
     """{group: the column's value of each seed} at the last checkpoint, or (min) at the first."""
-    rows = at_checkpoint(of(t, table), which)
+    rows = at_checkpoint(of(t, 'settled'), which)
     return {group: [np.nan if v == '' else v for v in column(pick(rows, group=group), key)]
             for group in distinct(rows, 'group')}
 
@@ -59,49 +56,46 @@ def before_after(t, key, digits=2):
 
 # what the benchmark says ------------------------------------------------------------------------
 
-def sweep(t, rule, tau, key):
-    """A column of bench.csv for a rule as printed at one tau: an array, one value a seed."""
-    return np.array(column(of(t, 'bench', rules='accel', rule=rule, tau=tau, cache='exact',
-                              past='False'), key))
+def points(t, rule, rules='accel'):
+    """Rows of bench.csv of a rule by its own signals with `exact`; rules: the sweep, see run.py."""
+    return of(t, 'bench', rules=rules, rule=rule, cache='exact', past='False')
 
 
-def taus_of(t, rule):
-    return distinct(of(t, 'bench', rules='accel', rule=rule, cache='exact', past='False'), 'tau')
+def sweep(t, rule, key):
+    """A column of bench.csv for a rule: {tau: an array, one value a seed}."""
+    rows = points(t, rule)
+    return {tau: np.array(column(pick(rows, tau=tau), key)) for tau in distinct(rows, 'tau')}
 
 
-def cheapest(t, rule, cost, taus=None, rules='accel', cache='exact', past='False'):
+def cheapest(rows, cost, gap='diff_high'):
     """
-    The least cost of a rule whose CE is within SAME of the full budget with 95% confidence: an
-    array, one value a seed, nan where no point is.
+    The least cost of a rule's rows whose CE is within SAME of the full budget with 95% confidence:
+    an array, one value a seed, nan where no row is.
 
-    Between the last point that is good enough and the next one it is interpolated, so that the grid
-    of thresholds does not decide; a fixed budget's loops are whole. cost: a column. taus: None =
-    all. rules: the variant of the rule.
+    Between the last row that is good enough and the next one it is interpolated, so that the grid
+    of thresholds does not decide; a fixed budget's loops are whole. cost, gap: columns.
     """
-    rows = [row for row in of(t, 'bench', rules=rules, rule=rule, cache=cache, past=past)
-            if taus is None or row['tau'] in taus]
-    costs = []
-    for seed in distinct(of(t, 'bench'), 'seed'):
-        # from the best quality on: of a rule small thresholds, of a budget many loops
-        mine = sorted(pick(rows, seed=seed), key=lambda row: row['tau'], reverse=rule == 'fixed')
-        costs.append(least(mine, cost, whole=rule == 'fixed'))
-    return np.array(costs)
+    return np.array([cheapest_of_seed(pick(rows, seed=seed), cost, gap)
+                     for seed in distinct(rows, 'seed')])
 
 
-def least(rows, cost, gap='diff_high', whole=False):
-    """
-    Of rows from good to bad: the cost where the upper end of the loss crosses SAME, or nan. whole:
-    of the last good row.
-    """
+def cheapest_of_seed(rows, cost, gap):
+    # from the best quality on: of a rule small thresholds, of a budget many loops
+    fixed = rows[0]['rule'] == 'fixed'
+    rows = sorted(rows, key=lambda row: row['tau'], reverse=fixed)
     good = [i for i, row in enumerate(rows) if row[gap] <= SAME]
     if not good:
         return np.nan
     here = rows[good[-1]]
-    if whole or good[-1] + 1 == len(rows):
+    if fixed or good[-1] + 1 == len(rows):
         return here[cost]
     beyond = rows[good[-1] + 1]
     share = (SAME - here[gap]) / (beyond[gap] - here[gap])
     return here[cost] + share * (beyond[cost] - here[cost])
+
+
+def cost_of(t, rule, cost, rules='accel'):
+    return cheapest(points(t, rule, rules), cost)
 
 
 def ratio_in_words(values):
@@ -235,13 +229,13 @@ def c6(t):
 
     the mean over seeds is at most 2/3
     """
-    ratios = {rule: sweep(t, rule, 1e-2, 'ms_per_token') / sweep(t, rule, 1e-5, 'ms_per_token')
-              for rule in RULES}
-    maps = {rule: sweep(t, rule, 1e-2, 'mean_evals') / sweep(t, rule, 1e-5, 'mean_evals')
-            for rule in RULES}
-    measured = 'of the time (of the block maps): ' + ', '.join(
-        f'`{rule}` {mean_std(ratio)} ({np.mean(maps[rule]):.2f})' for rule, ratio in ratios.items())
-    holds = {rule: ratio.mean() <= 2 / 3 for rule, ratio in ratios.items()}
+    words, holds = [], {}
+    for rule in RULES:
+        ms, maps = (sweep(t, rule, key) for key in ('ms_per_token', 'mean_evals'))
+        ratio = ms[1e-2] / ms[1e-5]
+        words.append(f'`{rule}` {mean_std(ratio)} ({np.mean(maps[1e-2] / maps[1e-5]):.2f})')
+        holds[rule] = ratio.mean() <= 2 / 3
+    measured = f"of the time (of the block maps): {', '.join(words)}"
     verdict = reproduced(holds['accel'])
     if sum(holds.values()) > 1 and holds['accel']:
         verdict += f' (for {sum(holds.values())} of {len(RULES)} rules)'
@@ -257,8 +251,8 @@ def c7(t):
     worst = {}
     for rule in RULES:
         # of a seed and a tau; PPL = exp(CE), so a difference of CE is a ratio of PPL
-        worst[rule] = np.abs([np.expm1(sweep(t, rule, tau, 'ce_minus_full'))
-                              for tau in PAPER_TAUS]).max()
+        gaps = sweep(t, rule, 'ce_minus_full')
+        worst[rule] = np.abs(np.expm1([gaps[tau] for tau in PAPER_TAUS])).max()
     measured = 'PPL moves by at most: ' + ', '.join(
         f'`{rule}` {100 * share:.2f}%' for rule, share in worst.items())
     verdict = reproduced(max(worst['accel'], worst['kl']) < 0.005)
@@ -273,7 +267,7 @@ def c8(t):
 
     by 0.02 nats at 1e-2, mean over seeds
     """
-    gaps = {tau: sweep(t, 'norm', tau, 'ce_minus_full') for tau in taus_of(t, 'norm')}
+    gaps = sweep(t, 'norm', 'ce_minus_full')
     measured = 'CE above that of the full budget: ' + ', '.join(
         f'{mean_std(gap, 4)} at τ = {tau:g}' for tau, gap in gaps.items() if tau >= 1e-3)
     if gaps[1e-2].mean() > 0.02:
@@ -288,7 +282,7 @@ def c9(t):
 
     in the mean over seeds, with 50,304 words
     """
-    ratio = cheapest(t, 'accel', 'ms_per_token') / cheapest(t, 'kl', 'ms_per_token')
+    ratio = cost_of(t, 'accel', 'ms_per_token') / cost_of(t, 'kl', 'ms_per_token')
     checks = {row['model']: 100 * row['us'] / row['step_us']
               for row in of(t, 'checks', rule='kl')}
     shares = ', '.join(f'{share:.0f}% at {model}' for model, share in checks.items())
@@ -305,10 +299,9 @@ def c10(t):
 
     at no τ more than 0.005 nats, mean over seeds
     """
-    gaps = {rule: max((sweep(t, rule, tau, 'ce_minus_full') for tau in taus_of(t, rule)),
-                      key=np.mean) for rule in RULES}
+    gaps = {rule: max(sweep(t, rule, 'ce_minus_full').values(), key=np.mean) for rule in RULES}
     worst = {rule: gap.mean() for rule, gap in gaps.items()}
-    fewest = min(sweep(t, 'accel', tau, 'mean_evals').min() for tau in taus_of(t, 'accel'))
+    fewest = min(column(points(t, 'accel'), 'mean_evals'))
     measured = 'worst CE above that of the full budget: ' + ', '.join(
         f'`{rule}` {mean_std(gap, 4)}' for rule, gap in gaps.items())
     measured += f'; `accel` never takes fewer than {fewest:.1f} block maps'
@@ -340,9 +333,9 @@ def c12(t):
 
     after 30 loops the worst token's spread is below a thousandth of its norm
     """
-    worst = {n: [max(column(of(t, 'noise', loops=n, seed=seed), 'largest'))
-                 for seed in distinct(of(t, 'noise'), 'seed')]
-             for n in distinct(of(t, 'noise'), 'loops')}
+    rows = of(t, 'noise')
+    worst = {n: [max(column(pick(rows, loops=n, seed=seed), 'largest'))
+                 for seed in distinct(rows, 'seed')] for n in distinct(rows, 'loops')}
     measured = 'spread over norm, the worst token, by seed: ' + ', '.join(
         f'{min(values):.0e} to {max(values):.0e} after {n:g} loops' for n, values in worst.items())
     return measured, reproduced(max(worst[30.0]) < 1e-3)
@@ -357,26 +350,24 @@ def c13(t):
     """
     names = dict(small=('main', 'fixed', 'uniform'),
                  tasks=('as it is', 'fixed loop counts', 'uniform draw'))[t['scale']]
-    trained = trained_loops(t)
-    if len({tuple(distinct(pick(t['loops'], variant=name), 'seed')) for name in names}) > 1:
+    rows = [pick(t['loops'], variant=name) for name in names]
+    if len({tuple(distinct(some, 'seed')) for some in rows}) > 1:
         return 'not run yet', 'not run yet'
-    words, verdicts = [], []
-    wheres = [w for w in distinct(pick(t['loops'], variant=names[0]), 'where')]
-    for where in wheres:
+    words, trained = [], trained_loops(t)
+    for where in distinct(rows[0], 'where'):
         for n in (1.0, trained, 32.0):
-            values = {name: np.array(column(pick(t['loops'], variant=name, loops=n, where=where),
-                                            'loss')) for name in names}
+            ours, *others = (np.array(column(pick(some, loops=n, where=where), 'loss'))
+                             for some in rows)
             each = []
-            for other in names[1:]:
-                low, high = paired(values[names[0]] - values[other])
-                each.append(f'{np.mean(values[names[0]] - values[other]):+.3f} [{low:+.3f}, '
-                            f'{high:+.3f}]')
-                if n == trained and where == 'held out' and other == names[2]:
-                    verdicts.append('undecided' if low < 0 < high else reproduced(high <= 0))
+            for other in others:
+                low, high = paired(ours - other)
+                each.append(f'{np.mean(ours - other):+.3f} [{low:+.3f}, {high:+.3f}]')
             words.append(f"{where}, {n:g} loops: {' and '.join(each)}")
+            if where == 'held out' and n == trained:        # low and high: of the uniform draw
+                verdict = 'undecided' if low < 0 < high else reproduced(high <= 0)
     which = 'one looped layer, 300 iterations: ' if t['scale'] == 'tasks' else ''
     return (which + 'loss minus that of fixed and of uniform counts, paired over seeds [95%]: '
-            + '; '.join(words)), verdicts[0] + f' at {trained:g} loops'
+            + '; '.join(words)), f'{verdict} at {trained:g} loops'
 
 
 def paired(differences):
@@ -393,14 +384,12 @@ def c14(t):
 
     in every seed
     """
-    ratio = cheapest(t, 'accel', 'ms_per_token') / cheapest(t, 'norm', 'ms_per_token')
-    blocks = cheapest(t, 'accel', 'blocks') / cheapest(t, 'norm', 'blocks')
+    ratio = cost_of(t, 'accel', 'ms_per_token') / cost_of(t, 'norm', 'ms_per_token')
+    blocks = cost_of(t, 'accel', 'blocks') / cost_of(t, 'norm', 'blocks')
     measured = (f'`accel` over `norm`: time {ratio_in_words(ratio)}, blocks '
                 f'{ratio_in_words(blocks)}')
-    least_blocks = [min(column(of(t, 'bench', rules='accel', rule='accel', cache='exact',
-                                  past='False', seed=seed), 'blocks'))
-                    for seed in distinct(of(t, 'bench'), 'seed')]
-    if (cheapest(t, 'accel', 'blocks') == least_blocks).all():
+    least_blocks = np.min(list(sweep(t, 'accel', 'blocks').values()), axis=0)
+    if (cost_of(t, 'accel', 'blocks') == least_blocks).all():
         measured += ', and `accel` can take no fewer than here'
     if np.isnan(ratio).any():
         return measured, 'undecided'
@@ -408,28 +397,27 @@ def c14(t):
 
 
 def best_budgets(t):
-    """The fewest blocks of fixed loops that differ by group, within SAME: one value a seed."""
-    found = []
+    """Of each seed the fewest blocks of fixed loops by group, within SAME; and these loops."""
+    best = []
     for seed in distinct(of(t, 'budgets'), 'seed'):
         good = [row for row in of(t, 'budgets', seed=seed) if row['gap_high'] <= SAME]
-        best = min(good, key=lambda row: row['blocks'], default=dict(blocks=np.nan, budget='none'))
-        found.append((best['blocks'], best['budget']))
-    return found
+        best.append(min(good, key=lambda row: row['blocks'],
+                        default=dict(blocks=np.nan, budget='none')))
+    return column(best, 'blocks'), column(best, 'budget')
 
 
 def q1(t):
     """does any per-token rule beat a fixed budget, and how far is the oracle of distance?"""
     words, blocks, ms = [], {}, {}
     for rule in ('fixed', *RULES, 'oracle'):
-        blocks[rule] = cheapest(t, rule, 'blocks')
+        blocks[rule] = cost_of(t, rule, 'blocks')
         words.append(f'`{rule}` {ratio_in_words(blocks[rule])}')
         if rule != 'oracle':            # its choices cost what no rule could spend
-            ms[rule] = cheapest(t, rule, 'ms_per_token')
+            ms[rule] = cost_of(t, rule, 'ms_per_token')
             words[-1] += f' ({mean_std(ms[rule], 1)} ms)'
-    budgets = best_budgets(t)
-    words.append(f'fixed by group {ratio_in_words([b for b, _ in budgets])} '
-                 f"({', '.join(name for _, name in budgets)})")
-    fixed = np.minimum(blocks['fixed'], [b for b, _ in budgets])
+    by_group_blocks, budgets = best_budgets(t)
+    words.append(f"fixed by group {ratio_in_words(by_group_blocks)} ({', '.join(budgets)})")
+    fixed = np.minimum(blocks['fixed'], by_group_blocks)
     fewer = [f'`{rule}`' for rule in RULES if (blocks[rule] < fixed).all()]
     faster = [f'`{rule}`' for rule in RULES if (ms[rule] < ms['fixed']).all()]
     verdict = (f"in blocks {', '.join(fewer) or 'none'}; in time {', '.join(faster) or 'none'} "
@@ -445,7 +433,7 @@ def q2(t):
     for change in changes:
         # as printed, all rules are in one sweep
         rules = 'accel' if change in ('accel', 'norm') else change
-        blocks[change] = cheapest(t, change.split(',')[0], 'blocks', rules=rules)
+        blocks[change] = cost_of(t, change.split(',')[0], 'blocks', rules)
     each = '; '.join(f'{change} {ratio_in_words(values)}' for change, values in blocks.items())
     good = [change for change in changes if change.startswith('accel')
             and (blocks[change] <= blocks['norm']).all()]

@@ -14,25 +14,23 @@ results/README.md.
     evals       block maps a group and token
 """
 import json
-import math
 import os
-import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 
 import numpy as np
 import torch
 
+from bench import cross_entropy
 from cache import Span
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
-from decode import make_cache, until_settled
+from decode import make_cache, until_converged
 from exits import make_exit
-from quality import cross_entropy
-from results import runs, table
+from results import runs
 from results.depth import CALC, HOP, folder_of
-from results.rows import HERE, column, distinct, lines, load, mean_std, pick
+from results.runs import column, distinct, fewest_maps, head, join, line, mean_std, pick
 from tasks import Problems
 
 # ------------------------------------------------------------------------------------------------
@@ -51,37 +49,21 @@ only_table = False
 RUNS = dict(calc=('calc2', [*CALC, '--n_layer=4', '--groups=[[1,2]]']), hop=('hop', HOP),
             text=('text', []))
 CHUNKS = [1, 2, 4, 8, 12, 24]
-TAU = 0.3                   # of norm_rel, with which chunks settle
-CSVS = ('machine', 'points', 'calibration', 'chunks')
-COLUMNS = ('task', 'seed', 'cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low',
-           'diff_high', 'accuracy', 'mean_evals', 'ms_per_token')       # of bench.csv, and kept
-
-BEGIN = '<!-- decoding: written by `python -m results.decoding --only_table` -->'
-END = '<!-- end of decoding -->'
+TAU = 0.3                   # of norm_rel, by which a chunk has converged
 
 
 # what is run ------------------------------------------------------------------------------------
 
-def measure(task, seed, until=math.inf):
-    """Train, bench and calibrate one run, each unless that was done. True if all is."""
+def measure(task, seed, until):
+    """Train, bench and calibrate one run. True if all is done."""
     part, flags = RUNS[task]
     folder = folder_of(part, 'looped', seed)
-    flags = [*flags, '--device=cpu', f'--seed={seed}', *more]
-    if not runs.train(folder, flags, until, threads=1):
-        return False
-    out, log = f'--out_dir={folder}', os.path.join(folder, 'decoding.txt')
-    benches = dict(
-        points=[f'--rules={json.dumps(rules)}', f'--same={same}', '--n_windows=64',
-                '--checks=False', '--least_tau=0', '--epsilons=[1e-3,1e-2,0.1,0.3,0.5,0.7,1.0]'],
-        calibration=[f'--calibrate={nats}', f'--n_windows={n_windows}'])
-    for name, how in benches.items():
-        if time.time() > until:
-            return False
-        runs.once(folder, name, lambda: runs.command('bench.py', out, *how, log=log, threads=1))
-        if name == 'points' and not os.path.exists(os.path.join(folder, 'points.csv')):
-            shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, 'points.csv'))
-        print(f'{name} of {folder}', flush=True)
-    return True
+    points = [f'--rules={json.dumps(rules)}', f'--same={same}', '--n_windows=64', '--checks=False',
+              '--least_tau=0', '--epsilons=[1e-3,1e-2,0.1,0.3,0.5,0.7,1.0]']
+    calibration = [f'--calibrate={nats}', f'--n_windows={n_windows}']
+    return (runs.train(folder, [*flags, '--device=cpu', f'--seed={seed}', *more], until)
+            and runs.bench(folder, 'points', points, until)
+            and runs.once(folder, 'calibration', 'bench.py', *calibration, until=until))
 
 
 @torch.no_grad()
@@ -98,11 +80,12 @@ def chunk_rows(folder, repeats=7):
     rule = make_exit('norm_rel', TAU, past=True)
 
     def fill(rows, policy, chunk):
-        kept, trace, x = make_cache(model, counts, policy, T_max=T, rows=len(rows)), [], []
+        kept, trace, x = make_cache(model, counts, policy, T_max=T), [], []
         for start in range(0, T, chunk):
             new = rows[:, start:start + chunk]
-            settle = policy == 'latest'
-            how = until_settled(counts, rule, new.shape[1]) if settle else (counts, rule)
+            how = counts, rule
+            if policy == 'latest':
+                how = until_converged(counts, rule, new.shape[1])
             x.append(model.hidden(new, *how, 0, Span(start, new.shape[1]), kept, trace=trace)[0])
         return torch.cat(x, dim=1), [entry['evals'] for entry in trace]
 
@@ -124,137 +107,120 @@ def chunk_rows(folder, repeats=7):
 
 def gather():
     """All runs -> results/decoding/*.csv."""
-    points, calibration, chunks = [], [], []
-    for task, (part, _) in RUNS.items():
-        for seed in seeds:
-            folder, key = folder_of(part, 'looped', seed), dict(task=task, seed=seed)
-            points += [key | row for row in runs.read_csv(os.path.join(folder, 'points.csv'))]
-            with open(os.path.join(folder, 'exits.json')) as f:
-                for row in json.load(f)['exits']:
-                    blank = dict.fromkeys(('upper', 'cost', 'cost_low', 'cost_high', 'evals',
-                                           'kept'), '')
-                    calibration.append(key | blank | row | dict(tau=row['tau'] or ''))
-            if task == 'calc':
-                chunks += [dict(seed=seed) | row for row in chunk_rows(folder)]
-    points = [{name: row[name] for name in COLUMNS} for row in points]
-    tables = dict(machine=[runs.machine_row()], points=points, calibration=calibration,
-                  chunks=chunks)
-    for name, rows in tables.items():
-        runs.write_csv('decoding', name, rows)
-    os.makedirs('assets', exist_ok=True)
+    tables = dict(points=[], calibration=[], chunks=[])
+    for task, seed in product(RUNS, seeds):
+        folder, key = folder_of(RUNS[task][0], 'looped', seed), dict(task=task, seed=seed)
+        tables['points'] += [key | row for row in runs.bench_rows(folder, 'points')]
+        with open(os.path.join(folder, 'exits.json')) as f:
+            tables['calibration'] += [key | row for row in json.load(f)['exits']]
+        if task == 'calc':
+            tables['chunks'] += [dict(seed=seed) | row for row in chunk_rows(folder)]
+    runs.save('decoding', tables)
     first = folder_of(RUNS['calc'][0], 'looped', seeds[0])
-    shutil.copyfile(os.path.join(first, 'frontier.png'), os.path.join('assets', 'decoding.png'))
+    runs.show(os.path.join(first, 'frontier.png'), 'decoding.png')
 
 
 # the tables -------------------------------------------------------------------------------------
 
 def least(t, key, **way):
     """Of one way, at the fastest point within `same` of the full budget: a value for each seed."""
-    values = []
-    for seed in distinct(t['points'], 'seed'):
-        rows = [row for row in pick(t['points'], seed=seed, **way) if row['ce_minus_full'] <= same]
-        if rows:
-            values.append(min(rows, key=lambda row: row['mean_evals'])[key])
-    return values
+    rows = pick(t['points'], **way)
+    return column(fewest_maps(rows, lambda row: row['ce_minus_full'] <= same), key)
 
 
 def ways_table(t, task):
     """A line for each way to decode: block maps, time over the exact fixed budget's, its taus."""
-    yield lines(task, 'block maps a group and token', 'ms a token, over fixed loops with `exact`',
-                'at tau or loops')
-    yield '|---|---|---|---|'
+    yield from head(task, 'block maps a group and token',
+                    'ms a token, over fixed loops with `exact`', 'at tau or loops')
     fixed = np.array(least(t, 'ms_per_token', task=task, cache='exact', rule='fixed'))
     rows = pick(t['points'], task=task)
-    for way in dict.fromkeys((row['cache'], row['rule'], row['past']) for row in rows):
-        way = dict(zip(('cache', 'rule', 'past'), way))
-        waits = way['past'] == 'True' and way['cache'] == 'exact'
-        name = f"`{way['cache']}` {way['rule']}{', past' if waits else ''}"
-        if way['rule'] == 'oracle':
+    for cache, rule, past in dict.fromkeys((r['cache'], r['rule'], r['past']) for r in rows):
+        way = dict(task=task, cache=cache, rule=rule, past=past)
+        name = f"`{cache}` {rule}{', past' if past == 'True' and cache == 'exact' else ''}"
+        if rule == 'oracle':
             name += ' (of distance)'
-        evals = least(t, 'mean_evals', task=task, **way)
+        evals = least(t, 'mean_evals', **way)
         if len(evals) < len(fixed):
-            yield lines(name, f'{len(evals)} of {len(fixed)} seeds get there', '', '')
+            yield line(name, f'{len(evals)} of {len(fixed)} seeds get there', '', '')
             continue
-        times = np.array(least(t, 'ms_per_token', task=task, **way)) / fixed
-        taus = ', '.join(f'{tau:g}' for tau in least(t, 'tau', task=task, **way))
-        yield lines(name, mean_std(evals), mean_std(times), taus)
+        times = np.array(least(t, 'ms_per_token', **way)) / fixed
+        taus = ', '.join(f'{tau:g}' for tau in least(t, 'tau', **way))
+        yield line(name, mean_std(evals), mean_std(times), taus)
+
+
+def gaps_at(rows, taus):
+    """Cells: the loss above the full budget's at each tau."""
+    return [mean_std(column(pick(rows, tau=tau), 'ce_minus_full'), 4) for tau in taus]
 
 
 def policies_table(t):
     """Fixed loops, `exact` beside `latest`: the loss above the full budget's."""
     loops = [1, 2, 3, 4, 6, 8, 12, 16]
-    yield lines('nats above the full budget, at fixed loops', *loops)
-    yield '|---' * (1 + len(loops)) + '|'
-    for task in RUNS:
-        for policy in ('exact', 'latest'):
-            rows = pick(t['points'], task=task, cache=policy, rule='fixed')
-            yield lines(f'{task}, `{policy}`',
-                        *(mean_std(column(pick(rows, tau=n), 'ce_minus_full'), 4) for n in loops))
+    yield from head('nats above the full budget, at fixed loops', *loops)
+    for task, policy in product(RUNS, ('exact', 'latest')):
+        rows = pick(t['points'], task=task, cache=policy, rule='fixed')
+        yield line(f'{task}, `{policy}`', *gaps_at(rows, loops))
 
 
 def robustness_table(t):
     """Rules under `exact` on calc, own and past: the loss above the full budget's, by tau."""
     taus = [tau for tau in distinct(pick(t['points'], rule='kl'), 'tau') if tau >= 1e-3]
-    yield lines('`calc`, `exact`: nats above the full budget at tau', *(f'{tau:g}' for tau in taus))
-    yield '|---' * (1 + len(taus)) + '|'
-    for rule in distinct(t['points'], 'rule'):
-        if rule not in ('fixed', 'oracle'):
-            for past in ('False', 'True'):
-                rows = pick(t['points'], task='calc', cache='exact', rule=rule, past=past)
-                yield lines(rule + (', past' if past == 'True' else ''),
-                            *(mean_std(column(pick(rows, tau=tau), 'ce_minus_full'), 4)
-                              for tau in taus))
+    names = [rule for rule in distinct(t['points'], 'rule') if rule not in ('fixed', 'oracle')]
+    yield from head('`calc`, `exact`: nats above the full budget at tau',
+                    *(f'{tau:g}' for tau in taus))
+    for rule, past in product(names, ('False', 'True')):
+        rows = pick(t['points'], task='calc', cache='exact', rule=rule, past=past)
+        yield line(rule + (', past' if past == 'True' else ''), *gaps_at(rows, taus))
+
+
+def given(t):
+    """The rows of calibration that have found a threshold."""
+    return [row for row in t['calibration'] if row['tau'] != '']
 
 
 def calibration_table(t):
     """How often a calibrated threshold keeps its promise on the other half, by task and way."""
     ways = dict.fromkeys((row['cache'], row['past']) for row in t['calibration'])
-    yield lines(f'promises of {nats:g} nats kept, of those given', *(
+    yield from head(f'promises of {nats:g} nats kept, of those given', *(
         f"`{cache}`{', past' if past == 'True' and cache == 'exact' else ''}"
         for cache, past in ways), 'worst')
-    yield '|---' * (2 + len(ways)) + '|'
     for task in RUNS:
-        of_task = [row for row in pick(t['calibration'], task=task) if row['tau'] != '']
-        cells = []
+        rows, cells = pick(given(t), task=task), []
         for cache, past in ways:
-            kept = column(pick(of_task, cache=cache, past=past), 'kept')
+            kept = column(pick(rows, cache=cache, past=past), 'kept')
             cells.append(f"{kept.count('True')} of {len(kept)}")
-        yield lines(task, *cells, f"{max(column(of_task, 'cost')):+.4f}")
+        yield line(task, *cells, f"{max(column(rows, 'cost')):+.4f}")
 
 
 def chunks_table(t):
     """A prompt of 24 tokens of calc in chunks."""
-    yield lines('`calc`, a prompt of 24 tokens, chunks of', 'loop steps one after another',
-                'block maps a token', 'ms, over the whole at once', 'CE of its labels')
-    yield '|---|---|---|---|---|'
+    yield from head('`calc`, a prompt of 24 tokens, chunks of', 'loop steps one after another',
+                    'block maps a token', 'ms, over the whole at once', 'CE of its labels')
     whole = np.array(column(pick(t['chunks'], cache='latest', chunk=max(CHUNKS)), 'ms'))
     for cache, chunk in dict.fromkeys((row['cache'], row['chunk']) for row in t['chunks']):
         rows = pick(t['chunks'], cache=cache, chunk=chunk)
-        yield lines(f'{chunk:g}' if cache == 'latest' else f'{chunk:g}, `{cache}`',
-                    mean_std(column(rows, 'steps'), 1), mean_std(column(rows, 'evals')),
-                    mean_std(np.array(column(rows, 'ms')) / whole),
-                    mean_std(column(rows, 'ce'), 4))
+        yield line(f'{chunk:g}' if cache == 'latest' else f'{chunk:g}, `{cache}`',
+                   mean_std(column(rows, 'steps'), 1), mean_std(column(rows, 'evals')),
+                   mean_std(np.array(column(rows, 'ms')) / whole), mean_std(column(rows, 'ce'), 4))
 
 
-def markdown(folder=HERE):
+def markdown(folder=runs.HERE):
     """What stands between the markers of decoding."""
-    t = load('decoding', folder, CSVS)
-    machine, = t['machine']
-    given = [row for row in t['calibration'] if row['tau'] != '']
-    kept = column(given, 'kept').count('True')
-    blocks = [
-        [f"{machine['cores']:g} cores of an {machine['machine']}, torch {machine['torch']}, "
-         f"{machine['date']}; {len(distinct(t['points'], 'seed'))} seeds. Each line is the point "
-         f'with the fewest block maps whose loss is within {same:g} nats of the full budget.'],
+    t = runs.load('decoding', folder)
+    promises = column(given(t), 'kept')
+    kept = promises.count('True')
+    return join([
+        [f"{runs.machine_of(t)}; {len(distinct(t['points'], 'seed'))} seeds. Each line is the "
+         f'point with the fewest block maps whose loss is within {same:g} nats of the full '
+         'budget.'],
         *(ways_table(t, task) for task in RUNS),
         ['**Policies**:'], policies_table(t),
         ['**Thresholds**:'], robustness_table(t),
         [f'**Calibration** ({n_windows} windows, half to find the largest tau and half to check): '
-         f'{kept} of {len(given)} promises kept, {100 * kept / len(given):.0f}%.'],
+         f'{kept} of {len(promises)} promises kept, {100 * kept / len(promises):.0f}%.'],
         calibration_table(t),
         ['**Chunks**, `latest`, until `norm_rel` waiting for the past is below '
-         f'{TAU:g}:'], chunks_table(t)]
-    return '\n\n'.join('\n'.join(block) for block in blocks)
+         f'{TAU:g}:'], chunks_table(t)])
 
 
 # the run ----------------------------------------------------------------------------------------
@@ -262,14 +228,12 @@ def markdown(folder=HERE):
 def main():
     runs.check_knobs(seeds, workers, minutes)
     if not only_table:
-        until = time.time() + 60 * minutes if minutes else math.inf
-        with ThreadPoolExecutor(workers) as pool:
-            done = list(pool.map(lambda of: measure(*of, until), product(RUNS, seeds)))
-        if not all(done):
-            print('the time is up: the same command goes on')
+        until = runs.deadline(minutes)
+        works = [partial(measure, task, seed, until) for task, seed in product(RUNS, seeds)]
+        if not runs.all_done(works, workers):
             return
         gather()
-    table.write(BEGIN, END, markdown())
+    runs.write('decoding', markdown())
 
 
 if __name__ == '__main__':

@@ -15,12 +15,9 @@ Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (lo
     once        the same k layers, without loops
     stack       k L layers in their place
 """
-import math
 import os
-import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 
@@ -30,8 +27,8 @@ from common import plots
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
 from common.log import by_depth
-from results import runs, table
-from results.rows import HERE, column, distinct, lines, load, mean_std, pick
+from results import runs
+from results.runs import column, distinct, head, join, line, mean_std, pick
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]        # the others take the first alone
@@ -60,13 +57,9 @@ LEVERS = {
     'fixed loop counts': ['--loop_draw=fixed'],
     'uniform draw': ['--loop_draw=uniform'],
 }
-CSVS = ('machine', 'accuracy', 'runs', 'deeper')
-OTHERS = ['addition', 'group', 'mano', 'igsm']
+OTHERS = dict(addition='addition', group='s3')      # a task and its config
 DEEPER, DEEPER_LOOPS = 'calc:reset=0.04', [4, 8, 16, 24, 32]
 BINS = ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23))    # of depth
-
-BEGIN = '<!-- depth: written by `python -m results.depth --only_table` -->'
-END = '<!-- end of depth -->'
 
 
 # what is run ------------------------------------------------------------------------------------
@@ -82,8 +75,8 @@ def trainings():
     for seed in seeds:
         for name, changed in LEVERS.items():
             flags['levers', name, seed] = [*CALC, *SHORT, *changed]
-    for name in OTHERS:
-        flags['others', name, seeds[0]] = [*CALC, f'config/{name}.py']
+    for task, name in OTHERS.items():
+        flags['others', task, seeds[0]] = [*CALC, f'config/{name}.py']
     return {key: [*some, '--device=cpu', f'--seed={key[2]}', *more]
             for key, some in flags.items() if key[0] in parts}
 
@@ -92,26 +85,7 @@ def folder_of(part, variant, seed):
     return os.path.join('out-depth', part, f"{variant.replace(' ', '_')}-{seed}")
 
 
-def run_all(flags, until):
-    """Train all that is not done yet. True if nothing is left to do."""
-    if 'text' in parts:
-        data.open_data('pydocs')    # made once, before all the trainings want it
-    with ThreadPoolExecutor(workers) as pool:
-        done = pool.map(lambda key: runs.train(folder_of(*key), flags[key], until, threads=1),
-                        flags)
-        return all(list(done))
-
-
 # what is gathered -------------------------------------------------------------------------------
-
-def accuracy_rows(folder):
-    """The last line of a run's log: held-out loss, and accuracy on a task, by loops."""
-    last = runs.read_csv(os.path.join(folder, 'log.csv'))[-1]
-    for key, loss in last.items():
-        if key.startswith('val_loss_'):
-            n = key.removeprefix('val_loss_')
-            yield dict(loops=n, loss=loss, accuracy=last.get(f'val_acc_{n}', ''))
-
 
 def run_row(folder):
     """Parameters, block evaluations at L loops, time an iteration, the share of making batches."""
@@ -133,48 +107,37 @@ def run_row(folder):
 def deeper_rows(folder, task=DEEPER, loops=DEEPER_LOOPS):
     """Accuracy by depth and loops on another task: rows with fewer resets than in training."""
     model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
-    return by_depth(model, tasks.Problems(task), loops, 'cpu', nullcontext())
+    return by_depth(model, tasks.Problems(task), loops, 'cpu')
 
 
 def last_token_row(folder, loops=16):
     """Of calc: accuracy at the last token, which is what a model can say that learnt it alone."""
-    rows = deeper_rows(folder, 'calc:dense=False', [loops])
-    share = np.average(column(rows, 'accuracy'), weights=column(rows, 'labels'))
+    share = right_share(deeper_rows(folder, 'calc:dense=False', [loops]))
     return dict(loops=f'{loops}, last token', loss='', accuracy=share)
 
 
 def gather(flags):
     """All runs -> results/depth/*.csv. Of the other parts the rows that are there stay."""
-    tables = dict(accuracy=[], runs=[], deeper=[])
-    for name, rows in tables.items():
-        path = os.path.join('results', 'depth', name + '.csv')
-        if os.path.exists(path):
-            rows += [row for row in runs.read_csv(path) if row.get('part', 'calc') not in parts]
+    tables = runs.earlier('depth', lambda row: row.get('part', 'calc') not in parts)
     for part, variant, seed in flags:
         folder, key = folder_of(part, variant, seed), dict(part=part, variant=variant, seed=seed)
-        tables['accuracy'] += [key | row for row in accuracy_rows(folder)]
+        tables['accuracy'] += [key | row for row in runs.last_losses(folder)]
         if part == 'levers':
             tables['accuracy'].append(key | last_token_row(folder))
         tables['runs'].append(key | run_row(folder))
         if (part, variant) == ('calc', 'looped'):
             tables['deeper'] += [dict(seed=seed) | row for row in deeper_rows(folder)]
-    runs.write_csv('depth', 'machine', [runs.machine_row()])
-    for name, rows in tables.items():
-        if rows:
-            runs.write_csv('depth', name, rows)
+    runs.save('depth', tables)
     return tables
 
 
 def draw_figures(tables):
     """The first seed: its losses on text, its depths on calc, and depths beyond training."""
-    os.makedirs('assets', exist_ok=True)
     for part, figure in dict(text='loss.png', calc='depth.png').items():
-        path = os.path.join(folder_of(part, 'looped', seeds[0]), figure)
-        if os.path.exists(path):
-            shutil.copyfile(path, os.path.join('assets', figure))
+        runs.show(os.path.join(folder_of(part, 'looped', seeds[0]), figure))
     if 'calc' in parts:
         plots.depth(pick(tables['deeper'], seed=seeds[0]), 'out-depth/deeper.png')
-        shutil.copyfile('out-depth/deeper.png', 'assets/deeper.png')
+        runs.show('out-depth/deeper.png')
 
 
 # the tables -------------------------------------------------------------------------------------
@@ -185,9 +148,8 @@ def percent(rows, digits=1):
 
 def stacks_table(t):
     """k x L: a line for each problem and shape."""
-    yield lines('', 'block evaluations', 'parameters', 'minutes', 'at these',
-                'at 32 loops (text 8)')
-    yield '|---|---|---|---|---|---|'
+    yield from head('', 'block evaluations', 'parameters', 'minutes', 'at these',
+                    'at 32 loops (text 8)')
     for part, (_, k, L) in STACKS.items():
         for variant in ('looped', 'once', 'stack'):
             rows = pick(t['accuracy'], part=part, variant=variant)
@@ -196,64 +158,58 @@ def stacks_table(t):
             end = max(column(rows, 'loops'))
             name = dict(looped=f'{k} x {L} looped', once=f'{k} x 1', stack=f'{k * L} x 1')[variant]
             blocks = 2 + (k if variant == 'once' else k * L)
-            yield lines(f'{part}: {name}', blocks, f"{trained[0]['parameters']:,.0f}",
-                        mean_std(column(trained, 'minutes'), 1),
-                        shown(pick(rows, loops=L if variant == 'looped' else 1)),
-                        shown(pick(rows, loops=end)) if variant == 'looped' else '')
+            yield line(f'{part}: {name}', blocks, f"{trained[0]['parameters']:,.0f}",
+                       mean_std(column(trained, 'minutes'), 1),
+                       shown(pick(rows, loops=L if variant == 'looped' else 1)),
+                       shown(pick(rows, loops=end)) if variant == 'looped' else '')
 
 
 def seeds_table(t, part, key='accuracy'):
     """A line for each seed: accuracy in percent, or the loss, by loops."""
     rows = pick(t['accuracy'], part=part, variant='looped')
-    loops = distinct(rows, 'loops')
-    yield lines(part, *(f'{n:g}' for n in loops))
-    yield '|---' * (1 + len(loops)) + '|'
+    yield from head(part, *(f'{n:g}' for n in distinct(rows, 'loops')))
     for seed in distinct(rows, 'seed'):
-        values = {row['loops']: row[key] for row in pick(rows, seed=seed)}
-        yield lines(f'seed {seed:g}', *(f'{100 * values[n]:.2f}' if key == 'accuracy'
-                                        else f'{values[n]:.3f}' for n in loops))
+        values = column(pick(rows, seed=seed), key)
+        yield line(f'seed {seed:g}', *(f'{100 * value:.2f}' if key == 'accuracy' else f'{value:.3f}'
+                                       for value in values))
 
 
 def variants_table(t, part):
     """A line for each variant: accuracy in percent by loops, minutes."""
     rows = pick(t['accuracy'], part=part)
     loops = distinct(rows, 'loops')
-    yield lines('', *(f'{n:g}' if isinstance(n, float) else n for n in loops), 'minutes')
-    yield '|---' * (2 + len(loops)) + '|'
+    yield from head('', *(f'{n:g}' if isinstance(n, float) else n for n in loops), 'minutes')
     for variant in distinct(rows, 'variant'):
         spent = column(pick(t['runs'], part=part, variant=variant), 'minutes')
-        yield lines(variant, *(percent(pick(rows, variant=variant, loops=n)) for n in loops),
-                    mean_std(spent, 1))
+        yield line(variant, *(percent(pick(rows, variant=variant, loops=n)) for n in loops),
+                   mean_std(spent, 1))
 
 
 def deeper_table(t):
     """A line for each loop count: accuracy in percent by depth of the label."""
-    yield lines('loops', *(f'depth {low} to {high}' for low, high in BINS))
-    yield '|---' * (1 + len(BINS)) + '|'
+    yield from head('loops', *(f'depth {low} to {high}' for low, high in BINS))
     for n in DEEPER_LOOPS:
         cells = []
         for low, high in BINS:
-            shares = []
-            for seed in distinct(t['deeper'], 'seed'):
-                rows = [row for row in pick(t['deeper'], seed=seed, loops=n)
-                        if low <= row['depth'] <= high]
-                labels = np.array(column(rows, 'labels'))
-                shares.append(100 * np.average(column(rows, 'accuracy'), weights=labels))
-            cells.append(mean_std(shares, 1))
-        yield lines(n, *cells)
+            rows = [row for row in pick(t['deeper'], loops=n) if low <= row['depth'] <= high]
+            by_seed = [pick(rows, seed=seed) for seed in distinct(rows, 'seed')]
+            cells.append(mean_std([100 * right_share(some) for some in by_seed], 1))
+        yield line(n, *cells)
 
 
-def markdown(folder=HERE):
+def right_share(rows):
+    """The share of right labels over rows by depth."""
+    return np.average(column(rows, 'accuracy'), weights=column(rows, 'labels'))
+
+
+def markdown(folder=runs.HERE):
     """What stands between the markers of depth."""
-    t = load('depth', folder, CSVS)
-    machine, = t['machine']
-    spent = ', '.join(f"{part} {sum(column(pick(t['runs'], part=part), 'minutes')):.0f}"
-                      for part in distinct(t['runs'], 'part'))
+    t = runs.load('depth', folder)
     batches = max(column(t['runs'], 'batch_percent'))
-    blocks = [
-        [f"{machine['cores']:g} cores of an {machine['machine']}, torch {machine['torch']}, "
-         f"{machine['date']}; trainings of one thread, two at a time. Minutes of all trainings: "
-         f'{spent}. Making batches takes at most {batches:.1f}% of an iteration.'],
+    return join([
+        [f'{runs.machine_of(t)}; trainings of one thread, two at a time. Minutes of all trainings: '
+         f"{runs.minutes_by_part(t['runs'])}. Making batches takes at most {batches:.1f}% of an "
+         'iteration.'],
         ['**Each seed**, % right by loops, and on text the loss in nats a byte:'],
         seeds_table(t, 'calc'), seeds_table(t, 'hop'), seeds_table(t, 'text', 'loss'),
         ['**k x L**, % right, and on text the loss:'], stacks_table(t),
@@ -261,24 +217,24 @@ def markdown(folder=HERE):
          'resets at a twenty-fifth; % right:'], deeper_table(t),
         ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
         variants_table(t, 'levers'),
-        ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others')]
-    return '\n\n'.join('\n'.join(block) for block in blocks)
+        ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others')])
 
 
 # the run ----------------------------------------------------------------------------------------
 
 def main():
     runs.check_knobs(seeds, workers, minutes)
-    for part in parts:
-        if part not in (*STACKS, 'levers', 'others'):
-            raise ValueError(f"unknown part '{part}': choose from calc, hop, text, levers, others")
+    if not set(parts) <= {*STACKS, 'levers', 'others'}:
+        raise ValueError(f'--parts: choose from calc, hop, text, levers, others, not {parts}')
     if not only_table:
-        flags = trainings()
-        if not run_all(flags, time.time() + 60 * minutes if minutes else math.inf):
-            print('the time is up: the same command goes on')
+        if 'text' in parts:
+            data.open_data('pydocs')    # made once, before all the trainings want it
+        flags, until = trainings(), runs.deadline(minutes)
+        if not runs.all_done([partial(runs.train, folder_of(*key), some, until)
+                              for key, some in flags.items()], workers):
             return
         draw_figures(gather(flags))
-    table.write(BEGIN, END, markdown())
+    runs.write('depth', markdown())
 
 
 if __name__ == '__main__':

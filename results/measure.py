@@ -1,9 +1,10 @@
 """
-The geometry of a run's checkpoints, as rows for results/SCALE/*.csv.
+What the claims need of a run beyond the figures of geometry.py, as rows of results/SCALE/*.csv.
 
-Not run by itself: run.py calls geometry_rows. It adds to geometry.py what the claims need beyond
-its figures: the leading eigenvalues of a loop step, tokens that turn back, jumps over paths, and
-tokens that wait apart from those that work.
+    python -m results.measure --out_dir=out         writes out/rows.json, {name of a CSV: its rows}
+
+results.run calls it: leading eigenvalues of a loop step, tokens that turn back, jumps over paths,
+and on a task the tokens that wait apart from those that work, and what questions.py asks.
 
 Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 
@@ -11,6 +12,7 @@ Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond 
     states      x^(0) ... x^(K) of one group                                    (K+1, B, T, C)
     trace       what each group leaves of one pass: dict(e, states, ...)
 """
+import json
 import os
 from itertools import product
 
@@ -20,24 +22,33 @@ from torch.linalg import vector_norm
 
 import data
 import geometry
-import memory
-from common.checkpoint import load_checkpoint
-from common.configurator import pick_device
-from quality import Point, accuracy, figures_of, interval, quality
+from bench import Point, excess, interval, quality
+from common.configurator import configure, pick_device, run
+from common.log import evaluate
+from results.questions import point_rows, short_rows
 
-N_LOOP = 30                 # loops of each group
-N_WINDOWS = 96              # held-out windows of block_size tokens, spread evenly
-NOISE_DRAWS = 4             # of x^(0), for path independence
-NOISE_LOOPS = (4, 8, 30)
-DLR_LOOPS = (2, 5, 9, 30)   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
-LOOPS = (1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256)     # loop counts at which the loss is followed
-SPECTRUM_WINDOWS = 4
-DEEPER = dict(calc='calc:reset=0.04')   # asked for deeper problems than it was trained on
-# loops of each group, by the number of groups
+# ------------------------------------------------------------------------------------------------
+out_dir = 'out'
+tables = ['steps', 'settled', 'dlr', 'noise', 'loops', 'budgets', 'spectrum', 'phases', 'points',
+          'short']          # the last three are of tasks alone
+n_loop = 30                 # loops of each group
+n_windows = 96              # held-out windows of block_size tokens, spread evenly
+noise_draws = 4             # of x^(0), for path independence
+noise_loops = [4, 8, 30]
+dlr_loops = [2, 5, 9, 30]   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
+loss_loops = [1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256]    # at which the loss is followed
+budgets: list | None = None     # fixed loops of each group; None = BUDGETS
+spectrum_windows = 4
+short_windows = 128         # of `short`, half of them shallow problems
+device = 'auto'
+# ------------------------------------------------------------------------------------------------
+
+DEEPER = dict(calc='calc:reset=0.04')   # problems deeper than those of training
+# fixed loops of each group, by the number of groups
 BUDGETS = {1: range(1, 17), 2: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3: (1, 2, 3, 4, 5)}
 
 
-# eigenvalues --------------------------------------------------------------------------------------
+# eigenvalues ------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def spectrum(group, e, x):
@@ -96,23 +107,22 @@ def slowest_so_far(leading):
     return slowest
 
 
-def spectrum_row(name, group, traced, settled):
+def spectrum_rows(name, group, traced, settled):
     """Eigenvalues of one group's step beside the way in which tokens turn. settled: (B, T)."""
-    own = spectrum(group, traced['e'][:SPECTRUM_WINDOWS], traced['states'][-1][:SPECTRUM_WINDOWS])
-    prefix, cos = slowest_so_far(own), torch.from_numpy(settled[:SPECTRUM_WINDOWS])
-    back, on = cos < 0, cos >= 0
+    e, x, settled = (values[:spectrum_windows]
+                     for values in (traced['e'], traced['states'][-1], settled))
+    own, cos = spectrum(group, e, x), torch.from_numpy(settled)
+    prefix, back, on = slowest_so_far(own), cos < 0, cos >= 0
     row = dict(group=name, radius=prefix.abs().mean().item(),
-               angle=(prefix.real / prefix.abs()).mean().item(),
-               complex=(prefix.imag.abs() > 1e-3 * prefix.abs()).float().mean().item(),
-               turning_back=np.nanmean(settled < 0))
+               angle=(prefix.real / prefix.abs()).mean().item())
     for what, values in dict(own=own, prefix=prefix).items():
         for where, tokens in dict(back=back, on=on).items():
             share = (values.real < 0)[tokens].float().mean().item() if tokens.any() else ''
             row[f'negative_{what}_{where}'] = share
-    return row
+    yield row
 
 
-# steps --------------------------------------------------------------------------------------------
+# steps ------------------------------------------------------------------------------------------
 
 def step_rows(name, measured, states):
     """
@@ -175,11 +185,11 @@ def phase_rows(name, states, floor, depth):
                            turning_back=(cos[here] < 0).float().mean().item())
 
 
-# between groups, far beyond training --------------------------------------------------------------
+# between groups, and far beyond training --------------------------------------------------------
 
 def dlr_rows(names, model, idx):
     """Drift-to-loop ratios of each hand-off against K, and the jump over the path in the loop."""
-    for K in DLR_LOOPS if len(names) > 1 else ():
+    for K in dlr_loops if len(names) > 1 else ():
         trace = geometry.trace_of(model, idx, K)
         for g in range(len(names) - 1):
             states, following = trace[g]['states'], trace[g + 1]['states']
@@ -197,9 +207,9 @@ def dlr_rows(names, model, idx):
 
 def noise_rows(names, model, idx):
     """How far the states of one group lie apart after so many loops when x^(0) is drawn anew."""
-    for loops in NOISE_LOOPS:
+    for loops in noise_loops:
         ends = []
-        for noise_seed in range(NOISE_DRAWS):
+        for noise_seed in range(noise_draws):
             trace = geometry.trace_of(model, idx[::12], loops, noise_seed)
             ends.append([group['states'][-1] for group in trace])
         for name, draws in zip(names, zip(*ends)):
@@ -208,94 +218,84 @@ def noise_rows(names, model, idx):
                        largest=spread.max().item())
 
 
-@torch.no_grad()
-def loop_rows(model, dataset):
+def loop_rows(model, dataset, dev):
     """Loss (nats a token) and accuracy by loops, held out and on deeper problems than trained."""
     places = {'held out': dataset}
     if dataset in DEEPER:
         places['deeper'] = DEEPER[dataset]
-    size = memory.windows_at_once(model.config, N_WINDOWS)
     for where, name in places.items():
-        idx, targets, _ = held_out(name, model.config.block_size, N_WINDOWS, model)
-        for n in LOOPS:
-            parts = [(*model(x, y, n_loop=n), y)
-                     for x, y in zip(idx.split(size), targets.split(size))]
-            yield dict(where=where, loops=n,
-                       loss=np.average([loss.item() for _, loss, _ in parts],
-                                       weights=[(y >= 0).sum().item() for *_, y in parts]),
-                       accuracy=np.mean(np.concatenate([accuracy(logits, y)
-                                                        for logits, _, y in parts])))
+        losses, right = evaluate(model, data.open_data(name), n_windows, loss_loops, dev)
+        model.eval()
+        for n in loss_loops:
+            yield dict(where=where, loops=n, loss=losses[n], accuracy=right[n])
 
 
 def budget_rows(model, idx, targets):
-    """Fixed loops that differ by group: loss above that of N_LOOP loops, and blocks evaluated."""
+    """Fixed loops that differ by group: loss above that of n_loop loops, and blocks evaluated."""
     groups = model.config.groups
-    sizes = BUDGETS[len(groups)]
-    points = [Point('fixed', 0, list(loops)) for loops in product(sizes, repeat=len(groups))]
-    quality(model, points, idx, targets, N_LOOP)
+    loops = product(budgets or BUDGETS[len(groups)], repeat=len(groups))
+    points = [Point('fixed', 0, list(counts)) for counts in loops]
+    quality(model, points, idx, targets, n_loop)
     for point in points:
-        figures = figures_of(point)
-        gap = figures['ce'] - figures['ce_full']
-        low, high = interval(gap)
-        yield dict(budget='-'.join(map(str, point.loops)), gap=gap.mean(), gap_low=low,
-                   gap_high=high, blocks=np.dot(point.loops, [len(layers) for layers in groups]))
+        gap, low, high = excess(point)
+        yield dict(budget='-'.join(map(str, point.loops)), gap=gap, gap_low=low, gap_high=high,
+                   blocks=np.dot(point.loops, [len(layers) for layers in groups]))
 
 
-# a run --------------------------------------------------------------------------------------------
+# a run ------------------------------------------------------------------------------------------
 
-def held_out(dataset, T, n, model=None):
+def held_out(dataset, T, n, dev='cpu'):
     """
-    n held-out windows, spread evenly: idx, targets (n, T), where the model is, and of a task the
-    depth of each token, else None.
+    n held-out windows, spread evenly: idx, targets (n, T) on a device, and of a task the depth
+    (n, T) of each token, else None.
     """
     text = data.open_data(dataset)
     numbers = np.linspace(0, text.n_held_out(T) - 1, n).round().astype(int)
     depth = text.with_depth(T)[2][numbers] if hasattr(text, 'with_depth') else None
-    device = model.lm_head.weight.device if model else 'cpu'
-    return *(tokens.to(device) for tokens in text.held_out(numbers, T)), depth
+    return *(tokens.to(dev) for tokens in text.held_out(numbers, T)), depth
 
 
-def loss_rows(out_dir):
-    """Of a run's last checkpoint the loss by loops alone, as geometry_rows has it."""
-    model, last = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
-    return dict(loops=list(loop_rows(model, last['config']['dataset'])))
-
-
-def geometry_rows(out_dir, thorough):
-    """
-    A run's checkpoints -> {name of a CSV: rows}. Each row has the iteration of its checkpoint.
-
-    thorough: not the last checkpoint alone, but the first too, and the loss at LOOPS.
-    """
+def main():
     # the run, and held-out windows of its text
-    device, _ = pick_device('auto', 'float32')
-    models, last = geometry.load_run(out_dir, device)
-    name, T = last['config']['dataset'], last['model_args']['block_size']
-    idx, targets, depth = held_out(name, T, N_WINDOWS, models[max(models)])
-
-    tables = 'steps settled dlr noise loops spectrum phases budgets'.split()
+    dev, _ = pick_device(device, 'float32')
+    models, last = geometry.load_run(out_dir, dev)
+    dataset, T = last['config']['dataset'], last['model_args']['block_size']
+    idx, targets, depth = held_out(dataset, T, n_windows, dev)
+    names = ['-'.join(map(str, layers)) for layers in last['model_args']['groups']]
     rows = {table: [] for table in tables}
-    for iteration in sorted({min(models) if thorough else max(models), max(models)}):
+
+    def add(table, new):
+        if table in tables:         # what is not asked for is a generator, and not computed
+            rows[table] += [dict(iteration=iteration, **row) for row in new]
+
+    # before and after training
+    for iteration in sorted({min(models), max(models)}):
         model = models[iteration]
-        names = ['-'.join(map(str, layers)) for layers in model.config.groups]
-        measured = geometry.measure(model, idx, N_LOOP)
-        trace = geometry.trace_of(model, idx, N_LOOP)
-        groups = list(zip(names, measured, trace, model.groups))
-        new = dict(dlr=dlr_rows(names, model, idx),
-                   settled=[settled_row(group, curves) for group, curves, _, _ in groups],
-                   steps=[row for group, curves, traced, _ in groups
-                          for row in step_rows(group, curves, traced['states'])])
-        # what is measured at the last checkpoint alone
-        if iteration == max(models):
-            new['noise'] = noise_rows(names, model, idx)
-            if thorough:
-                new['loops'] = loop_rows(model, name)
-                new['budgets'] = budget_rows(model, idx[:64], targets[:64])
-            new['spectrum'] = [spectrum_row(group, core, traced, curves['settled'])
-                               for group, curves, traced, core in groups]
-            if depth is not None:
-                new['phases'] = [row for group, curves, traced, _ in groups for row in phase_rows(
-                    group, traced['states'], curves['floor_float32'], depth)]
-        for table, some in new.items():
-            rows[table] += [dict(iteration=iteration, **row) for row in some]
-    return rows
+        measured = geometry.measure(model, idx, n_loop)
+        trace = geometry.trace_of(model, idx, n_loop)
+        for name, curves, traced in zip(names, measured, trace):
+            add('settled', [settled_row(name, curves)])
+            add('steps', step_rows(name, curves, traced['states']))
+        add('dlr', dlr_rows(names, model, idx))
+
+    # after it
+    for name, curves, traced, group in zip(names, measured, trace, model.groups):
+        add('spectrum', spectrum_rows(name, group, traced, curves['settled']))
+        if depth is not None:
+            add('phases', phase_rows(name, traced['states'], curves['floor_float32'], depth))
+    add('noise', noise_rows(names, model, idx))
+    add('loops', loop_rows(model, dataset, dev))
+    add('budgets', budget_rows(model, idx[:64], targets[:64]))
+    if depth is not None:
+        add('points', point_rows(model, idx, targets, depth))
+        deeper = None
+        if dataset in DEEPER:
+            deeper = held_out(DEEPER[dataset], T, short_windows // 2, dev)[:2]
+        add('short', short_rows(model, *held_out(dataset, T, short_windows, dev), deeper))
+    with open(os.path.join(out_dir, 'rows.json'), 'w') as f:
+        json.dump(rows, f, default=float)
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)

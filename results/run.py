@@ -17,26 +17,17 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
                 the rest are open choices and other draws; tasks: see TASKS
     run, key    (variant, seed)
 """
-import glob
 import json
-import math
-import multiprocessing
 import os
-import shutil
-import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-
-import torch
+from typing import Literal
 
 import data
 from common.configurator import configure, run
 from results import depth, runs, table
-from results.measure import geometry_rows, loss_rows
-from results.questions import question_rows
 
 # ------------------------------------------------------------------------------------------------
-scale = 'small'             # small, tasks, or paper
+scale: Literal['small', 'tasks', 'paper'] = 'small'
 dataset: str | None = None  # None = pydocs for small, fineweb for paper; tasks have their own
 seeds = [1337, 1, 2]        # the paper's scale has the first alone
 minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
@@ -102,10 +93,9 @@ def dataset_name():
 def trainings_of_scale():
     """{(variant, seed): (its folder, flags of train.py)}, in the order in which they run."""
     if scale == 'paper':
-        config_file = os.path.join(runs.ROOT, 'config', 'groups.py')
         keep = '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'
-        return {('main', seeds[0]): (folder_of('main', seeds[0]),
-                                     [config_file, f'--dataset={dataset_name()}', keep, *more])}
+        flags = ['config/groups.py', f'--dataset={dataset_name()}', keep, *more]
+        return {('main', seeds[0]): (folder_of('main', seeds[0]), flags)}
     flags, shared = {}, {}      # shared: the part and the variant of a run of results.depth
     if scale == 'tasks':
         flags |= TASKS
@@ -136,108 +126,63 @@ def folder_of(variant, seed):
     return os.path.join('out-claims', scale, f"{variant.replace(' ', '_')}-{seed}")
 
 
-def measure(folder, variant, of_tasks, until, threads):
-    """The geometry of a run, and of a task's its questions, into rows.json. True if it is done."""
-    if time.time() > until:
-        return False
-    if threads:
-        torch.set_num_threads(threads)
-
-    def work():
-        if of_tasks and variant in DRAWS:
-            rows = loss_rows(folder)
-        else:
-            rows = geometry_rows(folder, of_tasks or variant not in CHOICES)
-        if of_tasks and variant in TASKS:
-            rows |= question_rows(folder)
-        with open(os.path.join(folder, 'rows.json'), 'w') as f:
-            json.dump({name: list(some) for name, some in rows.items()}, f, default=float)
-        return True
-    runs.once(folder, 'rows', work)
-    print(f'measured {folder}', flush=True)
-    return True
+def measure(variant, folder, until):
+    """What the claims need of a run's geometry, and of a task's decoding. True if it is done."""
+    flags = []
+    if scale == 'tasks' and variant in DRAWS:
+        flags = ['--tables=["loops"]']
+    elif variant not in SWEPT and variant not in TASKS:
+        flags = ['--tables=["steps","settled","dlr","loops","spectrum"]']
+    return runs.once(folder, 'rows', 'results.measure', *flags, until=until, threads=threads())
 
 
-def sweep_all(folder, until, threads):
-    """All of RULES on a run, one after another. True if they are done."""
-    for name in reversed(RULES):        # 'accel' is the last one: its figures stay
-        if time.time() > until:
-            return False
-        runs.once(folder, f'bench {name}', partial(sweep, folder, name, threads))
-        print(f'swept {folder}: {name}', flush=True)
-    return True
+def sweep(variant, folder, until):
+    """All of RULES on a run that is swept, one after another. True if they are done."""
+    names = reversed(RULES) if variant in SWEPT else []     # of 'accel', the last, the figures stay
+    return all(runs.bench(folder, f'bench {name}', [*SWEEP, *RULES[name]], until, threads())
+               for name in names)
 
 
-def sweep(folder, name, threads):
-    """One of RULES on a run: bench.csv under a name of its own."""
-    log = os.path.join(folder, 'bench.txt')
-    flags = [f'--out_dir={folder}', *SWEEP, *RULES[name]]
-    runs.command('bench.py', *flags, log=log, threads=threads)
-    shutil.copyfile(os.path.join(folder, 'bench.csv'), os.path.join(folder, f'bench {name}.csv'))
-    if name == 'accel':         # what a check costs
-        shutil.copyfile(os.path.join(folder, 'bench.json'), os.path.join(folder, 'sweep.json'))
-    return True
+def threads():
+    return None if scale == 'paper' else 1
 
 
 # what is gathered: the CSVs ---------------------------------------------------------------------
 
-def point_of(row):
-    """A row of bench.csv -> what the claims need of it; blocks: layers evaluated in the groups."""
-    layers = {key: key.count('-') + 1 for key in row if key.startswith('evals_')}
-    blocks = sum(float(row[key]) * n for key, n in layers.items())
-    kept = ('cache', 'rule', 'past', 'tau', 'windows', 'ce_minus_full', 'diff_low', 'diff_high',
-            'accuracy', 'mean_steps', 'mean_evals', 'ms_per_token')
-    return {key: row[key] for key in kept} | dict(blocks=blocks)
-
-
 def gather(trainings):
     """All runs -> results/SCALE/*.csv."""
-    tables = {}
-    for path in glob.glob(os.path.join('results', scale, '*.csv')) if only else []:
-        rows = [row for row in runs.read_csv(path) if row.get('variant') not in only]
-        tables[os.path.basename(path).removesuffix('.csv')] = rows
-    here, before = runs.machine_row(), tables.get('machine', [])
-    tables['machine'] = [row for row in before if row['machine'] != here['machine']] + [here]
+    tables = runs.earlier(scale, lambda row: only and row.get('variant') not in only)
     for (variant, seed), (folder, _) in trainings.items():
         with open(os.path.join(folder, 'rows.json')) as f:
             new = json.load(f)
         new |= dict(losses=runs.loss_rows(folder), minutes=runs.minutes_rows(folder))
-        for name, rows in new.items():
-            rows = [dict(variant=variant, seed=seed, **row) for row in rows]
-            tables.setdefault(name, []).extend(rows)
-        for name in RULES if variant in SWEPT else ():
-            rows = runs.read_csv(os.path.join(folder, f'bench {name}.csv'))
-            tables.setdefault('bench', []).extend(
-                dict(variant=variant, seed=seed, rules=name) | point_of(row) for row in rows)
         if variant in SWEPT:
-            with open(os.path.join(folder, 'sweep.json')) as f:
-                tables.setdefault('checks', []).extend(
-                    dict(variant=variant, seed=seed, model=model, rule=rule, us=us, step_us=step)
-                    for model, rule, us, step in json.load(f)['checks'])
+            new['bench'] = [dict(rules=name) | row for name in RULES
+                            for row in runs.bench_rows(folder, f'bench {name}')]
+            with open(os.path.join(folder, 'bench.json')) as f:
+                new['checks'] = [dict(zip(('model', 'rule', 'us', 'step_us'), check))
+                                 for check in json.load(f)['checks']]
+        for name, rows in new.items():
+            tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
     for name, rows in tables.items():
         if name != 'machine':
             rows.sort(key=lambda row: VARIANTS[scale].index(row['variant']))
-        if rows:
-            runs.write_csv(scale, name, rows)
+    runs.save(scale, tables)
 
 
-def draw_figures(folder, prefix, figures):
-    """geometry.py on a run; its figures, and those of the sweep, go to assets/."""
-    log = os.path.join(folder, 'geometry.txt')
-    work = partial(runs.command, 'geometry.py', f'--out_dir={folder}', log=log)
-    runs.once(folder, 'geometry', work)
-    os.makedirs('assets', exist_ok=True)
-    for figure in figures:
-        path = os.path.join(folder, figure)
-        if os.path.exists(path):
-            shutil.copyfile(path, os.path.join('assets', prefix + os.path.basename(figure)))
+def draw_figures(trainings):
+    """geometry.py on some runs; its figures, and those of the sweep, go to assets/."""
+    for variant, (prefix, figures) in SHOWN[scale].items():
+        if variant in only or not only:
+            folder, _ = trainings[variant, seeds[0]]
+            runs.once(folder, 'geometry', 'geometry.py')
+            for figure in figures:
+                runs.show(os.path.join(folder, figure), prefix + os.path.basename(figure))
 
 
 # the run ----------------------------------------------------------------------------------------
 
 def check_knobs():
-    if scale not in ('small', 'tasks', 'paper'):
-        raise ValueError(f"unknown scale '{scale}': choose small, tasks or paper")
     runs.check_knobs(seeds, workers, minutes)
     if scale == 'tasks' and dataset:
         raise ValueError('--dataset: the tasks have data of their own')
@@ -245,44 +190,32 @@ def check_knobs():
         raise ValueError(f"--only: choose from {', '.join(VARIANTS[scale])}")
 
 
-def run_all(trainings, until):
+def run_all(trainings):
     """Train, measure and sweep all that is not done yet. True if nothing is left to do."""
     if dataset_name():
         data.open_data(dataset_name())      # made once, before all the trainings want it
-    threads, at_a_time = (None, 1) if scale == 'paper' else (1, workers)
-    with ThreadPoolExecutor(at_a_time) as pool:
-        done = pool.map(lambda of: runs.train(*of, until, threads), trainings.values())
-        if not all(list(done)):
-            return False
-    context = multiprocessing.get_context('spawn')
-    with ProcessPoolExecutor(at_a_time, context) as pool:
-        waiting = []
-        for (variant, _), (folder, _) in trainings.items():
-            waiting.append(pool.submit(measure, folder, variant, scale == 'tasks', until, threads))
-        if not all([one.result() for one in waiting]):
-            return False
-
+    until, at_a_time = runs.deadline(minutes), 1 if scale == 'paper' else workers
+    works = [partial(runs.train, *of, until, threads()) for of in trainings.values()]
+    if not runs.all_done(works, at_a_time):
+        return False
     # a sweep times its points in turn, so what a neighbour takes, it takes from all alike
-    with ThreadPoolExecutor(at_a_time) as pool:
-        done = [pool.submit(sweep_all, folder, until, threads)
-                for (variant, _), (folder, _) in trainings.items() if variant in SWEPT]
-        return all([one.result() for one in done])
+    for phase in (measure, sweep):
+        works = [partial(phase, variant, folder, until)
+                 for (variant, _), (folder, _) in trainings.items()]
+        if not runs.all_done(works, at_a_time):
+            return False
+    return True
 
 
 def main():
     check_knobs()
     if not only_table:
         trainings = trainings_of_scale()
-        until = time.time() + 60 * minutes if minutes else math.inf
-        if not run_all(trainings, until):
-            print('the time is up: the same command goes on')
+        if not run_all(trainings):
             return
         gather(trainings)
-        for variant, shown in SHOWN[scale].items():
-            if only and variant not in only:
-                continue
-            draw_figures(trainings[variant, seeds[0]][0], *shown)
-    table.write(table.BEGIN, table.END, table.markdown())
+        draw_figures(trainings)
+    runs.write('claims', table.markdown())
 
 
 if __name__ == '__main__':

@@ -1,41 +1,64 @@
 """
-Runs of the project's own commands, done once, and what they leave as rows of CSVs.
+What the files of results/ share: commands that are run once, rows of CSVs, lines of tables.
 
-Not run by itself: run.py and depth.py call it.
+Not run by itself. A row is a dict. The rows that `load` reads have numbers as floats. On the page a
+mean is over seeds, and ± is their standard deviation.
 """
 import csv
+import glob
 import math
 import os
 import platform
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.join(ROOT, 'results')
+TEXT = ('group', 'from', 'to', 'budget', 'block')   # columns whose digits are names of layers
+KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy',
+        'mean_evals', 'ms_per_token')               # of bench.csv
 
+
+# commands ---------------------------------------------------------------------------------------
 
 def check_knobs(seeds, workers, minutes):
-    """ValueError for one that makes no sense; all files that run something have these."""
+    """ValueError for a value that makes no sense; all files that run something have these knobs."""
     if not seeds or workers < 1:
         raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
     if minutes is not None and not minutes > 0:
         raise ValueError(f'--minutes must be more than 0, not {minutes}')
 
 
-# commands ---------------------------------------------------------------------------------------
+def deadline(minutes):
+    """When (time.time()) to stop; minutes None = never."""
+    return time.time() + 60 * minutes if minutes else math.inf
+
+
+def all_done(works, workers):
+    """Call all works, `workers` at a time. True if each returns that it came to its end."""
+    with ThreadPoolExecutor(workers) as pool:
+        done = list(pool.map(lambda work: work(), works))
+    if not all(done):
+        print('the time is up: the same command goes on')
+    return all(done)
+
 
 def command(script, *flags, log, until=math.inf, threads=None):
     """
     Run one of the project's scripts, or a module of a folder (zoo.etd). True if it came to its end,
     False if the time was up.
 
-    log: the file that gets its output. until: when (time.time()) it is asked to stop in order, by
-    SIGTERM. threads: how many it may use, None for all. ValueError if it fails.
+    log: the file that gets its output. until: when (time.time()) it is sent SIGTERM. threads: how
+    many it may use, None for all. ValueError if it fails.
     """
     settings = dict(OMP_NUM_THREADS=str(threads)) if threads else {}
     what = [os.path.join(ROOT, script)] if script.endswith('.py') else ['-m', script]
@@ -54,75 +77,107 @@ def command(script, *flags, log, until=math.inf, threads=None):
     return not stopped
 
 
-def once(folder, what, work):
+def once(folder, what, script, *flags, until=math.inf, threads=1):
     """
-    Do work() unless that was done before. True if it has come to its end, as work() says.
+    Run a script with --out_dir=folder unless that was done before. True if it is done by now.
 
-    The minutes that it took, over all pieces, stand in folder/WHAT.minutes, and 'done' behind them.
+    Its output goes to folder/WHAT.txt. folder/WHAT.minutes holds the minutes that it took, over all
+    calls, and then 'done' or 'begun'. until, threads: see command.
     """
     path = os.path.join(folder, what + '.minutes')
     took, state = 0.0, ''
     if os.path.exists(path):
         with open(path) as f:
             took, state = f.read().split()
-    if state != 'done':
+    if state != 'done' and time.time() < until:
         os.makedirs(folder, exist_ok=True)
-        t = time.time()
-        state = 'done' if work() else 'begun'
+        begin = time.time()
+        # only a training can go on where it was stopped
+        stop = until if script == 'train.py' else math.inf
+        done = command(script, *flags, f'--out_dir={folder}', until=stop, threads=threads,
+                       log=os.path.join(folder, what + '.txt'))
+        state = 'done' if done else 'begun'
         with open(path, 'w') as f:
-            f.write(f'{float(took) + (time.time() - t) / 60:.3f} {state}')
+            f.write(f'{float(took) + (time.time() - begin) / 60:.3f} {state}')
+        print(f'{what} {state}: {folder}', flush=True)
     return state == 'done'
 
 
-def train(folder, flags, until, threads=None):
+def train(folder, flags, until, threads=1):
     """Train the run in this folder, or go on with it. True if it is done."""
-    if time.time() > until:
-        return False
-    flags = [*flags, '--resume', f'--out_dir={folder}']
-    done = once(folder, 'train', partial(command, 'train.py', *flags, until=until, threads=threads,
-                                         log=os.path.join(folder, 'train.txt')))
-    print(f"{'trained' if done else 'begun  '} {folder}", flush=True)
+    return once(folder, 'train', 'train.py', *flags, '--resume', until=until, threads=threads)
+
+
+def bench(folder, name, flags, until, threads=1):
+    """bench.py on a run, whose bench.csv is copied to NAME.csv. True if it is done."""
+    done = once(folder, name, 'bench.py', *flags, until=until, threads=threads)
+    source, path = (os.path.join(folder, file + '.csv') for file in ('bench', name))
+    if done and os.path.exists(source) and not os.path.exists(path):
+        shutil.copyfile(source, path)
     return done
 
 
-# rows of CSVs ---------------------------------------------------------------------
+def show(path, name=None):
+    """Copy a figure, if it is there, to assets/."""
+    if os.path.exists(path):
+        os.makedirs('assets', exist_ok=True)
+        shutil.copyfile(path, os.path.join('assets', name or os.path.basename(path)))
+
+
+# rows of CSVs -----------------------------------------------------------------------------------
 
 def read_csv(path):
+    """The rows of a file, with strings as values."""
     with open(path, newline='') as f:
         return list(csv.DictReader(f))
 
 
+def number(text):
+    """A cell of a CSV as a float if it is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def load(scale, folder=HERE, variant='main'):
+    """The CSVs of a scale for the tables: {name: rows}, and the scale and a variant beside them."""
+    t = dict(scale=scale, variant=variant)
+    for path in glob.glob(os.path.join(folder, scale, '*.csv')):
+        t[os.path.basename(path).removesuffix('.csv')] = [
+            {key: text if key in TEXT else number(text) for key, text in row.items()}
+            for row in read_csv(path)]
+    return t
+
+
+def earlier(scale, stays):
+    """The rows of a scale's CSVs for which stays(row) holds: {name: rows}, [] for a new name."""
+    tables = defaultdict(list)
+    for path in glob.glob(os.path.join('results', scale, '*.csv')):
+        rows = [row for row in read_csv(path) if stays(row)]
+        tables[os.path.basename(path).removesuffix('.csv')] = rows
+    return tables
+
+
+def save(scale, tables):
+    """{name: rows} -> results/SCALE/*.csv, with this machine as the last of the machines."""
+    here = machine_row()
+    others = [row for row in tables.get('machine', []) if row['machine'] != here['machine']]
+    tables['machine'] = [*others, here]
+    os.makedirs(os.path.join('results', scale), exist_ok=True)
+    for name, rows in tables.items():
+        if rows:
+            with open(os.path.join('results', scale, name + '.csv'), 'w', newline='') as f:
+                # rows of an earlier run may lack a column
+                columns = list(dict.fromkeys(key for row in rows for key in row))
+                writer = csv.DictWriter(f, columns)
+                writer.writeheader()
+                writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
+
+
 def cell(value):
-    """What a CSV holds of a value: six digits of a number that is no count."""
+    """A value as a CSV holds it: six digits of a number that is not a count."""
     return f'{value:.6g}' if isinstance(value, (float, np.floating)) else value
-
-
-def write_csv(scale, name, rows):
-    """Rows -> results/SCALE/NAME.csv."""
-    path = os.path.join('results', scale, name + '.csv')
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, 'w', newline='') as f:
-        # rows of an earlier run may lack a column
-        writer = csv.DictWriter(f, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: cell(value) for key, value in row.items()})
-
-
-def loss_rows(folder):
-    """The held-out losses of a run's log: a row for each evaluation and loop count."""
-    for row in read_csv(os.path.join(folder, 'log.csv')):
-        for key, loss in row.items():
-            if key.startswith('val_loss_') and loss:
-                yield dict(iteration=row['iter'], loops=key.removeprefix('val_loss_'), loss=loss)
-
-
-def minutes_rows(folder):
-    """What was done in a run's folder, and the minutes that it took."""
-    for file in sorted(os.listdir(folder)):
-        if file.endswith('.minutes'):
-            with open(os.path.join(folder, file)) as f:
-                yield dict(what=file.removesuffix('.minutes'), minutes=f.read().split()[0])
 
 
 def machine_row():
@@ -136,3 +191,124 @@ def machine_row():
         name = models[0] if models else name
     return dict(machine=name, cores=os.cpu_count(), torch=torch.__version__,
                 date=time.strftime('%Y-%m-%d'))
+
+
+def loss_rows(folder):
+    """The held-out losses, of a task with accuracies, in a run's log: by iteration and loops."""
+    for row in read_csv(os.path.join(folder, 'log.csv')):
+        for key, loss in row.items():
+            if key.startswith('val_loss_') and loss:
+                n = key.removeprefix('val_loss_')
+                yield dict(iteration=row['iter'], loops=n, loss=loss,
+                           accuracy=row.get(f'val_acc_{n}', ''))
+
+
+def last_losses(folder):
+    """The loss_rows of the last evaluation."""
+    rows = list(loss_rows(folder))
+    return [row for row in rows if row['iteration'] == rows[-1]['iteration']]
+
+
+def minutes_rows(folder):
+    """What was done in a run's folder, and the minutes that it took."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), '*.minutes'))):
+        with open(path) as f:
+            what = os.path.basename(path).removesuffix('.minutes')
+            yield dict(what=what, minutes=f.read().split()[0])
+
+
+def bench_rows(folder, name):
+    """
+    The points of a benchmark (`bench`): the columns KEPT, and `blocks`, the layers evaluated in the
+    groups, a token.
+    """
+    for row in read_csv(os.path.join(folder, name + '.csv')):
+        layers = {key: key.count('-') + 1 for key in row if key.startswith('evals_')}
+        blocks = sum(float(row[key]) * n for key, n in layers.items())
+        yield {key: row[key] for key in KEPT} | dict(blocks=blocks)
+
+
+# rows for tables --------------------------------------------------------------------------------
+
+def pick(rows, **conditions):
+    """The rows whose columns have these values."""
+    return [row for row in rows if all(row[key] == value for key, value in conditions.items())]
+
+
+def column(rows, key):
+    return [row[key] for row in rows]
+
+
+def distinct(rows, key):
+    """The values of a column, each once, in order."""
+    return list(dict.fromkeys(column(rows, key)))
+
+
+def at_checkpoint(rows, which=max):
+    """The rows of each run's last (max) or first (min) checkpoint."""
+    found = {}
+    for row in rows:
+        run = row['variant'], row['seed']
+        found[run] = which(found.get(run, row['iteration']), row['iteration'])
+    return [row for row in rows if row['iteration'] == found[row['variant'], row['seed']]]
+
+
+def fewest_maps(rows, good):
+    """Of each seed the row with the fewest block maps among those for which good(row) holds."""
+    rows = [row for row in rows if good(row)]
+    return [min(pick(rows, seed=seed), key=lambda row: row['mean_evals'])
+            for seed in distinct(rows, 'seed')]
+
+
+# the page ---------------------------------------------------------------------------------------
+
+def mean_std(values, digits=2):
+    """'mean ± standard deviation', or the mean alone if there is one value."""
+    values = np.array(values, dtype=float)
+    text = f'{values.mean():.{digits}f}'
+    if len(values) > 1:
+        text += f' ± {values.std(ddof=1):.{digits}f}'
+    return text
+
+
+def line(*cells):
+    """A line of a Markdown table."""
+    return '| ' + ' | '.join(map(str, cells)) + ' |'
+
+
+def head(*cells):
+    """The first two lines of a Markdown table."""
+    return line(*cells), '|---' * len(cells) + '|'
+
+
+def machine_of(t):
+    """Where the rows of a scale were measured, in words."""
+    return ' and '.join(f"{row['cores']:g} cores of an {row['machine']}, torch {row['torch']}, "
+                        f"{row['date']}" for row in t['machine'])
+
+
+def minutes_by_part(rows):
+    """The minutes of all rows by their part, in words."""
+    return ', '.join(f"{part} {sum(column(pick(rows, part=part), 'minutes')):.0f}"
+                     for part in distinct(rows, 'part'))
+
+
+def join(blocks):
+    """Paragraphs and tables, each an iterable of lines -> Markdown."""
+    return '\n\n'.join('\n'.join(block) for block in blocks)
+
+
+def markers(page, block):
+    """Where the text between `<!-- BLOCK: ... -->` and `<!-- end of BLOCK -->` begins and ends."""
+    begin = re.search(f'<!-- {block}: .* -->\n', page).end()
+    return begin, page.index(f'<!-- end of {block} -->')
+
+
+def write(block, text, folder=HERE):
+    """Put a text between the markers of a block in the folder's README.md."""
+    path = os.path.join(folder, 'README.md')
+    with open(path, encoding='utf-8') as f:
+        page = f.read()
+    begin, end = markers(page, block)
+    with open(path, 'w', encoding='utf-8') as f:
+        f.write(f'{page[:begin]}{text}\n{page[end:]}')

@@ -1,118 +1,278 @@
 """
-The tables of results/README.md, so that they cannot drift from what was measured.
+The tables behind the claims in results/README.md, so that they cannot drift from what was measured.
 
-    python -m results.run --only_table          writes them between the two markers of that page
+    python -m results.run --only_table          writes them between two markers of that page
 
-A test holds the page to what `markdown` gives. What each claim says is in claims.py.
+A test compares the page with what `markdown` gives. What each claim says is in claims.py; the rows
+of Q4 to Q8 come from questions.py and bench.py.
+
+    t, small, tasks     the CSVs of a scale, see runs.load
+    way                 (cache policy, rule, 'True' if it waits for the past, tau)
 """
 import os
 
-from geometry import CLEAR
-from results.claims import CLAIMS, TASK_CSVS, says, verdicts
-from results.claims import CSVS as CLAIM_CSVS
-from results.rows import HERE, at_checkpoint, column, distinct, lines, load, mean_std, pick
-from results.waves import wave_blocks
+import numpy as np
 
-BEGIN = '<!-- claims: written by `python -m results.run --only_table` -->'
-END = '<!-- end of claims -->'
+from geometry import CLEAR
+from results import runs
+from results.claims import CLAIMS, RULES, SAME, cheapest, ratio_in_words, says, sweep, verdicts
+from results.runs import at_checkpoint, column, distinct, head, join, line, mean_std, pick
 
 # the columns of the claims: (scale, variant), and what the page calls it
 REGIMES = {('small', 'main'): 'text', ('small', 'random'): 'text, random adapter',
            ('tasks', 'calc groups'): '`calc`', ('tasks', 'hop groups'): '`hop`',
            ('paper', 'main'): 'paper scale'}
+# the full trainings among those of Q3
+FULL = dict(main='as it is', random='random adapter', fixed='fixed loop counts',
+            uniform='uniform draw')
+MODELS = ('calc', 'calc groups', 'hop', 'hop groups')
+POLICIES = {('exact', ''): 'exact', ('ring', 8.0): 'ring of 8', ('ring', 4.0): 'ring of 4',
+            ('ring', 2.0): 'ring of 2', ('latest', ''): 'latest'}
+WAYS = (('exact', 'False', 'own'), ('exact', 'True', 'waiting'), ('latest', 'True', '`latest`'))
 
+
+# the claims -------------------------------------------------------------------------------------
 
 def regimes(folder):
     """{what the page calls a regime: its verdicts}, {} where it has not been run."""
     found = {}
     for (scale, variant), name in REGIMES.items():
         there = os.path.exists(os.path.join(folder, scale, 'bench.csv'))
-        found[name] = verdicts(load(scale, folder, CLAIM_CSVS, variant)) if there else {}
+        found[name] = verdicts(runs.load(scale, folder, variant)) if there else {}
     return found
 
 
 def verdict_table(found):
-    """Lines of Markdown, one a claim: the verdict in each regime."""
-    yield lines('', 'the paper says', 'holds if', *found)
-    yield '|---' * (3 + len(found)) + '|'
+    """A line for each claim: the verdict in each regime."""
+    yield from head('', 'the paper says', 'holds if', *found)
     for name in CLAIMS:
         cells = [of[name][1] if name in of else '–' if of else 'not run yet'
                  for of in found.values()]
-        yield lines(name, *says(name), *cells)
+        yield line(name, *says(name), *cells)
 
 
 def measured_table(found):
-    """Lines of Markdown, one a claim and regime: what was measured."""
-    yield lines('', '', 'measured')
-    yield '|---|---|---|'
+    """A line for each claim and regime: what was measured."""
+    yield from head('', '', 'measured')
     for name in CLAIMS:
         for regime, of in found.items():
             if name in of:
-                yield lines(name, regime, of[name][0])
+                yield line(name, regime, of[name][0])
 
 
 def choices_table(t):
-    """Lines of Markdown, one an open choice (Q3)."""
+    """A line for each open choice (Q3)."""
     groups = distinct(t['steps'], 'group')
     if not pick(t['settled'], variant='as it is'):
         yield 'The short trainings have not been run yet with this optimiser.\n'
-    yield lines('choice', 'cosine, settled: groups ' + ', '.join(groups),
-                'tokens that turn back, %', "cosine of the slowest eigenvalue's angle",
-                'its modulus', 'DLR at 30 loops, to the first iterate', 'loss at 4 loops')
-    yield '|---' * 7 + '|'
+    yield from head('choice', 'cosine, settled: groups ' + ', '.join(groups),
+                    'tokens that turn back, %', "cosine of the slowest eigenvalue's angle",
+                    'its modulus', 'DLR at 30 loops, to the first iterate', 'loss at 4 loops')
+    columns = (('settled', 'cos', 2), ('settled', 'turning_back', 0), ('spectrum', 'angle', 2),
+               ('spectrum', 'radius', 2))
     for variant in distinct(t['settled'], 'variant'):
         cells = []
-        for table, key, digits, scale in (('settled', 'cos', 2, 1), ('settled', 'turning_back', 0,
-                                          100), ('spectrum', 'angle', 2, 1),
-                                          ('spectrum', 'radius', 2, 1)):
+        for table, key, digits in columns:
             rows = at_checkpoint(pick(t[table], variant=variant))
-            cells.append(', '.join(mean_std([scale * v for v in column(
-                pick(rows, group=group), key)], digits) for group in groups))
+            factor = 100 if key == 'turning_back' else 1
+            cells.append(', '.join(
+                mean_std([factor * value for value in column(pick(rows, group=group), key)], digits)
+                for group in groups))
         drift = at_checkpoint(pick(t['dlr'], variant=variant, reading='first', loops=30.0))
         losses = at_checkpoint(pick(t['losses'], variant=variant, loops=4.0))
-        name = dict(main='as it is', random='random adapter', fixed='fixed loop counts',
-                    uniform='uniform draw').get(variant)
-        if name:        # the full trainings say how long they were
-            name += f", {max(column(pick(t['steps'], variant=variant), 'iteration')):,.0f} its"
-        yield lines(name or variant, *cells, mean_std(column(drift, 'ratio'), 1),
-                    mean_std(column(losses, 'loss'), 3))
+        name = variant
+        if variant in FULL:     # the full trainings say how long they were
+            last = max(column(pick(t['steps'], variant=variant), 'iteration'))
+            name = f'{FULL[variant]}, {last:,.0f} its'
+        yield line(name, *cells, mean_std(column(drift, 'ratio'), 1),
+                   mean_std(column(losses, 'loss'), 3))
 
 
 def eigenvalue_table(t):
     """Does a token turn back where the slowest eigenvalue has a negative real part?"""
-    yield lines('share with a negative real part, %', 'own block: tokens that turn back',
-                'that go on', 'slowest of the prefix: tokens that turn back', 'that go on')
-    yield '|---' * 5 + '|'
+    yield from head('share with a negative real part, %', 'own block: tokens that turn back',
+                    'that go on', 'slowest of the prefix: tokens that turn back', 'that go on')
     keys = [f'negative_{what}_{where}' for what in ('own', 'prefix') for where in ('back', 'on')]
-    for variant, name in dict(main='as it is', random='random adapter', fixed='fixed loop counts',
-                              uniform='uniform draw').items():
-        for group in distinct(t['spectrum'], 'group'):
-            rows = pick(t['spectrum'], variant=variant, group=group)
-            if not rows:
-                continue
-            cells = [[100 * row[key] for row in rows if row[key] != ''] for key in keys]
-            yield lines(f'{name}, group {group}', *(mean_std(c, 0) if c else 'none'
-                                                    for c in cells))
+    for variant, name in FULL.items():
+        rows = pick(t['spectrum'], variant=variant)
+        for group in distinct(rows, 'group'):
+            cells = [[100 * row[key] for row in pick(rows, group=group) if row[key] != '']
+                     for key in keys]
+            yield line(f'{name}, group {group}', *(mean_std(c, 0) if c else 'none' for c in cells))
 
 
 def accel_table(found):
     """Is acceleration a signal of its own? Block maps of both at equal tau, and their ratio."""
     taus = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3)
-    yield lines('block maps of `accel` minus those of `norm` at τ', *(f'{tau:g}' for tau in taus),
-                'acceleration over step norm', 'correlation of their logarithms')
-    yield '|---' * (3 + len(taus)) + '|'
+    yield from head('block maps of `accel` minus those of `norm` at τ',
+                    *(f'{tau:g}' for tau in taus), 'acceleration over step norm',
+                    'correlation of their logarithms')
     for name, t in found.items():
-        evals = {rule: pick(t['bench'], variant=t['variant'], rules='accel', rule=rule,
-                            cache='exact', past='False') for rule in ('accel', 'norm')}
-        cells = [mean_std([a - n for a, n in zip(*(column(pick(evals[rule], tau=tau), 'mean_evals')
-                                                  for rule in ('accel', 'norm')))]) for tau in taus]
+        accel, norm = (sweep(t, rule, 'mean_evals') for rule in ('accel', 'norm'))
         rows = [row for row in at_checkpoint(pick(t['steps'], variant=t['variant']))
                 if row['k'] >= 1 and row['norm'] > CLEAR * row['floor']]
-        of_seeds = [[sum(column(of, key)) / len(of) for of in
-                     (pick(rows, seed=seed) for seed in distinct(rows, 'seed'))]
+        of_seeds = [[np.mean(column(pick(rows, seed=seed), key)) for seed in distinct(rows, 'seed')]
                     for key in ('accel_over_norm', 'accel_alike')]
-        yield lines(name, *cells, *(mean_std(values) for values in of_seeds))
+        yield line(name, *(mean_std(accel[tau] - norm[tau]) for tau in taus),
+                   *(mean_std(values) for values in of_seeds))
 
+
+# the questions that only problems with depth can answer: Q4 to Q8 -------------------------------
+
+def maps_of(t, variant, **where):
+    """The least block maps within SAME of the full budget, see claims.cheapest."""
+    return cheapest(pick(t['points'], variant=variant, **where), 'evals', 'gap_high')
+
+
+def phases_table(t):
+    """What the cosines do where tokens wait, work, and have settled."""
+    bins = ((0, 2), (3, 5), (6, 9), (10, 99))
+    columns = [(phase, *ends) for phase in ('waiting', 'working', 'settled') for ends in bins]
+    yield from head('cosine of consecutive steps by depth', *(
+        f'{phase}, {low} to {high}' if high < 99 else f'{phase}, {low} on'
+        for phase, low, high in columns))
+    for model in MODELS:
+        of_model = pick(t['phases'], variant=model)
+        for group in distinct(of_model, 'group'):
+            cells = []
+            for phase, low, high in columns:
+                rows = [row for row in pick(of_model, group=group, phase=phase)
+                        if low <= row['depth'] <= high]
+                by_seed = [pick(rows, seed=seed) for seed in distinct(rows, 'seed')]
+                cosines = [np.average(column(some, 'cos'), weights=column(some, 'steps'))
+                           for some in by_seed if sum(column(some, 'steps')) >= 30]
+                cells.append(mean_std(cosines) if cosines else '')
+            yield line(f'{model}, group {group}', *cells)
+
+
+def q4(t):
+    """Loops that a token needs under each policy."""
+    ways = [(*policy, rule) for policy in POLICIES for rule in ('fixed', 'norm_rel')]
+    yield from head('Q4: block maps a group', *(
+        f"{POLICIES[cache, slots]}, {'fixed' if rule == 'fixed' else '`norm_rel`'}"
+        for cache, slots, rule in ways))
+    for model in MODELS:
+        yield line(model, *(
+            ratio_in_words(maps_of(t, model, part='policies', cache=cache, slots=slots, rule=rule))
+            for cache, slots, rule in ways))
+
+
+def q5(t):
+    """What waiting for the past buys."""
+    yield from head('Q5: block maps a group, own → waiting', *(f'`{rule}`' for rule in RULES))
+    for model in MODELS:
+        yield line(model, *(' → '.join(
+            ratio_in_words(maps_of(t, model, part='rules', rule=rule, past=past))
+            for past in ('False', 'True')) for rule in RULES))
+
+
+def q6(t):
+    """Beside the oracles, and the true depth."""
+    yield from head('Q6: block maps a group', 'best fixed', 'best rule, own', 'best rule, waiting',
+                    'oracle of distance', 'oracle of the answer',
+                    'steps and depth, correlation: own', 'waiting', 'oracle of the answer')
+    for model in MODELS:
+        best = [best_rule(t, model, past) for past in ('False', 'True')]
+        fixed, oracle = (ratio_in_words(maps_of(t, model, part='rules', rule=rule))
+                         for rule in ('fixed', 'oracle'))
+        answer = pick(t['points'], variant=model, rule='answer')
+        yield line(model, fixed, *(maps for maps, _ in best), oracle,
+                   mean_std(column(answer, 'evals')), *(alike for _, alike in best),
+                   mean_std(column(answer, 'with_depth')))
+
+
+def best_rule(t, model, past):
+    """The rule that needs the fewest block maps, and how its steps go with depth, both in words."""
+    maps = {rule: maps_of(t, model, part='rules', rule=rule, past=past) for rule in RULES}
+    everywhere = [rule for rule in RULES if not np.isnan(maps[rule]).any()]
+    if not everywhere:
+        return 'none in every seed', ''
+    best = min(everywhere, key=lambda rule: maps[rule].mean())
+    rows = pick(t['points'], variant=model, part='rules', rule=best, past=past)
+    return (f'{mean_std(maps[best])} (`{best}`)',
+            mean_std(cheapest(rows, 'with_depth', 'gap_high')))
+
+
+def q7(t):
+    """Answers lost to an exit that came too early, by depth."""
+    columns = [(past, tau) for past in ('False', 'True') for tau in (1e-2, 0.1, 0.3, 1.0)]
+    yield from head('Q7: answers lost, %: shallow / middle / deep third ± over seeds', *(
+        f"{'waiting' if past == 'True' else 'own'}, τ = {tau:g}" for past, tau in columns))
+    for model in MODELS:
+        for rule in ('norm_rel', 'kl', 'accel'):
+            cells = []
+            for past, tau in columns:
+                rows = pick(t['points'], variant=model, part='rules', rule=rule, past=past, tau=tau)
+                shallow, middle, deep = (100 * np.array(column(rows, f'early_{i}'))
+                                         for i in range(3))
+                cells.append(f'{shallow.mean():.1f} / {middle.mean():.1f} / {mean_std(deep, 1)}')
+            if set(cells) != {'0.0 / 0.0 / 0.0 ± 0.0'}:
+                yield line(f'{model}, `{rule}`', *cells)
+
+
+def q8(t):
+    """Thresholds found on short problems, asked for deep ones."""
+    columns = [(rule, *way) for rule in distinct(t['short'], 'rule') for way in WAYS]
+    yield from head('Q8: cost on deep problems, nats (promises kept)',
+                    *(f'`{rule}`, {name}' for rule, _, _, name in columns))
+    for model in MODELS:
+        of_model = pick(t['short'], variant=model)
+        for where in distinct(of_model, 'where'):
+            cells = []
+            for rule, cache, past, _ in columns:
+                rows = [row for row in pick(of_model, where=where, rule=rule, cache=cache,
+                                            past=past) if row['tau'] != '']
+                kept = column(rows, 'kept').count('True')
+                cells.append(f"{mean_std(column(rows, 'cost'), 4)} ({kept} of {len(rows)})"
+                             if rows else 'no τ')
+            yield line(f'{model}, {where}', *cells)
+
+
+# what to use ------------------------------------------------------------------------------------
+
+def in_time(t):
+    """
+    {way: time over that of the fastest fixed budget of `exact`, one a seed}, of ways within SAME of
+    the full budget with 95% confidence in every seed.
+    """
+    swept = pick(t['bench'], variant=t['variant'], rules='accel')
+    seeds, times = distinct(swept, 'seed'), {}
+    for seed in seeds:
+        rows = [row for row in pick(swept, seed=seed)
+                if row['diff_high'] <= SAME and row['rule'] != 'oracle']
+        fixed = min(column(pick(rows, cache='exact', rule='fixed'), 'ms_per_token'))
+        for row in rows:
+            way = row['cache'], row['rule'], row['past'], row['tau']
+            times.setdefault(way, []).append(row['ms_per_token'] / fixed)
+    return {way: some for way, some in times.items() if len(some) == len(seeds)}
+
+
+def advice(small, tasks):
+    """Use this rule, at this tau, with this cache: computed, a line for each regime."""
+    times = dict(text=in_time(small), calc=in_time(tasks | dict(variant='calc groups')),
+                 hop=in_time(tasks | dict(variant='hop groups')))
+    yield from head('where', 'use', 'time over that of the best fixed budget of `exact`')
+    regimes = {name: [name] for name in times} | {'one does not know which': list(times)}
+    for name, of in regimes.items():
+        ways = set.intersection(*(set(times[regime]) for regime in of))
+        worst = {way: max(np.mean(times[regime][way]) for regime in of) for way in ways}
+        if not worst:
+            yield line(name, 'no way is good enough in every seed', '')
+            continue
+        best = min(worst, key=worst.get)
+        each = ', '.join(f'{mean_std(times[regime][best])} ({regime})' for regime in of)
+        yield line(name, in_words(best), each)
+
+
+def in_words(way):
+    cache, rule, past, tau = way
+    if rule == 'fixed':
+        return f'{tau:g} loops for every token, `--cache={cache}`'
+    waits = ' --past' if past == 'True' and cache == 'exact' else ''
+    return f'`--exit={rule} --tau={tau:g}{waits} --cache={cache}`'
+
+
+# the page ---------------------------------------------------------------------------------------
 
 def minutes_line(t, full):
     """The machines, and minutes by the clock of each kind of run, of which two go at a time."""
@@ -126,15 +286,13 @@ def minutes_line(t, full):
     return f'{full} on an {machines}: {each}, together {sum(spent.values()):.0f} minutes'
 
 
-def markdown(folder=HERE):
-    """What stands between the markers: the machine, the claims, the open choices, the waves."""
+def markdown(folder=runs.HERE):
+    """What stands between the markers: the machine, the claims, the open choices, the questions."""
     found = regimes(folder)
-    small = load('small', folder, CLAIM_CSVS)
-    said = [minutes_line(small, 'text')]
-    t = {'text': small}
-    tasks = None
+    small = runs.load('small', folder)
+    said, t, tasks = [minutes_line(small, 'text')], {'text': small}, None
     if found['`calc`']:
-        tasks = load('tasks', folder, [*CLAIM_CSVS, *TASK_CSVS], variant='calc groups')
+        tasks = runs.load('tasks', folder, 'calc groups')
         t |= {'`calc`': tasks, '`hop`': tasks | dict(variant='hop groups')}
         said.append(minutes_line(tasks, 'tasks'))
     seeds = len(distinct(small['bench'], 'seed'))
@@ -149,15 +307,14 @@ def markdown(folder=HERE):
         choices_table(small),
         ['**Eigenvalues and tokens that turn back**, text:'], eigenvalue_table(small)]
     if tasks:
-        blocks += wave_blocks(small, tasks)
-    return '\n\n'.join('\n'.join(block) for block in blocks)
-
-
-def write(begin, end, lines, folder=HERE):
-    """Put lines between two markers of the folder's README.md."""
-    path = os.path.join(folder, 'README.md')
-    with open(path, encoding='utf-8') as f:
-        before, rest = f.read().split(begin)
-    after = rest.split(end)[1]
-    with open(path, 'w', encoding='utf-8') as f:
-        f.write(f'{before}{begin}\n{lines}\n{end}{after}')
+        blocks += [
+            [f'**Where tokens wait and work**: {phases_table.__doc__}'], phases_table(tasks),
+            [f'**Q4 to Q8**, within {SAME} nats of the full budget with 95% confidence. Q4: what '
+             'does a cache policy do to the loops that a token needs?'], q4(tasks),
+            ['Q5: what does waiting for the past buy?'], q5(tasks),
+            ['Q6: how far is each from the oracles, and do steps follow depth?'], q6(tasks),
+            ['Q7: how often is an answer lost because somebody left too early?'], q7(tasks),
+            ['Q8: does a threshold found on the shallower half hold on the deeper one?'], q8(tasks),
+            [f'**What to use**, computed: the fastest way within {SAME} nats in every seed; of '
+             'several regimes the one whose worst is best.'], advice(small, tasks)]
+    return join(blocks)

@@ -13,25 +13,23 @@ out-depth; then results/zoo/*.csv, assets/gate.png and the fourth block of resul
     task        text, calc
     evals       block maps a token: of ouro one is the whole stack
 """
-import csv
 import json
 import math
 import os
-import shutil
-import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
+
+import numpy as np
 
 import data
 from common import plots
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
-from results import runs, table
+from results import runs
 from results.depth import CALC, folder_of
-from results.rows import load, pick
-from results.zoo_table import CSVS, LOOPS, markdown
+from results.runs import column, distinct, fewest_maps, head, join, line, mean_std, pick
+from zoo.etd import thinking_block
 from zoo.huginn import EXITS as CRITERIA
-from zoo.ouro import STAGES
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
@@ -45,23 +43,24 @@ only_table = False
 # flags of the trainings. text: half of the default's iterations for Ouro, whose loops all have
 # gradients and a loss each
 TASKS = dict(text=['--dataset=pydocs', '--keep_iters=[]'], calc=[*CALC, '--keep_iters=[]'])
-OURO = dict(text=['--max_iters=750', '--lr_decay_iters=750'], calc=[])
-GATE_ITERS = 300
+OURO = dict(text=['--max_iters=750'], calc=[])
+GATE = ['--model=zoo.ouro:OuroGateOnly', '--optimizer=adamw', '--max_iters=300',
+        '--warmup_iters=20', '--learning_rate=1e-3']
 READ = dict(text=['--dataset=pydocs'], calc=['--dataset=calc', '--batch_size=64', '--bptt_k=8'])
-MID = ['--max_iters=300', '--warmup_iters=20', '--learning_rate=1e-3', '--min_lr=1e-4',
-       '--mean_recurrence=2', '--keep_iters=[]']
+MID = ['--max_iters=300', '--warmup_iters=20', '--learning_rate=1e-3', '--mean_recurrence=2',
+       '--keep_iters=[]']
 BENCH = ['--checks=False', '--rounds=1', '--timed_tokens=1', '--epsilons=[]', '--n_windows=64',
          '--least_tau=0']
-GATED = ['--cache=exact', '--rules=["gate","norm_rel","kl","accel"]', '--taus=[1e-3,1e-2,3e-2]',
+GATED = ['--cache=exact', '--rules=["zoo.ouro:gate","norm_rel","kl","accel"]',
+         '--taus=[1e-3,1e-2,3e-2]',
          '--more_taus=[0.05,0.1,0.15,0.2,0.25,0.3,0.35,0.4,0.5,0.6,0.7,0.8,0.9,1.5,3]']
 CHECKED = ['--cache=latest', '--n_loop=30', '--taus=[1e-5,1e-4,1e-3,3e-3,1e-2]', '--more_taus='
            '[0.02,0.03,0.05,0.08,0.1,0.13,0.15,0.21,0.26,0.34,0.51,1]', '--rules=' + json.dumps(
                [*(f'zoo.huginn:{name}' for name in CRITERIA), 'norm_rel', 'kl', 'accel'])]
-KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy',
-        'mean_evals')       # of bench.csv
 
-BEGIN = '<!-- zoo: written by `python -m results.zoo --only_table` -->'
-END = '<!-- end of zoo -->'
+SAME = dict(text=0.005, calc=0.002)     # nats above the best fixed budget: equal quality
+LOOPS = (4, 8)                          # of Ouro, in training
+BLOCKS = ('knees', 'front', 'back', 'none')     # where the loops of ETD's mid-training are
 
 
 # what is run ------------------------------------------------------------------------------------
@@ -73,135 +72,225 @@ def place(part, task, variant, seed):
 
 
 def train(folder, seed, flags, until):
-    return runs.train(folder, ['--device=cpu', f'--seed={seed}', *flags, *more], until, threads=1)
+    return runs.train(folder, ['--device=cpu', f'--seed={seed}', *flags, *more], until)
 
 
-def bench(folder, name, flags):
-    """bench.py on a run, once; bench.csv under a name of its own."""
-    def work():
-        done = runs.command('bench.py', f'--out_dir={folder}', *BENCH, *flags, threads=1,
-                            log=os.path.join(folder, 'bench.txt'))
-        shutil.copyfile(f'{folder}/bench.csv', f'{folder}/{name}.csv')
-        return done
-    runs.once(folder, name, work)
-    print(f'{name} of {folder}', flush=True)
-
-
-def measure_ouro(task, loops, seed, until):
-    """Both stages, and a frontier of each. True if all is done."""
+def measure_ouro(task, seed, until, loops):
+    """Both stages, and a benchmark of each. True if all is done."""
     first, second = (place('ouro', task, f'{stage} at {loops}', seed) for stage in ('I', 'II'))
     shape = [*TASKS[task], 'config/ouro.py', f'--mean_recurrence={loops - 1}',
              f"--eval_loops={[n for n in (1, 2, 4, 8) if n <= loops]}"]
-    if not train(first, seed, [*STAGES['--stage=1'], *shape, *OURO[task]], until):
-        return False
-    after = [f'--max_iters={GATE_ITERS}', '--warmup_iters=20', '--learning_rate=1e-3',
-             '--min_lr=1e-4']
-    if not train(second, seed, [*STAGES['--stage=2'], *shape, f'--init_from={first}/ckpt.pt',
-                                *after], until):
-        return False
-    budgets = [f'--n_loop={loops}', f'--budgets={list(range(1, loops))}']
-    bench(first, 'points', [*budgets, *GATED, '--rules=["gate"]'])
-    bench(second, 'points', [*budgets, *GATED])
-    return True
+    bench = [*BENCH, f'--n_loop={loops}', f'--budgets={list(range(1, loops))}', *GATED]
+    return (train(first, seed, [*shape, *OURO[task]], until)
+            and train(second, seed, [*shape, f'--init_from={first}/ckpt.pt', *GATE], until)
+            and runs.bench(first, 'points', [*bench, '--rules=["zoo.ouro:gate"]'], until)
+            and runs.bench(second, 'points', bench, until))
 
 
-def etd(folder, plain, *flags):
-    """zoo/etd.py on a plain run, once."""
-    os.makedirs(folder, exist_ok=True)
-    runs.once(folder, 'etd', lambda: runs.command(
-        'zoo.etd', f'--init_from={plain}/ckpt.pt', f'--out_dir={folder}', *flags, threads=1,
-        log=os.path.join(folder, 'etd.txt')))
-
-
-def measure_etd(task, _, seed, until):
+def measure_etd(task, seed, until):
     """A plain model, its block, and mid-training of that block, of others, and of none."""
-    plain = place('etd', task, 'plain', seed)
-    if not train(plain, seed, [*TASKS[task], '--groups=[]', '--n_layer=6'], until):
+    plain, chosen = (place('etd', task, variant, seed) for variant in ('plain', 'knees'))
+    start = f'--init_from={plain}/ckpt.pt'
+    if not (train(plain, seed, [*TASKS[task], '--groups=[]', '--n_layer=6'], until)
+            and runs.once(chosen, 'etd', 'zoo.etd', start, until=until)):
         return False
-    chosen = place('etd', task, 'knees', seed)
-    etd(chosen, plain)
-    for name, block in other_blocks(chosen).items():
-        etd(place('etd', task, name, seed), plain, f'--block={block}')
-    for name in ('knees', 'front', 'back', 'none'):
-        start = plain if name == 'none' else place('etd', task, name, seed)
-        loops = '[1]' if name == 'none' else '[1,2,3,4]'
-        if not train(place('etd', task, f'{name} trained', seed), seed,
-                     [*READ[task], f'--init_from={start}/ckpt.pt', f'--eval_loops={loops}', *MID],
-                     until):
+    # as many layers as the chosen block has, at the front and at the back
+    shape = load_checkpoint(os.path.join(chosen, 'ckpt.pt'))[1]['model_args']
+    n, layers = len(shape['groups'][0]), list(range(shape['n_layer']))
+    for name, block in dict(front=layers[:n], back=layers[-n:]).items():
+        folder = place('etd', task, name, seed)
+        if not runs.once(folder, 'etd', 'zoo.etd', start, f'--block={block}', until=until):
+            return False
+    for name in BLOCKS:
+        weights, loops = place('etd', task, name, seed), '[1,2,3,4]'
+        if name == 'none':
+            weights, loops = plain, '[1]'
+        flags = [*READ[task], f'--init_from={weights}/ckpt.pt', f'--eval_loops={loops}', *MID]
+        if not train(place('etd', task, f'{name} trained', seed), seed, flags, until):
             return False
     return True
 
 
-def other_blocks(folder):
-    """As many layers as the chosen block has, at the front and at the back."""
-    with open(os.path.join(folder, 'angles.csv'), newline='') as f:
-        layers = len(list(csv.DictReader(f)))
-    (block,) = load_checkpoint(os.path.join(folder, 'ckpt.pt'))[1]['model_args']['groups']
-    n = len(block)
-    return dict(front=list(range(n)), back=list(range(layers - n, layers)))
-
-
-def measure_criteria(task, _, seed, until):
-    """Geiping's criteria, and ours, on one frontier, token by token."""
+def measure_criteria(task, seed, until):
+    """Geiping's criteria, and ours, token by token."""
     folder = place('criteria', task, '', seed)
-    flags = CALC if task == 'calc' else []
-    if not train(folder, seed, flags, until):
-        return False
-    bench(folder, 'criteria', [*CHECKED, '--n_windows=32'])
-    return True
+    return (train(folder, seed, CALC if task == 'calc' else [], until)
+            and runs.bench(folder, 'criteria', [*BENCH, *CHECKED, '--n_windows=32'], until))
+
+
+def works(until):
+    """What there is to do in all parts, the first seed first."""
+    for seed, part, task in product(seeds, PARTS, TASKS):
+        if part in parts and part == 'ouro':
+            yield from (partial(measure_ouro, task, seed, until, loops) for loops in LOOPS)
+        elif part in parts:
+            yield partial(PARTS[part], task, seed, until)
 
 
 PARTS = dict(ouro=measure_ouro, etd=measure_etd, criteria=measure_criteria)
-
-
-def works():
-    """(function, task, loops, seed) of all parts, the first seed first."""
-    for seed in seeds:
-        for part, task in product(parts, TASKS):
-            for loops in LOOPS if part == 'ouro' else [None]:
-                yield PARTS[part], task, loops, seed
 
 
 # what is gathered -------------------------------------------------------------------------------
 
 def gather():
     """All runs -> results/zoo/*.csv. Of the other parts the rows that are there stay."""
-    tables = {name: [] for name in CSVS}
-    for name in CSVS[1:]:
-        path = os.path.join('results', 'zoo', name + '.csv')
-        if os.path.exists(path):
-            tables[name] = [row for row in runs.read_csv(path) if row['part'] not in parts]
-    tables['machine'] = [runs.machine_row()]
+    tables = runs.earlier('zoo', lambda row: row.get('part', parts[0]) not in parts)
+    variants = dict(ouro=[f'{stage} at {n}' for stage in ('I', 'II') for n in LOOPS],
+                    etd=['plain', 'knees', *(f'{name} trained' for name in BLOCKS)],
+                    criteria=['looped'])
     for seed, task, part in product(seeds, TASKS, parts):
-        variants = dict(
-            ouro=[f'{stage} at {n}' for stage in ('I', 'II') for n in LOOPS],
-            etd=['plain', 'knees', *(f'{name} trained' for name in
-                                     ('knees', 'front', 'back', 'none'))],
-            criteria=['looped'])[part]
-        for variant in variants:
-            folder = place(part, task, variant, seed)
-            add_run(tables, folder, dict(part=part, task=task, variant=variant, seed=seed))
-    for name, rows in tables.items():
-        if rows:
-            runs.write_csv('zoo', name, rows)
+        for variant in variants[part]:
+            key = dict(part=part, task=task, variant=variant, seed=seed)
+            for name, rows in rows_of(place(part, task, variant, seed), part).items():
+                tables[name] += [key | row for row in rows]
+    runs.save('zoo', tables)
 
 
-def add_run(tables, folder, key):
-    """The rows of one run's files."""
-    tables['minutes'] += [key | row for row in runs.minutes_rows(folder)]
-    points = 'criteria.csv' if key['part'] == 'criteria' else 'points.csv'
-    for name, file in dict(points=points, blocks='blocks.csv', angles='angles.csv').items():
-        path = os.path.join(folder, file)
-        for row in runs.read_csv(path) if os.path.exists(path) else []:
-            if name == 'points':
-                row = {name: row[name] for name in KEPT}
-            tables[name].append(key | row)
+def rows_of(folder, part):
+    """{name of a CSV: the rows of one run}."""
+    rows = dict(minutes=runs.minutes_rows(folder))
+    points = 'criteria' if part == 'criteria' else 'points'
+    if os.path.exists(os.path.join(folder, points + '.csv')):
+        rows['points'] = [row | dict(rule=row['rule'].removeprefix('zoo.ouro:'))
+                          for row in runs.bench_rows(folder, points)]
+    for name in ('blocks', 'angles'):
+        path = os.path.join(folder, name + '.csv')
+        if os.path.exists(path):
+            rows[name] = runs.read_csv(path)
     if os.path.exists(os.path.join(folder, 'log.csv')):
-        last = runs.read_csv(os.path.join(folder, 'log.csv'))[-1]
-        tables['losses'] += [
-            key | dict(loops=name.removeprefix('val_loss_'), loss=loss,
-                       accuracy=last.get(name.replace('loss', 'acc'), ''))
-            for name, loss in last.items() if name.startswith('val_loss_') and loss]
+        rows['losses'] = runs.last_losses(folder)
+    return rows
+
+
+def draw():
+    """The first seed's losses of calc at most loops against block maps -> assets/gate.png."""
+    rows = pick(runs.load('zoo', 'results')['points'], part='ouro', task='calc',
+                variant=f'II at {LOOPS[-1]}', seed=seeds[0])
+    if rows:
+        plots.gate(rows, os.path.join('assets', 'gate.png'))
+
+
+# the tables -------------------------------------------------------------------------------------
+
+def at_loops(rows, loops, task):
+    """Cells: the loss by loops, and on calc the share of right answers in percent behind it."""
+    for n in loops:
+        at = pick(rows, loops=n)
+        cell = mean_std(column(at, 'loss'), 3) if at else ''
+        if at and task == 'calc':
+            cell += f"; {100 * np.mean(column(at, 'accuracy')):.1f}%"
+        yield cell
+
+
+def ouro_table(t):
+    """The loss at each loop count after stage I; stage II changes the gate alone."""
+    yield from head('Ouro, held-out loss at loops', 1, 2, 4, 8)
+    for task, n in product(TASKS, LOOPS):
+        rows = pick(t['losses'], part='ouro', task=task, variant=f'I at {n}')
+        yield line(f'{task}, trained at {n}', *at_loops(rows, (1, 2, 4, 8), task))
+
+
+def ways_of(rows):
+    """Each rule, by own signals and waiting: (its name, conditions for its rows)."""
+    for rule, past in dict.fromkeys((row['rule'], row['past']) for row in rows):
+        waits = past == 'True' and any(row['cache'] == 'exact' for row in rows)
+        yield rule + (', past' if waits else ''), dict(rule=rule, past=past)
+
+
+def fewest(rows, same, fixed):
+    """
+    In words the fewest block maps within `same` nats of the best of the `fixed` rows of each seed,
+    and their thresholds. Not of the full budget: a model may grow worse with loops.
+    """
+    seeds = distinct(rows, 'seed')
+    best = {seed: min(column(pick(fixed, seed=seed), 'ce')) for seed in seeds}
+    found = fewest_maps(rows, lambda row: row['ce'] <= best[row['seed']] + same)
+    if len(found) < len(seeds):
+        return f'{len(found)} of {len(seeds)} seeds get there'
+    taus = ', '.join(f'{tau:g}' for tau in column(found, 'tau'))
+    return f"{mean_std(column(found, 'mean_evals'))} ({taus})"
+
+
+def gate_table(t):
+    """Block maps at equal quality of the gate and of rules without training, in one model."""
+    columns, points = list(product(TASKS, LOOPS)), pick(t['points'], part='ouro')
+    yield from head('passes through the stack', *(f'{task}, {n} loops, within {SAME[task]:g} nats'
+                                                  for task, n in columns))
+    for stage in ('I', 'II'):
+        for name, way in ways_of(pick(points, variant=f'{stage} at {LOOPS[0]}')):
+            if stage == 'I':        # of which only the gate is shown
+                if way['rule'] != 'gate':
+                    continue
+                name = name.replace('gate', 'gate after stage I')
+            cells = []
+            for task, n in columns:
+                rows = pick(points, task=task, variant=f'{stage} at {n}')
+                cells.append(fewest(pick(rows, **way), SAME[task], pick(rows, rule='fixed')))
+            yield line(name, *cells)
+
+
+def criteria_table(t):
+    """Geiping's criteria beside ours, on the default run and on calc, decoding with `latest`."""
+    yield from head('block maps a group and token, `latest`', *(
+        f'{task}, within {SAME[task]:g} nats' for task in TASKS), 'at his threshold')
+    rows = pick(t['points'], part='criteria')
+    for name, way in ways_of(rows):
+        cells, usual = [], CRITERIA.get(name.removeprefix('zoo.huginn:'))
+        at_usual = []
+        for task in TASKS:
+            of_way = pick(rows, task=task, **way)
+            cells.append(fewest(of_way, SAME[task], pick(rows, rule='fixed', task=task)))
+            if name.startswith('zoo.huginn:'):
+                at_usual.append(f'{task} {at_tau(of_way, usual.tau)}')
+        yield line(name, *cells, '; '.join(at_usual))
+
+
+def at_tau(rows, tau):
+    """Block maps and nats above the full budget at the threshold nearest to tau."""
+    nearest = min(column(rows, 'tau'), key=lambda other: abs(math.log(other / tau)))
+    at = pick(rows, tau=nearest)
+    return (f"{np.mean(column(at, 'mean_evals')):.1f} maps, "
+            f"{np.mean(column(at, 'ce_minus_full')):+.4f}")
+
+
+def etd_table(t):
+    """Plain and damped loops of the block that the knees give, then after mid-training."""
+    loops = (1, 2, 3, 4)
+    names = dict(knees="the knees' block", front='as many layers at the front',
+                 back='as many layers at the back', none='no block')
+    yield from head('ETD, held-out loss at loops', *loops)
+    for task in TASKS:
+        rows = pick(t['blocks'], part='etd', task=task, variant='knees')
+        rows = [row for row in rows if row['block'] == block_of(t, task, row['seed'])]
+        for kind, words in dict(loss='not trained', damped='not trained, damped').items():
+            yield line(f"{task}, the knees' block, {words}",
+                       *(mean_std(column(rows, f'{kind}_{n}'), 3) for n in loops))
+        for name, words in names.items():
+            rows = pick(t['losses'], part='etd', task=task, variant=f'{name} trained')
+            yield line(f'{task}, {words}, mid-trained', *at_loops(rows, loops, task))
+
+
+def block_of(t, task, seed):
+    """The block that the knees give, as blocks.csv names it."""
+    rows = pick(t['angles'], part='etd', task=task, variant='knees', seed=seed)
+    block = thinking_block(np.array(column(rows, 'angle_over_pi')))
+    return f'{block[0]}-{block[-1]}'
+
+
+def markdown(folder=runs.HERE):
+    """What stands between the markers of the zoo."""
+    t = runs.load('zoo', folder)
+    chosen = '; '.join(
+        f'{task} ' + ', '.join(block_of(t, task, seed) for seed in distinct(t['angles'], 'seed'))
+        for task in TASKS)
+    return join([
+        [f"{runs.machine_of(t)}; {len(distinct(t['points'], 'seed'))} seeds; minutes by part: "
+         f"{runs.minutes_by_part(t['minutes'])}. Equal quality: so many nats above the best fixed "
+         'budget of the same model and seed; in brackets the thresholds of the seeds.'],
+        ['**Ouro**:'], ouro_table(t),
+        ['**Its gate** beside rules that need no training, `exact`:'], gate_table(t),
+        ["**Geiping's criteria**:"], criteria_table(t),
+        [f'**ETD**, six layers; the blocks of the knees: {chosen}.'], etd_table(t)])
 
 
 # the run ----------------------------------------------------------------------------------------
@@ -209,26 +298,14 @@ def add_run(tables, folder, key):
 def main():
     runs.check_knobs(seeds, workers, minutes)
     if not parts or not set(parts) <= set(PARTS):
-        raise ValueError(f"parts must be some of {', '.join(PARTS)}, not {parts}")
+        raise ValueError(f"--parts: choose from {', '.join(PARTS)}, not {parts}")
     if not only_table:
-        until = time.time() + 60 * minutes if minutes else math.inf
         data.open_data('pydocs')        # made once, before all the trainings want it
-        with ThreadPoolExecutor(workers) as pool:
-            done = list(pool.map(lambda of: of[0](*of[1:], until), works()))
-        if not all(done):
-            print('the time is up: the same command goes on')
+        if not runs.all_done(works(runs.deadline(minutes)), workers):
             return
         gather()
         draw()
-    table.write(BEGIN, END, markdown())
-
-
-def draw():
-    """The first seed's frontier of calc at most loops -> assets/gate.png."""
-    rows = pick(load('zoo', 'results', CSVS)['points'], part='ouro', task='calc',
-                variant=f'II at {LOOPS[-1]}', seed=seeds[0])
-    if rows:
-        plots.gate(rows, os.path.join('assets', 'gate.png'))
+    runs.write('zoo', markdown())
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ from test_train import TINY, refused, same_weights, saved, trained
 
 from common import checkpoint
 from common.checkpoint import last_checkpoint, load_checkpoint, read_tau, save_checkpoint
-import kills
+from results import kills
 
 # fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
 here, whole = test_train.here, test_train.whole

@@ -1,8 +1,10 @@
 """The shipped figures, that results/README.md says them, and the machinery on runs made small."""
-import json
 import os
+import re
 import time
-from functools import partialmethod
+from functools import partial, partialmethod
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
@@ -10,80 +12,69 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from test_train import TINY
+from test_train import TINY, make_book
 
-import calibrate
+import bench
 import data
 import tasks
+from bench import log_probabilities
+from common import plots
 from common.checkpoint import load_checkpoint
-from results import claims, measure, questions, run, runs, table, waves
-from results.rows import load
+from model import GPTConfig
+from results import claims, decoding, depth, measure, questions, run, runs, speed, table, zoo
+from results.runs import distinct, pick
 
 SEEDS = (1337, 1, 2)
-SHIPPED = load('small', names=claims.CSVS)
-TASKS = load('tasks', names=[*claims.CSVS, *claims.TASK_CSVS], variant='calc groups')
+SHIPPED = runs.load('small')
+TASKS = runs.load('tasks', variant='calc groups')
 
 
 # the shipped figures, looked at without the table's own words -----------------------------------
 
-def test_readme_says_what_the_files_say():
+@pytest.mark.parametrize('block, markdown', [
+    ('claims', table.markdown), ('depth', depth.markdown), ('decoding', decoding.markdown),
+    ('zoo', zoo.markdown)])
+def test_readme_says_what_the_files_say(block, markdown):
     with open(os.path.join(ROOT, 'results', 'README.md'), encoding='utf-8') as f:
-        text = f.read()
-    assert text.split(table.BEGIN)[1].split(table.END)[0].strip() == table.markdown()
+        page = f.read()
+    begin, end = runs.markers(page, block)
+    assert page[begin:end].strip() == markdown()
 
 
 def test_three_seeds_of_everything():
     for t in (SHIPPED, TASKS):
         for name in ('steps', 'settled', 'losses', 'spectrum'):
-            for variant in claims.distinct(t[name], 'variant'):
-                rows = claims.pick(t[name], variant=variant)
-                assert sorted(claims.distinct(rows, 'seed')) == sorted(SEEDS), (name, variant)
-        swept = {(row['variant'], row['seed'], row['rules']) for row in t['bench']}
-        assert {(seed, rules) for variant, seed, rules in swept if variant == t['variant']} == {
-            (seed, rules) for seed in SEEDS for rules in run.RULES}
+            for variant in distinct(t[name], 'variant'):
+                rows = pick(t[name], variant=variant)
+                assert set(distinct(rows, 'seed')) == set(SEEDS), (name, variant)
+        assert {(row['seed'], row['rules']) for row in pick(t['bench'], variant=t['variant'])} == {
+            *product(SEEDS, run.RULES)}
     for name in ('points', 'short', 'phases'):
         assert {(row['variant'], row['seed']) for row in TASKS[name]} == {
-            (variant, seed) for variant in run.TASKS for seed in SEEDS}
+            *product(run.TASKS, SEEDS)}
+    for name, rows in runs.load('zoo').items():
+        if name in ('points', 'losses', 'blocks'):
+            keys = {(row['part'], row['task']) for row in rows}
+            assert {(row['part'], row['task'], row['seed']) for row in rows} == {
+                (*key, seed) for key in keys for seed in SEEDS}
 
 
-def test_c1_step_norms_fall():
-    rows = claims.at_checkpoint(claims.pick(SHIPPED['steps'], variant='main'))
-    for seed in SEEDS:
-        for group in ('1', '2-3', '4'):
-            norms = claims.column(claims.pick(rows, seed=seed, group=group), 'norm')
-            assert len(norms) == 30 and max(norms[10:]) < norms[0] / 100
-
-
-def test_c11_loops_help_and_stay():
-    for seed in SEEDS:
-        rows = claims.pick(SHIPPED['loops'], seed=seed, variant='main')
-        losses = {row['loops']: row['loss'] for row in rows}
-        assert losses[1] > losses[2] + 0.005 > losses[4]
-        assert all(abs(losses[n] - losses[8]) < 1e-3 for n in (16, 64, 256))
-
-
-def test_loops_matter_on_the_tasks():
+@pytest.mark.parametrize('seed', SEEDS)
+def test_loops_help_and_waiting_loses_fewer_answers(seed):
+    rows = pick(SHIPPED['loops'], seed=seed, variant='main')
+    losses = {row['loops']: row['loss'] for row in rows}
+    assert losses[1] > losses[2] + 0.005 > losses[4]
+    assert all(abs(losses[n] - losses[8]) < 1e-3 for n in (16, 64, 256))
     for variant in run.TASKS:
-        for seed in SEEDS:
-            rows = claims.pick(TASKS['loops'], seed=seed, variant=variant, where='held out')
-            right = {row['loops']: row['accuracy'] for row in rows}
-            assert right[1] < 0.92 and right[32] > 0.98
-
-
-def test_waiting_loses_fewer_answers_than_own_signals():
-    for variant in ('calc', 'calc groups'):
-        for seed in SEEDS:
-            lost = {past: claims.pick(TASKS['points'], variant=variant, seed=seed, part='rules',
-                                      rule='norm_rel', past=past, tau=0.1)[0]['early']
-                    for past in ('False', 'True')}
-            assert lost['True'] == 0 and lost['False'] > 0.001
+        rows = pick(TASKS['loops'], seed=seed, variant=variant, where='held out')
+        right = {row['loops']: row['accuracy'] for row in rows}
+        assert right[1] < 0.92 and right[32] > 0.98
+    own, waiting = (pick(TASKS['points'], variant='calc', seed=seed, part='rules', tau=0.1,
+                         rule='norm_rel', past=past)[0]['early'] for past in ('False', 'True'))
+    assert waiting == 0 and own > 0.001
 
 
 # the claims and the table -----------------------------------------------------------------------
-
-def shipped_with(**tables):
-    return dict(scale='small', variant='main', **tables)
-
 
 def settled_rows(*tenths, cos=0.6):
     return [dict(variant='main', seed=seed, iteration=at, group='1', tenth=tenth, cos=cos,
@@ -91,306 +82,270 @@ def settled_rows(*tenths, cos=0.6):
             for seed, tenth in enumerate(tenths) for at in (0.0, 9.0)]
 
 
-@pytest.mark.parametrize('tenths, verdict', [
-    ((6.0, 8.0, 10.0), 'reproduced, in 6 to 10'), ((2.0, 2.0, 3.0), 'it falls faster, in 2 to 3'),
-    ((6.0, 8.0, 11.0), 'not reproduced'), ((2.0, 2.0, ''), 'not reproduced')])
-def test_a_seed_that_never_falls_fails_the_claim(tenths, verdict):
-    assert claims.c1(shipped_with(settled=settled_rows(*tenths)))[1] == verdict
-
-
-def test_the_paper_s_range_of_cosines():
+def test_a_claim_holds_in_every_seed():
+    for tenths, verdict in (((6.0, 8.0, 10.0), 'reproduced, in 6 to 10'),
+                            ((2.0, 2.0, 3.0), 'it falls faster, in 2 to 3'),
+                            ((6.0, 8.0, 11.0), 'not reproduced'), ((2.0, ''), 'not reproduced')):
+        assert claims.c1(dict(variant='main', settled=settled_rows(*tenths)))[1] == verdict
     # the mean over tokens that still move, at each step; at the fourth hardly any do
     steps = [dict(variant='main', seed=0, iteration=9.0, group='1', k=float(k), cos_clear=cos,
                   clear=clear) for k, cos, clear in ((0, '', 1.0), (1, 0.2, 1.0), (2, 0.4, 0.9),
                                                      (3, 0.8, 0.4), (4, 0.5, 0.05))]
-    t = shipped_with(settled=settled_rows(2.0, cos=0.6), steps=steps)
+    t = dict(variant='main', settled=settled_rows(2.0, cos=0.6), steps=steps)
     assert claims.c2(t)[1] == 'reproduced'
-    one_seed, other = (settled_rows(2.0, cos=cos) for cos in (0.3, 0.9))       # 0.6 in the mean
-    t = shipped_with(settled=[*one_seed, *(row | dict(seed=1) for row in other)], steps=steps)
+    # 0.6 is the mean of two seeds, neither of which is in the range
+    t['settled'] = [*settled_rows(2.0, cos=0.3), *settled_rows(2.0, 2.0, cos=0.9)[2:]]
     assert claims.c2(t)[1] == 'not reproduced in 1 of 1 groups'
-    t = shipped_with(settled=settled_rows(2.0, 2.0, cos=0.9), steps=steps)
-    words, verdict = claims.c2(t)
-    assert verdict == 'not reproduced in 1 of 1 groups'
-    assert words == '0.90 ± 0.00 (group 1; over windows ± 0.10)'
     steps[2]['cos_clear'] = 0.5
-    assert claims.c2(t)[1] == f'{verdict}; the mean of group 1 in 1 of 2 seeds for a while'
-
-
-def test_mean_and_standard_deviation():
-    assert claims.mean_std([1, 2, 3]) == '2.00 ± 1.00'
-    assert claims.mean_std([1.25], 1) == '1.2'
+    assert claims.c2(t) == ('0.60 ± 0.42 (group 1; over windows ± 0.10)', 'not reproduced in 1 of '
+                            '1 groups; the mean of group 1 in 1 of 2 seeds for a while')
 
 
 def test_the_cheapest_of_equal_quality():
-    def point(tau, high, ms):
-        return dict(seed=1.0, variant='main', rules='accel', rule='kl', tau=tau, diff_high=high,
-                    ms=ms, cache='exact', past='False')
-    points = [point(1e-3, 0.0, 9.0), point(1e-2, 0.004, 5.0), point(0.1, 0.006, 1.0)]
-    t = shipped_with(bench=points)
-    assert claims.cheapest(t, 'kl', 'ms') == [pytest.approx(3.0)]      # half way to the next
-    assert claims.cheapest(t, 'kl', 'ms', taus=(1e-3, 1e-2)) == [5.0]
-    assert np.isnan(claims.cheapest(t, 'kl', 'ms', taus=(0.1,)))
-    assert np.isnan(claims.cheapest(t, 'kl', 'ms', past='True'))
-    assert claims.least(points, 'ms', whole=True) == 5.0                # loops are whole
-
-
-def test_a_paired_interval():
+    def points(rule, *points):
+        return [dict(seed=1.0, rule=rule, tau=tau, diff_high=high, ms=ms)
+                for tau, high, ms in points]
+    rows = points('kl', (0.1, 0.006, 1.0), (1e-3, 0.0, 9.0), (1e-2, 0.004, 5.0))
+    assert claims.cheapest(rows, 'ms') == [pytest.approx(3.0)]         # half way to the next
+    assert claims.cheapest(rows[1:], 'ms') == [5.0]
+    assert np.isnan(claims.cheapest(rows[:1], 'ms'))
+    # loops are whole, and more of them are better
+    fixed = points('fixed', (1, 0.006, 1.0), (2, 0.004, 5.0), (3, 0.0, 9.0))
+    assert claims.cheapest(fixed, 'ms') == [5.0]
     low, high = claims.paired(np.array([0.0, 0.1, 0.2]))
     assert (low, high) == pytest.approx((0.1 - 0.2484, 0.1 + 0.2484), abs=1e-4)
+    # of the zoo, beside the best fixed budget of each seed
+    rows = [dict(seed=seed, mean_evals=evals, ce=ce, tau=tau) for seed, evals, ce, tau in (
+        (1, 4, 1.0, 0.1), (1, 3, 1.001, 0.2), (1, 2, 1.01, 0.3), (2, 4, 1.1, 0.1))]
+    fixed = [dict(seed=seed, ce=ce) for seed, ce in ((1, 1.5), (1, 1.0), (2, 1.0))]
+    assert zoo.fewest(rows, 0.002, fixed) == '1 of 2 seeds get there'
+    assert zoo.fewest(rows[:3], 0.002, fixed) == '3.00 (0.2)'
 
 
 def test_what_is_good_everywhere_and_never_slow_is_the_advice():
-    def swept(variant, ways):
-        return [dict(variant=variant, seed=1.0, rules='accel', cache=cache, rule=rule, past='False',
-                     tau=tau, diff_high=high, ms_per_token=ms)
-                for cache, rule, tau, high, ms in ways]
-    fixed = ('exact', 'fixed', 8.0, 0.0, 10.0)
-    text = dict(variant='main', bench=swept('main', [
-        fixed, ('latest', 'kl', 0.1, 0.0, 2.0), ('latest', 'norm', 0.1, 0.0, 5.0)]))
-    tasks = dict(bench=[
-        *swept('calc groups', [fixed, ('latest', 'kl', 0.1, 0.1, 2.0),
-                               ('latest', 'norm', 0.1, 0.0, 5.0)]),
-        *swept('hop groups', [fixed, ('latest', 'norm', 0.1, 0.0, 8.0)])])
-    said = list(waves.advice(text, tasks))[2:]
-    assert '`--exit=kl --tau=0.1 --cache=latest` | 0.20 (text)' in said[0]
-    assert '`--exit=norm --tau=0.1 --cache=latest` | 0.50 (calc)' in said[1]
-    assert '`--exit=norm --tau=0.1 --cache=latest` | 0.80 (hop)' in said[2]
-    assert '`--exit=norm --tau=0.1 --cache=latest` | 0.50 (text), 0.50 (calc), 0.80' in said[3]
+    def swept(variant, *ways):
+        return [dict(variant=variant, seed=1.0, rules='accel', rule=rule, tau=tau, past='False',
+                     cache='exact' if rule == 'fixed' else 'latest', diff_high=high,
+                     ms_per_token=ms) for rule, tau, high, ms in (('fixed', 8.0, 0.0, 10.0), *ways)]
+    norm, kl = ('norm', 0.1, 0.0, 5.0), ('kl', 0.1, 0.0, 2.0)
+    text = dict(variant='main', bench=swept('main', kl, norm))
+    both = dict(bench=[*swept('calc groups', ('kl', 0.1, 0.1, 2.0), norm),      # kl is not good
+                       *swept('hop groups', ('norm', 0.1, 0.0, 8.0))])
+    said = list(table.advice(text, both))[2:]
+    use = '`--exit={} --tau=0.1 --cache=latest` | {}'
+    assert use.format('kl', '0.20 (text)') in said[0] and use.format('norm', '0.50') in said[1]
+    assert use.format('norm', '0.50 (text), 0.50 (calc), 0.80 (hop)') in said[3]
 
 
-def test_the_table_is_put_between_the_markers(tmp_path):
-    page = tmp_path / 'README.md'
-    page.write_text(f'before\n{table.BEGIN}\nold\n{table.END}\nafter\n', encoding='utf-8')
+def test_a_table_is_put_between_its_markers(tmp_path):
+    text = 'before\n<!-- a: by `x` -->\n{}\n<!-- end of a -->\n<!-- b: -->\n<!-- end of b -->\n'
+    (tmp_path / 'README.md').write_text(text.format('old'))
     for _ in range(2):      # written again, it stays as it is
-        table.write(table.BEGIN, table.END, 'new', tmp_path)
-        text = page.read_text(encoding='utf-8')
-        assert text == f'before\n{table.BEGIN}\nnew\n{table.END}\nafter\n'
+        runs.write('a', 'new', tmp_path)
+        assert (tmp_path / 'README.md').read_text() == text.format('new')
 
 
-# the geometry -----------------------------------------------------------------------------------
+# what is measured of a run ----------------------------------------------------------------------
 
 def test_the_leading_eigenvalue(tiny):
     """A small push of the last token shrinks from step to step as the eigenvalue says."""
-    # float64 states from which one loop step no longer moves
     model, trace = tiny(), []
-    idx = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(0))
-    model(idx, n_loop=60, trace=trace)
+    model(torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(0)), trace=trace)
     group, e, x = model.groups[0], trace[0]['e'].double(), trace[0]['states'][-1].double()
     group.double()
-    leading = measure.spectrum(group, e, x)[:, -1]
-
-    # the push, 14 steps long
-    push = torch.randn(2, 16, generator=torch.Generator().manual_seed(1)).double() * 1e-6
     with torch.no_grad():
-        for _ in range(200):
+        for _ in range(200):        # until a loop step no longer moves
             x = group.step(x, e)
         pushed, norms = x.clone(), []
-        pushed[:, -1] += push
+        pushed[:, -1] += 1e-6 * torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
         for _ in range(14):
             pushed = group.step(pushed, e)
             norms.append((pushed - x)[:, -1].norm(dim=-1))
     rate = (norms[-1] / norms[-7]) ** (1 / 6)
-    torch.testing.assert_close(rate, leading.abs().double(), rtol=0.1, atol=0)
-
-
-def test_a_token_inherits_the_slowest_mode_before_it():
+    leading = measure.spectrum(group, e, x)[:, -1].abs().double()
+    torch.testing.assert_close(rate, leading, rtol=0.1, atol=0)
+    # a token inherits the slowest mode of those before it
     own = torch.tensor([[0.1, -0.5, 0.3, 0.6j]])
-    assert measure.slowest_so_far(own).tolist() == [[
-        pytest.approx(value) for value in (0.1, -0.5, -0.5, 0.6j)]]
+    assert measure.slowest_so_far(own)[0].tolist() == pytest.approx([0.1, -0.5, -0.5, 0.6j])
 
 
-def test_the_mean_cosine_of_tokens_that_still_move():
-    """The first of two tokens goes straight on, the second turns back and then trembles."""
-    first = torch.tensor([0.0, 4, 6, 7, 7.5])
-    second = torch.tensor([0.0, 4, 2, 2.001, 1.0])      # what it does after trembling is not told
-    states = torch.stack((first, second), dim=1)[:, None, :, None]              # (K+1, 1, 2, 1)
+def test_tokens_that_still_move_and_tokens_that_wait():
+    """Two tokens on a line."""
+    def states(first, second):
+        return torch.tensor([first, second]).T[:, None, :, None]                # (K+1, 1, 2, 1)
+    # the first goes straight on; the second turns back and then trembles, which does not count
     curves = dict.fromkeys(('norm', 'norm_std', 'cos', 'cos_std'), [0.0] * 4)
-    rows = list(measure.step_rows('1', curves | dict(floor_float32=0.01), states))
+    rows = list(measure.step_rows('1', curves | dict(floor_float32=0.01), states(
+        [0.0, 4, 6, 7, 7.5], [0.0, 4, 2, 2.001, 1.0])))
     assert [row['clear'] for row in rows] == [1, 1, 0.5, 0.5]
     assert [row['cos_clear'] for row in rows] == ['', 0, 1, 1]
-
-
-def test_who_waits_and_who_works():
-    """Two tokens on a line: the first arrives at step 1, the second at step 3."""
-    first = torch.tensor([0.0, 4, 4, 4, 4])
-    second = torch.tensor([0.0, 1, 2, 4, 4.01])
-    states = torch.stack((first, second), dim=1)[:, None, :, None]              # (K+1, 1, 2, 1)
-    rows = list(measure.phase_rows('1', states, 1e-9, np.array([[0, 1]])))
-    # steps 1 ... 3, of which those of the first token have no length
+    # the first arrives at step 1 and has no steps after it, the second at step 3
+    rows = list(measure.phase_rows('1', states([0.0, 4, 4, 4, 4], [0.0, 1, 2, 4, 4.01]), 1e-9,
+                                   np.array([[0, 1]])))
     assert [(row['depth'], row['phase'], row['steps']) for row in rows] == [
         (1, 'working', 2), (1, 'settled', 1)]
     assert rows[0]['cos'] == pytest.approx(1.0)
 
 
-# the questions ----------------------------------------------------------------------------------
-
-def wave_windows(wave):
-    model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
-    return model, *measure.held_out(checkpoint['config']['dataset'], model.config.block_size, 32)
-
-
 def test_answers_lost_by_depth():
     full = torch.tensor([[[0.0, 9], [0, 9], [9, 0]]])           # says 1, 1, 0
     point = torch.tensor([[[0.0, 9], [9, 0], [0, 9]]])          # says 1, 0, 1
-    targets, depth = torch.tensor([[1, 1, 1]]), np.array([[0, 4, 8]])
+    targets, depths = torch.tensor([[1, 1, 1]]), np.array([[0, 4, 8]])
     # the third label is wrong in the full budget too: nothing is lost there
-    assert questions.early(point, full, targets, depth) == dict(
+    assert questions.early(point, full, targets, depths) == dict(
         early=pytest.approx(1 / 3), early_0=0, early_1=1, early_2=0)
 
 
 def test_the_oracle_of_the_answer_and_the_full_budget(wave, monkeypatch):
     """With the full budget nothing is lost; the oracle needs no more than the last one to agree."""
-    model, idx, targets, depth = wave_windows(wave)
+    model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
+    windows = measure.held_out(checkpoint['config']['dataset'], model.config.block_size, 32)
     monkeypatch.setattr(questions, 'FULL', 6)
-    full, _, _ = questions.log_probabilities(model, questions.fixed(model, 6), idx)
-    row = questions.point_row(model, questions.fixed(model, 6), idx, targets, depth, full)
+    full, _, _ = log_probabilities(model, questions.fixed(model, 6), windows[0])
+    row, one = (questions.point_row(model, questions.fixed(model, n), *windows, full)
+                for n in (6, 1))
     assert (row['gap'], row['early'], row['evals']) == (0, 0, 6)
-    answer = questions.answer_row(model, idx, targets, depth, full)
-    assert 1 <= answer['evals'] < 6
-    one = questions.point_row(model, questions.fixed(model, 1), idx, targets, depth, full)
-    shares = [(questions.third_of(depth) == i).mean() for i in range(3)]
+    assert 1 <= questions.answer_row(model, *windows, full)['evals'] < 6
+    shares = [(questions.third_of(windows[2]) == i).mean() for i in range(3)]
     assert one['gap'] > 0.01 and one['early'] == pytest.approx(
         sum(share * one[f'early_{i}'] for i, share in enumerate(shares)))
 
 
 # the machinery ----------------------------------------------------------------------------------
 
-class Inline:
-    """A pool whose work is done at once, in this thread: signals need the main one."""
-
-    def __init__(self, *args):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    map = staticmethod(map)
-
-    def submit(self, work, *args):
-        value = work(*args)
-        return SimpleNamespace(result=lambda: value)
-
-
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    """results/run.py on runs made tiny, in this process; the names of what it calls, in order."""
-    monkeypatch.chdir(tmp_path)
+def in_process(monkeypatch, folder, data_set, more):
+    """
+    The commands of results/ run in this process, in a folder with a data set and our configs. more:
+    further flags of a script, None = do not run it. Returns a list of what is called.
+    """
+    monkeypatch.chdir(folder)
     os.symlink(os.path.join(ROOT, 'config'), 'config')
     with open('book.txt', 'w') as f:
         f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(900)))
-    data.make('book', 'book.txt')
+    data.make(data_set, 'book.txt')
     calls = []
 
-    def command(script, *flags, log, until=None, threads=None):
+    def command(script, *flags, **how):
         calls.append(script)
-        # geometry.py has its own tests, and one sweep of a run will do for all
-        folder, = (flag.split('=')[1] for flag in flags if flag.startswith('--out_dir'))
-        if script == 'geometry.py' or os.path.exists(os.path.join(folder, 'bench.json')):
-            return True
-        done = conftest.run(*flags, script=script)
-        assert done.returncode == 0, done.stderr
-        if script == 'bench.py':        # what a check costs is not measured here
-            with open(os.path.join(folder, 'bench.json'), 'w') as f:
-                json.dump(dict(checks=[['C = 16', 'kl', 1.0, 2.0]]), f)
+        path = script if script.endswith('.py') else script.replace('.', '/') + '.py'
+        if more.get(script, ()) is not None:
+            done = conftest.run(*flags, *more.get(script, ()), script=path)
+            assert done.returncode == 0, done.stderr
         return True
-
-    sweep = ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6', '--budgets=[2]',
-             '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu', '--checks=False',
-             '--cache=exact', '--past=False']
     monkeypatch.setattr(runs, 'command', command)
-    tiny = [flag for flag in TINY if '--dataset' not in flag]
-    settings = dict(seeds=[1], workers=1, CHOICES={'as it is': []}, SWEEP=[],
-                    RULES=dict.fromkeys(run.RULES, sweep),
-                    more=[*tiny, '--eval_loops=[1,4,8]', '--keep_iters=[0]'],
-                    ThreadPoolExecutor=Inline, ProcessPoolExecutor=Inline)
-    for name, setting in settings.items():
-        monkeypatch.setattr(run, name, setting)
-    smaller = dict(N_LOOP=8, N_WINDOWS=4, NOISE_DRAWS=2, NOISE_LOOPS=(4, 30), SPECTRUM_WINDOWS=1,
-                   LOOPS=(1, 4, 5, 9, 13, 32, 64), BUDGETS={2: (1, 2)})
-    for name, setting in smaller.items():
-        monkeypatch.setattr(measure, name, setting)
-    for name, setting in dict(FULL=4, BUDGETS=[1, 4], RULES=['norm_rel'], TAUS=[0.1],
-                              POLICIES=[('exact', 1), ('ring', 2)],
-                              WINDOWS=dict(policies=4, rules=4, short=32)).items():
-        monkeypatch.setattr(questions, name, setting)
-    monkeypatch.setattr(calibrate, 'TAUS', [1.0, 0.01])
+    # signals need the main thread
+    monkeypatch.setattr(runs, 'all_done', lambda works, workers: all([work() for work in works]))
+    monkeypatch.setattr(runs, 'write', lambda block, text: calls.append(block))
     few = partialmethod(tasks.Problems.__init__, held_out=32)
     monkeypatch.setattr(tasks.Problems, '__init__', few)
-    monkeypatch.setattr(torch, 'set_num_threads', lambda n: None)
-    monkeypatch.setattr(table, 'write', lambda begin, end, lines: calls.append('table'))
-    monkeypatch.setattr(table, 'markdown', lambda: '')
+    for figure in ('losses', 'depth', 'figure_4', 'frontier'):
+        monkeypatch.setattr(plots, figure, lambda *args: None)
     return calls
 
 
 @pytest.mark.parametrize('scale, only', [('small', ['main', 'as it is']),
                                          ('tasks', ['calc groups', 'as it is']), ('paper', [])])
-def test_all_is_run_once_and_gathered(small, monkeypatch, scale, only):
-    for name, value in dict(scale=scale, only=only,
-                            dataset=None if scale == 'tasks' else 'book').items():
+def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, only):
+    calls = in_process(monkeypatch, tmp_path, 'book', {
+        'bench.py': ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6',
+                     '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu', '--past=False',
+                     '--cache=exact', '--budgets=[2]', '--more_taus=[3]', '--checks=False'],
+        'results.measure': ['--n_windows=4', '--n_loop=8', '--noise_draws=2', '--noise_loops=[30]',
+                            '--spectrum_windows=1', '--budgets=[1,2]', '--short_windows=16',
+                            '--loss_loops=[1,4,5,9,13,32,64]', '--device=cpu'],
+        'geometry.py': None})
+    small = [flag for flag in TINY if '--dataset' not in flag]
+    for name, value in dict(scale=scale, only=only, seeds=[1],
+                            dataset=None if scale == 'tasks' else 'book',
+                            more=[*small, '--eval_loops=[1,4,8]', '--keep_iters=[0]']).items():
         monkeypatch.setattr(run, name, value)
+    for name, value in dict(FULL=4, BUDGETS=[1, 4], RULES=['norm_rel'], TAUS=[0.1],
+                            POLICIES=[('exact', 1), ('ring', 2)]).items():
+        monkeypatch.setattr(questions, name, value)
+    monkeypatch.setattr(bench, 'TAU_GRID', [1.0, 0.01])
+    monkeypatch.setattr(table, 'markdown', lambda: '')
     run.main()
-    shown = [variant for variant in run.SHOWN[scale] if variant in only or not only]
-    assert small == (['train.py'] * max(len(only), 1) + ['bench.py'] * len(run.RULES)
-                     + ['geometry.py'] * len(shown) + ['table'])
-    names = [*claims.CSVS, *(claims.TASK_CSVS if scale == 'tasks' else ())]
-    t = load(scale, 'results', names, 'calc groups' if scale == 'tasks' else 'main')
+    n = max(len(only), 1)
+    assert calls == (['train.py'] * n + ['results.measure'] * n + ['bench.py'] * len(run.RULES)
+                     + ['geometry.py', 'claims'])
+    t = runs.load(scale, 'results', TASKS['variant'] if scale == 'tasks' else 'main')
     assert len(claims.verdicts(t)) == (15 if scale == 'paper' else 16)
 
     # what is done is not done again, and the rows of what is not asked for stay
-    small.clear()
-    if only:
-        monkeypatch.setattr(run, 'only', only[1:])
+    calls.clear()
+    monkeypatch.setattr(run, 'only', only[1:])
     run.main()
-    assert small == ['table']
-    again = load(scale, 'results', names, t['variant'])
-    assert all(again[name] == t[name] for name in names if name != 'minutes')
+    assert calls == ['claims']
+    again = runs.load(scale, 'results', t['variant'])
+    assert all(again[name] == t[name] for name in t if name != 'minutes')
 
 
-def test_pieces_stop_and_go_on(small, monkeypatch, capsys):
-    monkeypatch.setattr(run, 'minutes', 1e-9)
-    monkeypatch.setattr(run, 'dataset', 'book')
-    run.main()
-    assert small == []
-    assert 'the time is up: the same command goes on' in capsys.readouterr().out
+def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
+    """One seed of calc, made tiny."""
+    calls = in_process(monkeypatch, tmp_path, 'pydocs', {
+        'bench.py': ['--n_windows=2', '--n_loop=2', '--budgets=[1]', '--taus=[1e-2]',
+                     '--more_taus=[0.3]', '--timed_tokens=1', '--device=cpu'],
+        'zoo.etd': ['--n_windows=2', '--device=cpu']})
+    more = ['--max_iters=2', '--warmup_iters=1', '--batch_size=4', '--eval_windows=2']
+    for name, value in dict(TASKS=dict(calc=[*zoo.CALC, '--n_embd=16', '--keep_iters=[]']),
+                            LOOPS=(2,), seeds=[1], more=more).items():
+        monkeypatch.setattr(zoo, name, value)
+    monkeypatch.setattr(zoo.markdown, '__defaults__', ('results',))
+    monkeypatch.setattr(runs, 'write', lambda block, text: calls.append(text))
+    zoo.main()
+    page = calls.pop()
+    assert sorted(calls) == ['bench.py'] * 3 + ['train.py'] * 8 + ['zoo.etd'] * 3
+    assert 'gate after stage I' in page and 'calc, trained at 2' in page
+    assert 'zoo.huginn:latent-diff' in page and "the knees' block, mid-trained" in page
+    calls.clear()
+    zoo.main()
+    assert calls == [page]
 
 
-def test_a_training_is_asked_to_stop_in_order(tmp_path, monkeypatch):
-    """A piece's end is a SIGTERM: it saves, and the next piece resumes."""
+def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
+    """A training gets a SIGTERM, saves, and goes on later; nothing new is begun."""
     monkeypatch.chdir(tmp_path)
-    with open('book.txt', 'w') as f:
-        f.write('many words ' * 900)
-    data.make('book', 'book.txt')
-
-    def printed():
-        with open('piece.txt') as f:
-            return f.read()
-
+    make_book()
     # a clock by which the time is up as soon as the run is under way
-    clock = SimpleNamespace(time=lambda: float('iter 0:' in printed()), sleep=time.sleep)
+    printed = Path('out/train.txt')
+    clock = SimpleNamespace(sleep=time.sleep, time=lambda: float(
+        printed.exists() and 'iter 0:' in printed.read_text()))
     monkeypatch.setattr(runs, 'time', clock)
-    flags = [*TINY, '--max_iters=1000000', '--out_dir=out-piece', '--resume']
-    assert not runs.command('train.py', *flags, until=0.5, log='piece.txt')
-    assert 'stopped after iteration' in printed() and os.path.exists('out-piece/ckpt.pt')
+    flags = [*TINY, '--max_iters=1000000']
+    works = [partial(runs.train, folder, flags, 0.5) for folder in ('out', 'later')]
+    assert not runs.all_done(works, workers=1)
+    assert 'stopped after iteration' in printed.read_text() and os.path.exists('out/ckpt.pt')
+    assert not os.path.exists('later')
+    assert 'the time is up: the same command goes on' in capsys.readouterr().out
+    # a second by that clock
+    assert list(runs.minutes_rows('out')) == [dict(what='train', minutes='0.017')]
 
 
-def test_a_command_that_fails_names_its_log(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match='`python nowhere.py --n_loop=3` failed: see log.txt'):
-        runs.command('nowhere.py', '--n_loop=3', log='log.txt')
-    with open('log.txt') as f:
-        assert "can't open file" in f.read()
-
-
-@pytest.mark.parametrize('knob, value, words', [
-    ('scale', 'large', "unknown scale 'large': choose small, tasks or paper"),
-    ('only', ['men'], '--only: choose from main, random'),
-    ('seeds', [], '--seeds must name one'),
-    ('workers', 0, '--workers'),
-    ('minutes', -1.0, '--minutes must be')])
-def test_bad_input(knob, value, words, monkeypatch):
-    monkeypatch.setattr(run, knob, value)
+@pytest.mark.parametrize('module, knob, value, words', [
+    (run, 'only', ['men'], '--only: choose from main, random'),
+    (zoo, 'parts', ['no'], '--parts: choose from ouro'), (run, 'workers', 0, '--workers be 1'),
+    (depth, 'parts', ['no'], '--parts: choose from calc'), (run, 'minutes', -1.0, '--minutes')])
+def test_bad_input(module, knob, value, words, monkeypatch):
+    monkeypatch.setattr(module, knob, value)
     with pytest.raises(ValueError, match=words):
-        run.main()
+        module.main()
+
+
+def test_a_command_that_fails_names_its_log(tmp_path):
+    with pytest.raises(ValueError, match='`python nowhere.py --n_loop=3` failed: see .*log.txt'):
+        runs.command('nowhere.py', '--n_loop=3', log=tmp_path / 'log.txt')
+    assert "can't open file" in (tmp_path / 'log.txt').read_text()
+
+
+def test_every_figure_of_speed(tmp_path, monkeypatch, capsys):
+    """With shapes made small: every ratio is a positive number."""
+    monkeypatch.chdir(tmp_path)
+    make_book()
+    assert conftest.run(*TINY, '--max_iters=2', '--keep_iters=[]').returncode == 0
+    monkeypatch.setattr(speed, 'GPTConfig', lambda **shape: GPTConfig(
+        **shape | dict(n_embd=24, n_head=2, block_size=130)))
+    for knob in ('rounds', 'new_tokens', 'batch_size'):
+        monkeypatch.setattr(speed, knob, 2)
+    speed.main()
+    ratios = [float(value) for value in re.findall(r'ratio ([\d.]+) ', capsys.readouterr().out)]
+    assert len(ratios) == 9 and min(ratios) > 0

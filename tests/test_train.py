@@ -20,7 +20,7 @@ from common import plots
 from common.checkpoint import load_checkpoint
 from loops import derived_seed, sample_n_loop
 from model import GPT
-import kills
+from results import kills
 
 TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
