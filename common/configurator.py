@@ -259,7 +259,9 @@ def parse(text, types):
         is_number = float in types and text.lower() in ('inf', 'nan')
         return float(text) if is_number else text
     fits = type(value) in types or float in types and type(value) is int
-    return value if fits or str not in types else text      # --name=12
+    if str in types and (isinstance(value, str) or not fits):       # --name=12
+        return text
+    return value
 
 
 def convert(key, value, types):

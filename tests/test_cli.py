@@ -2,10 +2,12 @@
 The commands of README.md and results/README.md, run as a user runs them: in order, in one folder,
 each made small by flags behind it. And the files of config/ that they do not name.
 """
+import ast
 import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -33,8 +35,10 @@ SMALL = {
     'results/decoding.py': ['--minutes=1e-9'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],
-    'serving/batching.py': ['--n_requests=4', '--slots=[1]', '--compared=2', '--rounds=1', '--n_loop=2',
-                    '--prompt_tokens=[1,2]', '--new_tokens=[1,2]'],
+    'serving/batching.py': ['--n_requests=4', '--rows=2', '--rounds=1', '--n_loop=2',
+                            '--prompt_tokens=[1,2]', '--new_tokens=[1,2]'],
+    'model.py': [], 'loops.py': ['--draws=100'], 'exits.py': [], 'cache.py': [],
+    'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
     'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
                     '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
@@ -107,6 +111,10 @@ def run(folder, command):
         script, *args = words
         start, settings = [os.path.join(ROOT, script)], {}
     args += [flag for flag in SMALL[script] if not ('--out_dir' in flag and '--out_dir' in command)]
+    if 'sample.py --out_dir=out-calc' in command:       # flags of text are refused there
+        args.remove('--max_new_tokens=6')
+    if '--requests' in command:                         # and those of measuring
+        args = args[:1]
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
         args.remove('--dataset=book')
     if 'data.py fineweb' in command:
@@ -139,7 +147,7 @@ LAST_WORDS = {
     'results.run': 'the time is up: the same command goes on',
     'results.depth': 'the time is up: the same command goes on',
     'results.zoo': 'the time is up: the same command goes on',
-    'serving.batching': '',
+    'serving.batching': 'one by one',
     '--requests=requests.jsonl': '"tokens": [',
     'zoo.etd': 'next: python train.py',
     'explore.py': 'open it in a browser',
@@ -165,3 +173,47 @@ def test_other_config(folder, name):
     """On top of the paper's, as they are meant to be used."""
     printed = run(folder, f'python train.py config/groups.py config/{name}')
     assert LAST_WORDS['train.py'] in printed
+
+
+# a fork of the core -------------------------------------------------------------------------------
+
+def closure(roots):
+    """The project's files that these import, lazy imports included."""
+    found, todo = set(), list(roots)
+    while todo:
+        file = todo.pop()
+        if file in found or not os.path.exists(os.path.join(ROOT, file)):
+            continue
+        found.add(file)
+        with open(os.path.join(ROOT, file), encoding='utf-8') as f:
+            tree = ast.parse(f.read())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f'{node.module}.{alias.name}' for alias in node.names)]
+            else:
+                continue
+            todo += [name.replace('.', '/') + '.py' for name in names]
+    return found
+
+
+def test_the_core_alone_trains_and_samples(tmp_path):
+    """The files that train.py and sample.py import are those that README.md names, and enough."""
+    files = closure(['train.py', 'sample.py'])
+    with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
+        named = re.search(r'To fork the core, take (.*?) \(\.py\)', f.read(), re.S)[1]
+    named = {f'{name}.py' for name in re.findall(r'\w+', named) if name != 'and'}
+    assert named == {file for file in files if '/' not in file}
+    assert all(file.startswith('common/') for file in files - named)
+    for file in files:
+        os.makedirs(tmp_path / os.path.dirname(file), exist_ok=True)
+        shutil.copy(os.path.join(ROOT, file), tmp_path / file)
+    (tmp_path / 'book.txt').write_text('The quick brown fox jumps over the lazy dog. ' * 100)
+    commands = ['data.py book --path=book.txt', ' '.join(['train.py', *SMALL['train.py']]),
+                'sample.py --exit accel --max_new_tokens=3']
+    for command in commands:
+        done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, text=True,
+                              capture_output=True, env=os.environ | dict(OMP_NUM_THREADS='1'))
+        assert done.returncode == 0, (command, done.stderr)
+    assert 'tokens/s' in done.stdout
