@@ -226,9 +226,8 @@ def markdown(folder=runs.HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
-    runs.check_knobs(seeds, workers, minutes)
+    until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        until = runs.deadline(minutes)
         works = [partial(measure, task, seed, until) for task, seed in product(RUNS, seeds)]
         if not runs.all_done(works, workers):
             return

@@ -116,10 +116,10 @@ def last_token_row(folder, loops=16):
     return dict(loops=f'{loops}, last token', loss='', accuracy=share)
 
 
-def gather(flags):
+def gather():
     """All runs -> results/depth/*.csv. Of the other parts the rows that are there stay."""
     tables = runs.earlier('depth', lambda row: row.get('part', 'calc') not in parts)
-    for part, variant, seed in flags:
+    for part, variant, seed in trainings():
         folder, key = folder_of(part, variant, seed), dict(part=part, variant=variant, seed=seed)
         tables['accuracy'] += [key | row for row in runs.last_losses(folder)]
         if part == 'levers':
@@ -223,17 +223,17 @@ def markdown(folder=runs.HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
-    runs.check_knobs(seeds, workers, minutes)
+    until = runs.deadline(seeds, workers, minutes)
     if not set(parts) <= {*STACKS, 'levers', 'others'}:
         raise ValueError(f'--parts: choose from calc, hop, text, levers, others, not {parts}')
     if not only_table:
         if 'text' in parts:
             data.open_data('pydocs')    # made once, before all the trainings want it
-        flags, until = trainings(), runs.deadline(minutes)
-        if not runs.all_done([partial(runs.train, folder_of(*key), some, until)
-                              for key, some in flags.items()], workers):
+        works = [partial(runs.train, folder_of(*key), flags, until)
+                 for key, flags in trainings().items()]
+        if not runs.all_done(works, workers):
             return
-        draw_figures(gather(flags))
+        draw_figures(gather())
     runs.write('depth', markdown())
 
 

@@ -124,29 +124,27 @@ def spectrum_rows(name, group, traced, settled):
 
 # steps ------------------------------------------------------------------------------------------
 
-def step_rows(name, measured, states):
+def step_rows(name, states, floor):
     """
     Norm and cosine of one group's steps, and acceleration beside the step norm, over tokens.
 
     cos_clear: of the tokens alone whose steps up to this one are clear of rounding, the share
-    `clear` of all.
+    `clear` of all. floor: the rounding floor.
     """
     norms, accels, cosines = (probe(states) for probe in (
         geometry.step_norm, geometry.accel, geometry.step_cos))
-    floor = measured['floor_float32']
-    sound = (norms > geometry.CLEAR * floor).long().cumprod(0).bool()           # (K, B, T)
-    for k, (norm, norm_std) in enumerate(zip(measured['norm'], measured['norm_std'])):
-        cos = cos_std = cos_clear = over = alike = ''
+    clear = (norms > geometry.CLEAR * floor).long().cumprod(0).bool()           # (K, B, T)
+    for k in range(len(norms)):
+        row = dict(group=name, k=k, norm=norms[k].mean().item(), floor=floor,
+                   clear=clear[k].float().mean().item())
         if k:       # the first step has none before it
-            cos, cos_std = measured['cos'][k - 1], measured['cos_std'][k - 1]
-            if sound[k].any():
-                cos_clear = cosines[k - 1][sound[k]].mean().item()
             pairs = torch.stack((norms[k], accels[k - 1])).flatten(1).clamp(min=1e-30).log()
-            over = (pairs[1] - pairs[0]).median().exp().item()
-            alike = torch.corrcoef(pairs)[0, 1].item()
-        yield dict(group=name, k=k, norm=norm, norm_std=norm_std, cos=cos, cos_std=cos_std,
-                   cos_clear=cos_clear, clear=sound[k].float().mean().item(),
-                   accel_over_norm=over, accel_alike=alike, floor=floor)
+            row |= dict(cos=cosines[k - 1].mean().item(),
+                        accel_over_norm=(pairs[1] - pairs[0]).median().exp().item(),
+                        accel_alike=torch.corrcoef(pairs)[0, 1].item())
+            if clear[k].any():
+                row['cos_clear'] = cosines[k - 1][clear[k]].mean().item()
+        yield row
 
 
 def settled_row(name, measured):
@@ -175,14 +173,12 @@ def phase_rows(name, states, floor, depth):
     phases = dict(waiting=~settled & ~before, working=~settled & before, settled=settled)
     norms, cos = geometry.step_norm(states)[1:], geometry.step_cos(states)      # (K-1, B, T)
     for d in np.unique(depth).tolist():
-        tokens = torch.from_numpy(depth == d)
+        tokens = torch.from_numpy(depth == d).to(states.device)
         for phase, here in phases.items():
             here = here & tokens & (norms > geometry.CLEAR * floor)
             if here.any():
-                yield dict(group=name, depth=d, phase=phase, tokens=tokens.sum().item(),
-                           steps=here.sum().item(), cos=cos[here].mean().item(),
-                           norm=norms[here].mean().item(),
-                           turning_back=(cos[here] < 0).float().mean().item())
+                yield dict(group=name, depth=d, phase=phase, steps=here.sum().item(),
+                           cos=cos[here].mean().item())
 
 
 # between groups, and far beyond training --------------------------------------------------------
@@ -214,8 +210,7 @@ def noise_rows(names, model, idx):
             ends.append([group['states'][-1] for group in trace])
         for name, draws in zip(names, zip(*ends)):
             spread = geometry.path_spread(torch.stack(draws))
-            yield dict(group=name, loops=loops, spread=spread.mean().item(),
-                       largest=spread.max().item())
+            yield dict(group=name, loops=loops, largest=spread.max().item())
 
 
 def loop_rows(model, dataset, dev):
@@ -275,7 +270,7 @@ def main():
         trace = geometry.trace_of(model, idx, n_loop)
         for name, curves, traced in zip(names, measured, trace):
             add('settled', [settled_row(name, curves)])
-            add('steps', step_rows(name, curves, traced['states']))
+            add('steps', step_rows(name, traced['states'], curves['floor_float32']))
         add('dlr', dlr_rows(names, model, idx))
 
     # after it

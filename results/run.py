@@ -58,8 +58,10 @@ TASKS = {
     'hop groups': [*depth.HOP, *GROUPS, '--max_iters=1000'],
 }
 DRAWS = ('as it is', 'fixed loop counts', 'uniform draw')       # of depth.LEVERS, for C13
-VARIANTS = dict(small=['main', 'random', 'fixed', 'uniform', *CHOICES], tasks=[*TASKS, *DRAWS],
-                paper=['main'])
+# runs of results.depth that serve here too: {variant: (part, variant there)}
+SHARED = dict(small=dict(main=('text', 'looped')), paper={},
+              tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped'))
+              | {draw: ('levers', draw) for draw in DRAWS})
 
 # the sweeps: rules as printed, then changes of one (Q2), which count block maps and no time
 SWEEP = ['--n_windows=64', '--rounds=4', '--checks=False', '--epsilons=[0.3,1,2,4,8]',
@@ -90,69 +92,63 @@ def dataset_name():
     return dataset or dict(small='pydocs', tasks=None, paper='fineweb')[scale]
 
 
-def trainings_of_scale():
-    """{(variant, seed): (its folder, flags of train.py)}, in the order in which they run."""
+def variants():
+    """{variant: flags of train.py}, in the order in which they run."""
     if scale == 'paper':
-        keep = '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'
-        flags = ['config/groups.py', f'--dataset={dataset_name()}', keep, *more]
-        return {('main', seeds[0]): (folder_of('main', seeds[0]), flags)}
-    flags, shared = {}, {}      # shared: the part and the variant of a run of results.depth
+        return dict(main=['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'])
     if scale == 'tasks':
-        flags |= TASKS
-        flags |= {draw: [*depth.CALC, *depth.SHORT, *depth.LEVERS[draw]] for draw in DRAWS}
-        shared |= dict(calc=('calc', 'looped'), hop=('hop', 'looped'))
-        shared |= {draw: ('levers', draw) for draw in DRAWS}
-    else:
-        # what C1 to C12 look at, other loop draws (C13), the open choices (Q3)
-        flags |= dict(main=[], random=['--adapter_init=random'],
-                      fixed=['--loop_draw=fixed', '--keep_iters=[]'],
-                      uniform=['--loop_draw=uniform', '--keep_iters=[]'])
-        flags |= {name: [*changed, *SHORT] for name, changed in CHOICES.items()}
-        if dataset is None:
-            shared['main'] = 'text', 'looped'
-        flags = {name: [*some, f'--dataset={dataset_name()}'] for name, some in flags.items()}
-    found = {}
-    for variant in only or flags:
-        for seed in seeds:
-            folder = folder_of(variant, seed)
-            if variant in shared:
-                folder = depth.folder_of(*shared[variant], seed)
-            found[variant, seed] = folder, [*flags[variant], '--device=cpu', f'--seed={seed}',
-                                            *more]
-    return found
+        return TASKS | {draw: [*depth.CALC, *depth.SHORT, *depth.LEVERS[draw]] for draw in DRAWS}
+    # what C1 to C12 look at, other loop draws (C13), the open choices (Q3)
+    full = dict(main=[], random=['--adapter_init=random'],
+                fixed=['--loop_draw=fixed', '--keep_iters=[]'],
+                uniform=['--loop_draw=uniform', '--keep_iters=[]'])
+    return full | {name: [*changed, *SHORT] for name, changed in CHOICES.items()}
+
+
+def trainings():
+    """{(variant, seed): flags of train.py} of what is asked for."""
+    shared = [] if scale == 'paper' else ['--device=cpu']
+    if dataset_name():
+        shared.append(f'--dataset={dataset_name()}')
+    return {(variant, seed): [*flags, *shared, f'--seed={seed}', *more]
+            for variant, flags in variants().items() if variant in only or not only
+            for seed in (seeds[:1] if scale == 'paper' else seeds)}
 
 
 def folder_of(variant, seed):
+    if variant in SHARED[scale] and dataset is None:
+        return depth.folder_of(*SHARED[scale][variant], seed)
     return os.path.join('out-claims', scale, f"{variant.replace(' ', '_')}-{seed}")
 
 
-def measure(variant, folder, until):
+def train(key, flags, until):
+    return runs.train(folder_of(*key), flags, until)
+
+
+def measure(key, _, until):
     """What the claims need of a run's geometry, and of a task's decoding. True if it is done."""
-    flags = []
+    (variant, _), flags = key, []
     if scale == 'tasks' and variant in DRAWS:
         flags = ['--tables=["loops"]']
     elif variant not in SWEPT and variant not in TASKS:
         flags = ['--tables=["steps","settled","dlr","loops","spectrum"]']
-    return runs.once(folder, 'rows', 'results.measure', *flags, until=until, threads=threads())
+    return runs.once(folder_of(*key), 'rows', 'results.measure', *flags, until=until)
 
 
-def sweep(variant, folder, until):
+def sweep(key, _, until):
     """All of RULES on a run that is swept, one after another. True if they are done."""
-    names = reversed(RULES) if variant in SWEPT else []     # of 'accel', the last, the figures stay
-    return all(runs.bench(folder, f'bench {name}', [*SWEEP, *RULES[name]], until, threads())
+    names = reversed(RULES) if key[0] in SWEPT else []      # of 'accel', the last, the figures stay
+    return all(runs.bench(folder_of(*key), f'bench {name}', [*SWEEP, *RULES[name]], until)
                for name in names)
-
-
-def threads():
-    return None if scale == 'paper' else 1
 
 
 # what is gathered: the CSVs ---------------------------------------------------------------------
 
-def gather(trainings):
+def gather():
     """All runs -> results/SCALE/*.csv."""
     tables = runs.earlier(scale, lambda row: only and row.get('variant') not in only)
-    for (variant, seed), (folder, _) in trainings.items():
+    for variant, seed in trainings():
+        folder = folder_of(variant, seed)
         with open(os.path.join(folder, 'rows.json')) as f:
             new = json.load(f)
         new |= dict(losses=runs.loss_rows(folder), minutes=runs.minutes_rows(folder))
@@ -164,17 +160,18 @@ def gather(trainings):
                                  for check in json.load(f)['checks']]
         for name, rows in new.items():
             tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
+    order = list(variants())
     for name, rows in tables.items():
         if name != 'machine':
-            rows.sort(key=lambda row: VARIANTS[scale].index(row['variant']))
+            rows.sort(key=lambda row: order.index(row['variant']))
     runs.save(scale, tables)
 
 
-def draw_figures(trainings):
+def draw_figures():
     """geometry.py on some runs; its figures, and those of the sweep, go to assets/."""
     for variant, (prefix, figures) in SHOWN[scale].items():
         if variant in only or not only:
-            folder, _ = trainings[variant, seeds[0]]
+            folder = folder_of(variant, seeds[0])
             runs.once(folder, 'geometry', 'geometry.py')
             for figure in figures:
                 runs.show(os.path.join(folder, figure), prefix + os.path.basename(figure))
@@ -182,39 +179,22 @@ def draw_figures(trainings):
 
 # the run ----------------------------------------------------------------------------------------
 
-def check_knobs():
-    runs.check_knobs(seeds, workers, minutes)
+def main():
+    until = runs.deadline(seeds, workers, minutes)
     if scale == 'tasks' and dataset:
         raise ValueError('--dataset: the tasks have data of their own')
-    if not set(only) <= set(VARIANTS[scale]):
-        raise ValueError(f"--only: choose from {', '.join(VARIANTS[scale])}")
-
-
-def run_all(trainings):
-    """Train, measure and sweep all that is not done yet. True if nothing is left to do."""
-    if dataset_name():
-        data.open_data(dataset_name())      # made once, before all the trainings want it
-    until, at_a_time = runs.deadline(minutes), 1 if scale == 'paper' else workers
-    works = [partial(runs.train, *of, until, threads()) for of in trainings.values()]
-    if not runs.all_done(works, at_a_time):
-        return False
-    # a sweep times its points in turn, so what a neighbour takes, it takes from all alike
-    for phase in (measure, sweep):
-        works = [partial(phase, variant, folder, until)
-                 for (variant, _), (folder, _) in trainings.items()]
-        if not runs.all_done(works, at_a_time):
-            return False
-    return True
-
-
-def main():
-    check_knobs()
+    if not set(only) <= set(variants()):
+        raise ValueError(f"--only: choose from {', '.join(variants())}")
     if not only_table:
-        trainings = trainings_of_scale()
-        if not run_all(trainings):
-            return
-        gather(trainings)
-        draw_figures(trainings)
+        if dataset_name():
+            data.open_data(dataset_name())      # made once, before all the trainings want it
+        # a sweep times its points in turn, so what a neighbour takes, it takes from all alike
+        for phase in (train, measure, sweep):
+            works = [partial(phase, *of, until) for of in trainings().items()]
+            if not runs.all_done(works, 1 if scale == 'paper' else workers):
+                return
+        draw_figures()
+        gather()
     runs.write('claims', table.markdown())
 
 

@@ -30,17 +30,16 @@ KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff
 
 # commands ---------------------------------------------------------------------------------------
 
-def check_knobs(seeds, workers, minutes):
-    """ValueError for a value that makes no sense; all files that run something have these knobs."""
+def deadline(seeds, workers, minutes):
+    """
+    When (time.time()) to stop, from the knobs that all files have that run something; inf without
+    --minutes. ValueError for a value that makes no sense.
+    """
     if not seeds or workers < 1:
         raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
     if minutes is not None and not minutes > 0:
         raise ValueError(f'--minutes must be more than 0, not {minutes}')
-
-
-def deadline(minutes):
-    """When (time.time()) to stop; minutes None = never."""
-    return time.time() + 60 * minutes if minutes else math.inf
+    return math.inf if minutes is None else time.time() + 60 * minutes
 
 
 def all_done(works, workers):
@@ -52,20 +51,19 @@ def all_done(works, workers):
     return all(done)
 
 
-def command(script, *flags, log, until=math.inf, threads=None):
+def command(script, *flags, log, until=math.inf):
     """
-    Run one of the project's scripts, or a module of a folder (zoo.etd). True if it came to its end,
-    False if the time was up.
+    Run one of the project's scripts, or a module of a folder (zoo.etd), with one thread. True if it
+    came to its end, False if the time was up.
 
-    log: the file that gets its output. until: when (time.time()) it is sent SIGTERM. threads: how
-    many it may use, None for all. ValueError if it fails.
+    log: the file that gets its output. until: when (time.time()) it is sent SIGTERM. ValueError if
+    it fails.
     """
-    settings = dict(OMP_NUM_THREADS=str(threads)) if threads else {}
     what = [os.path.join(ROOT, script)] if script.endswith('.py') else ['-m', script]
-    settings['PYTHONPATH'] = ROOT
+    settings = os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=ROOT)
     with open(log, 'a') as out:
-        process = subprocess.Popen([sys.executable, '-u', *what, *flags],
-                                   stdout=out, stderr=subprocess.STDOUT, env=os.environ | settings)
+        process = subprocess.Popen([sys.executable, '-u', *what, *flags], stdout=out,
+                                   stderr=subprocess.STDOUT, env=settings)
         stopped = False
         while process.poll() is None:
             if not stopped and time.time() > until:
@@ -77,12 +75,12 @@ def command(script, *flags, log, until=math.inf, threads=None):
     return not stopped
 
 
-def once(folder, what, script, *flags, until=math.inf, threads=1):
+def once(folder, what, script, *flags, until=math.inf):
     """
     Run a script with --out_dir=folder unless that was done before. True if it is done by now.
 
     Its output goes to folder/WHAT.txt. folder/WHAT.minutes holds the minutes that it took, over all
-    calls, and then 'done' or 'begun'. until, threads: see command.
+    calls, and then 'done' or 'begun'. until: nothing is begun later.
     """
     path = os.path.join(folder, what + '.minutes')
     took, state = 0.0, ''
@@ -94,7 +92,7 @@ def once(folder, what, script, *flags, until=math.inf, threads=1):
         begin = time.time()
         # only a training can go on where it was stopped
         stop = until if script == 'train.py' else math.inf
-        done = command(script, *flags, f'--out_dir={folder}', until=stop, threads=threads,
+        done = command(script, *flags, f'--out_dir={folder}', until=stop,
                        log=os.path.join(folder, what + '.txt'))
         state = 'done' if done else 'begun'
         with open(path, 'w') as f:
@@ -103,14 +101,14 @@ def once(folder, what, script, *flags, until=math.inf, threads=1):
     return state == 'done'
 
 
-def train(folder, flags, until, threads=1):
+def train(folder, flags, until):
     """Train the run in this folder, or go on with it. True if it is done."""
-    return once(folder, 'train', 'train.py', *flags, '--resume', until=until, threads=threads)
+    return once(folder, 'train', 'train.py', *flags, '--resume', until=until)
 
 
-def bench(folder, name, flags, until, threads=1):
+def bench(folder, name, flags, until):
     """bench.py on a run, whose bench.csv is copied to NAME.csv. True if it is done."""
-    done = once(folder, name, 'bench.py', *flags, until=until, threads=threads)
+    done = once(folder, name, 'bench.py', *flags, until=until)
     source, path = (os.path.join(folder, file + '.csv') for file in ('bench', name))
     if done and os.path.exists(source) and not os.path.exists(path):
         shutil.copyfile(source, path)
@@ -140,23 +138,24 @@ def number(text):
         return text
 
 
+def read_folder(scale, folder='results'):
+    """The CSVs of a scale: {name: rows}."""
+    paths = glob.glob(os.path.join(folder, scale, '*.csv'))
+    return {os.path.basename(path).removesuffix('.csv'): read_csv(path) for path in paths}
+
+
 def load(scale, folder=HERE, variant='main'):
-    """The CSVs of a scale for the tables: {name: rows}, and the scale and a variant beside them."""
-    t = dict(scale=scale, variant=variant)
-    for path in glob.glob(os.path.join(folder, scale, '*.csv')):
-        t[os.path.basename(path).removesuffix('.csv')] = [
-            {key: text if key in TEXT else number(text) for key, text in row.items()}
-            for row in read_csv(path)]
-    return t
+    """The CSVs of a scale for the tables, and the scale and a variant beside them."""
+    tables = {name: [{key: text if key in TEXT else number(text) for key, text in row.items()}
+                     for row in rows] for name, rows in read_folder(scale, folder).items()}
+    return tables | dict(scale=scale, variant=variant)
 
 
 def earlier(scale, stays):
     """The rows of a scale's CSVs for which stays(row) holds: {name: rows}, [] for a new name."""
-    tables = defaultdict(list)
-    for path in glob.glob(os.path.join('results', scale, '*.csv')):
-        rows = [row for row in read_csv(path) if stays(row)]
-        tables[os.path.basename(path).removesuffix('.csv')] = rows
-    return tables
+    tables = read_folder(scale)
+    return defaultdict(list, {name: [row for row in rows if stays(row)]
+                              for name, rows in tables.items()})
 
 
 def save(scale, tables):

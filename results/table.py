@@ -117,7 +117,7 @@ def accel_table(found):
                    *(mean_std(values) for values in of_seeds))
 
 
-# the questions that only problems with depth can answer: Q4 to Q8 -------------------------------
+# the questions that only problems with depth can answer; their docstrings are the headings ------
 
 def maps_of(t, variant, **where):
     """The least block maps within SAME of the full budget, see claims.cheapest."""
@@ -146,7 +146,7 @@ def phases_table(t):
 
 
 def q4(t):
-    """Loops that a token needs under each policy."""
+    """Q4: what does a cache policy do to the loops that a token needs?"""
     ways = [(*policy, rule) for policy in POLICIES for rule in ('fixed', 'norm_rel')]
     yield from head('Q4: block maps a group', *(
         f"{POLICIES[cache, slots]}, {'fixed' if rule == 'fixed' else '`norm_rel`'}"
@@ -158,7 +158,7 @@ def q4(t):
 
 
 def q5(t):
-    """What waiting for the past buys."""
+    """Q5: what does waiting for the past buy?"""
     yield from head('Q5: block maps a group, own → waiting', *(f'`{rule}`' for rule in RULES))
     for model in MODELS:
         yield line(model, *(' → '.join(
@@ -167,7 +167,7 @@ def q5(t):
 
 
 def q6(t):
-    """Beside the oracles, and the true depth."""
+    """Q6: how far is each from the oracles, and do steps follow depth?"""
     yield from head('Q6: block maps a group', 'best fixed', 'best rule, own', 'best rule, waiting',
                     'oracle of distance', 'oracle of the answer',
                     'steps and depth, correlation: own', 'waiting', 'oracle of the answer')
@@ -194,7 +194,7 @@ def best_rule(t, model, past):
 
 
 def q7(t):
-    """Answers lost to an exit that came too early, by depth."""
+    """Q7: how often is an answer lost because somebody left too early?"""
     columns = [(past, tau) for past in ('False', 'True') for tau in (1e-2, 0.1, 0.3, 1.0)]
     yield from head('Q7: answers lost, %: shallow / middle / deep third ± over seeds', *(
         f"{'waiting' if past == 'True' else 'own'}, τ = {tau:g}" for past, tau in columns))
@@ -211,7 +211,7 @@ def q7(t):
 
 
 def q8(t):
-    """Thresholds found on short problems, asked for deep ones."""
+    """Q8: does a threshold found on the shallower half hold on the deeper one?"""
     columns = [(rule, *way) for rule in distinct(t['short'], 'rule') for way in WAYS]
     yield from head('Q8: cost on deep problems, nats (promises kept)',
                     *(f'`{rule}`, {name}' for rule, _, _, name in columns))
@@ -309,12 +309,11 @@ def markdown(folder=runs.HERE):
     if tasks:
         blocks += [
             [f'**Where tokens wait and work**: {phases_table.__doc__}'], phases_table(tasks),
-            [f'**Q4 to Q8**, within {SAME} nats of the full budget with 95% confidence. Q4: what '
-             'does a cache policy do to the loops that a token needs?'], q4(tasks),
-            ['Q5: what does waiting for the past buy?'], q5(tasks),
-            ['Q6: how far is each from the oracles, and do steps follow depth?'], q6(tasks),
-            ['Q7: how often is an answer lost because somebody left too early?'], q7(tasks),
-            ['Q8: does a threshold found on the shallower half hold on the deeper one?'], q8(tasks),
+            [f'**Q4 to Q8**, within {SAME} nats of the full budget with 95% confidence. '
+             + q4.__doc__], q4(tasks)]
+        for question in (q5, q6, q7, q8):
+            blocks += [[question.__doc__], question(tasks)]
+        blocks += [
             [f'**What to use**, computed: the fastest way within {SAME} nats in every seed; of '
              'several regimes the one whose worst is best.'], advice(small, tasks)]
     return join(blocks)

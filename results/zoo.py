@@ -296,12 +296,12 @@ def markdown(folder=runs.HERE):
 # the run ----------------------------------------------------------------------------------------
 
 def main():
-    runs.check_knobs(seeds, workers, minutes)
+    until = runs.deadline(seeds, workers, minutes)
     if not parts or not set(parts) <= set(PARTS):
         raise ValueError(f"--parts: choose from {', '.join(PARTS)}, not {parts}")
     if not only_table:
         data.open_data('pydocs')        # made once, before all the trainings want it
-        if not runs.all_done(works(runs.deadline(minutes)), workers):
+        if not runs.all_done(works(until), workers):
             return
         gather()
         draw()
