@@ -265,7 +265,7 @@ def on_host(value, rule, k):
     if value is None:
         return None
     value = value.item() if value.numel() == 1 else value.numpy(force=True)
-    if math.isnan(value if isinstance(value, float) else value.max()):
+    if math.isnan(value.max() if isinstance(value, np.ndarray) else value):
         raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
                          'in the model or its input')
     return value

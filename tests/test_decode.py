@@ -208,6 +208,7 @@ def test_choose():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]]).repeat(4000, 1)
     assert (choose(logits, 0, None) == 1).all()
     assert set(choose(logits, 1.0, 2).unique().tolist()) == {1, 3}
+    assert set(choose(logits, 1.0, 3).unique().tolist()) == {1, 2, 3}
     share = (choose(logits, 0.5, None) == 1).float().mean()
     assert abs(share - (logits[0] / 0.5).softmax(0)[1]) < 0.03
     assert (choose(1e30 * logits, 1e-6, 9) == 1).all()          # nothing overflows

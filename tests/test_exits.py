@@ -14,7 +14,7 @@ from conftest import ROOT, exit_by_hand
 from torch.nn import functional as F
 
 import exits
-from exits import EPS, EXITS, algorithm_1, loop_until_exit, make_exit
+from exits import EPS, EXITS, Exit, algorithm_1, loop_until_exit, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -270,6 +270,16 @@ def test_waiting_is_its_definition(name, hits):
 
 
 # a rule of your own ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('B', [1, 2])
+def test_a_signal_may_be_a_bool(B):
+    """It is below a threshold of 1 where it is False."""
+    def moves(x0, x1, memo, read):
+        return (x0 != x1).any(-1), None
+
+    assert loop_until_exit(lambda x, k, *_: x + (k < 3), torch.zeros(B, 1, 2), 9,
+                           Exit(moves, tau=1))[1].tolist() == [[3]] * B
+
 
 def rule_of_the_readme():
     """Its lines of Python, as the README prints them."""
