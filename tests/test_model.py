@@ -150,6 +150,9 @@ def test_through_the_coda_a_rule_reads_the_logits_of_the_model(tiny, idx, change
     never, some = (Exit(signal, tau, reads='through_coda') for tau in (0, 1))
     logits, _ = model(idx, n_loop=5, exit=never)
     torch.testing.assert_close(seen[-1], logits, **CLOSE)
+    trace = []
+    model(idx[:, :9], n_loop=5, trace=trace)
+    torch.testing.assert_close(model.through_coda(trace[-1]['states'][-1]), logits[:, :9], **CLOSE)
     teacher_forced(model, idx, [5, 5], never, 'ring', 5)
     torch.testing.assert_close(seen[-1], logits[:, -1:], **CLOSE)
     # rows at places of their own, of which the first leaves the batch
