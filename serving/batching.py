@@ -1,287 +1,436 @@
 """
-Rows at different loop steps in one batch: continuous depth-wise batching.
+Continuous depth-wise batching: many requests in one batch, each row at its own loop step.
 
-    python batching.py --out_dir=out-calc       what it buys, on a checkpoint; also writes figures
-    python sample.py --requests=FILE            answers the requests of a file through it
+    python -m serving.batching --requests=FILE      answer a file of JSON lines, see requests.py
+    python -m serving.batching --out_dir=out-calc   measure the gain, on random requests
 
-With exits by token a batch in lockstep waits for its slowest row in every group of every token.
-Here each row goes on by itself. A tick runs ONE stage for all rows that are at it, each at its own
-position and loop step, and a row that ends makes room for the next request:
+When each token exits on its own, a batch in lockstep waits for its slowest row in every group, for
+every token. Here a tick runs one stage of the model for all rows that are at it, each at its own
+position and loop step, and a row whose request has ended takes the next one:
 
             tick 1    tick 2    tick 3    tick 4    tick 5
-    row 0   k = 1     k = 2               coda      prelude
-    row 1   k = 4     k = 5     k = 6
-    row 2             k = 1     k = 2
+    row 0   k = 2     k = 3               coda      prelude, k = 1
+    row 1   k = 5     k = 6     k = 7
+    row 2             k = 2     k = 3
 
-A row gets what it gets alone (decode.stream with prefill_chunk=1): its keys, values and random
-numbers are its own. The tokens of a prompt go through the same stages as those that follow, where
-there is room in a tick: filled in by themselves, as each row came free, prompts took most of the
-time. Bae et al. 2024 has the idea; Geiping 5 the one slot of `latest`, which serves rows at
-any depth.
+A row gets what it would get alone from decode.stream with prefill_chunk=1: it has its own keys,
+values and random numbers. Its prompt goes through the same stages, one token after another. Bae et
+al. 2024 has the idea; the one slot of `latest` (Geiping 5) serves rows at any loop step.
 
-    b        the rows of a tick
-    stage    1 prelude; 2 + 2g a loop step of group g; 3 + 2g the layers behind that group, after
-             the last group with the head
+    B, b    rows of the batch; those of a tick
+    g       a recurrent group, from 0
+    k       the loop step of a row, from 1
 """
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
-from math import inf
+from statistics import mean, median
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-import data
 from cache import Span
 from common.checkpoint import load_checkpoint
-from common.configurator import configure, pick_device, run
-from decode import distribution, make_cache, window
-from exits import make_exit
+from common.configurator import configure, given, pick_device, run
+from data import get_encoding, open_data
+from decode import distribution, make_cache, stream, window
+from exits import Exit, make_exit, on_device
 from loops import RecurrentGroup
+from serving.requests import Request, answer, read
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'out'
-dataset: str | None = None      # whose held-out windows the prompts begin; None = the run's own
+requests: str | None = None     # a file of JSON lines to answer; None = measure the gain
+rows = 32                   # of the batch
 exit: str | None = 'norm_rel'   # None = fixed loops
-tau: float | None = 0.1
-n_loop: int | None = None
-cache = 'latest'                # or exact
-n_requests = 256
-prompt_tokens = [1, 4]          # fewest and most of a request; how many is drawn
-new_tokens = [4, 32]
-temperature = 0.0               # of all requests; on a task a high one makes new problems
-slots = [1, 2, 4, 8, 16, 32, 64]    # rows; the other ways run too where they are `compared`
-compared = 32
-rounds = 3                      # all ways in turn
-seed = 0
+tau: float | None = 0.1     # None = the rule's usual
+past = False                # exit only once all earlier tokens have converged, with --cache=exact
+n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
+cache: Literal['latest', 'exact'] = 'latest'
+temperature: float = 0.0    # of requests that give none; 0 = greedy
+seed = 0                    # of requests that give none, and of the random ones
 device = 'auto'
+# for measuring alone
+dataset: str | None = None  # requests are the beginnings of its held-out windows; None = the run's
+n_requests = 256
+prompt_tokens = [1, 4]      # fewest and most of a request
+new_tokens = [4, 32]
+rounds = 3                  # each with all ways in turn; the table has the medians
 # -------------------------------------------------------------------------------------------------
 
+FOR_MEASURING = ('dataset', 'n_requests', 'prompt_tokens', 'new_tokens', 'rounds')
+FIXED = Exit(lambda x0, x1, memo, read: (None, None))       # its signal is undefined at every step
+MOST_ROWS = 10_000
+
+
+class Stage(NamedTuple):
+    """
+    What a row runs in one tick. Stages compare in the order in which a token passes them.
+
+    kind: 'layers', the single-pass layers before group g and its first loop step, or, behind the
+    last group, the coda and the head; 'loop', another loop step of group g.
+    """
+    g: int
+    kind: str
+
+
+class Tick(NamedTuple):
+    """What one tick did."""
+    stage: Stage
+    k: dict             # {number of a row that ran it: its loop step}
+    seconds: float
+
+
+PRELUDE = Stage(0, 'layers')
+
+
+# which stage goes next, of {stage: how many rows wait for it} -------------------------------------
 
 def fullest(waiting):
     """
-    The stage that goes next, of {stage: how many rows are at it}.
+    The stage with most rows, because a tick for one row takes nearly as long as one for many.
 
-    The one with most rows, since a tick for one row takes nearly as long as for many; a loop step
-    counts half as much again, for there rows come and go with every tick, while at the others they
-    gather. The prelude goes before all: from there rows come to the loops. No row starves.
+    A loop step counts half as much again, because rows join and leave the loops in every tick,
+    while at the other stages they gather. The prelude goes first, because it feeds the loops.
     """
-    if 1 in waiting:
-        return 1
-    return max(waiting, key=lambda stage: (waiting[stage] * (2 if stage % 2 else 3), stage))
+    if PRELUDE in waiting:
+        return PRELUDE
+    return max(waiting, key=lambda stage: ((3 if stage.kind == 'loop' else 2) * waiting[stage],
+                                           stage))
 
 
 def in_step(waiting):
-    """The first stage that has a row: all rows decode token by token, as without this file."""
+    """The earliest stage, so that all rows finish a token before any begins the next."""
     return min(waiting)
 
 
-class Batch:
-    """A fixed number of rows, some of them busy. stage: see the top; -1 where there is room."""
+# the batch ----------------------------------------------------------------------------------------
 
-    def __init__(self, model, slots, counts, rule, policy, noise_seed):
-        config, self.model, self.counts, self.rule = model.config, model, counts, rule
-        self.policy, self.noise_seed, self.T_max = policy, noise_seed, config.block_size
-        self.dev = model.lm_head.weight.device
-        autocast = torch.is_autocast_enabled(self.dev.type)
-        dtype = torch.get_autocast_dtype(self.dev.type) if autocast else model.wte.weight.dtype
-        # the layers before, between and behind the groups
+class Row:
+    """A request in a row of the batch, and how far it has come."""
+
+    def __init__(self, request, n_groups, device):
+        self.request, self.tokens = request, list(request.prompt)
+        self.generator = torch.Generator(device).manual_seed(request.seed)
+        self.stage, self.steps_used = PRELUDE, [0] * n_groups
+        # the first token in its context window, and the position there of the one at work
+        self.start, self.pos = 0, 0
+
+
+def draw(logits, rows):
+    """Logits (b, V), finite -> a token for each row, as its request wants it drawn."""
+    tokens = logits.argmax(dim=-1).tolist()
+    ways = [(row.request.temperature, row.request.top_k) for row in rows]
+    for way in {way for way in ways if way[0] > 0}:
+        probabilities = distribution(logits, *way)                              # (b, V)
+        for i in [i for i in range(len(rows)) if ways[i] == way]:
+            tokens[i] = torch.multinomial(probabilities[i], 1,
+                                          generator=rows[i].generator).item()
+    return tokens
+
+
+class Batch:
+    """B rows, each with a Row or None, and the tensors that they keep from tick to tick."""
+
+    def __init__(self, model, B, counts, rule, policy, noise_seed):
+        self.model, self.counts, self.rule, self.noise_seed = model, counts, rule, noise_seed
+        self.rows, C, block_size = [None] * B, model.config.n_embd, model.config.block_size
+        # the groups, and the single-pass layers before, between and behind them
         self.groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
         ends = [-1, *self.groups, len(model.h)]
         self.single = [range(a + 1, b) for a, b in zip(ends, ends[1:])]
-        # a place for each row: keys and values, state, e's share, what the rule remembers
-        self.kept = make_cache(model, counts, policy, rows=slots)
-        for layer in sum(self.kept, []):
-            layer.keys = torch.zeros(layer.slots, slots, config.n_head, self.T_max,
-                                     config.n_embd // config.n_head, dtype=dtype, device=self.dev)
-            layer.values = torch.zeros_like(layer.keys)
-        self.x, self.share = torch.zeros(2, slots, 1, config.n_embd, device=self.dev).unbind()
-        self.memo = None
+        # the state, and e's share of each loop step; loop step, and memo and hits of the exit rule
+        self.x, self.share = torch.zeros(2, B, 1, C, device=model.lm_head.weight.device)
         self.on_x = [model.h[i].inject(self.x)[0] for i in self.groups]
-        # its stage, loop step and hits; the start of its window, and the place there of its token
-        self.stage, self.k, self.hits, self.start, self.pos = np.full((5, slots), -1)
-        self.used = np.zeros((slots, len(counts)), dtype=np.int64)
-        self.request, self.generator = [None] * slots, [None] * slots
-        self.tokens, self.made = [[] for _ in range(slots)], [0] * slots
-        # waiting for the past: the largest signal up to each place, at each step; see cache.Signals
-        self.signals = [np.full((slots, 1 + self.T_max, n), -inf) for n in counts
-                        if rule and rule.past and policy == 'exact']
+        self.memo, self.k, self.hits = None, *np.zeros((2, B), dtype=np.int64)
+        # keys and values, which one pass of all rows allocates
+        self.cache, self.one_slot = make_cache(model, counts, policy), policy == 'latest'
+        idx = torch.zeros(B, 1, dtype=torch.long, device=self.x.device)
+        model.hidden(idx, [1] * len(counts), cache=self.cache)
+        # to wait for the past: the largest signals up to each place and step, as in cache.Signals
+        waits = rule.past and policy == 'exact'
+        self.largest = [np.full((B, 1 + block_size, n), -np.inf) for n in counts] if waits else None
 
-    def admit(self, request):
-        """A request into a free row."""
-        row = self.request.index(None)
-        self.request[row], self.tokens[row] = request, list(request.prompt)
-        self.made[row], self.stage[row], self.start[row], self.pos[row] = 0, 1, 0, 0
-        self.generator[row] = torch.Generator(self.dev).manual_seed(request.seed)
+    def run(self, stage, numbers):
+        """Run a stage for the rows that are at it. Behind the head it returns logits (b, V)."""
+        rows, at = [self.rows[i] for i in numbers], on_device(numbers, self.x)
+        span = Span([row.pos if row else 0 for row in self.rows], 1, self.x.device)
+        if stage.kind == 'loop':
+            return self.loop_step(stage.g, rows, numbers, at, span)
 
-    def tick(self, stage, rows):
-        """Run a stage for the rows (b,) that are at it. Yields answers, see serve."""
-        span = Span(np.maximum(self.pos, 0).tolist(), 1, self.dev)      # of all rows
-        at = torch.from_numpy(rows).to(self.dev)
-        pos = span.pos[at] if span.ragged else span.pos
-        every = len(rows) == len(self.stage) and self.policy == 'latest'    # read without a copy
-        where = dict(span=span, rows=None if every else at)
-        work = self.single_layers if stage % 2 else self.loop_step
-        return work((stage - 1) // 2, rows, at, pos, where)
+        # the single-pass layers
+        x, pos = self.x[at], span.pos[at] if span.ragged else span.pos
+        if stage == PRELUDE:
+            tokens = [[row.tokens[row.start + row.pos]] for row in rows]
+            x = self.model.embed(torch.tensor(tokens, device=x.device), pos)    # (b, 1, C)
+        elif not self.model.config.norm_inside:
+            x = self.model.groups[stage.g - 1].norm(x)
+        for i in self.single[stage.g]:
+            x = self.model.h[i](x, self.cache[i][0].at(span=span, rows=at), pos)
+        if stage.g == len(self.groups):
+            return self.model.readout(x)[:, 0]
 
-    def single_layers(self, j, rows, at, pos, where):
-        """The layers before group j, with the embedding before the first; or the coda and head."""
-        x = self.x[at]
-        if j == 0:
-            now = [[self.tokens[row][self.start[row] + self.pos[row]]] for row in rows]
-            x = self.model.embed(torch.tensor(now, device=self.dev), pos)
-        for i in self.single[j]:
-            x = self.model.h[i](x, self.kept[i][0].at(**where), pos)
-        if j == len(self.groups):
-            yield from self.answer(rows, self.model.readout(x)[:, 0])           # (b, V)
-            return
-        group = self.model.h[self.groups[j]]
+        # the first loop step
+        group = self.model.groups[stage.g]
         self.x[at] = group.init_state(x, self.noise_seed, pos)
-        self.share[at] = group.inject(x)[1].to(x.dtype)
-        if self.signals:
-            self.signals[j][rows, self.pos[rows] + 1] = -inf
-        self.stage[rows], self.k[rows], self.hits[rows] = 2 + 2 * j, 0, 0
+        self.share[at] = group.inject(x)[1].float()
+        if self.largest:
+            self.largest[stage.g][numbers, [row.pos + 1 for row in rows]] = -np.inf
+        self.k[numbers] = self.hits[numbers] = 0
+        for row in rows:
+            row.stage = Stage(stage.g, 'loop')
+        return self.loop_step(stage.g, rows, numbers, at, span)
 
-    def loop_step(self, g, rows, at, pos, where):
-        """One loop step of group g, of each row its own k."""
-        i, x0, k = self.groups[g], self.x[at], self.k[rows] + 1
-        group, steps = self.model.h[i], torch.from_numpy(k).to(self.dev)
-        updates = [kept.at(**where, k=steps) for kept in self.kept[i]]
-        x1 = group.step(x0, None, (self.on_x[g], self.share[at]), updates, pos)
+    def loop_step(self, g, rows, numbers, at, span):
+        """One loop step of group g, with each row at a k of its own; see exits.loop_until_exit."""
+        layer, k = self.groups[g], self.k[numbers] + 1
+        every = self.one_slot and len(rows) == len(self.rows)       # they read keys without a copy
+        x0 = self.x[at]
+        x1 = self.model.h[layer].step_of_pass(
+            x0, on_device(k, x0), None if every else at, injected=(self.on_x[g], self.share),
+            noise_seed=self.noise_seed, span=span, caches=self.cache[layer])
 
-        # whose last step was it, and who takes it? Algorithm 1 breaks before x_0 <- x_1
-        done, takes, nan = k >= self.counts[g], True, ()
-        if self.rule:
-            value = self.signal(g, rows, at, x0, x1, k)                         # (b,)
-            self.hits[rows] = (self.hits[rows] + 1) * (value < self.rule.tau)
-            enough, nan = self.hits[rows] >= self.rule.hits, rows[np.isnan(value)]
-            done, takes = done | enough, self.rule.keep | ~enough
+        # the rule's signal; all rows are at their first step, or none
+        read = partial(self.model.reader(self.rule, span, self.cache), rows=at)
+        memo = None if self.memo is None or k[0] == 1 else self.memo[at]
+        value, memo = self.rule.signal(x0, x1, memo, read)
+        if memo is not None:
+            if self.memo is None:
+                self.memo = memo.new_zeros(len(self.rows), *memo.shape[1:])
+            self.memo[at] = memo
+        value = None if value is None else value[:, 0].numpy(force=True)        # (b,)
+        if self.largest and value is not None:
+            places, largest = np.array([row.pos for row in rows]), self.largest[g]
+            value = np.maximum(value, largest[numbers, places, k - 1])
+            largest[numbers, places + 1, k - 1] = value
+
+        # who exits, and who of them takes the new state?
+        hits, exits, takes = self.rule.decide(value, self.hits[numbers], last=k == self.counts[g])
         if not np.all(takes):
-            x1 = torch.where(torch.from_numpy(takes).to(self.dev)[:, None, None], x1, x0)
-        self.x[at], self.k[rows] = x1, k
-        self.used[rows, g] = k - 1 + takes
-        self.stage[rows[done]] += 1
-        if not group.norm_inside:
-            self.x[rows[done]] = group.norm(self.x[rows[done]])
-        for step in np.unique(k[done]) if self.kept[i][0].slots > 1 else ():    # for later steps
-            of_step = torch.from_numpy(rows[done & (k == step)]).to(self.dev)
-            for layer in self.kept[i]:
-                layer.fill(of_step, int(step), where['span'])
-        for row in nan:
-            yield self.end(row, ValueError('the state is no number: a NaN in the model'))
+            x1 = torch.where(on_device(takes, x1)[:, None, None], x1, x0)
+        self.x[at] = x1
+        self.k[numbers], self.hits[numbers], steps_used = k, hits, k - 1 + takes
 
-    def signal(self, g, rows, at, x0, x1, k):
-        """The rule's signals (b,), inf while undefined; a row at its first step has no memo."""
-        value, first = np.full(len(rows), inf), k == 1
-        apart = self.memo is not None and first.any() and not first.all()
-        for of in (np.flatnonzero(first), np.flatnonzero(~first)) if apart else [slice(None)]:
-            row = at[of]
-            memo = None if first[of][0] or self.memo is None else self.memo[row]
-            known, memo = self.rule.signal(x0[of], x1[of], memo, self.model.reader(self.rule))
-            if known is not None:
-                value[of] = known[:, 0].numpy(force=True)
-            if memo is not None and self.memo is None:      # once, when all are at their first
-                self.memo = memo.new_zeros(len(self.stage), *memo.shape[1:])
-            if memo is not None:
-                self.memo[row] = memo
-        if self.signals:
-            place, seen = self.pos[rows], self.signals[g]
-            value = np.maximum(value, seen[rows, place, k - 1])
-            seen[rows, place + 1, k - 1] = np.where(value < inf, value, -inf)
-        return value
+        # rows that exit go on to the next layers; their keys serve later steps of other tokens
+        for i in np.flatnonzero(exits):
+            rows[i].stage, rows[i].steps_used[g] = Stage(g + 1, 'layers'), int(steps_used[i])
+        for step in set(k[exits].tolist()) if not self.one_slot else ():
+            for kept in self.cache[layer]:
+                kept.fill(on_device(numbers[exits & (k == step)], x1), step, span)
 
-    def answer(self, rows, logits):
-        """Where each row goes on; a token for those at their last one, logits (b, V)."""
-        likeliest, finite = logits.argmax(-1).tolist(), logits.isfinite().all(-1).tolist()
-        asked, shares = [self.request[row] for row in rows], {}
-        for how in {(request.temperature, request.top_k) for request in asked}:
-            shares[how] = distribution(logits, *how) if how[0] else None            # (b, V)
-        for i, row in enumerate(rows):
-            request, tokens = asked[i], self.tokens[row]
-            if not finite[i]:
-                yield self.end(row, ValueError('the logits are no numbers: a NaN in the model'))
-                continue
-            self.stage[row], self.pos[row] = 1, self.pos[row] + 1
-            if self.start[row] + self.pos[row] < len(tokens):       # more of its prompt
-                continue
-            token, share = likeliest[i], shares[request.temperature, request.top_k]
-            if share is not None:
-                token = torch.multinomial(share[i], 1, generator=self.generator[row]).item()
-            tokens.append(token)
-            self.made[row] += 1
-            start = window(len(tokens), self.T_max)
-            if start != self.start[row]:        # the window has moved: again from its beginning
-                self.start[row], self.pos[row] = start, 0
-            if self.made[row] == request.max_new_tokens or token == request.stop:
-                self.end(row)
-            yield request, token, self.used[row].copy()
+    def postprocess(self, numbers, logits):
+        """
+        Rows that have run the head, logits (b, V), go on to their next token, which is drawn where
+        the prompt has been read. Yields answers, see serve.
+        """
+        ready = []
+        for i, (number, finite) in enumerate(zip(numbers, logits.isfinite().all(dim=-1).tolist())):
+            row = self.rows[number]
+            row.stage, row.pos = PRELUDE, row.pos + 1
+            if not finite:
+                # the next request masks the keys that it finds here, but a NaN passes a mask
+                for kept in sum(self.cache, []):
+                    kept.keys[:, number] = kept.values[:, number] = 0
+                self.rows[number] = None
+                yield row.request, ValueError('the logits are not finite: the model holds a NaN or '
+                                              'an infinity'), None
+            elif row.start + row.pos == len(row.tokens):
+                ready.append(i)
 
-    def end(self, row, error=None):
-        """Make room -> what is said of a request that failed."""
-        request, self.request[row], self.stage[row], self.pos[row] = self.request[row], None, -1, 0
-        if error:           # no NaN may stay: a mask does not hide it
-            for layer in sum(self.kept, []):
-                layer.keys[:, row] = layer.values[:, row] = 0
-        return request, error, None
+        tokens = draw(logits[ready], [self.rows[number] for number in numbers[ready]])
+        for number, token in zip(numbers[ready], tokens):
+            row = self.rows[number]
+            row.tokens.append(token)
+            start = window(len(row.tokens), self.model.config.block_size)
+            if start != row.start:          # it has moved on: read it from its first token
+                row.start, row.pos = start, 0
+            made = len(row.tokens) - len(row.request.prompt)
+            if made == row.request.max_new_tokens or token == row.request.stop:
+                self.rows[number] = None
+            yield row.request, token, np.array(row.steps_used)
 
 
 @torch.no_grad()
-def serve(model, requests, slots=32, n_loop=None, exit=None, cache='latest', noise_seed=0,
+def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', noise_seed=0,
           next_stage=fullest, ticks=None):
     """
-    Answer requests, an iterator of Request (or None while there is none), `slots` at a time.
+    Answer requests, an iterator of Request (or None while there is none), in a batch of `rows`.
 
     Yields (request, token, steps_used (groups,)) for each token as it comes. A request that is bad,
-    or meets a NaN, yields once (request, ValueError, None), and the others go on. n_loop, exit,
-    cache, noise_seed: as decode.stream. ticks: a list, to fill with (stage, rows, k of the rows,
-    seconds). ValueError for slots < 1, a `ring`, a rule that reads the coda, noise in every step.
+    or meets a NaN, yields (request, ValueError, None) once, and the others go on. n_loop, exit,
+    cache, noise_seed: see decode.stream. next_stage: `fullest` or `in_step`. ticks: a list, to
+    which each Tick is appended. ValueError for rows, cache or n_loop out of range, or step_noise.
     """
-    reads_coda, noise = exit is not None and exit.reads == 'coda', model.config.step_noise
-    if slots < 1 or cache not in ('exact', 'latest') or reads_coda or noise:
-        raise ValueError("batching takes slots >= 1, cache='exact' or 'latest', no rule that reads "
-                         f'the coda and no step_noise, not {slots}, {cache!r}, '
-                         f'{exit and exit.name}, {noise}')
-    batch = Batch(model, slots, model.loop_counts(n_loop, exit), exit, cache, noise_seed)
+    if not 1 <= rows <= MOST_ROWS:
+        raise ValueError(f'rows must lie between 1 and {MOST_ROWS:,}, not {rows}')
+    if model.config.step_noise:
+        raise ValueError('rows at different loop steps need a model without step_noise, which is '
+                         f'{model.config.step_noise}')
+    batch = Batch(model, rows, model.loop_counts(n_loop, exit), exit or FIXED, cache, noise_seed)
     requests, more = iter(requests), True
-    while True:
-        # as many requests as there is room for
-        while more and None in batch.request:
+    while more or any(batch.rows):
+        # free rows take the next requests
+        for number in [i for i in range(rows) if more and batch.rows[i] is None]:
             request = next(requests, 'no more')
             more = request != 'no more'
             if request is None or not more:
                 break
-            if problem := request.problem(model.config):
-                yield request, ValueError(problem), None
-            else:
-                batch.admit(request)
-        waiting = Counter(batch.stage[batch.stage >= 0].tolist())
-        if not waiting and not more:
-            return
-        if not waiting:         # nobody asks
-            time.sleep(1e-3)
+            try:
+                request.check(model.config)
+                batch.rows[number] = Row(request, len(model.groups), batch.x.device)
+            except ValueError as error:
+                yield request, error, None
+        waiting = Counter(row.stage for row in batch.rows if row)
+        if not waiting:
+            time.sleep(1e-3)        # until there is a request
             continue
-        stage, begin = next_stage(waiting), time.perf_counter()
-        rows = np.flatnonzero(batch.stage == stage)
-        answers = list(batch.tick(stage, rows))
+        # schedule
+        begin, stage = time.perf_counter(), next_stage(waiting)
+        numbers = np.array([i for i, row in enumerate(batch.rows) if row and row.stage == stage])
+        # run
+        logits = batch.run(stage, numbers)
+        # postprocess
+        answers = [] if logits is None else list(batch.postprocess(numbers, logits))
         if ticks is not None:
-            ticks.append((stage, rows, batch.k[rows], time.perf_counter() - begin))
+            k = dict(zip(numbers.tolist(), batch.k[numbers].tolist()))
+            ticks.append(Tick(stage, k, time.perf_counter() - begin))
         yield from answers
 
 
+# the gain -----------------------------------------------------------------------------------------
+
+def random_requests(text, block_size):
+    """The knobs -> Requests, whose prompts are the beginnings of held-out windows."""
+    text.check(block_size)
+    rng = np.random.default_rng(seed)
+    windows = rng.integers(text.n_held_out(block_size), size=n_requests)
+    idx, _ = text.held_out(windows, block_size)
+    lengths, new = (rng.integers(low, high + 1, size=n_requests).tolist()
+                    for low, high in (prompt_tokens, new_tokens))
+    return [Request(row[:length].tolist(), n, temperature, seed=i)
+            for i, (row, length, n) in enumerate(zip(idx, lengths, new))]
+
+
+def in_lockstep(model, requests, rows, **how):
+    """What `serve` yields, by decode.stream: a batch takes as long as its longest request."""
+    for i in range(0, len(requests), rows):
+        batch = requests[i:i + rows]
+        prompts = [torch.tensor(one.prompt, device=model.lm_head.weight.device) for one in batch]
+        longest = max(one.max_new_tokens for one in batch)
+        tokens = stream(model, prompts, longest, batch[0].temperature, **how)
+        for n, (_, used) in enumerate(tokens):
+            for request, of_row in zip(batch, used.cpu().numpy()):
+                if n < request.max_new_tokens:
+                    yield request, None, of_row
+
+
+def timed(answers):
+    """Tokens read and made a second; ms to the first token and between two; loop steps of each."""
+    begin, times, steps = time.perf_counter(), defaultdict(list), []
+    for request, token, used in answers:
+        if isinstance(token, ValueError):
+            raise token
+        times[request].append(time.perf_counter() - begin)
+        steps.append(used.mean() if len(used) else 0)
+    n_tokens = sum(len(request.prompt) - 1 + len(of_row) for request, of_row in times.items())
+    gaps = np.concatenate([np.diff(of_row) for of_row in times.values()])
+    return dict(rate=n_tokens / max(map(max, times.values())), steps=steps, n_tokens=n_tokens,
+                first=1e3 * mean(of_row[0] for of_row in times.values()),
+                gap=1e3 * gaps.mean() if len(gaps) else 0)
+
+
+def ideal_seconds(ticks, rows):
+    """The time of all that ran in these ticks, had every tick been full."""
+    seconds = 0
+    for stage in {tick.stage for tick in ticks}:
+        of_stage = [tick for tick in ticks if tick.stage == stage]
+        full = min(0.9 * rows, max(len(tick.k) for tick in of_stage))       # or nearly so
+        seconds += (sum(len(tick.k) for tick in of_stage) / rows
+                    * mean(tick.seconds for tick in of_stage if len(tick.k) >= full))
+    return seconds
+
+
+def show_ticks(ticks, rows):
+    """Print a line for each row: the loop step in each tick (its last digit), - at other stages."""
+    for number in range(rows):
+        print(''.join(' ' if number not in tick.k else
+                      str(tick.k[number] % 10) if tick.stage.kind == 'loop' else '-'
+                      for tick in ticks))
+
+
+def measure(model, text, how):
+    """Answer random requests in each way, and print a table and some of the ticks."""
+    requests, ticks = random_requests(text, model.config.block_size), []
+    few = requests[::8]         # one by one they take long, and to warm up they are enough
+    ways = {
+        'depth-wise': lambda: serve(model, requests, rows, ticks=ticks, **how),
+        'rows in step': lambda: serve(model, requests, rows, next_stage=in_step, **how),
+        'lockstep': lambda: in_lockstep(model, requests, rows, **how),
+        'one by one': lambda: in_lockstep(model, few, 1, **how)}
+    timed(serve(model, few, rows, **how))
+    measured = {way: [] for way in [*ways, 'full ticks']}
+    for _ in range(rounds):
+        ticks.clear()
+        for way, answers in ways.items():
+            measured[way].append(timed(answers()))
+        n_tokens = measured['depth-wise'][-1]['n_tokens']
+        measured['full ticks'].append(dict(rate=n_tokens / ideal_seconds(ticks, rows)))
+
+    show_ticks(ticks[len(ticks) // 2:][:96], min(rows, 8))
+    steps = measured['depth-wise'][-1]['steps']
+    print(f'\n{n_requests} requests, {n_tokens} tokens, {rows} rows, '
+          f'{np.mean(steps):.2f} +- {np.std(steps):.2f} loop steps a token\n'
+          '              tokens/s   depth-wise over it   ms to first   ms a token')
+    for way, of_way in measured.items():
+        # medians; the ratio is one within a round, because the machine changes between rounds
+        ratio = median(a['rate'] / b['rate'] for a, b in zip(measured['depth-wise'], of_way))
+        line = f'{way:12s} {median(one["rate"] for one in of_way):9.0f} {ratio:20.2f}'
+        if way in ways:
+            line += (f'{median(one["first"] for one in of_way):14.0f}'
+                     f'{median(one["gap"] for one in of_way):13.1f}')
+        print(line)
+
+
+# the program --------------------------------------------------------------------------------------
+
+def check_knobs():
+    """ValueError for knobs that are out of range, or that cannot be used together."""
+    unused = [knob for knob in FOR_MEASURING if requests and knob in given]
+    if unused:
+        raise ValueError(f'--{unused[0]} does nothing with --requests: leave it out')
+    if not exit and (past or 'tau' in given):
+        raise ValueError('--past and --tau are about exit rules: give one, --exit=norm_rel')
+    if past and cache == 'latest':
+        raise ValueError('--past needs --cache=exact: with latest a token reads the earlier ones '
+                         'as they were at their last step')
+    if n_requests < 1 or rounds < 1:
+        raise ValueError(f'n_requests and rounds must be at least 1, not {n_requests}, {rounds}')
+    for bounds in (prompt_tokens, new_tokens):
+        whole = len(bounds) == 2 and all(type(n) is int for n in bounds)
+        if not whole or not 1 <= bounds[0] <= bounds[1]:
+            raise ValueError('prompt_tokens and new_tokens must be [fewest, most], from 1 on, not '
+                             f'{bounds}')
+
+
 def main():
-    from serving import (
-        throughput,  # here, since it draws figures, and matplotlib takes a second to import
-    )
+    check_knobs()
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
-    throughput.check_knobs(config, model.config.block_size)
-    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                          model.config.vocab_size)
-    if exit and not model.groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups: --exit=None')
-    how = dict(n_loop=n_loop, exit=make_exit(exit, tau) if exit else None, cache=cache)
-    throughput.report(model, text, partial(serve, model, **how), in_step, how, config)
+    rule = make_exit(exit, tau, past=past) if exit else None
+    if rule and not model.groups:
+        raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
+                         'exit from: give --exit=None')
+    how = dict(n_loop=n_loop, exit=rule, cache=cache)
+    if requests:
+        encoding = get_encoding(checkpoint['tokenizer'], out_dir)
+        usual = dict(temperature=temperature, seed=seed, stop=encoding.eot_token)
+        answer(lambda asked: serve(model, asked, rows, **how), read(requests, encoding, usual),
+               encoding)
+    else:
+        measure(model, open_data(dataset or checkpoint['config']['dataset'],
+                                 checkpoint['tokenizer'], model.config.vocab_size), how)
 
 
 if __name__ == '__main__':

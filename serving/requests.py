@@ -1,135 +1,120 @@
 """
-Requests: what one asks a model to go on from, and files of them, a JSON object a line.
+Requests: prompts to continue, each with its own wishes, and files of them, one JSON object a line.
 
-Not run by itself: batching.py answers requests, and sample.py --requests=FILE those of a file:
+Not run by itself: `python -m serving.batching --requests=FILE` answers such a file:
 
     {"prompt": "def f(", "max_new_tokens": 40, "temperature": 0.8, "seed": 1}
-    {"tokens": [1, 2, 3], "name": "by their numbers"}
+    {"tokens": [1, 2, 3], "name": "a prompt as token numbers"}
 
-A line that is no such object is answered with what is wrong with it, and the others go on.
+Every line gets an answer, also one that cannot be read; the others go on.
 """
 import json
 import time
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, fields
 
-from encoding import EOT
-
-KNOWN = {'prompt', 'tokens', 'max_new_tokens', 'temperature', 'top_k', 'seed', 'name'}
+from common.configurator import convert, did_you_mean, types_of
+from data import EOT
+from decode import check
 
 
 @dataclass(eq=False)
 class Request:
-    """A prompt (list of tokens) to go on from. stop: the token that ends it. name: the caller's."""
+    """A prompt to continue, as a list of tokens."""
     prompt: list
     max_new_tokens: int = 100
-    temperature: float = 0.0        # 0 = greedy
-    top_k: int | None = None
-    seed: int = 0
-    stop: int | None = None
-    name: object = None
+    temperature: int | float = 0.0      # 0 = greedy
+    top_k: int | None = None            # sample among the k likeliest tokens; None = all
+    seed: int = 0                       # of the tokens drawn
+    stop: int | None = None             # the token that ends the answer
+    name: str | int | None = None       # comes back with the answer
 
-    def problem(self, config):
-        """What is wrong with it, in a line, or ''."""
-        def whole(n, least, most=inf):
-            return type(n) is int and least <= n <= most
-        if not isinstance(self.prompt, list) or not self.prompt:
-            return 'the prompt is empty: give at least one token'
+    def check(self, config):
+        """ValueError if a model with this config cannot answer it."""
+        for field in fields(self):
+            convert(field.name, getattr(self, field.name), types_of(field.type))
+        check([self.prompt], self.max_new_tokens, self.temperature, self.top_k, 'latest', False)
         if len(self.prompt) > config.block_size:
-            return (f'the prompt has {len(self.prompt)} tokens, more than block_size = '
-                    f'{config.block_size}: cut it')
-        if not all(whole(token, 0, config.vocab_size - 1) for token in self.prompt):
-            return f'a prompt holds tokens, whole numbers from 0 to {config.vocab_size - 1}'
-        for name in ('max_new_tokens', 'top_k'):
-            if not whole(getattr(self, name), 1) and (name, self.top_k) != ('top_k', None):
-                return f'{name} must be at least 1, not {getattr(self, name)!r}'
-        if not whole(self.seed, 0, 2 ** 63 - 1):
-            return f'seed must be a whole number from 0 on, not {self.seed!r}'
-        number = type(self.temperature) in (int, float)
-        if not number or self.temperature != 0 and not 1e-6 <= self.temperature < 1e30:
-            return f'temperature must be >= 1e-6, or 0 (greedy), not {self.temperature!r:.40}'
-        return ''
+            raise ValueError(f'the prompt has {len(self.prompt)} tokens, more than block_size = '
+                             f'{config.block_size}: shorten it')
+        if not all(type(token) is int and 0 <= token < config.vocab_size for token in self.prompt):
+            raise ValueError('the tokens of a prompt must be whole numbers from 0 to '
+                             f'{config.vocab_size - 1}')
+        if not 0 <= self.seed < 2 ** 63:
+            raise ValueError(f'seed must be a whole number from 0 to 2**63 - 1, not {self.seed}')
 
 
-def read_prompt(start):
-    """The knob `start` -> the text."""
-    if not start.startswith('FILE:'):
-        return start
-    path = start.removeprefix('FILE:')
-    try:
-        with open(path, encoding='utf-8') as f:
-            return f.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the prompt file '{path}' as UTF-8 text ({error}): give "
-                         '--start=FILE:PATH') from error
+# the keys of a line: the fields of a Request but stop, or tokens in place of prompt
+KEYS = {field.name for field in fields(Request)} - {'stop'} | {'tokens'}
 
 
 def read(path, encoding, usual):
     """
-    The requests of a file, in order. encoding: of their text. usual: {knob: value} where a line
-    has none. ValueError for a file that cannot be read; a bad line is a dict of name and error.
+    The requests of a file, in order; for a line that is not one a dict with its name and error.
+
+    encoding: of their text. usual: {field: value} where a line gives none; the name is then the
+    line's number. ValueError if the file cannot be read.
     """
     try:
         with open(path, encoding='utf-8-sig') as f:
-            lines = {n: line for n, line in enumerate(f, 1) if line.strip()}
+            lines = f.readlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the requests in '{path}' ({error}): give a file of JSON "
                          'lines') from error
-    for n, line in lines.items():
-        try:
-            yield of_line(line, encoding, dict(usual, name=n))
-        except (ValueError, TypeError, RecursionError) as error:
-            yield dict(name=n, error=f"line {n}: {' '.join(str(error).split())}")
+    for n, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield parse(line, encoding, usual | dict(name=n))
+            except (ValueError, TypeError, RecursionError) as error:
+                yield dict(name=n, error=f"line {n}: {' '.join(str(error).split())}")
 
 
-def of_line(line, encoding, usual):
-    """A line of the file as a Request; ValueError where it is none."""
-    try:
-        asked = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f'it is no JSON ({error})') from None
-    both = {'prompt', 'tokens'}
-    if not isinstance(asked, dict) or not set(asked) <= KNOWN or both <= set(asked):
-        raise ValueError(f'a JSON object may have {", ".join(sorted(KNOWN))}, and one of prompt '
-                         'and tokens')
-    prompt = asked.pop('tokens', None)
-    if prompt is None:
-        text = asked.pop('prompt', '')
-        if not isinstance(text, str):
-            raise ValueError(f'prompt must be text, not {text!r:.40}; tokens takes numbers')
+def parse(line, encoding, usual):
+    """A line of the file -> Request. ValueError if it is not one."""
+    asked = json.loads(line)
+    if not isinstance(asked, dict) or ('prompt' in asked) == ('tokens' in asked):
+        raise ValueError('a request is a JSON object with either prompt (text) or tokens (numbers)')
+    for key in asked:
+        if key not in KEYS:
+            raise ValueError(f"unknown key '{key}'{did_you_mean(key, KEYS)} (a request has "
+                             f'{", ".join(sorted(KEYS))})')
+    if 'tokens' in asked:
+        prompt = asked.pop('tokens')
+    else:
+        text = convert('prompt', asked['prompt'], (str,))
         prompt = encoding.encode(text, allowed_special={EOT})
     return Request(**usual | asked | dict(prompt=prompt))
 
 
 def answer(serve, requests, encoding, write=print):
     """
-    Run requests through serve (batching.serve without its first argument) and write a JSON object
-    for each, in the order in which they end: what it asked by name, and text, tokens, mean loop
-    steps of each group, seconds; or error.
-    """
-    begin, open_ones = time.perf_counter(), {}
+    Write one JSON object for each request, in the order in which they end: its name, and text,
+    tokens, mean loop steps of each group, and seconds since the start; or its error.
 
-    def good():
-        """Those whose line could be read; the others are answered here."""
+    requests: what `read` yields. serve: an iterator of requests -> what batching.serve yields.
+    """
+    begin, made_by = time.perf_counter(), {}
+
+    def readable():
         for request in requests:
             if isinstance(request, Request):
+                made_by[request] = []
                 yield request
             else:
                 write(json.dumps(request), flush=True)
 
-    for request, token, used in serve(good()):
-        made = open_ones.setdefault(id(request), ([], []))
+    for request, token, steps in serve(readable()):
+        made = made_by[request]
         if isinstance(token, ValueError):
             line = dict(error=str(token))
         else:
-            made[0].append(token)
-            made[1].append(used)
-            if len(made[0]) < request.max_new_tokens and token != request.stop:
+            made.append((token, steps))
+            if len(made) < request.max_new_tokens and token != request.stop:
                 continue
-            text = b''.join(encoding.decode_single_token_bytes(token) for token in made[0]
-                            if token < encoding.n_vocab)
-            line = dict(text=text.decode('utf-8', 'replace'), tokens=made[0],
-                        steps=[round(float(mean), 2) for mean in sum(made[1]) / len(made[1])])
-        del open_ones[id(request)]
-        seconds = round(time.perf_counter() - begin, 3)
-        write(json.dumps(dict(name=request.name) | line | dict(seconds=seconds)), flush=True)
+            tokens, steps = zip(*made)
+            text = b''.join(encoding.decode_single_token_bytes(token) for token in tokens
+                            if token < encoding.n_vocab)    # a padded vocabulary has more
+            line = dict(text=text.decode('utf-8', 'replace'), tokens=tokens,
+                        steps=[round(sum(of_group) / len(made), 2) for of_group in zip(*steps)],
+                        seconds=round(time.perf_counter() - begin, 3))
+        del made_by[request]
+        write(json.dumps(dict(name=request.name) | line), flush=True)
