@@ -11,10 +11,11 @@ token by token must read the same keys, and so the cache has a slot for each loo
                   token 0   token 1   token 2 (new)
     slot 0, k=1   key 1     key 1     writes its key 1 here, and reads this line at its step 1
     slot 1, k=2   key 2     key 2     ... at its step 2
-    slot 2, k=3   key 3     key 2     token 1 exited after step 2: a copy of its key 2
+    slot 2, k=3   key 3     key 2     ... at its step 3
 
-So a token at step k reads each earlier token at step min(k, the last step that was evaluated for
-it; `accel` evaluates one more than it keeps). That is the policy `exact`. With fewer slots than
+Token 1 exited after step 2, so a copy of its key 2 stands in the slots of later steps: a token at
+step k reads each earlier token at step min(k, the last step that was evaluated for it). Key k is
+computed from the state before step k. That is the policy `exact`. With fewer slots than
 steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % slots. That takes
 less memory and changes the result, because older steps are overwritten.
 
@@ -25,7 +26,8 @@ policy is an iteration scheme:
     latest    the earlier tokens as they were at their last step          Gauss-Seidel
     ring      in between
 
-Where loops are path independent, all three reach the same fixed point. They differ in memory and in
+Where loops are path independent (the end does not depend on the way), all three reach the same
+fixed point. They differ in memory and in
 the number of steps. With `exact`, information that has to pass through many tokens moves on by one
 block map a step; with `latest` it is already there when a new token begins.
 

@@ -2,11 +2,12 @@
 Exit rules: when may a token stop looping?
 
     python exits.py                     every rule on a spiral and on one token of a model
-    python exits.py --tau=0.05 --shrink=0.8
+    python exits.py --turn=20           the same on a spiral that turns less
 
-`algorithm_1` is the paper's Algorithm 1, line by line, for one state. The model calls
-`loop_until_exit`, which runs any rule on many tokens at once. Both agree where the block map treats
-each token by itself. `Exit.decide` is the one place where it is decided who exits.
+`algorithm_1` is the paper's Algorithm 1, line by line, for one state; it is here to be read and to
+test against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. For one
+token, whose block map depends on nothing else, both give the same steps. `Exit.decide` is the one
+place where it is decided who exits.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
@@ -117,8 +118,10 @@ class Exit:
     past: wait for the past, see wait_for_past.
     reads: the model's method (state, rows, span, cache) -> what the signal gets as `read`. readout
     is ln_f and the head, through_coda goes through the last layers first.
-    by_row: all tokens of a row exit together, so that a pass over a whole sequence is not what
-    decoding gives. A rule object remembers nothing of a pass and can be used for any number.
+    by_row: its signal is the same for all tokens of a row, which exit together, so that a pass over
+    a whole sequence is not what decoding gives.
+
+    A rule object remembers nothing of a pass, so it can be used for any number of passes.
     """
     signal: Callable
     tau: float = 1e-2
@@ -129,19 +132,20 @@ class Exit:
     by_row: bool = False
     name: str = ''
 
-    def decide(self, value, hits, last=False):
+    def decide(self, value, streak, last=False):
         """
         The exit decision, Algorithm 1 lines 5 to 14, for any number of tokens at once.
 
-        value: their signals, an array or a number, None while it is undefined. hits: how many small
-        values in a row each has had. last: is this the last step of the budget? Returns
-        (hits, exits, takes): the new hits, who exits now, and who takes the new state x1.
+        value: their signals, an array or a number, None while it is undefined. streak: how many
+        small values in a row each has had. last: is this the last step of the budget? Returns
+        (streak, exits, takes): the new streak, who exits now, and who takes the new state x1.
         """
         if value is None:
             return 0, last, True
-        hits = (hits + 1) * (value < self.tau)
-        triggered = hits >= self.hits
-        return hits, triggered | last, self.keep | (triggered ^ True)           # ^ True: not
+        streak = (streak + 1) * (value < self.tau)
+        triggered = streak >= self.hits
+        # x ^ True is `not x`, for a bool as well as for an array of them
+        return streak, triggered | last, self.keep | (triggered ^ True)
 
 
 # the paper's rules and two of ours; another one is a signal and a line here
@@ -209,13 +213,13 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
     B, T, _ = x.shape
     x_star = torch.empty_like(x)
     steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
-    rows, active, hits, memo = np.arange(B), np.ones((B, T), dtype=bool), 0, None
-    on_rows = mask = None       # rows and active on the device, None while that is all of them
+    rows, active, streak, memo = np.arange(B), np.ones((B, T), dtype=bool), 0, None
+    on_rows = on_active = None      # both on the device, None while that is all of them
     for k in range(1, k_max + 1):
         # one block map; a token that has exited keeps its state
-        x1 = step(x, k, on_rows, mask)
-        if mask is not None:
-            x1 = torch.where(mask[..., None], x1, x)
+        x1 = step(x, k, on_rows, on_active)
+        if on_active is not None:
+            x1 = torch.where(on_active[..., None], x1, x)
 
         # who exits, and who of them takes the new state?
         value, memo = rule.signal(x, x1, memo, read and partial(read, rows=on_rows))
@@ -223,8 +227,8 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
         if rule.past and value is not None:
             value = (signals.wait(value, active, k, rows) if signals
                      else wait_for_past(value, active))
-        hits, exits, takes = rule.decide(value, hits, last=k == k_max)
-        if exits is False or not (active & exits).any():        # the common step
+        streak, exits, takes = rule.decide(value, streak, last=k == k_max)
+        if exits is False or not (active & exits).any():        # the common step: nobody exits
             x = x1
             continue
         exits = active & exits
@@ -241,11 +245,12 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
             leave_batch(x_star, x, rows, stay, partial(on_exit, k=k))
             if not stay.any():
                 break
-            rows, active, hits = rows[stay], active[stay], np.broadcast_to(hits, exits.shape)[stay]
+            streak = np.broadcast_to(streak, exits.shape)[stay]
+            rows, active = rows[stay], active[stay]
             staying = on_device(np.flatnonzero(stay), x)
             x, memo = x[staying], None if memo is None else memo[staying]
             on_rows = on_device(rows, x)
-        mask = None if active.all() else on_device(active, x)
+        on_active = None if active.all() else on_device(active, x)
     return x_star, on_device(steps_used, x), on_device(evals, x)
 
 
@@ -281,25 +286,33 @@ def on_device(array, x):
 def show(title, states, read, taus):
     """Print the signals of one token's states (K+1, C) by loop step, and where each rule exits."""
     rules = {name: make_exit(name, taus.get(name) if tau is None else tau) for name in EXITS}
-    print(f'\n{title}\n    k' + ''.join(f'{name:>11s}' for name in rules))
+    kept, evals = [], []
+    for rule in rules.values():
+        _, *counts = loop_until_exit(lambda x, k, *_: states[k].view(1, 1, -1),
+                                     states[0].view(1, 1, -1), len(states) - 1, rule,
+                                     lambda x, rows: read(x))
+        kept.append(counts[0].item())
+        evals.append(counts[1].item())
+
+    print(f'\n{title}\n      k' + ''.join(f'{name:>11s}' for name in rules))
     memos = dict.fromkeys(rules)
     for k in range(1, len(states)):
-        line = f'{k:5d}'
-        for name, rule in rules.items():
+        line = f'{k:7d}'
+        for (name, rule), last in zip(rules.items(), evals):
             value, memos[name] = rule.signal(states[k - 1], states[k], memos[name], read)
-            line += ' ' * 11 if value is None else f'{value:11.2e}'
+            cell = '' if value is None else f'{value:.2e}' + ('*' if k == last else ' ')
+            line += f'{cell:>11s}'
         print(line)
-    used = [loop_until_exit(lambda x, k, *_: states[k].view(1, 1, -1), states[0].view(1, 1, -1),
-                            len(states) - 1, rule, lambda x, rows: read(x))[1:]
-            for rule in rules.values()]
-    print('  tau' + ''.join(f'{rule.tau:11g}' for rule in rules.values()))
-    for what, i in dict(kept=0, evals=1).items():
-        print(f'{what:>5s}' + ''.join(f'{one[i].item():11d}' for one in used))
+    for what, values in dict(tau=[f'{rule.tau:g}' for rule in rules.values()], kept=kept,
+                             evals=evals).items():
+        print(f'{what:>7s}' + ''.join(f'{value:>10} ' for value in values))
     return rules['accel']
 
 
 @torch.no_grad()
 def main():
+    if not 1 <= n_loop <= 1000:
+        raise ValueError(f'n_loop must lie between 1 and 1000 to be shown, not {n_loop}')
     # a spiral in the plane, whose two coordinates stand for logits
     angle = math.radians(turn)
     rotate = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -322,6 +335,9 @@ def main():
     taus = dict(norm=0.1, norm_rel=0.02, kl=1e-6, accel=0.1, accel_hat=0.6, accel_rel=0.02)
     show('the last token of a model with random weights', trace[0]['states'][:, 0, -1],
          model.readout, taus)
+    print('\n*: the rule exits here, or at the end of the budget; kept: loop steps in the result; '
+          'evals: block maps computed.\nA spiral shrinks by the same factor in each step, so its '
+          'relative signals are constant.')
 
 
 if __name__ == '__main__':

@@ -79,8 +79,9 @@ class RecurrentGroup(nn.Module):
 
     index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
     one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
-    Another injection is a name in GPTConfig, its weights here, what it computes once a pass in
-    `inject`, its formula in `step`, and its cost in model.flops_per_token.
+    To add an injection: its name in GPTConfig, its weights here (an nn.Parameter keeps the value
+    that it gets here), what it computes once a pass in `inject`, its formula in `step`, and its
+    cost in model.flops_per_token.
     """
 
     def __init__(self, core, config, index=0):
@@ -98,6 +99,7 @@ class RecurrentGroup(nn.Module):
         self.x0 = 'e' if config.injection == 'none' else config.x0
         # for training, set by train.py: rank, world size, noise generator
         self.rank, self.world, self.generator = 0, 1, None
+        # for evaluation: the noise of each position, see `noise`
         self.tables, self.tables_of = {}, None
 
     def noise(self, like, k, noise_seed, pos):
@@ -150,7 +152,7 @@ class RecurrentGroup(nn.Module):
         elif self.injection == 'add':
             x = x + share
         else:
-            assert self.injection == 'none'
+            assert self.injection == 'none', f'no formula for the injection {self.injection}'
         for i, block in enumerate(self.core):
             x = block(x, None if updates is None else updates[i], pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
@@ -159,7 +161,7 @@ class RecurrentGroup(nn.Module):
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
         """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
         pos = span.pos[rows] if rows is not None and span.ragged else span.pos
-        # paper silent: noise in every step, which its own cosines rule out
+        # differs from the paper: with noise in every step its cosines of 0.5 could not be
         if self.step_noise:
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
         # the step of the rows that still loop, with the keys and values of step k
@@ -269,7 +271,8 @@ def main():
     trace = []
     model(torch.randint(64, (1, 16)), n_loop=n_loop, trace=trace)
     norms = trace[0]['states'].diff(dim=0).norm(dim=-1).mean(dim=(1, 2)).tolist()       # (K,)
-    print(f'\nstep norms of a looped group, width {n_embd}, random weights')
+    print(f'\nstep norms of a looped group, width {n_embd}, random weights: mean over 16 tokens, '
+          'logarithmic bars')
     for k, norm in enumerate(norms, start=1):
         print(f'{k:5d} {norm:9.2e} {bar(max(0, 1 + math.log10(norm / norms[0]) / 5))}')
 

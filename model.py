@@ -181,7 +181,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """
     The paper's model. Another one is a subclass (zoo/): Config is the dataclass of its shape, block
-    the class of its layers, `build` makes its modules, and `rules` are exit rules of its own.
+    the class of its layers, `build` makes its modules, and `rules` are exit rules that explore.py
+    shows for it beside those of exits.py.
     """
     Config, block, rules = GPTConfig, Block, {}
 
@@ -273,7 +274,7 @@ class GPT(nn.Module):
     def loop_counts(self, n_loop=None, exit=None):
         """n_loop, as forward takes it -> a list with one count for each group."""
         n_groups = len(self.config.groups)
-        if n_loop is None and self.training:        # one draw governs a group
+        if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
         if n_loop is None and exit is None:
             n_loop = max(1, round(self.config.mean_recurrence))
@@ -294,7 +295,7 @@ class GPT(nn.Module):
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
         is then its k_max. noise_seed: in evaluation x^(0) is a function of (noise_seed, group,
-        position) alone; in training it comes fresh from torch's generator.
+        position) alone; in training it comes from each group's generator, see train.seed_noise.
         trace: a list, to which each group appends dict(e=(B, T, C), states=(K+1, B, T, C) or None
         with an exit rule, steps_used=(B, T), evals=(B, T)).
         ValueError if T > block_size, or n_loop does not fit the groups.
@@ -382,22 +383,25 @@ def main():
     shape = GPTConfig(**config)
     with torch.device('meta'):          # shapes alone
         model = GPT(shape)
+    first = 0
     for layer in model.h:
-        n = sum(p.numel() for p in layer.parameters())
         looped = isinstance(layer, RecurrentGroup)
-        what = f'group {shape.groups[layer.index]}, loops' if looped else 'block'
-        print(f'{what:24s} {n:13,} parameters')
-    parts = dict(embedding=[model.wte], positions=[model.wpe], norms_and_head=[model.ln_f])
-    for part, modules in parts.items():
-        n = sum(p.numel() for module in modules if module for p in module.parameters())
-        print(f'{part.replace("_", " "):24s} {n:13,} parameters')
-    print(f'{"all (the head is tied)":24s} {sum(p.numel() for p in model.parameters()):13,}')
+        last = first + (len(layer.core) if looped else 1) - 1
+        where = f'layer {first}' if first == last else f'layers {first} to {last}'
+        n = sum(p.numel() for p in layer.parameters())
+        print(f'{where:16s} {"loops" if looped else "":6s} {n:13,} parameters')
+        first = last + 1
+    parts = {'embedding, head': model.wte, 'positions': model.wpe, 'last norm': model.ln_f}
+    for part, module in parts.items():
+        if module is not None:
+            print(f'{part:23s} {sum(p.numel() for p in module.parameters()):13,}')
+    print(f'{"all":23s} {sum(p.numel() for p in model.parameters()):13,}')
 
     counts = model.eval().loop_counts()
-    print(f'effective depth {effective_depth(shape):g} at r = {shape.mean_recurrence:g} loops of '
-          f'each group, where {shape.n_layer} layers run once without loops')
-    for what, training in dict(forward=False, training=True).items():
-        print(f'{flops_per_token(shape, counts, training) / 1e6:,.1f} MFLOPs a token, {what}')
+    print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
+          f'{effective_depth(shape):g} (without loops {shape.n_layer})')
+    for what, training in {'forward': False, 'forward and backward': True}.items():
+        print(f'{flops_per_token(shape, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
 
     # a small copy: does its forward pass equal a plain stack with each group's step unrolled?
     small = GPT(replace(shape, n_embd=8 * shape.n_head, block_size=16, vocab_size=64)).eval()
@@ -416,5 +420,6 @@ def main():
 
 
 if __name__ == '__main__':
-    config = configure(globals() | asdict(GPTConfig()))
+    config = configure(globals() | asdict(GPTConfig())
+                       | dict(__annotations__=GPTConfig.__annotations__))
     run(main)

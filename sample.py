@@ -33,8 +33,9 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float | str | None = None  # None = the rule's usual, auto = as bench.py --calibrate found
-past = False                # exit only once all earlier tokens have converged (prompts, or exact)
-n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
+past = False                # exit only once all earlier tokens have converged; for new tokens it
+                            # has an effect with --cache=exact alone
+n_loop: int | list | None = None    # or one for each group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it

@@ -1,19 +1,25 @@
 """
-Problems that need many loop steps, with the number of steps that each answer needs at least.
+Problems that need many loop steps, with the number of steps that each answer needs.
 
     python tasks.py calc                    prints problems and checks 1,000 with the oracle
     python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write three functions (problems, words, oracle) and add one line to TASKS below.
-`python tasks.py NAME` then checks the labels with the oracle, and
-`python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
+To add a task, write three functions and add one line, a Task, to TASKS below:
+
+    name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
+    name_words(...) -> list of str                  the text of each token
+    name_oracle(words, ...) -> list of str          the right answers, found in another way
+
+The last two take those of the knobs that they need. `python tasks.py NAME` then checks the labels
+with the oracle (not the depths), and `python train.py config/calc.py --dataset=NAME
+--out_dir=out-NAME` trains on it.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
     y               (rows, T) int64, the right answer (label) at each token, which is a token too;
                     NOT_ASKED at a token without a label
-    depth           (rows, T) int64, the loop steps that a label needs at least, if one step carries
+    depth           (rows, T) int64, the loop steps that a label needs if one step carries
                     information from a token to the next token that depends on it; 0 without a label
 """
 import hashlib
@@ -418,9 +424,9 @@ def main():
         print('  answers ' + in_columns(words, labels, width) + '\n')
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
-    print('depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
+    print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
     wrong = check_rows(task, x, y)
-    print(f'{rows} problems, {wrong} of them with another answer than the oracle')
+    print(f'{rows} problems: the oracle disagrees with {wrong}')
     if wrong:
         raise SystemExit(1)
 

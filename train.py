@@ -7,7 +7,8 @@ Train a recurrent-depth GPT.
     python train.py --model=zoo.ouro:Gated  another class of model, see zoo/
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
-writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png.
+writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png, on
+a task depth.csv and depth.png.
 Ctrl-C or SIGTERM: the step is finished and saved. A second one stops at once.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
@@ -53,7 +54,7 @@ dropout = 0.0
 bias = False                # in linear layers
 vocab_size: int | None = None   # None = the data set's, a large one rounded up to a multiple of 64
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
-mean_recurrence: float = 4.0    # r of the loop draw for each group and pass; its mean is r + 1
+mean_recurrence: float = 4.0    # r of the loop draw, of mean r + 1; evaluation loops r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients: a quarter less time than 8
 injection = 'concat'        # how e enters each step: concat, add, none
@@ -71,7 +72,7 @@ optimizer: Literal['muon', 'adamw'] = 'muon'    # muon: for the matrices of bloc
 learning_rate = 5e-3
 min_lr: float | None = None     # None = learning_rate / 10
 warmup_iters = 100
-lr_decay_iters: int | None = None   # None = the first max_iters
+lr_decay_iters: int | None = None   # None = max_iters, as it was when the run began
 weight_decay = 0.1          # on matrices only
 beta1 = 0.9
 beta2 = 0.95
@@ -95,7 +96,7 @@ MAY_CHANGE = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_nois
 
 
 def lr_at(it):
-    """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
+    """Linear warm-up, then a cosine down to min_lr (0.0 for zero) at lr_decay_iters."""
     lowest = learning_rate / 10 if min_lr is None else min_lr
     if it < warmup_iters:
         return learning_rate * (it + 1) / warmup_iters
@@ -173,18 +174,23 @@ def set_up(saved, weights, text, dev):
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    given = {field.name: globals()[field.name] for field in fields(kind.Config)
-             if field.name in config}
-    own = {field.name: before['model_args'][field.name] for field in fields(kind.Config)
-           if before and field.name in before['model_args']}
-    shape = kind.Config(**own | given | dict(vocab_size=vocab))
+    # its fields: as the checkpoint has them, and where there is a knob, as the knob says
+    names = {field.name for field in fields(kind.Config)}
+    of_before = {name: value for name, value in before.get('model_args', {}).items()
+                 if name in names}
+    of_knobs = {name: globals()[name] for name in names & config.keys()}
+    shape = kind.Config(**of_before | of_knobs | dict(vocab_size=vocab))
     torch.manual_seed(derived_seed(seed, 'init'))
-    torch.backends.cuda.matmul.allow_tf32 = True    # exit rules, with small taus, run elsewhere
+    torch.backends.cuda.matmul.allow_tf32 = True    # here only: small taus need float32 as it is
     gpt = kind(shape).to(dev)
     if before:
-        new = gpt.state_dict()          # what the weights lack, such as a gate, stays as it is
+        own = gpt.state_dict()
+        new = [name for name in own if name not in before['model']]
+        if new:                         # such as a gate
+            say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
         try:
-            gpt.load_state_dict({name: before['model'].get(name, new[name]) for name in new})
+            gpt.load_state_dict(own | {name: before['model'][name] for name in own
+                                       if name not in new})
         except RuntimeError as error:
             raise ValueError(f'the weights do not fit a {kind.__name__}: {error}') from None
 
@@ -261,7 +267,7 @@ def finish(run, run_log, held_out, eval_counts):
 
 def main():
     begin = time.time()
-    # what to go on from, the machine, the text, the model
+    # what to go on from, which sets the knobs to those of the earlier run; machine, text, model
     saved, path, weights = earlier_run(globals(), MAY_CHANGE)
     check_knobs()
     dev, autocast = join(device, dtype)
@@ -272,7 +278,7 @@ def main():
     check_same((saved and saved['iter_num'], text.sha256, config))
     run, resumed = set_up(saved, weights, text, dev), bool(saved)
     del saved, weights                              # of a large model some GB
-    gpt = ddp = run.model
+    gpt = ddp = run.model               # with one process, ddp is the model itself
     if WORLD > 1:
         # without injection nothing before a group has a gradient when it loops beyond bptt_k
         ddp = DistributedDataParallel(gpt, find_unused_parameters=injection == 'none')
@@ -285,7 +291,7 @@ def main():
     run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
     stop_signals, handlers = log.listen()
-    # after the warm-up a state that has collapsed is worth a warning
+    # held-out losses and, after the warm-up, warnings of states that have collapsed
     report = partial(log.report, text=text, loops=eval_counts, dev=dev, stop_signals=stop_signals,
                      autocast=autocast, compiled=compiled(dev), warm=warmup_iters)
 

@@ -207,7 +207,8 @@ def show_help(script, knobs, annotations):
     """Print the script's docstring, then every knob with its value and the comment beside it."""
     with open(script['__file__'], encoding='utf-8') as f:
         source = f.read()
-    comments = dict(re.findall(r'^(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)$', source, re.MULTILINE))
+    found = re.findall(r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)$', source, re.MULTILINE)
+    comments = dict(reversed(found))            # the first of each name
     lines = [(script.get('__doc__') or '').strip(), '',
              'knobs (a config file or --key=value changes them):']
     for key, value in knobs.items():

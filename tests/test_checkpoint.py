@@ -12,7 +12,7 @@ import torch
 from test_train import TINY, refused, same_weights, saved, trained
 
 from common import checkpoint
-from common.checkpoint import last_checkpoint, load_checkpoint, read_tau, save_checkpoint
+from common.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
 from results import kills
 
 # fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
@@ -29,7 +29,8 @@ def adamw(tmp_path_factory):
 
 # What a checkpoint of an earlier version holds. People have such files, so none of these names may
 # go, and a new knob takes its default where a checkpoint lacks it.
-PARTS = ['model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss']
+PARTS = [
+    'model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss']
 TO_GO_ON = ['optimizer', 'trend', 'spikes']
 MODEL_ARGS = [
     'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'dropout', 'bias', 'groups',

@@ -143,7 +143,7 @@ LAST_WORDS = {
     'train.py': 'next: python sample.py',
     'sample.py': 'tokens/s',
     '--out_dir=out-calc': 'answers right',
-    'tasks.py': '20 problems, 0 of them with another answer than the oracle',
+    'tasks.py': '20 problems: the oracle disagrees with 0',
     'results.run': 'the time is up: the same command goes on',
     'results.depth': 'the time is up: the same command goes on',
     'results.zoo': 'the time is up: the same command goes on',

@@ -228,12 +228,12 @@ def test_too_many_tokens(tiny):
 @pytest.mark.parametrize('command, shown, bad, words', [
     # a config of train.py, whose batch size and learning rate are no knobs of model.py
     (f'model.py {ROOT}/config/groups.py --n_embd=96 --vocab_size=500 --block_size=64',
-     'effective depth 56 at r = 12.*\n.*\n.*\na small copy.*difference (0.0e.00|.*e-0[5-9])',
+     'at r = 12 .*: effective depth 56.*\n.*\n.*\na small copy.*difference (0.0e.00|.*e-0[5-9])',
      '--groups=[[1,3]]', 'the layers of a group must follow one another'),
     ('loops.py --draw=fixed --draws=50',
      r'50 fixed draws at r = 4: mean 5.00, at most 5\n +1 +0.0% \n(.*\n){3} +5 100.0% #{60}\n',
      '--n_loop=10001', 'n_loop must be an int from 1 to 10,000'),
-    ('exits.py', 'kept +10 +16 +8 +10 +2 +16.*\nevals +10.*\nalgorithm_1 at tau 0.2 keeps 10 steps',
+    ('exits.py', 'kept +10 +16 +8 +10 +2 +16.*\n +evals +10.*\nalgorithm_1 at tau 0.2 keeps 10',
      '--tau=-1', 'tau must be a number >= 0'),
     ('cache.py', 'exact +8 +34 +26,112(.*\n)*exact.* 3,3 +4,4 +4,5(.*\n)*ring.* 3,7 +4,8 +1,5',
      '--ring=0', 'the ring must have at least 1 slot'),

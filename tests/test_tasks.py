@@ -169,7 +169,7 @@ def test_a_config_fits_its_task():
 def test_the_command_shows_and_checks():
     done = run('calc:p=3', '--rows=50', '--block_size=5', script='tasks.py')
     assert 'calc:p=3: 7 words, 5 tokens a problem' in done.stdout, done.stderr
-    assert done.stdout.count('problem ') == 3 and 'depth: 0 ' in done.stdout
-    assert '50 problems, 0 of them with another answer than the oracle' in done.stdout
+    assert done.stdout.count('problem ') == 3 and 'by depth: 0 ' in done.stdout
+    assert '50 problems: the oracle disagrees with 0' in done.stdout
     done = run('clac', script='tasks.py')
     assert done.returncode == 2 and done.stderr.count('\n') == 1
