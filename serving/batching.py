@@ -141,10 +141,10 @@ class Batch:
         self.groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
         ends = [-1, *self.groups, len(model.h)]
         self.single = [range(a + 1, b) for a, b in zip(ends, ends[1:])]
-        # the state, and e's share of each loop step; loop step, and memo and hits of the exit rule
+        # the state and e's share of a loop step; the loop step, the exit rule's memo and streak
         self.x, self.share = torch.zeros(2, B, 1, C, device=model.lm_head.weight.device)
         self.on_x = [model.h[i].inject(self.x)[0] for i in self.groups]
-        self.memo, self.k, self.hits = None, *np.zeros((2, B), dtype=np.int64)
+        self.memo, self.k, self.streak = None, *np.zeros((2, B), dtype=np.int64)
         # keys and values, which one pass of all rows allocates
         self.cache, self.one_slot = make_cache(model, counts, policy), policy == 'latest'
         idx = torch.zeros(B, 1, dtype=torch.long, device=self.x.device)
@@ -178,7 +178,7 @@ class Batch:
         self.share[at] = group.inject(x)[1].float()
         if self.largest:
             self.largest[stage.g][numbers, [row.pos + 1 for row in rows]] = -np.inf
-        self.k[numbers] = self.hits[numbers] = 0
+        self.k[numbers] = self.streak[numbers] = 0
         for row in rows:
             row.stage = Stage(stage.g, 'loop')
         return self.loop_step(stage.g, rows, numbers, at, span)
@@ -207,11 +207,12 @@ class Batch:
             largest[numbers, places + 1, k - 1] = value
 
         # who exits, and who of them takes the new state?
-        hits, exits, takes = self.rule.decide(value, self.hits[numbers], last=k == self.counts[g])
+        streak, exits, takes = self.rule.decide(value, self.streak[numbers],
+                                                last=k == self.counts[g])
         if not np.all(takes):
             x1 = torch.where(on_device(takes, x1)[:, None, None], x1, x0)
         self.x[at] = x1
-        self.k[numbers], self.hits[numbers], steps_used = k, hits, k - 1 + takes
+        self.k[numbers], self.streak[numbers], steps_used = k, streak, k - 1 + takes
 
         # rows that exit go on to the next layers; their keys serve later steps of other tokens
         for i in np.flatnonzero(exits):
