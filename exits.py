@@ -132,7 +132,7 @@ class Exit:
     by_row: bool = False
     name: str = ''
 
-    def decide(self, value, streak, last=False):
+    def decide(self, value, streak, last):
         """
         The exit decision, Algorithm 1 lines 5 to 14, for any number of tokens at once.
 

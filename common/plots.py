@@ -306,40 +306,6 @@ def gate(rows, path):
     save(figure, path)
 
 
-# serving/ ----------------------------------------------------------------------------------------
-
-def throughput(growth, path):
-    """Tokens a second against rows, context and fixed loops."""
-    figure, [axes] = panels(3, 3.4, 3)
-    labels = dict(rows='rows of the batch', context='tokens of context', loops='fixed loops')
-    table = []
-    for ax, (name, points) in zip(axes, growth.items()):
-        if points:
-            ax.plot(*zip(*points), marker='o', color=colour_of(0))
-        ax.set(xlabel=labels[name], ylim=(0, 1.08 * max([y for _, y in points], default=1)))
-        if name == 'rows':
-            ax.set_xscale('log', base=2)
-        table += [(name, *point) for point in points]
-    axes[0].set_ylabel('tokens a second')
-    save(figure, path, ['against', 'x', 'tokens_per_s'], table)
-
-
-def schedule(ticks, slots, path):
-    """Rows down, ticks across: the loop step in colour, other stages grey, what waits white."""
-    steps = np.full((slots, len(ticks)), np.nan)
-    table = []
-    for n, (stage, rows, k, _) in enumerate(ticks):
-        steps[rows, n] = k if stage % 2 == 0 else 0
-        table += [(n, row, stage, step) for row, step in zip(rows, k)]
-    figure, [[ax]] = panels(1, 11, 4)
-    colours = LinearSegmentedColormap.from_list('steps', ['0.75', *colormaps['viridis_r'](
-        np.linspace(0.15, 1, 255))])
-    image = ax.imshow(steps, aspect='auto', interpolation='nearest', cmap=colours, vmin=0)
-    figure.colorbar(image, label='loop step (grey: prelude, hand-off, coda)')
-    ax.set(xlabel='tick', ylabel='row', title='Each row at its own loop step')
-    save(figure, path, ['tick', 'row', 'stage', 'k'], table)
-
-
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
 
 def by_rule(rows, column):
