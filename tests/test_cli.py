@@ -147,7 +147,6 @@ LAST_WORDS = {
     'results.run': 'the time is up: the same command goes on',
     'results.depth': 'the time is up: the same command goes on',
     'results.zoo': 'the time is up: the same command goes on',
-    'serving.batching': 'one by one',
     '--requests=requests.jsonl': '"tokens": [',
     'zoo.etd': 'next: python train.py',
     'explore.py': 'open it in a browser',
