@@ -38,11 +38,11 @@ def test_no_mask_where_none_is_needed():
 
 
 def test_new_tokens_see_what_was_there_and_each_other_in_order():
-    span = Span(2, 3)
-    assert (span.pos.tolist(), span.end) == ([2, 3, 4], 5)
-    assert span.mask.int().tolist() == [[[[1, 1, 1, 0, 0],
-                                          [1, 1, 1, 1, 0],
-                                          [1, 1, 1, 1, 1]]]]
+    span = Span(1, 3)
+    assert (span.pos.tolist(), span.end) == ([1, 2, 3], 4)
+    assert span.mask.int().tolist() == [[[[1, 1, 0, 0],
+                                          [1, 1, 1, 0],
+                                          [1, 1, 1, 1]]]]
 
 
 # slots -------------------------------------------------------------------------------------------
