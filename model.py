@@ -60,6 +60,9 @@ class GPTConfig:
                      'bptt_k', 'rope_base'):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f'{name} must be positive and finite, not {getattr(self, name)}')
+        if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
+            raise ValueError('dropout must lie in [0, 1) and step_noise be a number from 0 on, not '
+                             f'{self.dropout} and {self.step_noise}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
         if self.pos == 'rotary' and self.n_embd // self.n_head % 2:

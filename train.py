@@ -137,8 +137,7 @@ def check_knobs():
                  'eval_windows', 'log_interval', 'save_interval'):
         if config[knob] < 1:
             raise ValueError(f'{knob} must be at least 1, not {config[knob]}')
-    for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip', 'dropout',
-                 'step_noise'):
+    for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip'):
         if not 0 <= (config[knob] or 0) < 1e30:
             raise ValueError(f'{knob} must be a number from 0 on, not {config[knob]}')
     if min_lr is not None and min_lr > learning_rate:

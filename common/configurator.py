@@ -20,6 +20,7 @@ knobs that only train.py has. `--help` prints every knob with its comment.
 """
 import ast
 import difflib
+import inspect
 import json
 import os
 import re
@@ -64,7 +65,8 @@ def run(main):
         if os.environ.get('TRACEBACK'):
             raise
         if is_out_of_memory(error):
-            knobs = [knob for knob in MEMORY_KNOBS if knob in main.__globals__]
+            script = inspect.unwrap(main).__globals__       # main may be decorated
+            knobs = [knob for knob in MEMORY_KNOBS if knob in script]
             advice = f'lower {" or ".join(knobs)}' if knobs else 'give it less to work on'
             # one GPU may be fuller than the next, so each process reports its own error
             stop(f'not enough memory: {advice}', every_process=True)

@@ -241,6 +241,13 @@ def test_fine_tuning_starts_from_weights():
         assert not os.path.exists('out-no')
 
 
+def test_a_large_vocabulary_is_rounded_up_for_speed():
+    for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
+        trained(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
+                '--eval_loops=[1]')
+        assert saved('out')['model_args']['vocab_size'] == vocab_size
+
+
 # a run that stops and goes on --------------------------------------------------------------------
 
 def test_killed_at_random_and_resumed():
