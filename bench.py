@@ -64,7 +64,7 @@ n_windows = 24              # held-out windows for quality
 prompt_tokens: int | None = None    # before the timed tokens; None = half a block
 timed_tokens = 8            # in each round
 rounds = 2                  # of latency, each with a window of its own
-batch_size = 1              # rows timed together
+timed_rows = 1              # decoded together when timing
 hits: int | None = None     # small values in a row before a token exits; None = the rule's own
 keep: bool | None = None    # keep the step that triggered? None = the rule's own
 cache: str | list = ['exact', 'latest']     # policies: exact, ring, latest
@@ -508,7 +508,8 @@ def check_knobs(block_size):
     for knob, values in lists.items():
         if not all(isinstance(value, (int, float)) for value in values):
             raise ValueError(f'{knob} must be a list of numbers, not {values}')
-    numbers = dict(n_windows=n_windows, rounds=rounds, batch_size=batch_size, ring=ring)
+    numbers = dict(n_windows=n_windows, rounds=rounds, timed_rows=timed_rows,
+                   ring=ring)
     for knob, value in numbers.items():
         if value < 1:
             raise ValueError(f'{knob} must be at least 1, not {value}')
@@ -527,9 +528,9 @@ def held_out_windows(checkpoint, T):
     text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                           checkpoint['model_args']['vocab_size'])
     there = text.n_held_out(T)
-    if max(n_windows, rounds * batch_size) > there:
+    if max(n_windows, rounds * timed_rows) > there:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows and '
-                         'rounds * batch_size may be no more')
+                         'rounds * timed_rows may be no more')
     return text.held_out(np.linspace(0, there - 1, n_windows).round().astype(int), T)
 
 
@@ -539,10 +540,10 @@ def measure(model, points, idx, targets, start):
     try:
         quality(model, points, idx, targets, n_loop, seed)
         save(points, groups)
-        warm_up(model, points, idx[:batch_size], start, seed)
+        warm_up(model, points, idx[:timed_rows], start, seed)
         for r in range(rounds):
-            rows = [(r * batch_size + b) % n_windows for b in range(batch_size)]
-            time_round(model, points, idx[rows, :start + timed_tokens], start, seed)
+            numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]
+            time_round(model, points, idx[numbers, :start + timed_tokens], start, seed)
             save(points, groups)
     except KeyboardInterrupt:
         print(f'{out_dir}/bench.csv holds what was measured so far')
@@ -577,7 +578,7 @@ def main():
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{out_dir}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
           f'{dtype}, {torch.get_num_threads()} threads, seed {seed}; {n_windows} windows, prompt '
-          f'{start} + {timed_tokens} tokens, batch {batch_size}, {rounds} rounds')
+          f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
     if calibrate is not None:
         with autocast:
             calibrate_rules(model, checkpoint, idx, targets)

@@ -93,7 +93,7 @@ def get_encoding(name, folder='.'):
     if name is None:
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
                          'text: convert it again from a folder that has one')
-    if name.partition(':')[0] in tasks.TASKS:
+    if tasks.is_task(name):
         return tasks.Words(name)
     if name == 'bytes':         # token i is byte i, and 256 is the end of a text
         ranks = {bytes([i]): i for i in range(256)}

@@ -337,22 +337,28 @@ def generate(model, idx, max_new_tokens, lengths=None, stop=None, **how):
 # the demonstration --------------------------------------------------------------------------------
 
 def some_model():
-    """The checkpoint in out_dir with its encoding, or a small model with random weights."""
+    """The checkpoint in out_dir, or a small model with random weights, and a prompt for it."""
+    import tasks
     from common.checkpoint import load_checkpoint
     from data import get_encoding
     from model import GPT, GPTConfig
     if os.path.exists(os.path.join(out_dir, 'ckpt.pt')):
         model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
-        return model, get_encoding(checkpoint['tokenizer'], out_dir)
-    print(f'no checkpoint in {out_dir}: random weights')
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(block_size=48, vocab_size=257, n_layer=6, n_head=2, n_embd=96,
-                          groups=[[1], [2, 3], [4]], adapter_init='random'))
-    return model.eval(), get_encoding('bytes')
+        if tasks.is_task(checkpoint['config']['dataset']):      # the beginning of a problem
+            return model, tasks.Problems(checkpoint['config']['dataset']).held_out(
+                [0], model.config.block_size)[0][0, :4]
+        encoding = get_encoding(checkpoint['tokenizer'], out_dir)
+    else:
+        print(f'no checkpoint in {out_dir}: random weights')
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(block_size=48, vocab_size=257, n_layer=6, n_head=2, n_embd=96,
+                              groups=[[1], [2, 3], [4]], adapter_init='random')).eval()
+        encoding = get_encoding('bytes')
+    return model, torch.tensor(encoding.encode(start) or [encoding.eot_token])
 
 
 def main():
-    model, encoding = some_model()
+    model, prompt = some_model()
     if not model.config.groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups: it decodes in one way')
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
@@ -360,7 +366,6 @@ def main():
              dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]
     if n_loop > 2:
         ways.append(('exact, drafts of 2 loops', dict(cache='exact', draft_loops=2)))
-    prompt = torch.tensor(encoding.encode(start) or [encoding.eot_token])
     reference = None
     print(f'{"":28s}   equal tokens   loop steps   ms a token')
     for name, how in ways:

@@ -28,7 +28,7 @@ from torch.linalg import vector_norm
 
 import tasks
 from common.checkpoint import load_checkpoint
-from common.configurator import configure, pick_device, run
+from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
 from exits import EXITS
 from geometry import pca_2d
@@ -155,7 +155,11 @@ def main():
                          'watch: choose another --out_dir')
     dataset, depth = checkpoint['config']['dataset'], None
     encoding = get_encoding(checkpoint['tokenizer'], out_dir)
-    if dataset.partition(':')[0] in tasks.TASKS:
+    is_task = tasks.is_task(dataset)
+    unused = 'start' if is_task else 'seed'
+    if unused in given:
+        raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
+    if is_task:
         idx, right, depth = problem(dataset, T, seed)
     else:
         idx, right = prompt_of(read_prompt(start), encoding, T)

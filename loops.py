@@ -253,9 +253,9 @@ def bar(share):
 @torch.no_grad()
 def main():
     # how often training loops
-    if draws < 1 or not 0 < mean_recurrence < math.inf:
-        raise ValueError('draws and mean_recurrence must be positive and finite, not '
-                         f'{draws} and {mean_recurrence}')
+    if not (1 <= draws <= 10 ** 6 and 0 < mean_recurrence <= 100):
+        raise ValueError('draws must lie between 1 and a million and mean_recurrence between 0 and '
+                         f'100 to be shown, not {draws} and {mean_recurrence}')
     generator = torch.Generator().manual_seed(seed)
     counts = Counter(sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(draws))
     mean, most = sum(n * times for n, times in counts.items()) / draws, max(counts)

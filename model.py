@@ -28,7 +28,7 @@ from cache import Span
 from common.configurator import check_choices, configure, run
 from loops import RecurrentGroup, sample_n_loop
 
-MOST_LOOPS = 10_000
+MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
 
 @dataclass
@@ -41,8 +41,8 @@ class GPTConfig:
     n_embd: int = 768
     dropout: float = 0.0
     bias: bool = False              # in the linear layers of attention and MLP
-    # the layers that loop; paper silent: they count from 0
-    groups: list = field(default_factory=lambda: [[4], [5, 6], [7]])
+    groups: list = field(           # the layers that loop; paper silent: they count from 0
+        default_factory=lambda: [[4], [5, 6], [7]])
     mean_recurrence: float = 12.0   # r of the lognormal-Poisson draw; its mean is r + 1
     bptt_k: int = 8                 # back-propagated loop steps of each group (Geiping 3.3)
     injection: Literal['concat', 'add', 'none'] = 'concat'  # how e enters each step
@@ -60,6 +60,9 @@ class GPTConfig:
                      'bptt_k', 'rope_base'):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f'{name} must be positive and finite, not {getattr(self, name)}')
+        for name, most in dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10).items():
+            if getattr(self, name) > most:
+                raise ValueError(f'{name} must be at most {most:g}, not {getattr(self, name)}')
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
             raise ValueError('dropout must lie in [0, 1) and step_noise be a number from 0 on, not '
                              f'{self.dropout} and {self.step_noise}')

@@ -3,7 +3,7 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
 
     python sample.py --exit accel                           text, then tokens/s and mean loop steps
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
-    python sample.py --start=FILE:prompt.txt --temperature=0 --cache=exact --draft_loops=2
+    python sample.py --start='def ' --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
 It needs the checkpoint alone, not the data. To answer many prompts at once see serving/.
@@ -33,8 +33,7 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float | str | None = None  # None = the rule's usual, auto = as bench.py --calibrate found
-past = False                # exit only once all earlier tokens have converged; for new tokens it
-                            # has an effect with --cache=exact alone
+past = False                # wait until all earlier tokens have converged (prompts, cache=exact)
 n_loop: int | list | None = None    # or one for each group; None = mean_recurrence, 30 with a rule
 cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
 ring = 8                    # slots of cache='ring'
@@ -140,8 +139,8 @@ def print_text(model, encoding, rule, dev):
 def main():
     # the model and the rule
     dev, autocast = pick_device(device, dtype)
-    if (past or tau == 'auto') and not exit:
-        raise ValueError('--past and --tau=auto are about exit rules: give one, --exit=norm_rel')
+    if (past or tau is not None) and not exit:
+        raise ValueError('--past and --tau are about exit rules: give one, --exit=norm_rel')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
@@ -154,7 +153,7 @@ def main():
     # problems or text
     task = checkpoint['config']['dataset']
     with autocast:
-        if task.partition(':')[0] in tasks.TASKS:
+        if tasks.is_task(task):
             print_problems(model, task, rule)
         else:
             print_text(model, get_encoding(checkpoint['tokenizer'], out_dir), rule, dev)

@@ -298,6 +298,11 @@ def parse(text):
     return name, knobs
 
 
+def is_task(dataset):
+    """Does the knob `dataset` name a task, with or without knobs of its own, and not a text?"""
+    return dataset.partition(':')[0] in TASKS
+
+
 def arguments(function, knobs):
     """Those of the knobs that the function takes."""
     names = inspect.signature(function).parameters

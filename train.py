@@ -37,7 +37,7 @@ from common.configurator import run as run_main
 from common.distributed import RANK, WORLD, add_up, check_same, join, leave, make_once, say
 from common.optim import make_optimizers
 from loops import derived_seed, sample_n_loop
-from model import flops_per_token
+from model import MOST_LOOPS, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'pydocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -143,8 +143,8 @@ def check_knobs():
     if min_lr is not None and min_lr > learning_rate:
         raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
                          'it out, or give a smaller one')
-    if not eval_loops or not all(isinstance(n, int) and n >= 1 for n in eval_loops):
-        raise ValueError('eval_loops must be a list of loop counts, each at least 1, '
+    if not eval_loops or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops):
+        raise ValueError(f'eval_loops must be a list of loop counts from 1 to {MOST_LOOPS:,}, '
                          f'not {eval_loops}')
     if batch_size % WORLD:
         raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by {WORLD} '
@@ -275,7 +275,7 @@ def main():
     text = make_once(lambda: data.open_data(dataset))
     check_text(text, saved, weights)
     check_same((saved and saved['iter_num'], text.sha256, config))
-    run, resumed = set_up(saved, weights, text, dev), bool(saved)
+    run = set_up(saved, weights, text, dev)
     del saved, weights                              # of a large model some GB
     gpt = ddp = run.model               # with one process, ddp is the model itself
     if WORLD > 1:
@@ -304,7 +304,7 @@ def main():
                 break
 
         # checkpoints
-        if it % save_interval == 0 and (it > run.start or not resumed):
+        if it % save_interval == 0 and it > run.start:
             save(run, it, 'ckpt.pt')
         if it in keep_iters:
             save(run, it, f'ckpt_{it:06d}.pt', whole=False)

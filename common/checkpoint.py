@@ -94,13 +94,13 @@ def class_of(name, trusted=False):
     'MODULE:CLASS' -> the class, a GPT. ValueError if it is no such class, or not of model.py or
     zoo/: importing a file runs it, so any other must be named on the command line (trusted).
     """
-    from model import GPT  # here, since model.py stands above this folder
     module = name.partition(':')[0]
     if not trusted and module != 'model' and not module.startswith('zoo.'):
-        raise ValueError(f"the model is a '{name}', whose code is not imported unasked: name it "
-                         f'with train.py --model={name}, or put its file into zoo/')
+        raise ValueError(f"the model is a '{name}', and only files in zoo/ are imported unasked: "
+                         f'put its file there, or train on with train.py --model={name}')
     kind = imported(name, 'model class', 'zoo.ouro:Ouro')
-    if not isinstance(kind, type) or not issubclass(kind, GPT):
+    is_model = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+    if not is_model or not hasattr(kind, 'Config'):
         raise ValueError(f"'{name}' is not a class of models: it must be a subclass of model.GPT")
     return kind
 
@@ -133,7 +133,8 @@ def class_and_args(checkpoint):
             return name, args | own
     changed = ', '.join(f'{key} = {value}' for key, value in once.items()
                         if value != ONCE_FIELDS[key])
-    raise ValueError(f'no class of this version has its architecture ({changed})')
+    raise ValueError('the checkpoint is of an older version, and no class of this one has its '
+                     f'architecture ({changed})')
 
 
 def load_checkpoint(path, device='cpu', trusted=''):
@@ -146,22 +147,27 @@ def load_checkpoint(path, device='cpu', trusted=''):
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
                          'python train.py')
+    broken = (f"'{path}' is not a whole checkpoint of this program (%s): it may be cut short, or "
+              'hold something else; train again or use another')
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        name, args = class_and_args(checkpoint)
-        kind = class_of(name, trusted=name == trusted)
+        lacking = {'model', 'model_args', 'config', 'iter_num', 'tokenizer'} - set(checkpoint)
+    except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
+        raise ValueError(broken % type(error).__name__) from error
+    if lacking:
+        raise ValueError(broken % f"it lacks {', '.join(sorted(lacking))}")
+
+    name, args = class_and_args(checkpoint)
+    kind = class_of(name, trusted=name == trusted)
+    try:
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = kind(kind.Config(**args))
         model.load_state_dict(checkpoint['model'], assign=True)
         model.tie()
-        assert {'config', 'iter_num', 'tokenizer'} <= set(checkpoint)
-    except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
-        why = error if isinstance(error, ValueError) else type(error).__name__
-        raise ValueError(f"'{path}' is not a whole checkpoint of this program ({why}): it may be "
-                         'cut short, or hold something else; train again or use another'
-                         ) from error
+    except Exception as error:
+        raise ValueError(broken % type(error).__name__) from error
     checkpoint |= dict(model_class=name, model_args=asdict(model.config))
     return model.float().to(device).eval(), checkpoint
 
@@ -208,9 +214,9 @@ def earlier_run(script, may_change):
     if saved:
         # what were the defaults then, for knobs that were not there yet
         knobs = dict(optimizer='adamw') | saved['model_args'] | saved['config']
+        knobs |= dict(model=saved['model_class'])
         del knobs['out_dir'], knobs['resume']
         adopt(script, knobs, knobs.keys() - FREE_KNOBS, f'the run in {out_dir}')
-        script['model'] = script['config']['model'] = saved['model_class']
         if saved['iter_num'] > script['max_iters']:
             raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations already: "
                              '--max_iters may not be smaller')

@@ -256,12 +256,12 @@ def check_finite(loss, norm, n_loop, it, lr, out_dir):
     """ValueError if the loss or the gradient's norm is NaN or infinite."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
-    good = f'{out_dir}/ckpt.pt'
+    last = f'{out_dir}/ckpt.pt'
     loops = '/'.join(map(str, n_loop)) or 'none'
     raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                     f'{loops}, learning rate {lr:.2e}. The weights were not touched and {good} '
-                     'is good: train on from it with a lower learning rate '
-                     f'(--init_from={good} --out_dir=...)')
+                     f'{loops}, learning rate {lr:.2e}. No weight was touched: train on from the '
+                     'last checkpoint with a lower learning rate '
+                     f'(--init_from={last} --out_dir=...)')
 
 
 # memory, and being asked to stop -----------------------------------------------------------------

@@ -398,7 +398,7 @@ def measure(model, text, how):
 
 def check_knobs():
     """ValueError for knobs that are out of range, or that cannot be used together."""
-    unused = [knob for knob in FOR_MEASURING if requests and knob in given]
+    unused = [knob for knob in FOR_MEASURING if requests and knob in given - {'dataset'}]
     if unused:
         raise ValueError(f'--{unused[0]} does nothing with --requests: leave it out')
     if not exit and (past or 'tau' in given):

@@ -162,7 +162,7 @@ def test_one_seed_one_answer_and_a_rule_with_one_part_changed(benched, here):
     assert value(again, 'accel', 100, 'mean_steps') == 2
     assert value(again, 'accel', 100, 'mean_evals') == 3
     # one hit comes at the first check, at step 2, which is kept
-    one_hit = go('--hits=1', '--keep=True', '--cache=latest', '--batch_size=2', '--dtype=bfloat16')
+    one_hit = go('--hits=1', '--keep=True', '--cache=latest', '--timed_rows=2', '--dtype=bfloat16')
     for column in ('mean_steps', 'mean_evals'):
         assert value(one_hit, 'accel', 100, column, 'latest', 'True') == 2
 

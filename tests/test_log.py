@@ -107,20 +107,11 @@ def test_evaluate_spreads_its_windows(tiny, text, monkeypatch):
     assert starts == [0, 48, 96, 144]
 
 
-def test_evaluate_is_bounded_by_its_logits(tiny, text):
+def test_a_report_is_bounded_by_its_logits(tiny, text):
+    """Its losses, and its look at the health of the states."""
     model = tiny()
     sizes = batch_sizes(model)
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
-    assert log.windows_at_once(model.config) == 4
-    evaluate(model, text, loops=[1, 4])
-    assert sizes == [4, 4, 2] * 2
-
-
-def test_a_report_is_bounded_by_its_logits(tiny, text):
-    """Its look at the health of the states too."""
-    model = tiny()
-    sizes = batch_sizes(model)
-    model.config.vocab_size = 2 ** 21
     run = SimpleNamespace(model=model, val_loss={})
     row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext(), [], False, 0)
     assert sizes == [4, 4, 2, 4]        # the last one for health

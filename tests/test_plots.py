@@ -61,6 +61,16 @@ def test_only_plots_imports_matplotlib_and_it_imports_nothing_of_ours():
     assert not imports(os.path.join(ROOT, users[0])) & ours
 
 
+def test_common_imports_nothing_that_stands_above_it():
+    above = {file.removesuffix('.py') for file in glob.glob('*.py', root_dir=ROOT)}
+    above |= {'config', 'results', 'serving', 'zoo'}
+    assert above > {'model', 'loops', 'train', 'data'}
+    files = glob.glob('common/**/*.py', root_dir=ROOT, recursive=True)
+    assert 'common/checkpoint.py' in files
+    found = {file: imports(os.path.join(ROOT, file)) & above for file in files}
+    assert not {file: names for file, names in found.items() if names}
+
+
 def test_every_rule_has_a_style():
     assert set(plots.STYLES) == {*EXITS, 'fixed', 'oracle'}
     assert len(set(plots.STYLES.values())) == len(plots.STYLES)

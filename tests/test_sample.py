@@ -137,23 +137,18 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
 # what it refuses ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args, words', [
-    ('--exit=acel', 'unknown exit rule'),
-    ('--exit=accel --tau=-1', 'tau must be a number >= 0'),
-    ('--exit=accel --tau=nan', 'tau'),
     ('--past', 'are about exit rules'),
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),
-    ('--n_loop=0', 'n_loop must be'),
+    ('--device=tpu', 'not available'),
+    # what others refuse, one for each knob of which no other test sees that it gets there
+    ('--exit=accel --tau=-1', 'tau must be a number >= 0'),
     ('--max_new_tokens=0', 'max_new_tokens'),
     ('--cache=newest', 'unknown cache policy'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--temperature=0 --draft_loops=30 --n_loop=30 --cache=exact', 'draft_loops must'),
     ('--draft_loops=1', 'greedily'),
-    ('--temperature=-1', 'temperature'),
-    ('--n_loop=100000000', 'n_loop must be an int from 1 to 10,000'),
-    ('--top_k=0', 'top_k'),
-    ('--device=tpu', 'not available')])
+    ('--top_k=0', 'top_k')])
 def test_bad_input(refused, args, words):
     assert words in refused(*args.split())
 

@@ -279,7 +279,7 @@ def test_checkpoints_of_earlier_versions(tmp_path, idx, name):
     assert type(loaded) is kind and checkpoint['model_class'] == name
     assert torch.equal(loaded(idx, n_loop=2)[0], model(idx, n_loop=2)[0])
     torch.save(earlier | dict(model_args=flat | dict(sandwich='branch', qk_bias=True)), path)
-    with pytest.raises(ValueError, match='no class of this version has its architecture'):
+    with pytest.raises(ValueError, match='no class of this one has its architecture'):
         load_checkpoint(path)
 
 
@@ -471,6 +471,22 @@ def test_both_stages(book, monkeypatch, flags, stage_1, stage_2):
     assert done.returncode == 0, done.stderr
 
 
+def test_stages_resume(book, monkeypatch):
+    """A stage of an Ouro goes on with its own class; with no run there it starts one with a gate."""
+    monkeypatch.chdir(book)
+    ouros = [*TINY, '--n_layer=1', os.path.join(ROOT, 'config', 'ouro.py')]
+    for stage, kind, flags in [
+            ('1', 'Ouro', ouros), ('2', 'OuroGateOnly', ['--init_from=on-Ouro/ckpt.pt']),
+            ('1', 'Gated', TINY)]:
+        for iteration, more in (1, flags), (2, []):
+            done = conftest.run(f'--stage={stage}', *more, f'--out_dir=on-{kind}', '--resume',
+                                f'--max_iters={iteration}', script='zoo/ouro.py')
+            assert done.returncode == 0, done.stderr
+            checkpoint = load_checkpoint(f'on-{kind}/ckpt.pt')[1]
+            assert checkpoint['model_class'] == f'zoo.ouro:{kind}'
+            assert checkpoint['iter_num'] == iteration
+
+
 @pytest.mark.parametrize('args, script, words', [
     (['--exit=zoo.ouro:gate'], 'sample.py', 'reads gate_logit, and a GPT has none'),
     (['--exit=zoo.huginn:none'], 'sample.py', 'unknown exit rule'),
@@ -479,6 +495,7 @@ def test_both_stages(book, monkeypatch, flags, stage_1, stage_2):
     (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'loops must be'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
     (['--stage=3'], 'zoo/ouro.py', 'is no stage'),
+    (['--stage=2'], 'zoo/ouro.py', 'stage 2 needs --init_from=CHECKPOINT, or --resume'),
     (['--stage=2', '--init_from=nowhere.pt'], 'zoo/ouro.py', 'no checkpoint at'),
     (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups'),
     (['--model=zoo.ouro:Nobody', *TINY], 'train.py', 'write MODULE:NAME'),
