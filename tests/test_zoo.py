@@ -472,7 +472,7 @@ def test_both_stages(book, monkeypatch, flags, stage_1, stage_2):
 
 
 def test_stages_resume(book, monkeypatch):
-    """A stage of an Ouro goes on with its own class; with no run there it starts one with a gate."""
+    """A stage goes on with the class of its run; where there is none yet it starts with a gate."""
     monkeypatch.chdir(book)
     ouros = [*TINY, '--n_layer=1', os.path.join(ROOT, 'config', 'ouro.py')]
     for stage, kind, flags in [

@@ -8,9 +8,10 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python -m zoo.ouro --stage=2 --init_from=out-ouro/ckpt.pt --out_dir=out-ouro-2 --max_iters=300
                                                     trains the gate alone
 
-A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files. --init_from can
-be any checkpoint with groups: a model without a gate gets one. Each of several groups has exits of
-its own, and the losses of an early group are those of ln_f and the head on its states.
+A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files; --resume goes
+on with it. --init_from, on the command line, can be any checkpoint with groups: a model without a
+gate gets one. Each of several groups has exits of its own, and the losses of an early group are
+those of ln_f and the head on its states.
 
 The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
 `gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
@@ -21,7 +22,6 @@ The published code runs all loops and selects a step afterwards. Here a token ex
     K, N        loop steps; tokens that have a label
 """
 import os
-import re
 import runpy
 import sys
 
@@ -167,19 +167,40 @@ STAGES = {
 }
 
 
+def last_value(flag, args):
+    """What the last --flag=VALUE or --flag VALUE among args says, or ''."""
+    found = ''
+    for arg, after in zip(args, [*args[1:], '']):
+        name, equals, value = arg.partition('=')
+        if name == flag:
+            found = value if equals else after
+    return found
+
+
+def stage_model(stage, args):
+    """The class to train in a stage, as a list of flags: none where a run goes on with its own."""
+    out_dir, init_from = last_value('--out_dir', args), last_value('--init_from', args)
+    saved = [os.path.join(out_dir, file) for file in ('ckpt.pt', 'ckpt.old.pt')]
+    resume = '--resume' in args or '--resume=True' in args
+    if resume and any(os.path.exists(path) for path in saved):
+        return []
+    if stage == '--stage=2' and not init_from:
+        raise ValueError('stage 2 needs --init_from=CHECKPOINT, or --resume with a checkpoint in '
+                         f'--out_dir={out_dir}, on the command line')
+    before = load_checkpoint(init_from)[1]['model_class'] if init_from else ''
+    gated, ouro, _ = STAGES[stage]
+    return [f"--model=zoo.ouro:{ouro if before.startswith('zoo.ouro:Ouro') else gated}"]
+
+
 def train(args):
     """train.py in a stage; args: --stage=1 or 2, and flags and config files of train.py."""
     stage = next(arg for arg in args if arg.startswith('--stage'))
-    args = [arg for arg in args if arg != stage]
     if stage not in STAGES:
         raise ValueError(f'{stage} is no stage: say --stage=1 or --stage=2')
-    gated, ouro, flags = STAGES[stage]
-    # the class, which depends on the weights to start from
-    weights = re.findall('--init_from[=\n](.*)', '\n'.join(args))
-    before = load_checkpoint(weights[-1])[1]['model_class'] if weights else ''
-    model = f"--model=zoo.ouro:{ouro if before.startswith('zoo.ouro:Ouro') else gated}"
-    # for stage I, a config file may name another class
-    args = [model, *flags, *args] if stage == '--stage=1' else [*flags, *args, model]
+    args = [*STAGES[stage][-1], *(arg for arg in args if arg != stage)]
+    model = stage_model(stage, args)
+    # in stage 1 a config file may name another class
+    args = [*model, *args] if stage == '--stage=1' else [*args, *model]
     sys.argv = ['train.py', *args]
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     runpy.run_path(os.path.join(folder, 'train.py'), run_name='__main__')
