@@ -50,7 +50,7 @@ ELSEWHERE = {
     'pip install': '.ci/run runs them, in a checkout without packages',
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
-    'results.kills': 'test_train.py kills a run three times',
+    'results.kills': 'test_train.py kills a run twice',
     'results.speed': 'test_results.py',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'zoo.huginn:kl': 'test_zoo.py',
