@@ -191,7 +191,9 @@ def set_up(saved, weights, text, dev):
             gpt.load_state_dict(own | {name: before['model'][name] for name in own
                                        if name not in new})
         except RuntimeError as error:
-            raise ValueError(f'the weights do not fit a {kind.__name__}: {error}') from None
+            first = str(error).splitlines()[1].strip()
+            raise ValueError(f'the weights do not fit the model class {kind.__name__}: {first}'
+                             ) from None
 
     # what moves it, and what has been seen so far
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))

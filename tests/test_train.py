@@ -412,6 +412,21 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     assert all(state['exp_avg'].isfinite().all() for state in last['optimizer'].values())
 
 
+def test_a_run_that_fails_early_leaves_the_checkpoint_of_another():
+    """In its second step, before its first save."""
+    os.mkdir('out')
+    Path('out/ckpt.pt').write_text('what was there before')
+    refused(*TINY, '--learning_rate=1e29', '--warmup_iters=0')
+    assert Path('out/ckpt.pt').read_text() == 'what was there before'
+    assert not os.path.exists('out/ckpt.old.pt')
+
+
+def test_weights_of_another_architecture_are_refused_in_one_line(whole):
+    line = refused(*TINY, f'--init_from={whole}/ckpt.pt', '--model=zoo.ouro:Ouro',
+                   '--out_dir=out-no')
+    assert 'do not fit the model class Ouro: size mismatch for h.0.mlp' in line
+
+
 @pytest.mark.parametrize('flag, words', [
     ('--groups=[[1],[1,2]]', 'groups overlap'),
     ('--groups=[[9]]', 'out of range'),
