@@ -163,8 +163,8 @@ class KeysValues:
 class Signals:
     """
     For rules that wait for the past: at each loop step the largest signal of the tokens up to each
-    place of a row that looped then, (B, 1 + T_max, k_max); -inf where there was none. Places count
-    from 1, so that there is one before the first token.
+    place of a row that looped then, (B, 1 + T_max, k_max); -inf where there was none. The token at
+    position t has place t + 1, because place 0 stands for the time before the first token.
 
     With them a token that comes alone waits as it would beside the others. Only `exact` has them:
     `latest` shows a new token the others at their last step, so there is nothing to wait for.

@@ -255,7 +255,7 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
 
 
 def leave_batch(x_star, x, rows, stay, on_exit):
-    """The states of those of the rows that do not stay -> x_star; on_exit is told which."""
+    """Copy the states of the rows that leave the batch to x_star, and call on_exit with them."""
     if len(rows) == len(x_star) and not stay.any():     # all rows together, without an index
         x_star.copy_(x)
         on_exit(None)
@@ -277,7 +277,7 @@ def on_host(value, rule, k):
 
 
 def on_device(array, x):
-    """A NumPy array where x is."""
+    """A NumPy array as a tensor on the device of x."""
     return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # of a view a copy
 
 
