@@ -32,7 +32,7 @@ class Log:
     """log.csv and the lines on the screen. results/README.md explains the columns."""
 
     def __init__(self, path, loops, start, max_iters, accuracy=False):
-        """loops: the evaluated counts. Rows of a killed run, after iteration start, are dropped."""
+        """loops: the evaluated counts. Rows from `start` on, left by a killed run, are dropped."""
         self.path, self.max_iters = path, max_iters
         self.restart()
         kinds = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
