@@ -317,7 +317,7 @@ def c11(t):
 
     less at 4 loops than at 1 in every seed, and from those of training to 256 never 0.01 more
     """
-    rows = [row for row in of(t, 'loops') if row['where'] == 'held out']
+    rows = of(t, 'loops')
     losses = {n: np.array(column(pick(rows, loops=n), 'loss')) for n in distinct(rows, 'loops')}
     trained = trained_loops(t)
     worse = max((losses[n] - losses[trained]).max() for n in losses if n > trained)
@@ -355,17 +355,15 @@ def c13(t):
     if len({tuple(distinct(some, 'seed')) for some in rows}) > 1:
         return 'not run yet', 'not run yet'
     words, trained = [], trained_loops(t)
-    for where in distinct(rows[0], 'where'):
-        for n in (1.0, trained, 32.0):
-            ours, *others = (np.array(column(pick(some, loops=n, where=where), 'loss'))
-                             for some in rows)
-            each = []
-            for other in others:
-                low, high = paired(ours - other)
-                each.append(f'{np.mean(ours - other):+.3f} [{low:+.3f}, {high:+.3f}]')
-            words.append(f"{where}, {n:g} loops: {' and '.join(each)}")
-            if where == 'held out' and n == trained:        # low and high: of the uniform draw
-                verdict = 'undecided' if low < 0 < high else reproduced(high <= 0)
+    for n in (1.0, trained, 32.0):
+        ours, *others = (np.array(column(pick(some, loops=n), 'loss')) for some in rows)
+        each = []
+        for other in others:
+            low, high = paired(ours - other)
+            each.append(f'{np.mean(ours - other):+.3f} [{low:+.3f}, {high:+.3f}]')
+        words.append(f"{n:g} loops: {' and '.join(each)}")
+        if n == trained:        # low and high: of the uniform draw
+            verdict = 'undecided' if low < 0 < high else reproduced(high <= 0)
     which = 'one looped layer, 300 iterations: ' if t['scale'] == 'tasks' else ''
     return (which + 'loss minus that of fixed and of uniform counts, paired over seeds [95%]: '
             + '; '.join(words)), f'{verdict} at {trained:g} loops'

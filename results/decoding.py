@@ -15,23 +15,15 @@ results/README.md.
 """
 import json
 import os
-import time
 from functools import partial
 from itertools import product
 
 import numpy as np
-import torch
 
-from bench import cross_entropy
-from cache import Span
-from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
-from decode import make_cache, until_converged
-from exits import make_exit
 from results import runs
 from results.depth import CALC, HOP, folder_of
 from results.runs import column, distinct, fewest_maps, head, join, line, mean_std, pick
-from tasks import Problems
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
@@ -48,8 +40,6 @@ only_table = False
 # the runs: (part, flags of its training)
 RUNS = dict(calc=('calc2', [*CALC, '--n_layer=4', '--groups=[[1,2]]']), hop=('hop', HOP),
             text=('text', []))
-CHUNKS = [1, 2, 4, 8, 12, 24]
-TAU = 0.3                   # of norm_rel, by which a chunk has converged
 
 
 # what is run ------------------------------------------------------------------------------------
@@ -66,55 +56,14 @@ def measure(task, seed, until):
             and runs.once(folder, 'calibration', 'bench.py', *calibration, until=until))
 
 
-@torch.no_grad()
-def chunk_rows(folder, repeats=7):
-    """
-    A prompt of `calc` under `latest`, in chunks: what a chunk's length costs and gives.
-
-    ce: over the prompt's own labels, 64 problems; steps: loop steps one after another, of the
-    slowest problem in each chunk; evals: block maps a token; ms: of one problem, median.
-    """
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
-    T, counts = model.config.block_size, [30] * len(model.groups)
-    idx, targets = Problems(checkpoint['config']['dataset']).held_out(np.arange(64), T)
-    rule = make_exit('norm_rel', TAU, past=True)
-
-    def fill(rows, policy, chunk):
-        kept, trace, x = make_cache(model, counts, policy, T_max=T), [], []
-        for start in range(0, T, chunk):
-            new = rows[:, start:start + chunk]
-            how = counts, rule
-            if policy == 'latest':
-                how = until_converged(counts, rule, new.shape[1])
-            x.append(model.hidden(new, *how, 0, Span(start, new.shape[1]), kept, trace=trace)[0])
-        return torch.cat(x, dim=1), [entry['evals'] for entry in trace]
-
-    ways = [('latest', chunk) for chunk in CHUNKS] + [('exact', T)]
-    times = {way: [] for way in ways}
-    for i in range(repeats):
-        for way in ways:        # in turn
-            begin = time.perf_counter()
-            fill(idx[i:i + 1], *way)
-            times[way].append(1000 * (time.perf_counter() - begin))
-    for policy, chunk in ways:
-        x, evals = fill(idx, policy, chunk)
-        ce = cross_entropy(model.lm_head(x).log_softmax(-1), targets).mean()
-        yield dict(cache=policy, chunk=chunk, ce=ce,
-                   steps=sum(of_chunk.max().item() for of_chunk in evals),
-                   evals=torch.cat(evals, dim=1).double().mean().item(),
-                   ms=np.median(times[policy, chunk]))
-
-
 def gather():
     """All runs -> results/decoding/*.csv."""
-    tables = dict(points=[], calibration=[], chunks=[])
+    tables = dict(points=[], calibration=[])
     for task, seed in product(RUNS, seeds):
         folder, key = folder_of(RUNS[task][0], 'looped', seed), dict(task=task, seed=seed)
         tables['points'] += [key | row for row in runs.bench_rows(folder, 'points')]
         with open(os.path.join(folder, 'exits.json')) as f:
             tables['calibration'] += [key | row for row in json.load(f)['exits']]
-        if task == 'calc':
-            tables['chunks'] += [dict(seed=seed) | row for row in chunk_rows(folder)]
     runs.save('decoding', tables)
     first = folder_of(RUNS['calc'][0], 'looped', seeds[0])
     runs.show(os.path.join(first, 'frontier.png'), 'decoding.png')
@@ -148,31 +97,6 @@ def ways_table(t, task):
         yield line(name, mean_std(evals), mean_std(times), taus)
 
 
-def gaps_at(rows, taus):
-    """Cells: the loss above the full budget's at each tau."""
-    return [mean_std(column(pick(rows, tau=tau), 'ce_minus_full'), 4) for tau in taus]
-
-
-def policies_table(t):
-    """Fixed loops, `exact` beside `latest`: the loss above the full budget's."""
-    loops = [1, 2, 3, 4, 6, 8, 12, 16]
-    yield from head('nats above the full budget, at fixed loops', *loops)
-    for task, policy in product(RUNS, ('exact', 'latest')):
-        rows = pick(t['points'], task=task, cache=policy, rule='fixed')
-        yield line(f'{task}, `{policy}`', *gaps_at(rows, loops))
-
-
-def robustness_table(t):
-    """Rules under `exact` on calc, own and past: the loss above the full budget's, by tau."""
-    taus = [tau for tau in distinct(pick(t['points'], rule='kl'), 'tau') if tau >= 1e-3]
-    names = [rule for rule in distinct(t['points'], 'rule') if rule not in ('fixed', 'oracle')]
-    yield from head('`calc`, `exact`: nats above the full budget at tau',
-                    *(f'{tau:g}' for tau in taus))
-    for rule, past in product(names, ('False', 'True')):
-        rows = pick(t['points'], task='calc', cache='exact', rule=rule, past=past)
-        yield line(rule + (', past' if past == 'True' else ''), *gaps_at(rows, taus))
-
-
 def given(t):
     """The rows of calibration that have found a threshold."""
     return [row for row in t['calibration'] if row['tau'] != '']
@@ -192,18 +116,6 @@ def calibration_table(t):
         yield line(task, *cells, f"{max(column(rows, 'cost')):+.4f}")
 
 
-def chunks_table(t):
-    """A prompt of 24 tokens of calc in chunks."""
-    yield from head('`calc`, a prompt of 24 tokens, chunks of', 'loop steps one after another',
-                    'block maps a token', 'ms, over the whole at once', 'CE of its labels')
-    whole = np.array(column(pick(t['chunks'], cache='latest', chunk=max(CHUNKS)), 'ms'))
-    for cache, chunk in dict.fromkeys((row['cache'], row['chunk']) for row in t['chunks']):
-        rows = pick(t['chunks'], cache=cache, chunk=chunk)
-        yield line(f'{chunk:g}' if cache == 'latest' else f'{chunk:g}, `{cache}`',
-                   mean_std(column(rows, 'steps'), 1), mean_std(column(rows, 'evals')),
-                   mean_std(np.array(column(rows, 'ms')) / whole), mean_std(column(rows, 'ce'), 4))
-
-
 def markdown(folder=runs.HERE):
     """What stands between the markers of decoding."""
     t = runs.load('decoding', folder)
@@ -214,13 +126,9 @@ def markdown(folder=runs.HERE):
          f'point with the fewest block maps whose loss is within {same:g} nats of the full '
          'budget.'],
         *(ways_table(t, task) for task in RUNS),
-        ['**Policies**:'], policies_table(t),
-        ['**Thresholds**:'], robustness_table(t),
         [f'**Calibration** ({n_windows} windows, half to find the largest tau and half to check): '
          f'{kept} of {len(promises)} promises kept, {100 * kept / len(promises):.0f}%.'],
-        calibration_table(t),
-        ['**Chunks**, `latest`, until `norm_rel` waiting for the past is below '
-         f'{TAU:g}:'], chunks_table(t)])
+        calibration_table(t)])
 
 
 # the run ----------------------------------------------------------------------------------------

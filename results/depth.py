@@ -4,9 +4,9 @@ Problems that need depth: what loops are worth there, and what makes them used.
     python -m results.depth             about two hours on two cores; the same command goes on
     python -m results.depth --only_table        results/depth/*.csv -> the tables, nothing is run
 
-Run them in the project's folder. They write the runs to out-depth/PART/VARIANT-SEED. When all of
-the parts asked for are done they write their rows of results/depth/*.csv, the figures of
-assets/ and the second block of results/README.md.
+Run them in the project's folder. They write the runs to out-depth/PART/VARIANT-SEED. When all are
+done they write results/depth/*.csv, the figures of assets/ and the second block of
+results/README.md.
 
 Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (loop draws, bptt_k).
 
@@ -16,7 +16,6 @@ Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (lo
     stack       k L layers in their place
 """
 import os
-import time
 from functools import partial
 
 import numpy as np
@@ -34,7 +33,6 @@ from results.runs import column, distinct, head, join, line, mean_std, pick
 seeds = [1337, 1, 2]        # the others take the first alone
 minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
 workers = 2                 # trainings at a time, with a thread each
-parts = ['calc', 'hop', 'text', 'levers', 'others']
 more: list = []             # flags for every training, to make it smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
@@ -78,7 +76,7 @@ def trainings():
     for task, name in OTHERS.items():
         flags['others', task, seeds[0]] = [*CALC, f'config/{name}.py']
     return {key: [*some, '--device=cpu', f'--seed={key[2]}', *more]
-            for key, some in flags.items() if key[0] in parts}
+            for key, some in flags.items()}
 
 
 def folder_of(part, variant, seed):
@@ -88,42 +86,24 @@ def folder_of(part, variant, seed):
 # what is gathered -------------------------------------------------------------------------------
 
 def run_row(folder):
-    """Parameters, block evaluations at L loops, time an iteration, the share of making batches."""
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
-    log = runs.read_csv(os.path.join(folder, 'log.csv'))
-    dt_ms = np.mean([float(row['dt_ms']) for row in log if row['dt_ms']][1:])
-    minutes, = (row['minutes'] for row in runs.minutes_rows(folder) if row['what'] == 'train')
-    # batches made again, by themselves
-    knobs, text = checkpoint['config'], data.open_data(checkpoint['config']['dataset'])
-    t = time.perf_counter()
-    for seed in range(20):
-        text.batch(np.random.default_rng(seed), knobs['batch_size'], knobs['block_size'])
-    batch_ms = (time.perf_counter() - t) * 1000 / 20
-    return dict(parameters=sum(p.numel() for p in model.parameters()),
-                iterations=checkpoint['iter_num'], dt_ms=dt_ms, minutes=minutes,
-                batch_percent=100 * batch_ms / dt_ms)
-
-
-def deeper_rows(folder, task=DEEPER, loops=DEEPER_LOOPS):
-    """Accuracy by depth and loops on another task: rows with fewer resets than in training."""
+    """The parameters of a run's model, and the minutes of its training."""
     model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
-    return by_depth(model, tasks.Problems(task), loops, 'cpu')
+    minutes, = (row['minutes'] for row in runs.minutes_rows(folder) if row['what'] == 'train')
+    return dict(parameters=sum(p.numel() for p in model.parameters()), minutes=minutes)
 
 
-def last_token_row(folder, loops=16):
-    """Of calc: accuracy at the last token, which is what a model can say that learnt it alone."""
-    share = right_share(deeper_rows(folder, 'calc:dense=False', [loops]))
-    return dict(loops=f'{loops}, last token', loss='', accuracy=share)
+def deeper_rows(folder):
+    """Accuracy by depth and loops of problems with fewer resets than in training."""
+    model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+    return by_depth(model, tasks.Problems(DEEPER), DEEPER_LOOPS, 'cpu')
 
 
 def gather():
-    """All runs -> results/depth/*.csv. Of the other parts the rows that are there stay."""
-    tables = runs.earlier('depth', lambda row: row.get('part', 'calc') not in parts)
+    """All runs -> results/depth/*.csv."""
+    tables = dict(accuracy=[], runs=[], deeper=[])
     for part, variant, seed in trainings():
         folder, key = folder_of(part, variant, seed), dict(part=part, variant=variant, seed=seed)
         tables['accuracy'] += [key | row for row in runs.last_losses(folder)]
-        if part == 'levers':
-            tables['accuracy'].append(key | last_token_row(folder))
         tables['runs'].append(key | run_row(folder))
         if (part, variant) == ('calc', 'looped'):
             tables['deeper'] += [dict(seed=seed) | row for row in deeper_rows(folder)]
@@ -135,9 +115,8 @@ def draw_figures(tables):
     """The first seed: its losses on text, its depths on calc, and depths beyond training."""
     for part, figure in dict(text='loss.png', calc='depth.png').items():
         runs.show(os.path.join(folder_of(part, 'looped', seeds[0]), figure))
-    if 'calc' in parts:
-        plots.depth(pick(tables['deeper'], seed=seeds[0]), 'out-depth/deeper.png')
-        runs.show('out-depth/deeper.png')
+    plots.depth(pick(tables['deeper'], seed=seeds[0]), 'out-depth/deeper.png')
+    runs.show('out-depth/deeper.png')
 
 
 # the tables -------------------------------------------------------------------------------------
@@ -164,21 +143,11 @@ def stacks_table(t):
                        shown(pick(rows, loops=end)) if variant == 'looped' else '')
 
 
-def seeds_table(t, part, key='accuracy'):
-    """A line for each seed: accuracy in percent, or the loss, by loops."""
-    rows = pick(t['accuracy'], part=part, variant='looped')
-    yield from head(part, *(f'{n:g}' for n in distinct(rows, 'loops')))
-    for seed in distinct(rows, 'seed'):
-        values = column(pick(rows, seed=seed), key)
-        yield line(f'seed {seed:g}', *(f'{100 * value:.2f}' if key == 'accuracy' else f'{value:.3f}'
-                                       for value in values))
-
-
 def variants_table(t, part):
     """A line for each variant: accuracy in percent by loops, minutes."""
     rows = pick(t['accuracy'], part=part)
     loops = distinct(rows, 'loops')
-    yield from head('', *(f'{n:g}' if isinstance(n, float) else n for n in loops), 'minutes')
+    yield from head('', *(f'{n:g}' for n in loops), 'minutes')
     for variant in distinct(rows, 'variant'):
         spent = column(pick(t['runs'], part=part, variant=variant), 'minutes')
         yield line(variant, *(percent(pick(rows, variant=variant, loops=n)) for n in loops),
@@ -205,13 +174,8 @@ def right_share(rows):
 def markdown(folder=runs.HERE):
     """What stands between the markers of depth."""
     t = runs.load('depth', folder)
-    batches = max(column(t['runs'], 'batch_percent'))
     return join([
-        [f'{runs.machine_of(t)}; trainings of one thread, two at a time. Minutes of all trainings: '
-         f"{runs.minutes_by_part(t['runs'])}. Making batches takes at most {batches:.1f}% of an "
-         'iteration.'],
-        ['**Each seed**, % right by loops, and on text the loss in nats a byte:'],
-        seeds_table(t, 'calc'), seeds_table(t, 'hop'), seeds_table(t, 'text', 'loss'),
+        [f'{runs.machine_of(t)}; trainings of one thread, two at a time.'],
         ['**k x L**, % right, and on text the loss:'], stacks_table(t),
         ['**Deeper than usual**: `calc` trained with resets at a fifth of the tokens, asked with '
          'resets at a twenty-fifth; % right:'], deeper_table(t),
@@ -224,11 +188,8 @@ def markdown(folder=runs.HERE):
 
 def main():
     until = runs.deadline(seeds, workers, minutes)
-    if not set(parts) <= {*STACKS, 'levers', 'others'}:
-        raise ValueError(f'--parts: choose from calc, hop, text, levers, others, not {parts}')
     if not only_table:
-        if 'text' in parts:
-            data.open_data('pydocs')    # made once, before all the trainings want it
+        data.open_data('pydocs')        # made once, before all the trainings want it
         works = [partial(runs.train, folder_of(*key), flags, until)
                  for key, flags in trainings().items()]
         if not runs.all_done(works, workers):

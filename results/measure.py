@@ -3,8 +3,7 @@ What the claims need of a run beyond the figures of geometry.py, as rows of resu
 
     python -m results.measure --out_dir=out         writes out/rows.json, {name of a CSV: its rows}
 
-results.run calls it: leading eigenvalues of a loop step, tokens that turn back, jumps over paths,
-and on a task the tokens that wait apart from those that work, and what questions.py asks.
+results.run calls it: tokens that turn back, jumps over paths, and on a task what questions.py asks.
 
 Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 
@@ -14,6 +13,7 @@ Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond 
 """
 import json
 import os
+from collections import defaultdict
 from itertools import product
 
 import numpy as np
@@ -29,8 +29,7 @@ from results.questions import point_rows, short_rows
 
 # ------------------------------------------------------------------------------------------------
 out_dir = 'out'
-tables = ['steps', 'settled', 'dlr', 'noise', 'loops', 'budgets', 'spectrum', 'phases', 'points',
-          'short']          # the last three are of tasks alone
+tables: list = []           # of these alone; [] = all. `points` and `short` are of tasks
 n_loop = 30                 # loops of each group
 n_windows = 96              # held-out windows of block_size tokens, spread evenly
 noise_draws = 4             # of x^(0), for path independence
@@ -38,7 +37,6 @@ noise_loops = [4, 8, 30]
 dlr_loops = [2, 5, 9, 30]   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
 loss_loops = [1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256]    # at which the loss is followed
 budgets: list | None = None     # fixed loops of each group; None = BUDGETS
-spectrum_windows = 4
 short_windows = 128         # of `short`, half of them shallow problems
 device = 'auto'
 # ------------------------------------------------------------------------------------------------
@@ -48,88 +46,14 @@ DEEPER = dict(calc='calc:reset=0.04')   # problems deeper than those of training
 BUDGETS = {1: range(1, 17), 2: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3: (1, 2, 3, 4, 5)}
 
 
-# eigenvalues ------------------------------------------------------------------------------------
-
-@torch.no_grad()
-def spectrum(group, e, x):
-    """
-    The leading eigenvalue of one loop step by each token's own state, with the others held still.
-
-    e, x, the last state: (N, T, C) -> (N, T) complex. Attention is causal, so the Jacobian by all
-    tokens is block-triangular, and these are eigenvalues of the whole step.
-    """
-    N, T, C = x.shape
-    leading = torch.zeros(N, T, dtype=torch.complex64)
-    for i in range(N):
-        kept = []
-        group.step(x[i:i + 1], e[i:i + 1], updates=[keep(kept) for _ in group.core])
-        for t in range(T):
-            # C copies of the token, of which each gives one row of its block
-            token = x[i, t].expand(C, 1, C).clone().requires_grad_()            # (C, 1, C)
-            updates = [behind(keys[:, :, :t], values[:, :, :t]) for keys, values in kept]
-            with torch.enable_grad():
-                pos = torch.tensor([t], device=x.device)
-                y = group.step(token, e[i, t].expand(C, 1, C), updates=updates, pos=pos)[:, 0]
-                block = torch.autograd.grad(y.diagonal().sum(), token)[0][:, 0]     # (C, C)
-            values = torch.linalg.eigvals(block.cpu())
-            leading[i, t] = values[values.abs().argmax()]
-    return leading
-
-
-def keep(kept):
-    """A cache hook that keeps a layer's keys and values (1, H, T, D) in a list."""
-    def update(keys, values):
-        kept.append((keys, values))
-        return keys, values, None
-    return update
-
-
-def behind(earlier_keys, earlier_values):
-    """A cache hook that puts earlier keys and values (1, H, t, D) before those of one token."""
-    def update(keys, values):
-        B = len(keys)
-        return (torch.cat((earlier_keys.expand(B, -1, -1, -1), keys), dim=2),
-                torch.cat((earlier_values.expand(B, -1, -1, -1), values), dim=2), None)
-    return update
-
-
-def slowest_so_far(leading):
-    """
-    The eigenvalue (N, T) with the largest modulus of each token and those before it.
-
-    A token inherits the slower modes of what it looks at: in a block-triangular matrix a state that
-    starts anywhere moves, in the end, as the largest of them does.
-    """
-    slowest = leading.clone()
-    for t in range(1, leading.shape[1]):
-        before = slowest[:, t - 1]
-        slowest[:, t] = torch.where(before.abs() > leading[:, t].abs(), before, leading[:, t])
-    return slowest
-
-
-def spectrum_rows(name, group, traced, settled):
-    """Eigenvalues of one group's step beside the way in which tokens turn. settled: (B, T)."""
-    e, x, settled = (values[:spectrum_windows]
-                     for values in (traced['e'], traced['states'][-1], settled))
-    own, cos = spectrum(group, e, x), torch.from_numpy(settled)
-    prefix, back, on = slowest_so_far(own), cos < 0, cos >= 0
-    row = dict(group=name, radius=prefix.abs().mean().item(),
-               angle=(prefix.real / prefix.abs()).mean().item())
-    for what, values in dict(own=own, prefix=prefix).items():
-        for where, tokens in dict(back=back, on=on).items():
-            share = (values.real < 0)[tokens].float().mean().item() if tokens.any() else ''
-            row[f'negative_{what}_{where}'] = share
-    yield row
-
-
 # steps ------------------------------------------------------------------------------------------
 
 def step_rows(name, states, floor):
     """
-    Norm and cosine of one group's steps, and acceleration beside the step norm, over tokens.
+    The norm of one group's steps, and acceleration beside it, over tokens.
 
-    cos_clear: of the tokens alone whose steps up to this one are clear of rounding, the share
-    `clear` of all. floor: the rounding floor.
+    cos_clear: the cosine of the tokens alone whose steps up to this one are clear of rounding, the
+    share `clear` of all. floor: the rounding floor.
     """
     norms, accels, cosines = (probe(states) for probe in (
         geometry.step_norm, geometry.accel, geometry.step_cos))
@@ -139,8 +63,7 @@ def step_rows(name, states, floor):
                    clear=clear[k].float().mean().item())
         if k:       # the first step has none before it
             pairs = torch.stack((norms[k], accels[k - 1])).flatten(1).clamp(min=1e-30).log()
-            row |= dict(cos=cosines[k - 1].mean().item(),
-                        accel_over_norm=(pairs[1] - pairs[0]).median().exp().item(),
+            row |= dict(accel_over_norm=(pairs[1] - pairs[0]).median().exp().item(),
                         accel_alike=torch.corrcoef(pairs)[0, 1].item())
             if clear[k].any():
                 row['cos_clear'] = cosines[k - 1][clear[k]].mean().item()
@@ -156,29 +79,6 @@ def settled_row(name, measured):
     return dict(group=name, tenth='' if tenth is None else tenth, cos=np.nanmean(settled),
                 cos_low=low, cos_high=high, cos_std=np.nanstd(settled),
                 turning_back=np.nanmean(settled < 0))
-
-
-def phase_rows(name, states, floor, depth):
-    """
-    Of a task: what the steps of a group do, by the depth (B, T) of their token and its phase.
-
-    A token has settled once it stays within a tenth of its last state's norm from that state. Until
-    then it waits, while an earlier token has not, or works.
-    """
-    last = states[-1]
-    near = vector_norm(states - last, dim=-1) < 0.1 * vector_norm(last, dim=-1)     # (K+1, B, T)
-    settled = near.long().flip(0).cumprod(0).flip(0).bool()[1:-1]               # (K-1, B, T)
-    before = torch.ones_like(settled)
-    before[..., 1:] = settled.long().cumprod(-1).bool()[..., :-1]
-    phases = dict(waiting=~settled & ~before, working=~settled & before, settled=settled)
-    norms, cos = geometry.step_norm(states)[1:], geometry.step_cos(states)      # (K-1, B, T)
-    for d in np.unique(depth).tolist():
-        tokens = torch.from_numpy(depth == d).to(states.device)
-        for phase, here in phases.items():
-            here = here & tokens & (norms > geometry.CLEAR * floor)
-            if here.any():
-                yield dict(group=name, depth=d, phase=phase, steps=here.sum().item(),
-                           cos=cos[here].mean().item())
 
 
 # between groups, and far beyond training --------------------------------------------------------
@@ -214,15 +114,11 @@ def noise_rows(names, model, idx):
 
 
 def loop_rows(model, dataset, dev):
-    """Loss (nats a token) and accuracy by loops, held out and on deeper problems than trained."""
-    places = {'held out': dataset}
-    if dataset in DEEPER:
-        places['deeper'] = DEEPER[dataset]
-    for where, name in places.items():
-        losses, right = evaluate(model, data.open_data(name), n_windows, loss_loops, dev)
-        model.eval()
-        for n in loss_loops:
-            yield dict(where=where, loops=n, loss=losses[n], accuracy=right[n])
+    """Loss (nats a token) and accuracy by loops."""
+    losses, right = evaluate(model, data.open_data(dataset), n_windows, loss_loops, dev)
+    model.eval()
+    for n in loss_loops:
+        yield dict(loops=n, loss=losses[n], accuracy=right[n])
 
 
 def budget_rows(model, idx, targets):
@@ -232,8 +128,7 @@ def budget_rows(model, idx, targets):
     points = [Point('fixed', 0, list(counts)) for counts in loops]
     quality(model, points, idx, targets, n_loop)
     for point in points:
-        gap, low, high = excess(point)
-        yield dict(budget='-'.join(map(str, point.loops)), gap=gap, gap_low=low, gap_high=high,
+        yield dict(budget='-'.join(map(str, point.loops)), gap_high=excess(point)[2],
                    blocks=np.dot(point.loops, [len(layers) for layers in groups]))
 
 
@@ -257,10 +152,10 @@ def main():
     dataset, T = last['config']['dataset'], last['model_args']['block_size']
     idx, targets, depth = held_out(dataset, T, n_windows, dev)
     names = ['-'.join(map(str, layers)) for layers in last['model_args']['groups']]
-    rows = {table: [] for table in tables}
+    rows = defaultdict(list)
 
     def add(table, new):
-        if table in tables:         # what is not asked for is a generator, and not computed
+        if table in tables or not tables:       # else the generator `new` is never computed
             rows[table] += [dict(iteration=iteration, **row) for row in new]
 
     # before and after training
@@ -274,10 +169,6 @@ def main():
         add('dlr', dlr_rows(names, model, idx))
 
     # after it
-    for name, curves, traced, group in zip(names, measured, trace, model.groups):
-        add('spectrum', spectrum_rows(name, group, traced, curves['settled']))
-        if depth is not None:
-            add('phases', phase_rows(name, traced['states'], curves['floor_float32'], depth))
     add('noise', noise_rows(names, model, idx))
     add('loops', loop_rows(model, dataset, dev))
     add('budgets', budget_rows(model, idx[:64], targets[:64]))

@@ -19,6 +19,7 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
 """
 import json
 import os
+from collections import defaultdict
 from functools import partial
 from typing import Literal
 
@@ -33,7 +34,6 @@ seeds = [1337, 1, 2]        # the paper's scale has the first alone
 minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
 workers = 2                 # runs at a time on a CPU, with a thread each
 more: list = []             # flags for every training, to make it smaller
-only: list = []             # variants; [] = all. The rows of the others stay
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
@@ -106,12 +106,12 @@ def variants():
 
 
 def trainings():
-    """{(variant, seed): flags of train.py} of what is asked for."""
+    """{(variant, seed): flags of train.py}."""
     shared = [] if scale == 'paper' else ['--device=cpu']
     if dataset_name():
         shared.append(f'--dataset={dataset_name()}')
     return {(variant, seed): [*flags, *shared, f'--seed={seed}', *more]
-            for variant, flags in variants().items() if variant in only or not only
+            for variant, flags in variants().items()
             for seed in (seeds[:1] if scale == 'paper' else seeds)}
 
 
@@ -128,10 +128,8 @@ def train(key, flags, until):
 def measure(key, _, until):
     """What the claims need of a run's geometry, and of a task's decoding. True if it is done."""
     (variant, _), flags = key, []
-    if scale == 'tasks' and variant in DRAWS:
-        flags = ['--tables=["loops"]']
-    elif variant not in SWEPT and variant not in TASKS:
-        flags = ['--tables=["steps","settled","dlr","loops","spectrum"]']
+    if variant not in SWEPT and variant not in TASKS:
+        flags = ['--tables=["steps","settled","dlr","loops"]']
     return runs.once(folder_of(*key), 'rows', 'results.measure', *flags, until=until)
 
 
@@ -146,7 +144,7 @@ def sweep(key, _, until):
 
 def gather():
     """All runs -> results/SCALE/*.csv."""
-    tables = runs.earlier(scale, lambda row: only and row.get('variant') not in only)
+    tables = defaultdict(list)
     for variant, seed in trainings():
         folder = folder_of(variant, seed)
         with open(os.path.join(folder, 'rows.json')) as f:
@@ -160,21 +158,16 @@ def gather():
                                  for check in json.load(f)['checks']]
         for name, rows in new.items():
             tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
-    order = list(variants())
-    for name, rows in tables.items():
-        if name != 'machine':
-            rows.sort(key=lambda row: order.index(row['variant']))
     runs.save(scale, tables)
 
 
 def draw_figures():
     """geometry.py on some runs; its figures, and those of the sweep, go to assets/."""
     for variant, (prefix, figures) in SHOWN[scale].items():
-        if variant in only or not only:
-            folder = folder_of(variant, seeds[0])
-            runs.once(folder, 'geometry', 'geometry.py')
-            for figure in figures:
-                runs.show(os.path.join(folder, figure), prefix + os.path.basename(figure))
+        folder = folder_of(variant, seeds[0])
+        runs.once(folder, 'geometry', 'geometry.py')
+        for figure in figures:
+            runs.show(os.path.join(folder, figure), prefix + os.path.basename(figure))
 
 
 # the run ----------------------------------------------------------------------------------------
@@ -183,8 +176,6 @@ def main():
     until = runs.deadline(seeds, workers, minutes)
     if scale == 'tasks' and dataset:
         raise ValueError('--dataset: the tasks have data of their own')
-    if not set(only) <= set(variants()):
-        raise ValueError(f"--only: choose from {', '.join(variants())}")
     if not only_table:
         if dataset_name():
             data.open_data(dataset_name())      # made once, before all the trainings want it

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -151,23 +150,13 @@ def load(scale, folder=HERE, variant='main'):
     return tables | dict(scale=scale, variant=variant)
 
 
-def earlier(scale, stays):
-    """The rows of a scale's CSVs for which stays(row) holds: {name: rows}, [] for a new name."""
-    tables = read_folder(scale)
-    return defaultdict(list, {name: [row for row in rows if stays(row)]
-                              for name, rows in tables.items()})
-
-
 def save(scale, tables):
-    """{name: rows} -> results/SCALE/*.csv, with this machine as the last of the machines."""
-    here = machine_row()
-    others = [row for row in tables.get('machine', []) if row['machine'] != here['machine']]
-    tables['machine'] = [*others, here]
+    """{name: rows} -> results/SCALE/*.csv, and the machine beside them."""
     os.makedirs(os.path.join('results', scale), exist_ok=True)
-    for name, rows in tables.items():
+    for name, rows in (tables | dict(machine=[machine_row()])).items():
         if rows:
             with open(os.path.join('results', scale, name + '.csv'), 'w', newline='') as f:
-                # rows of an earlier run may lack a column
+                # some rows lack a column
                 columns = list(dict.fromkeys(key for row in rows for key in row))
                 writer = csv.DictWriter(f, columns)
                 writer.writeheader()
@@ -281,15 +270,13 @@ def head(*cells):
 
 
 def machine_of(t):
-    """Where the rows of a scale were measured, in words."""
-    return ' and '.join(f"{row['cores']:g} cores of an {row['machine']}, torch {row['torch']}, "
-                        f"{row['date']}" for row in t['machine'])
-
-
-def minutes_by_part(rows):
-    """The minutes of all rows by their part, in words."""
-    return ', '.join(f"{part} {sum(column(pick(rows, part=part), 'minutes')):.0f}"
-                     for part in distinct(rows, 'part'))
+    """Where the rows of a scale were measured, and how long that took, in words."""
+    row, = t['machine']
+    words = f"{row['cores']:g} cores of an {row['machine']}, torch {row['torch']}, {row['date']}"
+    if 'minutes' in t:
+        spent = sum(column(t['minutes'], 'minutes'))
+        words += f', {spent:.0f} minutes of runs, two at a time'
+    return words
 
 
 def join(blocks):

@@ -63,21 +63,15 @@ def measured_table(found):
 def choices_table(t):
     """A line for each open choice (Q3)."""
     groups = distinct(t['steps'], 'group')
-    if not pick(t['settled'], variant='as it is'):
-        yield 'The short trainings have not been run yet with this optimiser.\n'
     yield from head('choice', 'cosine, settled: groups ' + ', '.join(groups),
-                    'tokens that turn back, %', "cosine of the slowest eigenvalue's angle",
-                    'its modulus', 'DLR at 30 loops, to the first iterate', 'loss at 4 loops')
-    columns = (('settled', 'cos', 2), ('settled', 'turning_back', 0), ('spectrum', 'angle', 2),
-               ('spectrum', 'radius', 2))
+                    'tokens that turn back, %', 'DLR at 30 loops, to the first iterate',
+                    'loss at 4 loops')
     for variant in distinct(t['settled'], 'variant'):
-        cells = []
-        for table, key, digits in columns:
-            rows = at_checkpoint(pick(t[table], variant=variant))
-            factor = 100 if key == 'turning_back' else 1
-            cells.append(', '.join(
-                mean_std([factor * value for value in column(pick(rows, group=group), key)], digits)
-                for group in groups))
+        rows = at_checkpoint(pick(t['settled'], variant=variant))
+        of_groups = [pick(rows, group=group) for group in groups]
+        cells = [', '.join(mean_std(column(some, 'cos')) for some in of_groups),
+                 ', '.join(mean_std(100 * np.array(column(some, 'turning_back')), 0)
+                           for some in of_groups)]
         drift = at_checkpoint(pick(t['dlr'], variant=variant, reading='first', loops=30.0))
         losses = at_checkpoint(pick(t['losses'], variant=variant, loops=4.0))
         name = variant
@@ -86,19 +80,6 @@ def choices_table(t):
             name = f'{FULL[variant]}, {last:,.0f} its'
         yield line(name, *cells, mean_std(column(drift, 'ratio'), 1),
                    mean_std(column(losses, 'loss'), 3))
-
-
-def eigenvalue_table(t):
-    """Does a token turn back where the slowest eigenvalue has a negative real part?"""
-    yield from head('share with a negative real part, %', 'own block: tokens that turn back',
-                    'that go on', 'slowest of the prefix: tokens that turn back', 'that go on')
-    keys = [f'negative_{what}_{where}' for what in ('own', 'prefix') for where in ('back', 'on')]
-    for variant, name in FULL.items():
-        rows = pick(t['spectrum'], variant=variant)
-        for group in distinct(rows, 'group'):
-            cells = [[100 * row[key] for row in pick(rows, group=group) if row[key] != '']
-                     for key in keys]
-            yield line(f'{name}, group {group}', *(mean_std(c, 0) if c else 'none' for c in cells))
 
 
 def accel_table(found):
@@ -122,27 +103,6 @@ def accel_table(found):
 def maps_of(t, variant, **where):
     """The least block maps within SAME of the full budget, see claims.cheapest."""
     return cheapest(pick(t['points'], variant=variant, **where), 'evals', 'gap_high')
-
-
-def phases_table(t):
-    """What the cosines do where tokens wait, work, and have settled."""
-    bins = ((0, 2), (3, 5), (6, 9), (10, 99))
-    columns = [(phase, *ends) for phase in ('waiting', 'working', 'settled') for ends in bins]
-    yield from head('cosine of consecutive steps by depth', *(
-        f'{phase}, {low} to {high}' if high < 99 else f'{phase}, {low} on'
-        for phase, low, high in columns))
-    for model in MODELS:
-        of_model = pick(t['phases'], variant=model)
-        for group in distinct(of_model, 'group'):
-            cells = []
-            for phase, low, high in columns:
-                rows = [row for row in pick(of_model, group=group, phase=phase)
-                        if low <= row['depth'] <= high]
-                by_seed = [pick(rows, seed=seed) for seed in distinct(rows, 'seed')]
-                cosines = [np.average(column(some, 'cos'), weights=column(some, 'steps'))
-                           for some in by_seed if sum(column(some, 'steps')) >= 30]
-                cells.append(mean_std(cosines) if cosines else '')
-            yield line(f'{model}, group {group}', *cells)
 
 
 def q4(t):
@@ -274,46 +234,24 @@ def in_words(way):
 
 # the page ---------------------------------------------------------------------------------------
 
-def minutes_line(t, full):
-    """The machines, and minutes by the clock of each kind of run, of which two go at a time."""
-    machines = ' and an '.join(f"{row['machine']} ({row['date']})" for row in t['machine'])
-    spent = dict(trainings=0.0, measured=0.0, sweeps=0.0)
-    kinds = dict(train='trainings', rows='measured')
-    for row in t['minutes']:
-        if row['what'] in kinds or row['what'].startswith('bench '):
-            spent[kinds.get(row['what'], 'sweeps')] += row['minutes'] / 2
-    each = ', '.join(f'{kind} {minutes:.0f}' for kind, minutes in spent.items())
-    return f'{full} on an {machines}: {each}, together {sum(spent.values()):.0f} minutes'
-
-
 def markdown(folder=runs.HERE):
     """What stands between the markers: the machine, the claims, the open choices, the questions."""
     found = regimes(folder)
-    small = runs.load('small', folder)
-    said, t, tasks = [minutes_line(small, 'text')], {'text': small}, None
-    if found['`calc`']:
-        tasks = runs.load('tasks', folder, 'calc groups')
-        t |= {'`calc`': tasks, '`hop`': tasks | dict(variant='hop groups')}
-        said.append(minutes_line(tasks, 'tasks'))
-    seeds = len(distinct(small['bench'], 'seed'))
-    blocks = [
-        [f"{seeds} seeds, two shared cores, torch {small['machine'][0]['torch']}. "
-         f"{'; '.join(said)}."],
+    small, tasks = runs.load('small', folder), runs.load('tasks', folder, 'calc groups')
+    t = {'text': small, '`calc`': tasks, '`hop`': tasks | dict(variant='hop groups')}
+    return join([
+        [f"{len(distinct(small['bench'], 'seed'))} seeds. "
+         f"Text: {runs.machine_of(small)}. "
+         f"Tasks: {runs.machine_of(tasks)}."],
         ['**Verdicts**:'], verdict_table(found),
         ['**What was measured**:'], measured_table(found),
         ['**Is acceleration a signal of its own?** Own signals, `exact`; the ratio is the median '
          'over tokens, mean over steps that are clear of rounding:'], accel_table(t),
         ['**Q3, the open choices** on text (400 iterations unless the row says more):'],
         choices_table(small),
-        ['**Eigenvalues and tokens that turn back**, text:'], eigenvalue_table(small)]
-    if tasks:
-        blocks += [
-            [f'**Where tokens wait and work**: {phases_table.__doc__}'], phases_table(tasks),
-            [f'**Q4 to Q8**, within {SAME} nats of the full budget with 95% confidence. '
-             + q4.__doc__], q4(tasks)]
-        for question in (q5, q6, q7, q8):
-            blocks += [[question.__doc__], question(tasks)]
-        blocks += [
-            [f'**What to use**, computed: the fastest way within {SAME} nats in every seed; of '
-             'several regimes the one whose worst is best.'], advice(small, tasks)]
-    return join(blocks)
+        [f'**Q4 to Q8**, within {SAME} nats of the full budget with 95% confidence. '
+         + q4.__doc__], q4(tasks),
+        [q5.__doc__], q5(tasks), [q6.__doc__], q6(tasks), [q7.__doc__], q7(tasks),
+        [q8.__doc__], q8(tasks),
+        [f'**What to use**, computed: the fastest way within {SAME} nats in every seed; of '
+         'several regimes the one whose worst is best.'], advice(small, tasks)])

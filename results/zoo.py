@@ -5,7 +5,7 @@ Other looped models and rules beside ours: Ouro with its gate, ETD, Geiping's cr
     python -m results.zoo --only_table  results/zoo/*.csv -> the tables, nothing is run
 
 Run it in the project's folder. It writes its runs to out-zoo, and shares those of results.depth in
-out-depth; then results/zoo/*.csv, assets/gate.png and the fourth block of results/README.md.
+out-depth; then results/zoo/*.csv and the fourth block of results/README.md.
 
     part        ouro: the whole stack looped K times, trained in stage I, then its gate in stage II;
                 etd: a plain model, its thinking block, and mid-training with that block and others;
@@ -16,13 +16,13 @@ out-depth; then results/zoo/*.csv, assets/gate.png and the fourth block of resul
 import json
 import math
 import os
+from collections import defaultdict
 from functools import partial
 from itertools import product
 
 import numpy as np
 
 import data
-from common import plots
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
 from results import runs
@@ -34,7 +34,6 @@ from zoo.huginn import EXITS as CRITERIA
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
 minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
-parts = ['ouro', 'etd', 'criteria']
 workers = 2                 # runs at a time, with a thread each
 more: list = []             # flags for every training, to make it smaller
 only_table = False
@@ -119,11 +118,11 @@ def measure_criteria(task, seed, until):
 
 
 def works(until):
-    """What there is to do in all parts, the first seed first."""
+    """What there is to do, the first seed first."""
     for seed, part, task in product(seeds, PARTS, TASKS):
-        if part in parts and part == 'ouro':
+        if part == 'ouro':
             yield from (partial(measure_ouro, task, seed, until, loops) for loops in LOOPS)
-        elif part in parts:
+        else:
             yield partial(PARTS[part], task, seed, until)
 
 
@@ -133,12 +132,12 @@ PARTS = dict(ouro=measure_ouro, etd=measure_etd, criteria=measure_criteria)
 # what is gathered -------------------------------------------------------------------------------
 
 def gather():
-    """All runs -> results/zoo/*.csv. Of the other parts the rows that are there stay."""
-    tables = runs.earlier('zoo', lambda row: row.get('part', parts[0]) not in parts)
+    """All runs -> results/zoo/*.csv."""
+    tables = defaultdict(list)
     variants = dict(ouro=[f'{stage} at {n}' for stage in ('I', 'II') for n in LOOPS],
                     etd=['plain', 'knees', *(f'{name} trained' for name in BLOCKS)],
                     criteria=['looped'])
-    for seed, task, part in product(seeds, TASKS, parts):
+    for seed, task, part in product(seeds, TASKS, PARTS):
         for variant in variants[part]:
             key = dict(part=part, task=task, variant=variant, seed=seed)
             for name, rows in rows_of(place(part, task, variant, seed), part).items():
@@ -160,14 +159,6 @@ def rows_of(folder, part):
     if os.path.exists(os.path.join(folder, 'log.csv')):
         rows['losses'] = runs.last_losses(folder)
     return rows
-
-
-def draw():
-    """The first seed's losses of calc at most loops against block maps -> assets/gate.png."""
-    rows = pick(runs.load('zoo', 'results')['points'], part='ouro', task='calc',
-                variant=f'II at {LOOPS[-1]}', seed=seeds[0])
-    if rows:
-        plots.gate(rows, os.path.join('assets', 'gate.png'))
 
 
 # the tables -------------------------------------------------------------------------------------
@@ -284,9 +275,9 @@ def markdown(folder=runs.HERE):
         f'{task} ' + ', '.join(block_of(t, task, seed) for seed in distinct(t['angles'], 'seed'))
         for task in TASKS)
     return join([
-        [f"{runs.machine_of(t)}; {len(distinct(t['points'], 'seed'))} seeds; minutes by part: "
-         f"{runs.minutes_by_part(t['minutes'])}. Equal quality: so many nats above the best fixed "
-         'budget of the same model and seed; in brackets the thresholds of the seeds.'],
+        [f"{runs.machine_of(t)}; {len(distinct(t['points'], 'seed'))} seeds. Equal quality: so "
+         'many nats above the best fixed budget of the same model and seed; in brackets the '
+         'thresholds of the seeds.'],
         ['**Ouro**:'], ouro_table(t),
         ['**Its gate** beside rules that need no training, `exact`:'], gate_table(t),
         ["**Geiping's criteria**:"], criteria_table(t),
@@ -297,14 +288,11 @@ def markdown(folder=runs.HERE):
 
 def main():
     until = runs.deadline(seeds, workers, minutes)
-    if not parts or not set(parts) <= set(PARTS):
-        raise ValueError(f"--parts: choose from {', '.join(PARTS)}, not {parts}")
     if not only_table:
         data.open_data('pydocs')        # made once, before all the trainings want it
         if not runs.all_done(works(until), workers):
             return
         gather()
-        draw()
     runs.write('zoo', markdown())
 
 

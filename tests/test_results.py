@@ -37,12 +37,14 @@ def test_readme_says_what_the_files_say(block, module):
     assert page[begin:end].strip() == module.markdown()
 
 
-def test_what_run_names_has_rows_of_three_seeds():
+def test_what_the_programs_name_has_rows_of_three_seeds():
+    made = {(row['part'], row['variant'], row['seed']) for row in runs.load('depth')['runs']}
+    assert made == {*depth.trainings()}
     small, tasks = runs.load('small'), runs.load('tasks', variant='calc groups')
     for t in (small, tasks):
         assert {(row['seed'], row['rules']) for row in pick(t['bench'], variant=t['variant'])} == {
             *product(SEEDS, run.RULES)}
-    for name in ('points', 'short', 'phases'):
+    for name in ('points', 'short'):
         made = {(row['variant'], row['seed']) for row in tasks[name]}
         assert made == {*product(run.TASKS, SEEDS)}, name
 
@@ -86,12 +88,25 @@ def test_the_cheapest_of_equal_quality():
     fixed = points('fixed', (1, 0.006, 1.0), (2, 0.004, 5.0), (3, 0.0, 9.0))
     assert claims.cheapest(fixed, 'ms') == [5.0]
     assert claims.paired(np.array([0.0, 0.1, 0.2])) == pytest.approx((-0.1484, 0.3484), abs=1e-4)
+    # of decoding, the fewest block maps of each seed
+    rows = [dict(seed=seed, mean_evals=evals, ce_minus_full=above)
+            for seed, evals, above in ((1, 9, 0), (1, 5, 0.001), (1, 4, 0.003), (2, 6, 0))]
+    assert decoding.least(dict(points=rows), 'mean_evals') == [5, 6]
     # of the zoo, beside the best fixed budget of each seed
     rows = [dict(seed=seed, mean_evals=evals, ce=ce, tau=evals / 10)
             for seed, evals, ce in ((1, 4, 1.0), (1, 3, 1.001), (1, 2, 1.01), (2, 4, 1.1))]
     fixed = [dict(seed=seed, ce=ce) for seed, ce in ((1, 1.5), (1, 1.0), (2, 1.0))]
     assert zoo.fewest(rows, 0.002, fixed) == '1 of 2 seeds get there'
     assert zoo.fewest(rows[:3], 0.002, fixed) == '3.00 (0.3)'
+
+
+def test_deeper_weighs_by_labels():
+    rows = [dict(seed=1, loops=n, depth=d, labels=labels, accuracy=share)
+            for n in depth.DEEPER_LOOPS
+            for d, labels, share in ((0, 3, 1.0), (4, 1, 0.0), (5, 1, 0.5), (9, 1, 0.25),
+                                     (13, 1, 0.25), (23, 1, 0.25))]
+    table = list(depth.deeper_table(dict(deeper=rows)))
+    assert table[2] == '| 4 | 75.0 | 50.0 | 25.0 | 25.0 | 25.0 |'
 
 
 def test_a_table_is_put_between_its_markers(tmp_path):
@@ -104,29 +119,7 @@ def test_a_table_is_put_between_its_markers(tmp_path):
 
 # what is measured of a run ----------------------------------------------------------------------
 
-def test_the_leading_eigenvalue(tiny):
-    """A small push of the last token shrinks from step to step as the eigenvalue says."""
-    model, trace = tiny(), []
-    model(torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(0)), trace=trace)
-    group, e, x = model.groups[0], trace[0]['e'].double(), trace[0]['states'][-1].double()
-    group.double()
-    with torch.no_grad():
-        for _ in range(200):        # until a loop step no longer moves
-            x = group.step(x, e)
-        pushed, norms = x.clone(), []
-        pushed[:, -1] += 1e-6 * torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
-        for _ in range(14):
-            pushed = group.step(pushed, e)
-            norms.append((pushed - x)[:, -1].norm(dim=-1))
-    rate = (norms[-1] / norms[-7]) ** (1 / 6)
-    leading = measure.spectrum(group, e, x)[:, -1].abs().double()
-    torch.testing.assert_close(rate, leading, rtol=0.1, atol=0)
-    # a token inherits the slowest mode of those before it
-    own = torch.tensor([[0.1, -0.5, 0.3, 0.6j]])
-    assert measure.slowest_so_far(own)[0].tolist() == pytest.approx([0.1, -0.5, -0.5, 0.6j])
-
-
-def test_tokens_that_still_move_and_tokens_that_wait():
+def test_tokens_that_still_move():
     """Two tokens on a line."""
     def states(first, second):
         return torch.tensor([first, second]).T[:, None, :, None]                # (K+1, 1, 2, 1)
@@ -135,13 +128,7 @@ def test_tokens_that_still_move_and_tokens_that_wait():
         '1', states([0.0, 4, 6, 7, 7.5], [0.0, 4, 2, 2.001, 1.0]), floor=0.01)
     assert [row['clear'] for row in rows] == [1, 0.5, 0.5]
     assert [row['cos_clear'] for row in rows] == [0, 1, 1]
-    assert first['norm'] == 4 and 'cos' not in first
-    # the first arrives at step 1 and has no steps after it, the second at step 3
-    rows = list(measure.phase_rows('1', states([0.0, 4, 4, 4, 4], [0.0, 1, 2, 4, 4.01]), 1e-9,
-                                   np.array([[0, 1]])))
-    assert [(row['depth'], row['phase'], row['steps']) for row in rows] == [
-        (1, 'working', 2), (1, 'settled', 1)]
-    assert rows[0]['cos'] == pytest.approx(1.0)
+    assert first['norm'] == 4 and 'cos_clear' not in first
 
 
 def test_answers_lost_and_the_oracle_of_the_answer(wave, monkeypatch):
@@ -201,33 +188,34 @@ def in_process(monkeypatch, folder, data_set, more):
 
 @pytest.mark.parametrize('scale, dataset, only', [
     ('small', 'book', ['main', 'as it is']), ('tasks', None, ['calc groups', 'as it is']),
-    ('paper', 'book', [])])
+    ('paper', 'book', ['main'])])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, dataset, only):
     calls = in_process(monkeypatch, tmp_path, 'book', {
         'bench.py': ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6',
                      '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu', '--past=False',
                      '--cache=exact', '--budgets=[2]', '--more_taus=[3]', '--checks=False'],
         'results.measure': ['--n_windows=4', '--n_loop=8', '--noise_draws=2', '--noise_loops=[30]',
-                            '--spectrum_windows=1', '--budgets=[1,2]', '--short_windows=16',
+                            '--budgets=[1,2]', '--short_windows=16',
                             '--loss_loops=[1,4,5,9,13,32,64]', '--device=cpu'],
         'geometry.py': None})
     small = [flag for flag in TINY if '--dataset' not in flag]
-    change(monkeypatch, run, scale=scale, only=only, seeds=[1], dataset=dataset,
+    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset,
            more=[*small, '--eval_loops=[1,4,8]', '--keep_iters=[0]'])
     change(monkeypatch, questions, FULL=4, BUDGETS=[1, 4], RULES=['norm_rel'], TAUS=[0.1],
            POLICIES=[('exact', 1), ('ring', 2)])
     change(monkeypatch, bench, TAU_GRID=[1.0, 0.01])
     change(monkeypatch, table, markdown=lambda: '')
+    flags = run.variants()
+    change(monkeypatch, run, variants=lambda: {name: flags[name] for name in only},
+           SHOWN={scale: {only[0]: ('', [])}})
     run.main()
-    n = len(only) or 1
+    n = len(only)
     assert calls == [*['train.py'] * n, *['results.measure'] * n, *['bench.py'] * len(run.RULES),
                      'geometry.py', 'claims']
     t = runs.load(scale, 'results', 'calc groups' if scale == 'tasks' else 'main')
     assert len(claims.verdicts(t)) == (15 if scale == 'paper' else 16)
-    # what is done is not done again, and the rows of what is not asked for stay
     calls.clear()
-    change(monkeypatch, run, only=only[1:])
-    run.main()
+    run.main()      # what is done is not done again
     assert calls == ['claims'] and runs.load(scale, 'results', t['variant']) == t
 
 
@@ -251,6 +239,46 @@ def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
     assert calls == [page]
 
 
+def test_depth_is_run_once_and_gathered(tmp_path, monkeypatch):
+    calls = in_process(monkeypatch, tmp_path, 'pydocs', {})
+    tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
+            '--eval_windows=4', '--keep_iters=[]', '--mean_recurrence=2', '--log_interval=2']
+    change(monkeypatch, depth, seeds=[1], more=tiny, STACKS=dict(calc=(depth.CALC, 1, 2)),
+           LEVERS={'x0 zero': ['--x0=zero']}, OTHERS={}, markdown=lambda: '')
+    for _ in range(2):      # what is done is not done again
+        depth.main()
+    assert calls == ['train.py'] * 4 + ['depth'] * 2
+    t = runs.load('depth', 'results')
+    assert {(row['part'], row['variant'], row['seed']) for row in t['runs']} == {*depth.trainings()}
+    looped, plain = (pick(t['runs'], part='calc', variant=name)[0]['parameters']
+                     for name in ('looped', 'stack'))
+    block, around = 12 * 16 ** 2 + 4 * 16, 13 * 16 + 16     # norms; embedding and last norm
+    assert looped == 3 * block + around + 2 * 16 ** 2 + 16 and plain == 4 * block + around
+    assert {row['seed'] for row in t['deeper']} == {1}
+
+
+def test_decoding_is_run_once_and_gathered(wave, tmp_path, monkeypatch):
+    calls = in_process(monkeypatch, tmp_path, 'book', {
+        'bench.py': ['--timed_tokens=2', '--n_loop=12', '--more_taus=[0.3]', '--budgets=[1,3]',
+                     '--rules=["norm_rel"]', '--taus=[1e-2]', '--epsilons=[1.0]', '--rounds=1',
+                     '--n_windows=16', '--device=cpu']})
+    folder = Path('out-depth', 'wave', 'looped-1')
+    folder.mkdir(parents=True)
+    (folder / 'ckpt.pt').symlink_to(wave / 'out' / 'ckpt.pt')
+    (folder / 'train.minutes').write_text('1.000 done')
+    change(monkeypatch, decoding, RUNS=dict(calc=('wave', [])), seeds=[1], n_windows=16,
+           markdown=lambda: '')
+    for _ in range(2):
+        decoding.main()
+    assert calls == ['bench.py'] * 2 + ['decoding'] * 2
+    t = runs.load('decoding', 'results')
+    assert {(row['cache'], row['rule'], row['past']) for row in t['points']} == {
+        *((cache, rule, 'False') for cache in ('exact', 'latest') for rule in ('fixed', 'oracle')),
+        ('exact', 'norm_rel', 'False'), ('exact', 'norm_rel', 'True'),
+        ('latest', 'norm_rel', 'True')}
+    assert len(t['calibration']) == 3
+
+
 def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
     """A training gets a SIGTERM, saves, and goes on later; nothing new is begun."""
     monkeypatch.chdir(tmp_path)
@@ -270,9 +298,8 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('module, knob, value, words', [
-    (run, 'only', ['men'], '--only: choose from main, random'),
-    (zoo, 'parts', ['no'], '--parts: choose from ouro'), (run, 'workers', 0, '--workers be 1'),
-    (depth, 'parts', ['no'], '--parts: choose from calc'), (run, 'minutes', -1.0, '--minutes')])
+    (decoding, 'seeds', [], '--seeds must name one'), (run, 'workers', 0, '--workers be 1'),
+    (zoo, 'minutes', -1.0, '--minutes'), (depth, 'seeds', [], '--seeds must name one')])
 def test_bad_input(module, knob, value, words, monkeypatch):
     monkeypatch.setattr(module, knob, value)
     with pytest.raises(ValueError, match=words):
@@ -290,8 +317,8 @@ def test_every_figure_of_speed(tmp_path, monkeypatch, capsys):
     make_book()
     assert conftest.run(*TINY, '--max_iters=2', '--keep_iters=[]').returncode == 0
     small = dict(n_embd=24, n_head=2, block_size=130)
-    change(monkeypatch, speed, rounds=2, new_tokens=2, batch_size=2,
+    change(monkeypatch, speed, rounds=2, batch_size=2,
            GPTConfig=lambda **shape: GPTConfig(**shape | small))
     speed.main()
     ratios = [float(value) for value in re.findall(r'ratio ([\d.]+) ', capsys.readouterr().out)]
-    assert len(ratios) == 9 and min(ratios) > 0
+    assert len(ratios) == 5 and min(ratios) > 0
