@@ -1,7 +1,7 @@
 """
 Turn text into tokens on disk, and read them back.
 
-    python data.py                         pydocs: English text that every Python carries; seconds
+    python data.py                         torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
                                            glob pattern
     python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin (or .bin.xz)
@@ -32,10 +32,9 @@ import logging
 import lzma
 import math
 import os
-import platform
 import re
 import shutil
-import sysconfig
+import sys
 import time
 from contextlib import contextmanager
 from itertools import islice
@@ -49,17 +48,20 @@ import tasks
 from common.configurator import configure, did_you_mean, run
 
 # --------------------------------------------------------------------------------------------------
-name = 'pydocs'                     # pydocs, fineweb, or any name for text of your own
+name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
 path = ''                           # own text: a file, folder or pattern; fineweb: another data set
 tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
-val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 0.05 otherwise
+val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 1 / 48
+                                    # of torchdocs, 0.05 otherwise
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
 EOT = '<|endoftext|>'
+# the sha256 of torchdocs' train.bin with torch 2.13.0
+TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 # the names of the end-of-text token in public tokenizers
 ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 # byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
@@ -155,33 +157,47 @@ class TokenizerJson:
 
 # where text comes from ----------------------------------------------------------------------------
 
-def pydocs_documents():
-    """pydoc's language reference, then each standard-library module's docstrings, no text twice."""
-    from pydoc_data.topics import topics
-    for _, text in sorted(topics.items()):
-        yield text
+def torch_documents(folder=os.path.dirname(torch.__file__)):
+    """
+    The documentation in torch's own Python files, the same on every machine: a document a file.
 
-    skipped = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages', 'pydoc_data'}
+    It consists of the docstrings of at least 80 characters and of the other strings of at least 200
+    that have several lines (no parts of f-strings), each once, in the order of path and position.
+    """
     used = set()
-    for folder, subfolders, files in os.walk(sysconfig.get_path('stdlib')):
-        subfolders[:] = sorted(set(subfolders) - skipped)       # where os.walk goes next
-        for file in sorted(file for file in files if file.endswith('.py')):
-            new = [doc for doc in docstrings(os.path.join(folder, file)) if doc not in used]
-            used.update(new)
-            if new:
-                yield '\n\n'.join(new)
+    for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
+        path = path.replace(os.sep, '/')
+        if path.startswith('testing/') or path == 'version.py':     # version.py names the build
+            continue
+        with open(f'{folder}/{path}', encoding='utf-8') as f:
+            new = [text for text in strings(ast.parse(f.read())) if text not in used]
+        new = list(dict.fromkeys(new))
+        used.update(new)
+        if new:
+            yield '\n\n'.join(new)
 
 
-def docstrings(path):
-    """The docstrings in a Python file, each once; none if the file cannot be parsed."""
-    try:
-        with open(path, encoding='utf-8') as f:
-            tree = ast.parse(f.read())
-    except (OSError, SyntaxError, ValueError):      # a few files are wrong on purpose
-        return []
+def strings(tree):
+    """The long strings in a parsed Python file, in the order of their positions."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docs = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    return [doc for doc in dict.fromkeys(docs) if doc]
+    docstrings, parts, found = set(), set(), []
+    for node in ast.walk(tree):     # a parent comes before its children
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr):
+            docstrings.add(node.body[0].value)
+        elif isinstance(node, ast.JoinedStr):       # an f-string
+            parts.update(ast.walk(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
+            text = node.value
+            if len(text) >= 80 and (node in docstrings or len(text) >= 200 and '\n' in text):
+                found.append((node.lineno, node.col_offset, dedent(text)))
+    return [text for _, _, text in sorted(found)]
+
+
+def dedent(text):
+    """Remove the indentation that all lines but the first share, and blanks around the text."""
+    first, *rest = [line.rstrip() for line in text.expandtabs().split('\n')]
+    margin = min((len(line) - len(line.lstrip()) for line in rest if line), default=0)
+    return '\n'.join([first.lstrip(), *(line[margin:] for line in rest)]).strip('\n')
 
 
 def file_documents(path):
@@ -265,9 +281,9 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
 
     if path:
         documents, source = list(file_documents(path)), path
-    elif name == 'pydocs':
-        documents, python = list(pydocs_documents()), platform.python_version()
-        source = f'pydoc topics and standard-library docstrings of Python {python}'
+    elif name == 'torchdocs':
+        documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
+        val_fraction = val_fraction or 1 / 48
     else:
         raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT "
                          '(a file or a folder)')
@@ -452,19 +468,34 @@ def open_data(name, reads=None, vocab_size=None):
 
 def load(name):
     """
-    data/NAME as (train, val, meta): two uint16 memmaps and meta.json. pydocs is made if missing.
+    data/NAME as (train, val, meta): two uint16 memmaps and meta.json.
 
-    ValueError, with the command that helps, if the data set is missing or damaged.
+    torchdocs is made if it is missing or damaged, with a warning if it is another text than the
+    README's. ValueError, with the command that helps, if another data set is missing or damaged.
     """
     folder = f'data/{name}'
+    if name == 'torchdocs':
+        try:
+            train, val, meta = read(folder)
+        except ValueError as error:
+            if os.path.exists(f'{folder}/meta.json'):
+                print(f'warning: {error}. It is made again', file=sys.stderr)
+            make(name)
+            train, val, meta = read(folder)
+        if meta['train']['sha256'] != TORCHDOCS:
+            print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
+                  f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
+        return train, val, meta
     if not os.path.exists(f'{folder}/meta.json'):
-        if name != 'pydocs':
-            flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-            raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-                             f'(text is prepared with python data.py {name} {flag})')
-        make(name)
-    with explain(f"data set '{name}' is damaged", f'delete {folder} and make it again with '
-                 'python data.py'):
+        flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
+        raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
+                         f'(text is prepared with python data.py {name} {flag})')
+    return read(folder)
+
+
+def read(folder):
+    """What `load` returns. ValueError if a file is missing or differs from its sha256."""
+    with explain(f'{folder} is damaged', f'delete {folder} and make it again with python data.py'):
         with open(f'{folder}/meta.json') as f:
             meta = json.load(f)
         ids = {}

@@ -1,7 +1,7 @@
 """
 Train a recurrent-depth GPT.
 
-    python train.py                         the small default: pydocs, a laptop, some minutes
+    python train.py                         the small default: torchdocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
     python train.py --resume                go on where out_dir stopped, with the knobs it had
     python train.py --model=zoo.ouro:Gated  another class of model, see zoo/
@@ -40,7 +40,7 @@ from loops import derived_seed, sample_n_loop
 from model import MOST_LOOPS, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
-dataset = 'pydocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
+dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
 out_dir = 'out'             # checkpoints, log and figure
 resume = False              # go on from out_dir/ckpt.pt with its knobs; start if there is none
 init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning

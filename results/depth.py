@@ -189,7 +189,7 @@ def markdown(folder=runs.HERE):
 def main():
     until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        data.open_data('pydocs')        # made once, before all the trainings want it
+        data.open_data('torchdocs')        # made once, before all the trainings want it
         works = [partial(runs.train, folder_of(*key), flags, until)
                  for key, flags in trainings().items()]
         if not runs.all_done(works, workers):

@@ -11,7 +11,7 @@ Run them in the project's folder. They write the runs to out-claims/SCALE/NAME, 
 results.depth in out-depth. When all runs of a scale are done they write results/SCALE/*.csv,
 assets/*.png and the tables of results/README.md.
 
-Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 3.3, 5, 6 (C11 to C13).
+Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
 
     variant     a training. On text 'main' is the default model and 'random' has Geiping's adapter,
                 the rest are open choices and other draws; tasks: see TASKS
@@ -29,7 +29,7 @@ from results import depth, runs, table
 
 # ------------------------------------------------------------------------------------------------
 scale: Literal['small', 'tasks', 'paper'] = 'small'
-dataset: str | None = None  # None = pydocs for small, fineweb for paper; tasks have their own
+dataset: str | None = None  # None = torchdocs for small, fineweb for paper; tasks have their own
 seeds = [1337, 1, 2]        # the paper's scale has the first alone
 minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
 workers = 2                 # runs at a time on a CPU, with a thread each
@@ -57,11 +57,9 @@ TASKS = {
     'calc groups': [*depth.CALC, *GROUPS],
     'hop groups': [*depth.HOP, *GROUPS, '--max_iters=1000'],
 }
-DRAWS = ('as it is', 'fixed loop counts', 'uniform draw')       # of depth.LEVERS, for C13
 # runs of results.depth that serve here too: {variant: (part, variant there)}
 SHARED = dict(small=dict(main=('text', 'looped')), paper={},
-              tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped'))
-              | {draw: ('levers', draw) for draw in DRAWS})
+              tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped')))
 
 # the sweeps: rules as printed, then changes of one (Q2), which count block maps and no time
 SWEEP = ['--n_windows=64', '--rounds=4', '--checks=False', '--epsilons=[0.3,1,2,4,8]',
@@ -89,7 +87,7 @@ SHOWN = dict(small={'main': ('', FIGURES)}, paper={'main': ('paper_', FIGURES)},
 
 def dataset_name():
     """The data set of this scale; a task needs none."""
-    return dataset or dict(small='pydocs', tasks=None, paper='fineweb')[scale]
+    return dataset or dict(small='torchdocs', tasks=None, paper='fineweb')[scale]
 
 
 def variants():
@@ -97,8 +95,8 @@ def variants():
     if scale == 'paper':
         return dict(main=['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'])
     if scale == 'tasks':
-        return TASKS | {draw: [*depth.CALC, *depth.SHORT, *depth.LEVERS[draw]] for draw in DRAWS}
-    # what C1 to C12 look at, other loop draws (C13), the open choices (Q3)
+        return TASKS
+    # what the claims look at, other loop draws, the open choices (Q3)
     full = dict(main=[], random=['--adapter_init=random'],
                 fixed=['--loop_draw=fixed', '--keep_iters=[]'],
                 uniform=['--loop_draw=uniform', '--keep_iters=[]'])

@@ -14,7 +14,6 @@ out-depth; then results/zoo/*.csv and the fourth block of results/README.md.
     evals       block maps a token: of ouro one is the whole stack
 """
 import json
-import math
 import os
 from collections import defaultdict
 from functools import partial
@@ -41,11 +40,11 @@ only_table = False
 
 # flags of the trainings. text: half of the default's iterations for Ouro, whose loops all have
 # gradients and a loss each
-TASKS = dict(text=['--dataset=pydocs', '--keep_iters=[]'], calc=[*CALC, '--keep_iters=[]'])
+TASKS = dict(text=['--dataset=torchdocs', '--keep_iters=[]'], calc=[*CALC, '--keep_iters=[]'])
 OURO = dict(text=['--max_iters=750'], calc=[])
 GATE = ['--model=zoo.ouro:OuroGateOnly', '--optimizer=adamw', '--max_iters=300',
         '--warmup_iters=20', '--learning_rate=1e-3']
-READ = dict(text=['--dataset=pydocs'], calc=['--dataset=calc', '--batch_size=64', '--bptt_k=8'])
+READ = dict(text=['--dataset=torchdocs'], calc=['--dataset=calc', '--batch_size=64', '--bptt_k=8'])
 MID = ['--max_iters=300', '--warmup_iters=20', '--learning_rate=1e-3', '--mean_recurrence=2',
        '--keep_iters=[]']
 BENCH = ['--checks=False', '--rounds=1', '--timed_tokens=1', '--epsilons=[]', '--n_windows=64',
@@ -75,14 +74,13 @@ def train(folder, seed, flags, until):
 
 
 def measure_ouro(task, seed, until, loops):
-    """Both stages, and a benchmark of each. True if all is done."""
+    """Both stages, and a benchmark of the second. True if all is done."""
     first, second = (place('ouro', task, f'{stage} at {loops}', seed) for stage in ('I', 'II'))
     shape = [*TASKS[task], 'config/ouro.py', f'--mean_recurrence={loops - 1}',
              f"--eval_loops={[n for n in (1, 2, 4, 8) if n <= loops]}"]
     bench = [*BENCH, f'--n_loop={loops}', f'--budgets={list(range(1, loops))}', *GATED]
     return (train(first, seed, [*shape, *OURO[task]], until)
             and train(second, seed, [*shape, f'--init_from={first}/ckpt.pt', *GATE], until)
-            and runs.bench(first, 'points', [*bench, '--rules=["zoo.ouro:gate"]'], until)
             and runs.bench(second, 'points', bench, until))
 
 
@@ -207,41 +205,23 @@ def gate_table(t):
     columns, points = list(product(TASKS, LOOPS)), pick(t['points'], part='ouro')
     yield from head('passes through the stack', *(f'{task}, {n} loops, within {SAME[task]:g} nats'
                                                   for task, n in columns))
-    for stage in ('I', 'II'):
-        for name, way in ways_of(pick(points, variant=f'{stage} at {LOOPS[0]}')):
-            if stage == 'I':        # of which only the gate is shown
-                if way['rule'] != 'gate':
-                    continue
-                name = name.replace('gate', 'gate after stage I')
-            cells = []
-            for task, n in columns:
-                rows = pick(points, task=task, variant=f'{stage} at {n}')
-                cells.append(fewest(pick(rows, **way), SAME[task], pick(rows, rule='fixed')))
-            yield line(name, *cells)
+    for name, way in ways_of(points):
+        cells = []
+        for task, n in columns:
+            rows = pick(points, task=task, variant=f'II at {n}')
+            cells.append(fewest(pick(rows, **way), SAME[task], pick(rows, rule='fixed')))
+        yield line(name, *cells)
 
 
 def criteria_table(t):
     """Geiping's criteria beside ours, on the default run and on calc, decoding with `latest`."""
     yield from head('block maps a group and token, `latest`', *(
-        f'{task}, within {SAME[task]:g} nats' for task in TASKS), 'at his threshold')
+        f'{task}, within {SAME[task]:g} nats' for task in TASKS))
     rows = pick(t['points'], part='criteria')
     for name, way in ways_of(rows):
-        cells, usual = [], CRITERIA.get(name.removeprefix('zoo.huginn:'))
-        at_usual = []
-        for task in TASKS:
-            of_way = pick(rows, task=task, **way)
-            cells.append(fewest(of_way, SAME[task], pick(rows, rule='fixed', task=task)))
-            if name.startswith('zoo.huginn:'):
-                at_usual.append(f'{task} {at_tau(of_way, usual.tau)}')
-        yield line(name, *cells, '; '.join(at_usual))
-
-
-def at_tau(rows, tau):
-    """Block maps and nats above the full budget at the threshold nearest to tau."""
-    nearest = min(column(rows, 'tau'), key=lambda other: abs(math.log(other / tau)))
-    at = pick(rows, tau=nearest)
-    return (f"{np.mean(column(at, 'mean_evals')):.1f} maps, "
-            f"{np.mean(column(at, 'ce_minus_full')):+.4f}")
+        yield line(name, *(
+            fewest(pick(rows, task=task, **way), SAME[task], pick(rows, rule='fixed', task=task))
+            for task in TASKS))
 
 
 def etd_table(t):
@@ -289,7 +269,7 @@ def markdown(folder=runs.HERE):
 def main():
     until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        data.open_data('pydocs')        # made once, before all the trainings want it
+        data.open_data('torchdocs')        # made once, before all the trainings want it
         if not runs.all_done(works(until), workers):
             return
         gather()

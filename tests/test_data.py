@@ -130,21 +130,43 @@ def test_a_bad_tokenizer_json():
 
 # text on this machine ----------------------------------------------------------------------------
 
-def test_pydocs_is_made_on_first_use():
-    train, val, meta = data.load('pydocs')
-    assert train.dtype == val.dtype == np.dtype('uint16')
-    assert len(train) > 1e6 and 0.02 < len(val) / len(train) < 0.1
+def test_torchdocs_is_made_on_first_use_and_made_again_if_damaged(capsys, monkeypatch):
+    train, val, meta = data.load('torchdocs')
+    assert capsys.readouterr().err == ''            # the text that the README's losses are for
     assert (meta['tokenizer'], meta['vocab_size']) == ('bytes', 257)
-    assert meta['train']['tokens'] == len(train)
+    assert meta['train']['tokens'] == len(train) > 6e6
     # one token a byte, and one to end each document
     assert meta['val']['tokens'] == meta['val']['bytes'] + meta['val']['documents'] == len(val)
-
-    train_docs, val_docs = text_of('pydocs', 'train'), text_of('pydocs', 'val')
+    train_docs, val_docs = text_of('torchdocs', 'train'), text_of('torchdocs', 'val')
     assert len(val_docs) == meta['val']['documents']
     assert not set(train_docs) & set(val_docs)
-    whole = '\n'.join(train_docs + val_docs)
-    assert 'attribute' in whole         # the language reference
-    assert 'deque' in whole             # docstrings
+
+    # damaged: it is made again (here of fewer documents), with two warnings, and can be trained on
+    monkeypatch.setattr(data, 'torch_documents', lambda: ['one document', 'another'])
+    with open('data/torchdocs/train.bin', 'ab') as f:
+        f.write(b'xx')
+    assert bytes(data.open_data('torchdocs').train[:7].tolist()) == b'another'
+    damaged, different = capsys.readouterr().err.splitlines()
+    assert 'is damaged' in damaged and 'made again' in damaged
+    assert 'losses differ from the README' in different
+
+
+def test_the_strings_of_torchdocs(tmp_path):
+    long = 'A sentence. ' * 7                                   # 84 characters
+    source = [
+        f'"""{long}\n\n        indented\n      less\n    """',    # a docstring, dedented
+        f'def f():\n    "{long}"',                              # the same text but for the lines
+        'def g():\n    "short docstring"',
+        f'x = f"""{long * 3}\n{{1}}{long * 3}\n"""',            # parts of an f-string
+        f'y = "{long * 3}"',                                    # long, but a single line
+        f'z = """{long * 3}\n  end"""',                         # long, with several lines
+    ]
+    first = f'{long.strip()}\n\n  indented\nless'
+    for name in ('b.py', 'a/a.py', 'testing/c.py', 'version.py'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('\n'.join(source[1:] if name == 'b.py' else source))
+    expected = '\n\n'.join([first, long.strip(), f'{(long * 3).strip()}\nend'])
+    assert list(data.torch_documents(str(tmp_path))) == [expected]     # b.py has nothing new
 
 
 def test_a_folder_is_split_by_document(tmp_path):
@@ -438,5 +460,5 @@ def test_damaged_data_is_refused(harm, tmp_path):
         meta.write_text(json.dumps(json.loads(meta.read_text()) | dict(train={})))
     else:
         meta.write_text('{')
-    with pytest.raises(ValueError, match="data set 'own' is damaged .* make it again"):
+    with pytest.raises(ValueError, match='data/own is damaged .* make it again'):
         data.load('own')

@@ -87,7 +87,6 @@ def test_the_cheapest_of_equal_quality():
     # loops are whole, and more of them are better
     fixed = points('fixed', (1, 0.006, 1.0), (2, 0.004, 5.0), (3, 0.0, 9.0))
     assert claims.cheapest(fixed, 'ms') == [5.0]
-    assert claims.paired(np.array([0.0, 0.1, 0.2])) == pytest.approx((-0.1484, 0.3484), abs=1e-4)
     # of decoding, the fewest block maps of each seed
     rows = [dict(seed=seed, mean_evals=evals, ce_minus_full=above)
             for seed, evals, above in ((1, 9, 0), (1, 5, 0.001), (1, 4, 0.003), (2, 6, 0))]
@@ -187,7 +186,7 @@ def in_process(monkeypatch, folder, data_set, more):
 
 
 @pytest.mark.parametrize('scale, dataset, only', [
-    ('small', 'book', ['main', 'as it is']), ('tasks', None, ['calc groups', 'as it is']),
+    ('small', 'book', ['main', 'as it is']), ('tasks', None, ['calc groups', 'hop']),
     ('paper', 'book', ['main'])])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, dataset, only):
     calls = in_process(monkeypatch, tmp_path, 'book', {
@@ -213,14 +212,14 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, dataset, onl
     assert calls == [*['train.py'] * n, *['results.measure'] * n, *['bench.py'] * len(run.RULES),
                      'geometry.py', 'claims']
     t = runs.load(scale, 'results', 'calc groups' if scale == 'tasks' else 'main')
-    assert len(claims.verdicts(t)) == (15 if scale == 'paper' else 16)
+    assert len(claims.verdicts(t)) == 15
     calls.clear()
     run.main()      # what is done is not done again
     assert calls == ['claims'] and runs.load(scale, 'results', t['variant']) == t
 
 
 def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
-    calls = in_process(monkeypatch, tmp_path, 'pydocs', {
+    calls = in_process(monkeypatch, tmp_path, 'torchdocs', {
         'bench.py': ['--n_windows=2', '--n_loop=2', '--budgets=[1]', '--taus=[1e-2]',
                      '--more_taus=[0.3]', '--timed_tokens=1', '--device=cpu'],
         'zoo.etd': ['--n_windows=2', '--device=cpu']})
@@ -231,8 +230,8 @@ def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
     change(monkeypatch, runs, write=lambda block, text: calls.append(text))
     zoo.main()
     page = calls.pop()
-    assert sorted(calls) == ['bench.py'] * 3 + ['train.py'] * 8 + ['zoo.etd'] * 3
-    assert 'gate after stage I' in page and 'calc, trained at 2' in page
+    assert sorted(calls) == ['bench.py'] * 2 + ['train.py'] * 8 + ['zoo.etd'] * 3
+    assert '| gate, past |' in page and 'calc, trained at 2' in page
     assert 'zoo.huginn:latent-diff' in page and "the knees' block, mid-trained" in page
     calls.clear()
     zoo.main()
@@ -240,7 +239,7 @@ def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
 
 
 def test_depth_is_run_once_and_gathered(tmp_path, monkeypatch):
-    calls = in_process(monkeypatch, tmp_path, 'pydocs', {})
+    calls = in_process(monkeypatch, tmp_path, 'torchdocs', {})
     tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
             '--eval_windows=4', '--keep_iters=[]', '--mean_recurrence=2', '--log_interval=2']
     change(monkeypatch, depth, seeds=[1], more=tiny, STACKS=dict(calc=(depth.CALC, 1, 2)),
