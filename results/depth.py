@@ -10,7 +10,7 @@ results/README.md.
 
 Saunshi et al. 2025 (k layers looped L times beside k L layers), Geiping 3.3 (loop draws, bptt_k).
 
-    part        calc, hop, text: k x L; levers: one choice changed; others: the tasks not yet named
+    part        calc, hop, text: k x L; levers: one choice changed
     looped      the config as it is, k layers in its groups, at L loops
     once        the same k layers, without loops
     stack       k L layers in their place
@@ -30,7 +30,7 @@ from results import runs
 from results.runs import column, distinct, head, join, line, mean_std, pick
 
 # ------------------------------------------------------------------------------------------------
-seeds = [1337, 1, 2]        # the others take the first alone
+seeds = [1337, 1, 2]
 minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
 workers = 2                 # trainings at a time, with a thread each
 more: list = []             # flags for every training, to make it smaller
@@ -55,7 +55,6 @@ LEVERS = {
     'fixed loop counts': ['--loop_draw=fixed'],
     'uniform draw': ['--loop_draw=uniform'],
 }
-OTHERS = dict(addition='addition', group='s3')      # a task and its config
 DEEPER, DEEPER_LOOPS = 'calc:reset=0.04', [4, 8, 16, 24, 32]
 BINS = ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23))    # of depth
 
@@ -73,8 +72,6 @@ def trainings():
     for seed in seeds:
         for name, changed in LEVERS.items():
             flags['levers', name, seed] = [*CALC, *SHORT, *changed]
-    for task, name in OTHERS.items():
-        flags['others', task, seeds[0]] = [*CALC, f'config/{name}.py']
     return {key: [*some, '--device=cpu', f'--seed={key[2]}', *more]
             for key, some in flags.items()}
 
@@ -143,13 +140,13 @@ def stacks_table(t):
                        shown(pick(rows, loops=end)) if variant == 'looped' else '')
 
 
-def variants_table(t, part):
-    """A line for each variant: accuracy in percent by loops, minutes."""
-    rows = pick(t['accuracy'], part=part)
+def levers_table(t):
+    """A line for each changed choice: accuracy in percent by loops, minutes."""
+    rows = pick(t['accuracy'], part='levers')
     loops = distinct(rows, 'loops')
     yield from head('', *(f'{n:g}' for n in loops), 'minutes')
     for variant in distinct(rows, 'variant'):
-        spent = column(pick(t['runs'], part=part, variant=variant), 'minutes')
+        spent = column(pick(t['runs'], part='levers', variant=variant), 'minutes')
         yield line(variant, *(percent(pick(rows, variant=variant, loops=n)) for n in loops),
                    mean_std(spent, 1))
 
@@ -180,8 +177,7 @@ def markdown(folder=runs.HERE):
         ['**Deeper than usual**: `calc` trained with resets at a fifth of the tokens, asked with '
          'resets at a twenty-fifth; % right:'], deeper_table(t),
         ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
-        variants_table(t, 'levers'),
-        ['**The other tasks**, one seed; % right by loops:'], variants_table(t, 'others')])
+        levers_table(t)])
 
 
 # the run ----------------------------------------------------------------------------------------
@@ -189,7 +185,7 @@ def markdown(folder=runs.HERE):
 def main():
     until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        data.open_data('torchdocs')        # made once, before all the trainings want it
+        data.open_data('torchdocs')     # made once, before all the trainings want it
         works = [partial(runs.train, folder_of(*key), flags, until)
                  for key, flags in trainings().items()]
         if not runs.all_done(works, workers):

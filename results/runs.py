@@ -137,17 +137,17 @@ def number(text):
         return text
 
 
-def read_folder(scale, folder='results'):
-    """The CSVs of a scale: {name: rows}."""
-    paths = glob.glob(os.path.join(folder, scale, '*.csv'))
-    return {os.path.basename(path).removesuffix('.csv'): read_csv(path) for path in paths}
-
-
 def load(scale, folder=HERE, variant='main'):
-    """The CSVs of a scale for the tables, and the scale and a variant beside them."""
-    tables = {name: [{key: text if key in TEXT else number(text) for key, text in row.items()}
-                     for row in rows] for name, rows in read_folder(scale, folder).items()}
-    return tables | dict(scale=scale, variant=variant)
+    """
+    The CSVs of a scale for the tables, {name: rows} with numbers as floats, and the scale and a
+    variant beside them.
+    """
+    tables = dict(scale=scale, variant=variant)
+    for path in glob.glob(os.path.join(folder, scale, '*.csv')):
+        tables[os.path.basename(path).removesuffix('.csv')] = [
+            {key: text if key in TEXT else number(text) for key, text in row.items()}
+            for row in read_csv(path)]
+    return tables
 
 
 def save(scale, tables):

@@ -186,7 +186,7 @@ def in_process(monkeypatch, folder, data_set, more):
 
 
 @pytest.mark.parametrize('scale, dataset, only', [
-    ('small', 'book', ['main', 'as it is']), ('tasks', None, ['calc groups', 'hop']),
+    ('small', 'book', ['main', 'as it is']), ('tasks', None, ['calc groups', 'calc']),
     ('paper', 'book', ['main'])])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, dataset, only):
     calls = in_process(monkeypatch, tmp_path, 'book', {
@@ -243,7 +243,7 @@ def test_depth_is_run_once_and_gathered(tmp_path, monkeypatch):
     tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
             '--eval_windows=4', '--keep_iters=[]', '--mean_recurrence=2', '--log_interval=2']
     change(monkeypatch, depth, seeds=[1], more=tiny, STACKS=dict(calc=(depth.CALC, 1, 2)),
-           LEVERS={'x0 zero': ['--x0=zero']}, OTHERS={}, markdown=lambda: '')
+           LEVERS={'x0 zero': ['--x0=zero']}, markdown=lambda: '')
     for _ in range(2):      # what is done is not done again
         depth.main()
     assert calls == ['train.py'] * 4 + ['depth'] * 2
