@@ -37,11 +37,10 @@ noise_loops = [4, 8, 30]
 dlr_loops = [2, 5, 9, 30]   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
 loss_loops = [1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256]    # at which the loss is followed
 budgets: list | None = None     # fixed loops of each group; None = BUDGETS
-short_windows = 128         # of `short`, half of them shallow problems
+short_windows = 128         # of `short`, an even number: half of them are shallow problems
 device = 'auto'
 # ------------------------------------------------------------------------------------------------
 
-DEEPER = dict(calc='calc:reset=0.04')   # problems deeper than those of training
 # fixed loops of each group, by the number of groups
 BUDGETS = {1: range(1, 17), 2: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3: (1, 2, 3, 4, 5)}
 
@@ -174,10 +173,7 @@ def main():
     add('budgets', budget_rows(model, idx[:64], targets[:64]))
     if depth is not None:
         add('points', point_rows(model, idx, targets, depth))
-        deeper = None
-        if dataset in DEEPER:
-            deeper = held_out(DEEPER[dataset], T, short_windows // 2, dev)[:2]
-        add('short', short_rows(model, *held_out(dataset, T, short_windows, dev), deeper))
+        add('short', short_rows(model, *held_out(dataset, T, short_windows, dev)))
     with open(os.path.join(out_dir, 'rows.json'), 'w') as f:
         json.dump(rows, f, default=float)
 

@@ -102,21 +102,15 @@ def point_rows(model, idx, targets, depth):
     yield answer_row(model, idx, targets, depth, full)
 
 
-def short_rows(model, idx, targets, depth, deeper=None):
+def short_rows(model, idx, targets, depth):
     """
     Q8: thresholds that keep a promise on the shallower half of the windows, and what they cost on
-    the other half, and on `deeper`: windows (idx, targets) of deeper problems.
+    the other half.
     """
-    n = len(idx)
     order = np.argsort(depth.max(axis=1), kind='stable')
-    short, deep = order[:n // 2], order[n // 2:]
+    # find_thresholds chooses on the even windows and measures on the odd ones
+    turns = order.reshape(2, -1).T.flatten()
     kinds = [(cache, rule, past) for rule in ('norm_rel', 'kl', 'accel')
              for cache, past in (('exact', False), ('exact', True), ('latest', True))]
-    for where, others in dict(held=(idx[deep], targets[deep]), deeper=deeper).items():
-        if others is not None:
-            # find_thresholds chooses on the even windows and measures on the odd ones
-            both = [torch.stack((ours[short], theirs), dim=1).flatten(0, 1)
-                    for ours, theirs in zip((idx, targets), others)]
-            for row in find_thresholds(model, partial(rule_point, model), kinds, *both, PROMISE,
-                                       FULL):
-                yield dict(where=where) | row
+    return find_thresholds(model, partial(rule_point, model), kinds, idx[turns], targets[turns],
+                           PROMISE, FULL)

@@ -147,7 +147,7 @@ def gather():
         folder = folder_of(variant, seed)
         with open(os.path.join(folder, 'rows.json')) as f:
             new = json.load(f)
-        new |= dict(losses=runs.loss_rows(folder), minutes=runs.minutes_rows(folder))
+        new |= dict(losses=runs.last_losses(folder), minutes=runs.minutes_rows(folder))
         if variant in SWEPT:
             new['bench'] = [dict(rules=name) | row for name in RULES
                             for row in runs.bench_rows(folder, f'bench {name}')]

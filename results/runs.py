@@ -181,20 +181,13 @@ def machine_row():
                 date=time.strftime('%Y-%m-%d'))
 
 
-def loss_rows(folder):
-    """The held-out losses, of a task with accuracies, in a run's log: by iteration and loops."""
-    for row in read_csv(os.path.join(folder, 'log.csv')):
-        for key, loss in row.items():
-            if key.startswith('val_loss_') and loss:
-                n = key.removeprefix('val_loss_')
-                yield dict(iteration=row['iter'], loops=n, loss=loss,
-                           accuracy=row.get(f'val_acc_{n}', ''))
-
-
 def last_losses(folder):
-    """The loss_rows of the last evaluation."""
-    rows = list(loss_rows(folder))
-    return [row for row in rows if row['iteration'] == rows[-1]['iteration']]
+    """The held-out losses at the end of a run, of a task with accuracies, by loops."""
+    row = read_csv(os.path.join(folder, 'log.csv'))[-1]
+    for key, loss in row.items():
+        if key.startswith('val_loss_'):
+            n = key.removeprefix('val_loss_')
+            yield dict(loops=n, loss=loss, accuracy=row.get(f'val_acc_{n}', ''))
 
 
 def minutes_rows(folder):

@@ -73,7 +73,7 @@ def choices_table(t):
                  ', '.join(mean_std(100 * np.array(column(some, 'turning_back')), 0)
                            for some in of_groups)]
         drift = at_checkpoint(pick(t['dlr'], variant=variant, reading='first', loops=30.0))
-        losses = at_checkpoint(pick(t['losses'], variant=variant, loops=4.0))
+        losses = pick(t['losses'], variant=variant, loops=4.0)
         name = variant
         if variant in FULL:     # the full trainings say how long they were
             last = max(column(pick(t['steps'], variant=variant), 'iteration'))
@@ -177,15 +177,14 @@ def q8(t):
                     *(f'`{rule}`, {name}' for rule, _, _, name in columns))
     for model in MODELS:
         of_model = pick(t['short'], variant=model)
-        for where in distinct(of_model, 'where'):
-            cells = []
-            for rule, cache, past, _ in columns:
-                rows = [row for row in pick(of_model, where=where, rule=rule, cache=cache,
-                                            past=past) if row['tau'] != '']
-                kept = column(rows, 'kept').count('True')
-                cells.append(f"{mean_std(column(rows, 'cost'), 4)} ({kept} of {len(rows)})"
-                             if rows else 'no τ')
-            yield line(f'{model}, {where}', *cells)
+        cells = []
+        for rule, cache, past, _ in columns:
+            rows = [row for row in pick(of_model, rule=rule, cache=cache, past=past)
+                    if row['tau'] != '']
+            kept = column(rows, 'kept').count('True')
+            cells.append(f"{mean_std(column(rows, 'cost'), 4)} ({kept} of {len(rows)})"
+                         if rows else 'no τ')
+        yield line(model, *cells)
 
 
 # what to use ------------------------------------------------------------------------------------

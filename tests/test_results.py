@@ -87,25 +87,6 @@ def test_the_cheapest_of_equal_quality():
     # loops are whole, and more of them are better
     fixed = points('fixed', (1, 0.006, 1.0), (2, 0.004, 5.0), (3, 0.0, 9.0))
     assert claims.cheapest(fixed, 'ms') == [5.0]
-    # of decoding, the fewest block maps of each seed
-    rows = [dict(seed=seed, mean_evals=evals, ce_minus_full=above)
-            for seed, evals, above in ((1, 9, 0), (1, 5, 0.001), (1, 4, 0.003), (2, 6, 0))]
-    assert decoding.least(dict(points=rows), 'mean_evals') == [5, 6]
-    # of the zoo, beside the best fixed budget of each seed
-    rows = [dict(seed=seed, mean_evals=evals, ce=ce, tau=evals / 10)
-            for seed, evals, ce in ((1, 4, 1.0), (1, 3, 1.001), (1, 2, 1.01), (2, 4, 1.1))]
-    fixed = [dict(seed=seed, ce=ce) for seed, ce in ((1, 1.5), (1, 1.0), (2, 1.0))]
-    assert zoo.fewest(rows, 0.002, fixed) == '1 of 2 seeds get there'
-    assert zoo.fewest(rows[:3], 0.002, fixed) == '3.00 (0.3)'
-
-
-def test_deeper_weighs_by_labels():
-    rows = [dict(seed=1, loops=n, depth=d, labels=labels, accuracy=share)
-            for n in depth.DEEPER_LOOPS
-            for d, labels, share in ((0, 3, 1.0), (4, 1, 0.0), (5, 1, 0.5), (9, 1, 0.25),
-                                     (13, 1, 0.25), (23, 1, 0.25))]
-    table = list(depth.deeper_table(dict(deeper=rows)))
-    assert table[2] == '| 4 | 75.0 | 50.0 | 25.0 | 25.0 | 25.0 |'
 
 
 def test_a_table_is_put_between_its_markers(tmp_path):
@@ -148,6 +129,13 @@ def test_answers_lost_and_the_oracle_of_the_answer(wave, monkeypatch):
     shares = [(questions.third_of(windows[2]) == i).mean() for i in range(3)]
     assert one['gap'] > 0.01 and one['early'] == pytest.approx(
         sum(share * one[f'early_{i}'] for i, share in enumerate(shares)))
+
+
+def test_thresholds_of_shallow_problems_are_measured_on_deep_ones(monkeypatch):
+    monkeypatch.setattr(questions, 'find_thresholds', lambda model, make, kinds, *windows: windows)
+    rows = torch.tensor([5, 0, 3, 1])
+    idx, targets, *_ = questions.short_rows(None, rows, 10 * rows, np.array([[5], [0], [3], [1]]))
+    assert idx.tolist() == [0, 3, 1, 5] and targets.tolist() == [0, 30, 10, 50]
 
 
 # the machinery ----------------------------------------------------------------------------------
