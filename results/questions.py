@@ -112,5 +112,5 @@ def short_rows(model, idx, targets, depth):
     turns = order.reshape(2, -1).T.flatten()
     kinds = [(cache, rule, past) for rule in ('norm_rel', 'kl', 'accel')
              for cache, past in (('exact', False), ('exact', True), ('latest', True))]
-    return find_thresholds(model, partial(rule_point, model), kinds, idx[turns], targets[turns],
-                           PROMISE, FULL)
+    yield from find_thresholds(model, partial(rule_point, model), kinds, idx[turns], targets[turns],
+                               PROMISE, FULL)
