@@ -105,7 +105,7 @@ def test_tokens_that_still_move():
         return torch.tensor([first, second]).T[:, None, :, None]                # (K+1, 1, 2, 1)
     # the first goes straight on; the second turns back and then trembles, which does not count
     first, *rows = measure.step_rows(
-        '1', states([0.0, 4, 6, 7, 7.5], [0.0, 4, 2, 2.001, 1.0]), floor=0.01)
+        '1', states([0.0, 4, 6, 7, 7.5], [0.0, 4, 2, 2.1, 1.0]), floor=0.01)
     assert [row['clear'] for row in rows] == [1, 0.5, 0.5]
     assert [row['cos_clear'] for row in rows] == [0, 1, 1]
     assert first['norm'] == 4 and 'cos_clear' not in first
