@@ -43,7 +43,7 @@ from torch.nn import functional as F
 import data
 from cache import KeysValues, Span
 from common import plots
-from common.checkpoint import load_checkpoint, save_thresholds
+from common.checkpoint import find_run, load_checkpoint, save_thresholds
 from common.configurator import configure, pick_device, run
 from common.log import windows_at_once
 from decode import POLICIES, make_cache, one_token, prefill, teacher_forced
@@ -51,7 +51,7 @@ from exits import EXITS, Exit, make_exit
 from model import GPT, GPTConfig
 
 # --------------------------------------------------------------------------------------------------
-out_dir = 'out'
+out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text; None = the run's own
 rules = [name for name in EXITS if name != 'accel_hat']
 taus = [1e-5, 1e-4, 1e-3, 1e-2]     # the paper's sweep
@@ -401,11 +401,12 @@ def make_row(point, groups):
     return row | dict(ms_per_token=median, ms_p10=p10, ms_p90=p90)
 
 
-def save(points, groups):
-    """Write bench.csv with what is known so far, whole or not at all -> its rows."""
+def save(points, groups, folder):
+    """Write folder/bench.csv with what is known so far, whole or not at all -> its rows."""
     rows = [make_row(point, groups) for point in points if point.figures]
     if rows:
-        path = os.path.join(out_dir, 'bench.csv')
+        path = os.path.join(folder, 'bench.csv')
+        os.makedirs(folder, exist_ok=True)
         with open(path + '.tmp', 'w', newline='') as f:
             writer = csv.DictWriter(f, rows[0])
             writer.writeheader()
@@ -534,61 +535,62 @@ def held_out_windows(checkpoint, T):
     return text.held_out(np.linspace(0, there - 1, n_windows).round().astype(int), T)
 
 
-def measure(model, points, idx, targets, start):
+def measure(model, points, idx, targets, start, folder):
     """Quality, then latency -> the rows of bench.csv, which is written whatever ends this."""
     groups = model.config.groups
     try:
         quality(model, points, idx, targets, n_loop, seed)
-        save(points, groups)
+        save(points, groups, folder)
         warm_up(model, points, idx[:timed_rows], start, seed)
         for r in range(rounds):
             numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]
             time_round(model, points, idx[numbers, :start + timed_tokens], start, seed)
-            save(points, groups)
+            save(points, groups, folder)
     except KeyboardInterrupt:
-        print(f'{out_dir}/bench.csv holds what was measured so far')
+        print(f'{folder}/bench.csv holds what was measured so far')
         raise
     finally:
-        rows = save(points, groups)
+        rows = save(points, groups, folder)
     return rows
 
 
-def calibrate_rules(model, checkpoint, idx, targets):
-    """--calibrate: out_dir/exits.json, and a table of what its thresholds cost."""
+def calibrate_rules(model, checkpoint, idx, targets, folder):
+    """--calibrate: folder/exits.json, and a table of what its thresholds cost."""
     kinds = [kind for policy in as_list(cache) for kind in kinds_of(policy)]
     rows = find_thresholds(model, lambda kind, tau: make_point(model, kind, tau), kinds, idx,
                            targets, calibrate, n_loop, seed)
     print_thresholds(rows, calibrate)
-    save_thresholds(out_dir, checkpoint, rows, nats=calibrate, n_loop=n_loop)
-    print(f'{out_dir}/exits.json: python sample.py --exit=norm_rel --tau=auto uses it')
+    save_thresholds(folder, checkpoint, rows, nats=calibrate, n_loop=n_loop)
+    print(f'{folder}/exits.json: python sample.py --exit=norm_rel --tau=auto uses it')
 
 
 def main():
     # the model, held-out windows, and the points to measure
     dev, autocast = pick_device(device, dtype)
-    model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
+    source, folder = find_run(out_dir)
+    model, checkpoint = load_checkpoint(os.path.join(source, 'ckpt.pt'), dev)
     T, groups = model.config.block_size, model.config.groups
     start = check_knobs(T)
     if not groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups: there is nothing to '
+        raise ValueError(f'the model in {source} has no recurrent groups: there is nothing to '
                          'exit from')
     idx, targets = (tokens.to(dev) for tokens in held_out_windows(checkpoint, T))
     points = make_points(model)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
-    print(f"{out_dir}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
+    print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
           f'{dtype}, {torch.get_num_threads()} threads, seed {seed}; {n_windows} windows, prompt '
           f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
     if calibrate is not None:
         with autocast:
-            calibrate_rules(model, checkpoint, idx, targets)
+            calibrate_rules(model, checkpoint, idx, targets, folder)
         return
 
     # figures, table, what checks cost, verdict
     with autocast:
-        rows = measure(model, points, idx, targets, start)
-    plots.figure_4(rows, os.path.join(out_dir, 'figure_4.png'))
-    plots.frontier(rows, same, os.path.join(out_dir, 'frontier.png'))
+        rows = measure(model, points, idx, targets, start, folder)
+    plots.figure_4(rows, os.path.join(folder, 'figure_4.png'))
+    plots.frontier(rows, same, os.path.join(folder, 'frontier.png'))
     print_table(rows)
     costs = []
     if checks:
@@ -599,7 +601,7 @@ def main():
     print('\n' + '\n'.join(says))
     if json:
         everything = dict(config=config, points=rows, checks=costs, verdict=says)
-        with open(os.path.join(out_dir, 'bench.json'), 'w') as f:
+        with open(os.path.join(folder, 'bench.json'), 'w') as f:
             json_module.dump(everything, f, indent=1, default=float)
 
 

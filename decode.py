@@ -33,7 +33,7 @@ from exits import make_exit
 from loops import RecurrentGroup
 
 # -------------------------------------------------------------------------------------------------
-out_dir = 'out'             # a checkpoint; without one a small model with random weights decodes
+out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start = 'The method returns '
 max_new_tokens = 24
 n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
@@ -337,30 +337,24 @@ def generate(model, idx, max_new_tokens, lengths=None, stop=None, **how):
 # the demonstration --------------------------------------------------------------------------------
 
 def some_model():
-    """The checkpoint in out_dir, or a small model with random weights, and a prompt for it."""
+    """The checkpoint in out_dir and a prompt for it."""
     import tasks
-    from common.checkpoint import load_checkpoint
+    from common.checkpoint import find_run, load_checkpoint
     from data import get_encoding
-    from model import GPT, GPTConfig
-    if os.path.exists(os.path.join(out_dir, 'ckpt.pt')):
-        model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
-        if tasks.is_task(checkpoint['config']['dataset']):      # the beginning of a problem
-            return model, tasks.Problems(checkpoint['config']['dataset']).held_out(
-                [0], model.config.block_size)[0][0, :4]
-        encoding = get_encoding(checkpoint['tokenizer'], out_dir)
-    else:
-        print(f'no checkpoint in {out_dir}: random weights')
-        torch.manual_seed(0)
-        model = GPT(GPTConfig(block_size=48, vocab_size=257, n_layer=6, n_head=2, n_embd=96,
-                              groups=[[1], [2, 3], [4]], adapter_init='random')).eval()
-        encoding = get_encoding('bytes')
+    folder, _ = find_run(out_dir)
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+    if not model.config.groups:
+        raise ValueError(f'the model in {folder} has no recurrent groups: it decodes in one way')
+    task = checkpoint['config']['dataset']
+    if tasks.is_task(task):     # the beginning of a problem
+        x, _ = tasks.Problems(task).held_out([0], model.config.block_size)
+        return model, x[0, :4]
+    encoding = get_encoding(checkpoint['tokenizer'], folder)
     return model, torch.tensor(encoding.encode(start) or [encoding.eot_token])
 
 
 def main():
     model, prompt = some_model()
-    if not model.config.groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups: it decodes in one way')
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
     ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',
              dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]

@@ -34,7 +34,7 @@ tau: float | None = None    # threshold of all rules; None = one for each that s
 n_loop = 16                 # budget of loop steps
 shrink = 0.7                # the spiral: each step multiplies the length by this ...
 turn = 60.0                 # ... and turns by so many degrees
-seed = 0                    # of the model's weights and its token
+start = 'Returns a new tensor'  # a prompt; its last token is shown
 # -------------------------------------------------------------------------------------------------
 
 EPS = 1e-8
@@ -325,16 +325,19 @@ def main():
     _, k = algorithm_1(lambda x: shrink * rotate @ x, spiral[0], rule.tau, n_loop)
     print(f'algorithm_1 at tau {rule.tau:g} keeps {k} steps: as `accel`')
 
-    # a token of a small model with random weights
-    from model import GPT, GPTConfig
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(block_size=16, vocab_size=50, n_layer=3, n_head=2, n_embd=32,
-                          groups=[[1]])).eval()
+    # the last token of a prompt, in the first group of a trained model
+    from common.checkpoint import find_run, load_checkpoint
+    from data import get_encoding
+    folder, _ = find_run('pretrained/text')
+    model, checkpoint = load_checkpoint(f'{folder}/ckpt.pt')
+    idx = get_encoding(checkpoint['tokenizer']).encode(start)[-model.config.block_size:]
+    if not idx:
+        raise ValueError('the prompt is empty: give --start=TEXT')
     trace = []
-    model(torch.randint(50, (1, 16)), n_loop=n_loop, trace=trace)
-    taus = dict(norm=0.1, norm_rel=0.02, kl=1e-6, accel=0.1, accel_hat=0.6, accel_rel=0.02)
-    show('the last token of a model with random weights', trace[0]['states'][:, 0, -1],
-         model.readout, taus)
+    model(torch.tensor([idx]), n_loop=n_loop, trace=trace)
+    taus = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
+    show(f'the last token of {start!r}, first group of pretrained/text',
+         trace[0]['states'][:, 0, -1], model.readout, taus)
     print('\n*: the rule exits here, or at the end of the budget; kept: loop steps in the result; '
           'evals: block maps computed.\nA spiral shrinks by the same factor in each step, so its '
           'relative signals are constant.')

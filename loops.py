@@ -1,7 +1,8 @@
 """
 A group of layers that loops, its first state, and the draw of how often it loops.
 
-    python loops.py                     how often training loops, and how a group's steps shrink
+    python loops.py                     how often training loops, and how the steps of a trained
+                                        model shrink
     python loops.py --mean_recurrence=12 --draw=uniform
 
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
@@ -36,8 +37,7 @@ from exits import loop_until_exit
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
 draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
 draws = 10000
-n_embd = 96                 # width of the group that is shown
-n_loop = 16                 # its loop steps
+n_loop = 16                 # loop steps whose norms are shown
 seed = 0
 # -------------------------------------------------------------------------------------------------
 
@@ -263,16 +263,17 @@ def main():
     for n in range(1, min(most, round(4 * mean_recurrence) + 4) + 1):
         print(f'{n:5d} {100 * counts[n] / draws:5.1f}% {bar(counts[n] / max(counts.values()))}')
 
-    # the steps of a looped group with random weights, mean over 16 tokens
-    from model import GPT, GPTConfig
-    torch.manual_seed(seed)
-    model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=3, n_head=2, n_embd=n_embd,
-                          groups=[[1]])).eval()
+    # the step norms of a trained model's first group
+    from common.checkpoint import find_run, load_checkpoint
+    folder, _ = find_run('pretrained/text')
+    model, _ = load_checkpoint(f'{folder}/ckpt.pt')
+    prompt = 'Returns a new tensor with the same data'
     trace = []
-    model(torch.randint(64, (1, 16)), n_loop=n_loop, trace=trace)
+    with torch.no_grad():
+        model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
     norms = trace[0]['states'].diff(dim=0).norm(dim=-1).mean(dim=(1, 2)).tolist()       # (K,)
-    print(f'\nstep norms of a looped group, width {n_embd}, random weights: mean over 16 tokens, '
-          'logarithmic bars')
+    print('\nstep norms in the first group of pretrained/text, mean over the tokens of '
+          f'{prompt!r}, logarithmic bars')
     for k, norm in enumerate(norms, start=1):
         print(f'{k:5d} {norm:9.2e} {bar(max(0, 1 + math.log10(norm / norms[0]) / 5))}')
 

@@ -6,7 +6,8 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
     python sample.py --start='def ' --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
-It needs the checkpoint alone, not the data. To answer many prompts at once see serving/.
+It needs the checkpoint alone, not the data, and uses a pretrained one if you have trained none.
+To answer many prompts at once see serving/.
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
@@ -18,14 +19,14 @@ import numpy as np
 import torch
 
 import tasks
-from common.checkpoint import load_checkpoint, read_tau
+from common.checkpoint import find_run, load_checkpoint, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
 from decode import stream, teacher_forced
 from exits import make_exit
 
 # -------------------------------------------------------------------------------------------------
-out_dir = 'out'
+out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 start = '\n'                # the prompt, or FILE:prompt.txt; empty = end-of-text, a new document
 num_samples = 1
 max_new_tokens = 300
@@ -102,7 +103,7 @@ def print_problems(model, task, rule):
     """Problems of the task that the model has learned, the right answers and the model's."""
     unused = [knob for knob in TEXT_KNOBS if knob in given]
     if unused:
-        raise ValueError(f'the model in {out_dir} answers problems of {task}: leave out '
+        raise ValueError(f'this model answers problems of {task}: leave out '
                          + ', '.join(f'--{knob}' for knob in unused))
     x, y, _ = tasks.make(task, np.random.default_rng(seed), num_samples, model.config.block_size)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
@@ -143,11 +144,12 @@ def main():
         raise ValueError('--past and --tau are about exit rules: give one, --exit=norm_rel')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
-    model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
-    threshold = tau if tau != 'auto' else read_tau(out_dir, checkpoint, cache, exit, past)
+    folder, results = find_run(out_dir)
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
+    threshold = tau if tau != 'auto' else read_tau(results, checkpoint, cache, exit, past)
     rule = make_exit(exit, threshold, past=past) if exit else None
     if rule and not model.groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
+        raise ValueError(f'the model in {folder} has no recurrent groups, so there is nothing to '
                          'exit from: leave --exit out')
 
     # problems or text
@@ -156,7 +158,7 @@ def main():
         if tasks.is_task(task):
             print_problems(model, task, rule)
         else:
-            print_text(model, get_encoding(checkpoint['tokenizer'], out_dir), rule, dev)
+            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, dev)
     if show_steps and model.groups:
         print_legend()
 

@@ -176,55 +176,6 @@ def hop_oracle(words, hops, dense):
     return answers if dense else [None] * (len(words) - 1) + answers[-1:]
 
 
-def addition(rng, rows, T, numbers=4, digits=3):
-    """
-    The sum of at least two and at most `numbers` numbers (Saunshi et al. 2025): `315+120+045=????`.
-
-    Numbers are padded with zeros to `digits` digits, and the problem with blanks to T tokens, both
-    in front. The labels are the digits of the sum, at the question marks, so all are asked at once.
-    The depth of a digit is the number of additions plus the carries in a row that lead to it.
-    """
-    check(numbers >= 2, f'numbers must be at least 2, not {numbers}')
-    check(digits >= 1, f'digits must be at least 1, not {digits}')
-    width = len(str(numbers * (10 ** digits - 1)))          # question marks
-    least = numbers * (digits + 1) + width
-    check(T >= least, f'addition of {numbers} numbers of {digits} digits needs a T of at least '
-          f'{least}, not {T}')
-    plus, equals, question, blank = range(10, 14)           # tokens 0 ... 9 are the digits
-    n = rng.integers(2, numbers + 1, size=rows)
-    d = rng.integers(10, size=(rows, numbers, digits))
-    d[np.arange(numbers) >= n[:, None]] = 0
-
-    # write the numbers from the last to the first, because all problems end at the same place
-    x = np.full((rows, T), blank)
-    x[:, T - width:] = question
-    for i in range(numbers):
-        has, start = i < n, T - width - (i + 1) * (digits + 1)
-        x[has, start:start + digits] = d[has, i]
-        x[has, start + digits] = plus if i else equals
-
-    # add column by column from the lowest; `chain` is the number of carries in a row so far
-    y, depth = np.full((rows, T), NOT_ASKED), np.zeros((rows, T), dtype=np.int64)
-    carry = chain = np.zeros(rows, dtype=np.int64)
-    for column in range(width):
-        total = carry + (d[:, :, digits - 1 - column].sum(axis=1) if column < digits else 0)
-        y[:, T - 1 - column], depth[:, T - 1 - column] = total % 10, n - 1 + chain
-        carry = total // 10
-        chain = np.where(carry > 0, chain + 1, 0)
-    return x, y, depth
-
-
-def addition_words():
-    return list('0123456789+=? ')
-
-
-def addition_oracle(words):
-    """Python adds the numbers."""
-    numbers, question = ''.join(words).strip().split('=')
-    total = sum(map(int, numbers.split('+')))
-    return [None] * (len(words) - len(question)) + list(str(total).zfill(len(question)))
-
-
 GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))),
               Z2=[(0, 1), (1, 0)])
 
@@ -269,7 +220,6 @@ def group_oracle(words, name):
 TASKS = dict(
     calc=Task(calc, calc_words, calc_oracle, T=24),
     hop=Task(hop, hop_words, hop_oracle, T=40),
-    addition=Task(addition, addition_words, addition_oracle, T=24),
     group=Task(group, group_words, group_oracle, T=24),
 )
 

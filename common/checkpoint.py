@@ -14,6 +14,7 @@ model.py and zoo/ alone.
     iter_num      iterations done               val_loss      {n_loop: nats}
     and to resume: optimizer, muon {parameter number: state}, trend, spikes (log.py)
 """
+import hashlib
 import json
 import os
 import warnings
@@ -172,6 +173,24 @@ def load_checkpoint(path, device='cpu', trusted=''):
     return model.float().to(device).eval(), checkpoint
 
 
+def find_run(out_dir):
+    """
+    The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
+
+    None is out/ if that holds a ckpt.pt and pretrained/text otherwise. pretrained/ is found beside
+    the source files, and nothing is written there: results of its models go to out/.
+    """
+    if out_dir is None:
+        out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
+        print(f'model: {out_dir}/ckpt.pt')
+    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not os.path.exists(out_dir) and out_dir.startswith('pretrained'):
+        out_dir = os.path.join(source, out_dir)
+    pretrained = os.path.realpath(os.path.join(source, 'pretrained'))
+    inside = os.path.realpath(out_dir).startswith(pretrained + os.sep)
+    return out_dir, 'out' if inside else out_dir
+
+
 # what a run goes on from --------------------------------------------------------------------------
 
 def last_checkpoint(out_dir, trusted=''):
@@ -233,16 +252,20 @@ def earlier_run(script, may_change):
 
 # calibrated thresholds: written by bench.py --calibrate, read by --tau=auto -----------------------
 
-def of_checkpoint(checkpoint):
-    """What a file of thresholds must have been made for."""
-    return dict(iteration=checkpoint['iter_num'], dataset=checkpoint['config']['dataset'])
+def hash_of_weights(checkpoint):
+    """sha256 of a checkpoint's weights: its thresholds belong to them alone."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(checkpoint['model'].items()):
+        digest.update(name.encode() + weight.float().numpy(force=True).tobytes())
+    return digest.hexdigest()
 
 
 def save_thresholds(out_dir, checkpoint, rows, **about):
     """out_dir/exits.json, whole or not at all. rows: dicts of cache, rule, past, tau and costs."""
     path = os.path.join(out_dir, 'exits.json')
+    os.makedirs(out_dir, exist_ok=True)
     with open(path + '.tmp', 'w') as f:
-        json.dump(of_checkpoint(checkpoint) | about | dict(exits=rows), f, indent=1)
+        json.dump(dict(weights=hash_of_weights(checkpoint)) | about | dict(exits=rows), f, indent=1)
     os.replace(path + '.tmp', path)
 
 
@@ -257,15 +280,14 @@ def read_tau(out_dir, checkpoint, cache, rule, past):
     try:
         with open(path) as f:
             found = json.load(f)
-        was = {key: found[key] for key in of_checkpoint(checkpoint)}
+        weights = found['weights']
         taus = {(row['cache'], row['rule'], row['past']): row['tau'] for row in found['exits']}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--tau=auto cannot read '{path}' ({type(error).__name__}): make it with "
                          f'{how}') from error
-    if was != of_checkpoint(checkpoint):
-        raise ValueError(f"'{path}' is of iteration {was['iteration']} on {was['dataset']}, the "
-                         f"checkpoint of iteration {checkpoint['iter_num']} on "
-                         f"{checkpoint['config']['dataset']}: make it anew with {how}")
+    if weights != hash_of_weights(checkpoint):
+        raise ValueError(f"the thresholds in '{path}' were found for other weights: make them anew "
+                         f'with {how}')
     cache = cache or 'exact'
     tau = taus.get((cache, rule, past or cache != 'exact'))     # elsewhere a prompt waits anyway
     if tau is None:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from cache import Span
-from common.checkpoint import load_checkpoint
+from common.checkpoint import find_run, load_checkpoint
 from common.configurator import configure, given, pick_device, run
 from data import get_encoding, open_data
 from decode import distribution, make_cache, stream, window
@@ -41,7 +41,7 @@ from loops import RecurrentGroup
 from serving.requests import Request, answer, read
 
 # -------------------------------------------------------------------------------------------------
-out_dir = 'out'
+out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 requests: str | None = None     # a file of JSON lines to answer; None = measure the gain
 rows = 32                   # of the batch
 exit: str | None = 'norm_rel'   # None = fixed loops
@@ -418,14 +418,15 @@ def check_knobs():
 def main():
     check_knobs()
     dev, _ = pick_device(device, 'float32')
-    model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
+    folder, _ = find_run(out_dir)
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     rule = make_exit(exit, tau, past=past) if exit else None
     if rule and not model.groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is nothing to '
+        raise ValueError(f'the model in {folder} has no recurrent groups, so there is nothing to '
                          'exit from: give --exit=None')
     how = dict(n_loop=n_loop, exit=rule, cache=cache)
     if requests:
-        encoding = get_encoding(checkpoint['tokenizer'], out_dir)
+        encoding = get_encoding(checkpoint['tokenizer'], folder)
         usual = dict(temperature=temperature, seed=seed, stop=encoding.eot_token)
         answer(lambda asked: serve(model, asked, rows, **how), read(requests, encoding, usual),
                encoding)

@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 import test_train
 import torch
+from conftest import ROOT
 from test_train import TINY, refused, same_weights, saved, trained
 
+import tasks
 from common import checkpoint
-from common.checkpoint import last_checkpoint, load_checkpoint, save_checkpoint
+from common.checkpoint import (
+    find_run,
+    last_checkpoint,
+    load_checkpoint,
+    read_tau,
+    save_checkpoint,
+    save_thresholds,
+)
+from model import GPT, GPTConfig
 from results import kills
 
 # fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
@@ -147,6 +157,51 @@ def test_last_checkpoint_without_a_whole_one(capsys):
         Path('out', name).write_bytes(b'no checkpoint')
     with pytest.raises(ValueError, match="'out/ckpt.old.pt' is not a whole checkpoint"):
         last_checkpoint('out')
+
+
+# pretrained/ -------------------------------------------------------------------------------------
+
+def test_the_pretrained_models_are_found_from_any_folder(capsys):
+    """Without --out_dir it is out/ if that holds a checkpoint; results never go to pretrained/."""
+    pretrained = os.path.join(ROOT, 'pretrained')
+    assert find_run(None) == find_run('pretrained/text') == (f'{pretrained}/text', 'out')
+    assert find_run('pretrained/calc') == (f'{pretrained}/calc', 'out')
+    assert find_run('nowhere') == ('nowhere', 'nowhere')
+    os.mkdir('out')
+    Path('out', 'ckpt.pt').touch()
+    assert find_run(None) == ('out', 'out')
+    assert capsys.readouterr().out.splitlines() == ['model: pretrained/text/ckpt.pt',
+                                                    'model: out/ckpt.pt']
+
+
+def test_the_pretrained_models_have_learned():
+    size = 0
+    for name in ('text', 'calc'):
+        path = os.path.join(ROOT, 'pretrained', name, 'ckpt.pt')
+        size += os.path.getsize(path)
+        model, stored = load_checkpoint(path)
+        assert all(weight.dtype == torch.float32 for weight in model.parameters())
+        assert 'optimizer' not in stored
+        if name == 'text':
+            idx = torch.tensor([[*b'    Returns a new tensor with the same data.\n'[:48]]])
+            _, loss = model(idx[:, :-1], idx[:, 1:])
+            assert loss < 1.5       # nats a byte
+        else:
+            x, y = tasks.Problems('calc', held_out=64).held_out(range(64), 24)
+            logits, _ = model(x, y, n_loop=24)
+            assert (logits.argmax(-1) == y).float().mean() > 0.99
+    assert size < 2.5e6
+
+
+def test_thresholds_belong_to_the_weights():
+    model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=8, groups=[[0]]))
+    stored = dict(model=model.state_dict())
+    save_thresholds('out', stored, [dict(cache='latest', rule='kl', past=True, tau=0.5)])
+    assert read_tau('out', stored, 'latest', 'kl', False) == 0.5
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1e-3
+    with pytest.raises(ValueError, match="'out/exits.json' were found for other weights: make them"):
+        read_tau('out', stored, 'latest', 'kl', False)
 
 
 # writing them ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def texts(text, tokens):
 @pytest.mark.parametrize('text', [
     'calc', 'calc:p=2,reset=1', 'calc:dense=False', 'calc:p=11,reset=0.04', 'hop',
     'hop:letters=2,hops=0', 'hop:letters=26,hops=7', 'hop:letters=3,hops=30,dense=False',
-    'addition', 'addition:numbers=2,digits=1', 'addition:numbers=5,digits=2', 'group',
+    'group',
     'group:name=S5', 'group:name=Z2,reset=0'])
 def test_labels_are_the_oracles(text):
     x, y, depth = made(text)
@@ -45,7 +45,6 @@ def test_labels_are_the_oracles(text):
 @pytest.mark.parametrize('text, drawn, held_out, sha256, tokenizer', [
     ('calc:dense=False', '1539315906e9', '5e98d0744e90', '1bb2a2c2b4b7', 'calc:p=5'),
     ('hop:dense=False', 'a345bb80bce1', 'af3cb991ca07', '4c7da2015ed5', 'hop:letters=4,hops=4'),
-    ('addition', 'a44a739d7af4', 'eae13d9a822c', '96aefaa64b45', 'addition'),
     ('group:name=S5', '967eb3477bd8', 'ed491e832c57', '07c1a9b79fe4', 'group:name=S5')])
 def test_problems_never_change(text, drawn, held_out, sha256, tokenizer):
     def digest(arrays):
@@ -67,16 +66,6 @@ def test_hop_by_hand():
     # the depth is p where the whole chain exists, and at most p where it breaks
     p, whole = np.tile(x[:, :1] - 5, (1, 39)), y[:, 1:] != 4
     assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
-
-
-def test_addition_by_hand():
-    """Of one digit each: a carry makes the first digit of the sum wait one step longer."""
-    x, y, depth = made('addition:numbers=2,digits=1', rows=500, T=8)
-    for tokens, labels, depths in zip(x, y, depth):
-        word = texts('addition', tokens)
-        total = int(word[2]) + int(word[4])
-        assert [*labels[-2:]] == [total // 10, total % 10]
-        assert [*depths[-2:]] == [1 + (total >= 10), 1]
 
 
 def test_calc_and_group_by_hand():
@@ -148,8 +137,7 @@ def test_a_new_task_is_one_entry(monkeypatch, tmp_path):
     ('hop:letters=27', 24, 1, r'letters must lie in \[2, 26\]'),
     ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
     ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
-    ('addition:numbers=1', 24, 1, 'numbers must be at least 2'),
-    ('addition', 19, 1, 'T of at least 20, not 19'), ('hop', 1, 1, 'T of at least 2, not 1'),
+    ('hop', 1, 1, 'T of at least 2, not 1'),
     ('calc', 0, 1, 'block_size.* must lie in'), ('calc', 10 ** 9, 1, 'block_size.* must lie in'),
     ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
 def test_bad_input(text, T, rows, message):
@@ -158,7 +146,7 @@ def test_bad_input(text, T, rows, message):
 
 
 def test_a_config_fits_its_task():
-    for config, task in dict(calc='calc', hop='hop', addition='addition', s3='group').items():
+    for config, task in dict(calc='calc', hop='hop', s3='group').items():
         knobs = {}
         with open(os.path.join(ROOT, 'config', f'{config}.py')) as f:
             exec(f.read(), knobs)

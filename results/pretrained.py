@@ -1,0 +1,37 @@
+"""
+Make pretrained/: the default model and that of calc, as small checkpoints of weights and config.
+
+    python train.py
+    python train.py config/calc.py
+    python -m results.pretrained
+
+Weights are stored in float16 (text) or float32 (calc, which is small).
+"""
+import os
+
+import torch
+
+from common.checkpoint import load_checkpoint, save_checkpoint
+from common.configurator import configure, run
+
+# -------------------------------------------------------------------------------------------------
+text = 'out'                # the folder of the default run
+calc = 'out-calc'           # the folder of the run on calc
+# -------------------------------------------------------------------------------------------------
+
+KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss')
+
+
+def main():
+    for name, folder, dtype in (('text', text, torch.float16), ('calc', calc, torch.float32)):
+        _, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+        small = {key: checkpoint[key] for key in KEPT}
+        small['model'] = {key: weight.to(dtype) for key, weight in checkpoint['model'].items()}
+        path = f'pretrained/{name}/ckpt.pt'
+        save_checkpoint(small, path)
+        print(f'{path}: {os.path.getsize(path) / 1e6:.2f} MB')
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)
