@@ -27,15 +27,15 @@ import torch
 from torch.linalg import vector_norm
 
 import tasks
-from common.checkpoint import load_checkpoint
+from common.checkpoint import find_run, load_checkpoint
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
 from exits import EXITS
-from geometry import pca_2d
+from geometry import pca_2d, texts_of
 from sample import read_prompt
 
 # -------------------------------------------------------------------------------------------------
-out_dir = 'out'
+out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 start = 'The method returns a list of'      # the prompt, or FILE:prompt.txt
 n_loop = 32
 seed = 0                    # of the problem, on a task
@@ -121,17 +121,6 @@ def prompt_of(text, encoding, block_size):
     return torch.tensor(tokens), torch.tensor(tokens[1:] + [-1])
 
 
-def texts_of(tokens, encoding):
-    """{token: its text}; bytes that are not UTF-8 as \\xNN, tokens without text as #NUMBER."""
-    texts = {}
-    for token in sorted(set(tokens)):
-        texts[token] = f'#{token}'
-        if token < encoding.n_vocab:
-            text = encoding.decode_single_token_bytes(token)
-            texts[token] = text.decode('utf-8', 'backslashreplace')
-    return texts
-
-
 def page(record, title, intro, command):
     """The template filled in. Without `<` the text of the record cannot end its script element."""
     template = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'explore.html')
@@ -148,13 +137,14 @@ def main():
     if n_loop < 2:
         raise ValueError(f'n_loop must be at least 2, not {n_loop}')
     dev, _ = pick_device(device, 'float32')
-    model, checkpoint = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'), dev)
+    folder, results = find_run(out_dir)
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     groups, T = model.config.groups, model.config.block_size
     if not groups:
-        raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is no loop to '
+        raise ValueError(f'the model in {folder} has no recurrent groups, so there is no loop to '
                          'watch: choose another --out_dir')
     dataset, depth = checkpoint['config']['dataset'], None
-    encoding = get_encoding(checkpoint['tokenizer'], out_dir)
+    encoding = get_encoding(checkpoint['tokenizer'], folder)
     is_task = tasks.is_task(dataset)
     unused = 'start' if is_task else 'seed'
     if unused in given:
@@ -173,7 +163,8 @@ def main():
     recorded = record(model, idx.to(dev), right.to(dev), n_loop, noise_seed)
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]
-    texts = texts_of([*idx.tolist(), *right[right >= 0].tolist(), *likeliest], encoding)
+    shown = sorted({*idx.tolist(), *right[right >= 0].tolist(), *likeliest})
+    texts = dict(zip(shown, texts_of(shown, encoding)))
     rules = {name: dict(hits=rule.hits, keep=rule.keep)
              for name, rule in (EXITS | model.rules).items()}
     everything = dict(tokens=idx.tolist(), right=right.tolist(), depth=depth, texts=texts,
@@ -185,9 +176,10 @@ def main():
              f'tokens and loops {n_loop} times. The colour of a token shows at which loop step it '
              'exits; choose a token to see what the model predicts there at each step.')
     command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
-    where = path or os.path.join(out_dir, 'explore.html')
+    where = path or os.path.join(results, 'explore.html')
+    os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
     with open(where, 'w', encoding='utf-8') as f:
-        f.write(page(everything, f'{out_dir}: watch it think', intro, command))
+        f.write(page(everything, f'{os.path.relpath(folder)}: watch it think', intro, command))
     nats = [value for value in recorded[-1]['nats'][-1] if value is not None]
     loss = f', loss {sum(nats) / len(nats):.3f}' if nats and math.isfinite(sum(nats)) else ''
     print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB, {len(idx)} tokens{loss}; open it in a '

@@ -4,11 +4,11 @@ The geometry of the loops: small turning steps inside a group, large moves betwe
     python geometry.py                              the default run's checkpoints, 20 s on two cores
     python geometry.py --out_dir=out-groups --n_loop=30
 
-Prints a summary over training, group by group, and writes the folder out_dir/figures: a PNG for
-each figure, and its numbers as CSV beside it.
+Prints a row for each checkpoint and group, and writes the folder out_dir/figures: a PNG for each
+figure, and its numbers as CSV beside it.
 
 Paper: sec. 3 (step norms, angles, PCA; Fig. 1, 3, 5), Eq. 1, Eq. 2 (drift-to-loop ratio; Fig. 2),
-Eq. 5, 6. Geiping: Fig. 5 (convergence by token), sec. 6 (motions).
+Eq. 5. Geiping: Fig. 5 (convergence by token).
 
     states      (K+1, ..., C) float32: x^(0) ... x^(K) of one group
     delta^(k)   x^(k+1) - x^(k)
@@ -26,18 +26,14 @@ from torch.linalg import vector_norm
 
 import data
 from common import plots
-from common.checkpoint import FREE_KNOBS, load_checkpoint
+from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
 from common.configurator import configure, pick_device, run
-from exits import EPS
 
 # --------------------------------------------------------------------------------------------------
-out_dir = 'out'
+out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # whose held-out text to read; None = the run's own
 n_loop = 30                 # loops of each group; the paper's Fig. 5 has 30
 n_windows = 24              # held-out windows of block_size tokens
-noise_draws = 4             # draws of x^(0), for path independence
-most_loops = 256            # measure the loss at 1, 2, 4 ... loops up to this many
-tokens_shown = 3            # tokens of the first window in figure 1
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
@@ -68,18 +64,6 @@ def step_cos(states):
 def accel(states):
     """||delta^(k) - delta^(k-1)||, Eq. 5: (K+1, ..., C) -> (K-1, ...)."""
     return vector_norm(deltas(states).diff(dim=0), dim=-1)
-
-
-def accel_hat(states):
-    """Acceleration over the sum of the two step norms, Eq. 6, in [0, 1]; shapes as `accel`."""
-    norms = step_norm(states)
-    return accel(states) / (norms[1:] + norms[:-1] + EPS)
-
-
-def contraction(states):
-    """||delta^(k)|| / ||delta^(k-1)||, below 1 where steps shrink: (K+1, ..., C) -> (K-1, ...)."""
-    norms = step_norm(states)
-    return norms[1:] / norms[:-1].clamp(min=1e-30)
 
 
 def dlr(states_g, x0_next):
@@ -115,21 +99,6 @@ def path_spread(ends):
     mean = ends.float().mean(dim=0)
     distance = vector_norm(ends.float() - mean, dim=-1)                         # (S, ...)
     return distance.mean(dim=0) / vector_norm(mean, dim=-1)
-
-
-def motion(states):
-    """
-    How one token moves, states (K+1, C), K >= 4: 'fixed point', 'orbit' or 'slider'.
-
-    Geiping sec. 6 names these motions; the criteria are ours. Fixed point: the second half of the
-    steps is less than 1% of the whole path. Slider: the distance covered in the second half is more
-    than half the length of the path there. Orbit: anything else.
-    """
-    norms, half = step_norm(states), (len(states) - 1) // 2
-    if norms[half:].sum() < 0.01 * norms.sum():
-        return 'fixed point'
-    progress = vector_norm(states[-1].float() - states[half].float())
-    return 'slider' if progress > 0.5 * norms[half:].sum() else 'orbit'
 
 
 @torch.no_grad()
@@ -211,20 +180,19 @@ def measure(model, idx, n_loop):
     """
     The probes of one checkpoint on idx (B, T): a dict for each group.
 
-        norm (K,), cos, accel_hat, contraction (K-1,)   means over the tokens
-        dlr_noise, dlr_first, dlr_settled               means, if another group follows: Eq. 2 to
-                                                        its x^(0), to its x^(1), to its x^(K)
-        floor_float32, floor_bfloat16                   rounding floors
-        settled (B, T)                                  cosine of each token, see last_clear_cos
+        norm (K,), cos (K-1,)                   means over the tokens
+        dlr_noise, dlr_first, dlr_settled       means, if another group follows: Eq. 2 to its x^(0),
+                                                to its x^(1), to its x^(K)
+        floor_float32, floor_bfloat16           rounding floors
+        settled (B, T)                          cosine of each token, see last_clear_cos
 
     Beside each mean stands its standard deviation over the tokens, NAME_std.
     """
-    probes = dict(norm=step_norm, cos=step_cos, accel_hat=accel_hat, contraction=contraction)
     trace = trace_of(model, idx, n_loop)
     measured = []
     for g, group in enumerate(model.groups):
         states, e, curves = trace[g]['states'], trace[g]['e'], {}
-        for name, probe in probes.items():
+        for name, probe in dict(norm=step_norm, cos=step_cos).items():
             values = probe(states).flatten(1)                                   # (K, B * T)
             curves[name] = values.mean(dim=1).cpu().numpy()
             curves[name + '_std'] = values.std(dim=1).cpu().numpy()
@@ -241,63 +209,30 @@ def measure(model, idx, n_loop):
     return measured
 
 
-def spread_over_noise(model, idx, n_loop, draws):
-    """For each group the mean path_spread of the last states over draws of x^(0), idx (B, T)."""
-    ends = []
-    for noise_seed in range(draws):
-        trace = trace_of(model, idx, n_loop, noise_seed)
-        ends.append([entry['states'][-1].clone() for entry in trace])   # frees the other states
-    return [path_spread(torch.stack(group)).mean().item() for group in zip(*ends)]
-
-
-@torch.no_grad()
-def losses_by_loops(model, idx, targets, most):
-    """{loops: loss in nats a token} at 1, 2, 4 ... loops, no more than `most`."""
-    counts = [2 ** i for i in range(most.bit_length())]
-    return {n: model(idx, targets, n_loop=n)[1].item() for n in counts}
-
-
 # figures ------------------------------------------------------------------------------------------
 
-def text_of(tokens, tokenizer, folder='.'):
+def texts_of(tokens, encoding):
     """
-    The text of each of the tokens (T,), '?' or a number where there is none.
-
-    folder: of the checkpoint, where a tokenizer.json may be.
+    The text of each token in a list; bytes that are not UTF-8 as \\xNN, tokens without text as
+    #NUMBER. encoding: of data.get_encoding, or None for a model that came without a tokenizer.
     """
-    if tokenizer is None:
-        return [str(token) for token in tokens.tolist()]
-    encoding = data.get_encoding(tokenizer, folder)
-    words = []
-    for token in tokens.tolist():
-        text = '?'
-        if token < encoding.n_vocab:
-            text = encoding.decode_single_token_bytes(token).decode('utf-8', 'replace')
-            text = repr(text)[1:-1]         # a line break as \n
-        words.append(text)
-    return words
+    texts = []
+    for token in tokens:
+        text = f'#{token}'
+        if encoding is not None and token < encoding.n_vocab:
+            text = encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
+        texts.append(text)
+    return texts
 
 
-def draw_training(folder, groups, measured, spread):
-    """The figures with a curve or a point for each checkpoint."""
-    if len(groups) > 1:
-        plots.figure_2(measured, groups, f'{folder}/figure_2.png')
-    plots.curves(measured, groups, 'norm', 'step norm (Eq. 1)', 1, f'{folder}/figure_3a.png')
-    plots.curves(measured, groups, 'cos', 'cosine of consecutive steps', CLEAR,
-                 f'{folder}/figure_5.png')
-    plots.curves(measured, groups, 'contraction', 'step norm over the one before', CLEAR,
-                 f'{folder}/contraction.png')
-    plots.curves(measured, groups, 'accel_hat', 'normalised acceleration (Eq. 6)', CLEAR,
-                 f'{folder}/accel_hat.png')
-    plots.path_independence(spread, groups, f'{folder}/path_independence.png')
-
-
-def draw_window(folder, groups, trace, tokens, words, depth):
+def draw_window(folder, groups, trace, words, depth):
     """
     The figures of one window, from the trace of a pass over it.
 
-    tokens: the ones to follow. words: the text of all T of them. depth (T,): of a task's labels.
+    words: the text of each of its T tokens. depth (T,): of a task's labels, or None.
     """
+    T = len(words)
+    tokens = np.linspace(T // 3, T - 1, 3).astype(int)          # the three that figure 1 follows
     states = [entry['states'][:, 0] for entry in trace]                         # (K+1, T, C) each
     points = pca_2d(torch.stack([x[1:] for x in states]))       # from x^(1) on: x^(0) is noise
     plots.figure_1(points.cpu().numpy(), tokens, groups, f'{folder}/figure_1.png')
@@ -306,95 +241,12 @@ def draw_window(folder, groups, trace, tokens, words, depth):
     plots.convergence(distances, words, groups, depth, f'{folder}/convergence.png')
 
 
-# summary ------------------------------------------------------------------------------------------
-
-def summary(groups, measured, spread, losses, motions):
-    """Print a table over training, what the last checkpoint does, and the paper's findings."""
-    names = ['-'.join(map(str, group)) for group in groups]
-    print('\niteration  group   steps to a tenth   settled cosine   floor f32/bf16'
-          '    DLR noise     DLR first     DLR settled')
-    for it, by_group in measured.items():
-        for name, curves in zip(names, by_group):
-            print(f'{it:9d}  {name:6s}  {summary_of(curves)}')
-
-    last_spread = list(spread.values())[-1]
-    spreads = [f'group {name} {value:.1e}' for name, value in zip(names, last_spread)]
-    print('\nend states from different noise, spread over norm: ' + ', '.join(spreads))
-    print('held-out loss by loops: ' + ', '.join(f'{n}: {loss:.4f}' for n, loss in losses.items()))
-    kinds = []
-    for name, of_group in zip(names, motions):
-        counts = [f'{of_group.count(kind)} {kind}' for kind in sorted(set(of_group))]
-        kinds.append(f'group {name}: ' + ', '.join(counts))
-    print('motions of the first window: ' + '; '.join(kinds))
-
-    checkpoints = list(measured.values())
-    print('\n' + '\n'.join(findings(checkpoints[0], checkpoints[-1])))
-
-
-def summary_of(curves):
-    """One group of a checkpoint as a row of the summary's table."""
-    floors = f"{curves['floor_float32']:.0e}/{curves['floor_bfloat16']:.0e}"
-    row = f"{tenfold(curves):>16}   {np.nanmean(curves['settled']):14.2f}   {floors}   "
-    for reading in ('dlr_noise', 'dlr_first', 'dlr_settled'):
-        if reading in curves:
-            row += f"{curves[reading]:5.1f} +- {curves[reading + '_std']:<4.1f}  "
-    return row.rstrip()
-
-
-def tenfold(curves):
-    """steps_to_a_tenth of a group as text."""
-    steps = steps_to_a_tenth(curves['norm'])
-    return f"over {len(curves['norm'])}" if steps is None else str(steps)
-
-
-def findings(before, after):
-    """The paper's sec. 3 in three sentences; before, after: `measure` of two checkpoints."""
-    # (i), (ii): the later checkpoint
-    steps = [steps_to_a_tenth(curves['norm']) for curves in after]
-    fast = None not in steps and max(steps) <= 10
-    cosines = [np.nanmean(curves['settled']) for curves in after]
-    in_range = all(0.5 <= cosine <= 0.65 for cosine in cosines)
-
-    # (iii): what training has changed in each group, and the moves to the next one
-    faster = turned = 0
-    ratios = []
-    for old, new in zip(before, after):
-        was, now = steps_to_a_tenth(old['norm']), steps_to_a_tenth(new['norm'])
-        faster += now is not None and (was is None or now < was)
-        turned += np.nanmean(new['settled']) < np.nanmean(old['settled']) - 0.05
-        ratios += [new[name] for name in ('dlr_first', 'dlr_settled') if name in new]
-    large = sum(ratio > 1 for ratio in ratios)
-    stronger = faster == turned == len(after) and 0 < large == len(ratios)
-
-    return [
-        f'(i) step norms fall within 5 to 10 steps: {shown(fast)}; they fall to a tenth after '
-        f"{', '.join(map(tenfold, after))} steps.",
-        f'(ii) the cosine settles near 0.5 to 0.65: {shown(in_range)}; it settles at '
-        f"{', '.join(f'{cosine:.2f}' for cosine in cosines)}.",
-        '(iii) both effects strengthen over training, and moves between groups stay larger than '
-        f'steps: {shown(stronger)}; norms fall faster than at first in {faster} of {len(after)} '
-        f'groups, the cosine has fallen by at least 0.05 in {turned}, and the DLR is above 1 in '
-        f'{large} of {len(ratios)} readings (without the one to noise, which is large from the '
-        'start).']
-
-
-def shown(yes):
-    return 'shown' if yes else 'NOT shown'
-
-
 # the run ------------------------------------------------------------------------------------------
-
-def check_knobs():
-    least = dict(n_loop=4, n_windows=1, noise_draws=2, most_loops=1, tokens_shown=1)
-    for knob, lowest in least.items():
-        if globals()[knob] < lowest:
-            raise ValueError(f'{knob} must be at least {lowest}, not {globals()[knob]}')
-
 
 def held_out_windows(last, T):
     """
-    n_windows windows of T tokens, spread over the held-out text: idx, targets (n_windows, T), and
-    on a task the depth (T,) of the labels in the first window, otherwise None.
+    n_windows windows of T tokens, spread over the held-out text: idx (n_windows, T), and on a task
+    the depth (T,) of the labels in the first window, otherwise None.
     """
     name = dataset or last['config']['dataset']
     text = data.open_data(name, last['tokenizer'], last['model_args']['vocab_size'])
@@ -403,41 +255,54 @@ def held_out_windows(last, T):
         raise ValueError(f'the held-out text has {count} windows of {T} tokens: lower --n_windows')
     windows = np.linspace(0, count - 1, n_windows).round().astype(int)
     depth = text.with_depth(T)[2][windows[0]] if hasattr(text, 'with_depth') else None
-    return *text.held_out(windows, T), depth
+    return text.held_out(windows, T)[0], depth
+
+
+def row_of(curves):
+    """The probes of one group of a checkpoint as a row of text."""
+    steps, settled = steps_to_a_tenth(curves['norm']), np.nanmean(curves['settled'])
+    tenth = f"over {len(curves['norm'])}" if steps is None else str(steps)
+    floors = f"{curves['floor_float32']:.0e}/{curves['floor_bfloat16']:.0e}"
+    row = f'{tenth:>16}   {settled:14.2f}   {floors}   '
+    for reading in ('dlr_noise', 'dlr_first', 'dlr_settled'):
+        if reading in curves:
+            row += f"{curves[reading]:5.1f} +- {curves[reading + '_std']:<4.1f}  "
+    return row.rstrip()
 
 
 def main():
     # the run, and the text to look at
-    check_knobs()
+    if n_loop < 2 or n_windows < 1:
+        raise ValueError(f'n_loop must be at least 2 and n_windows at least 1, not {n_loop} and '
+                         f'{n_windows}')
     dev, _ = pick_device(device, 'float32')
-    models, last = load_run(out_dir, dev)
+    source, results = find_run(out_dir)
+    models, last = load_run(source, dev)
     model = models[max(models)]
     groups = model.config.groups
-    idx, targets, depth = held_out_windows(last, model.config.block_size)
-    idx, targets = idx.to(dev), targets.to(dev)
-    print(f"{out_dir}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
+    idx, depth = held_out_windows(last, model.config.block_size)
+    idx = idx.to(dev)
+    print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {idx.shape[1]} tokens, {n_loop} loops')
 
-    # over training: the probes of each checkpoint, and how far its end states depend on the noise
-    measured, spread = {}, {}
-    for it, checkpoint in models.items():
-        measured[it] = measure(checkpoint, idx, n_loop)
-        spread[it] = spread_over_noise(checkpoint, idx[:4], n_loop, noise_draws)
+    # the probes of each checkpoint
+    measured = {it: measure(checkpoint, idx, n_loop) for it, checkpoint in models.items()}
+    print('\niteration  group   steps to a tenth   settled cosine   floor f32/bf16'
+          '    DLR noise     DLR first     DLR settled')
+    for it, by_group in measured.items():
+        for group, curves in zip(groups, by_group):
+            print(f"{it:9d}  {'-'.join(map(str, group)):6s}  {row_of(curves)}")
 
-    # the last checkpoint: how the tokens of the first window move, and the loss at many loops
-    trace = trace_of(model, idx[:1], n_loop)
-    words = text_of(idx[0], last['tokenizer'], out_dir)
-    T = len(words)
-    motions = [[motion(entry['states'][1:, 0, t]) for t in range(T)] for entry in trace]
-    losses = losses_by_loops(model, idx, targets, most_loops)
-
-    # figures and summary
-    folder = os.path.join(out_dir, 'figures')
-    draw_training(folder, groups, measured, spread)
-    tokens = np.linspace(T // 3, T - 1, tokens_shown).astype(int)
-    draw_window(folder, groups, trace, tokens, words, depth)
-    plots.stability(losses, model.config.mean_recurrence + 1, f'{folder}/stability.png')
-    summary(groups, measured, spread, losses, motions)
+    # figures: of all checkpoints, and of the first window in the last one
+    folder = os.path.join(results, 'figures')
+    if len(groups) > 1:
+        plots.figure_2(measured, groups, f'{folder}/figure_2.png')
+    plots.curves(measured, groups, 'norm', 'step norm (Eq. 1)', 1, f'{folder}/figure_3a.png')
+    plots.curves(measured, groups, 'cos', 'cosine of consecutive steps', CLEAR,
+                 f'{folder}/figure_5.png')
+    encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
+    words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
+    draw_window(folder, groups, trace_of(model, idx[:1], n_loop), words, depth)
     print(f'\nfigures, and their numbers as CSV: {folder}')
 
 

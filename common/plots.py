@@ -216,7 +216,7 @@ def curves(measured, groups, name, label, clear, path):
     """
     Fig. 3 and 5: a probe against the loop step k, a panel for each group, a curve a checkpoint.
 
-    name: 'norm', 'cos', 'contraction' or 'accel_hat' of geometry.measure. The band is one sigma.
+    name: 'norm' or 'cos' of geometry.measure. The band is one sigma.
     Where the step norm is below `clear` rounding floors the curve is grey and has no band.
     """
     figure, [axes] = panels(len(groups), 4, 3.4, sharey=True)
@@ -254,34 +254,6 @@ def curves(measured, groups, name, label, clear, path):
     save(figure, path, header, table)
 
 
-def path_independence(spread, groups, path):
-    """spread: {iteration: for each group how far the end states of several x^(0) lie apart}."""
-    figure, [[ax]] = panels(1, 5, 3.4)
-    for g, group in enumerate(groups):
-        values = [by_group[g] for by_group in spread.values()]
-        ax.plot(values, 'os^Dv'[g % 5] + '-', color=colour_of(g), label=title(group))
-    ax.set_xticks(range(len(spread)), list(spread))
-    ax.set(xlabel='iteration', ylabel='spread / norm', yscale='log')
-    ax.set_title('End states from different noise')
-    ax.legend(frameon=False)
-    table = [[it, group, s] for it in spread for group, s in zip(groups, spread[it])]
-    save(figure, path, ['iteration', 'group', 'spread'], table)
-
-
-def stability(loss_by_loops, mean_loops, path):
-    """loss_by_loops: {loops: held-out nats a token}; mean_loops: of the draw in training."""
-    figure, [[ax]] = panels(1, 5, 3.4)
-    loops = list(loss_by_loops)
-    ax.plot(loops, list(loss_by_loops.values()), 'o-', color=COLOURS[0])
-    ax.axvline(mean_loops, color='0.5', ls='--', lw=0.8, label='mean of the training draw')
-    ax.set(xlabel='loops', ylabel='held-out loss (nats a token)', xscale='log')
-    ax.set_title('Loss by loops')
-    ax.set_xticks(loops, loops)
-    ax.minorticks_off()
-    ax.legend(frameon=False)
-    save(figure, path, ['loops', 'loss'], loss_by_loops.items())
-
-
 def angles(curve, block, path):
     """zoo/etd.py: the angle by which each layer turns the state; shaded, the thinking block."""
     figure, [[ax]] = panels(1, 5.2, 3.4)
@@ -289,21 +261,6 @@ def angles(curve, block, path):
     ax.plot(range(len(curve)), curve, marker='o', color=colour_of(0))
     ax.set(xlabel='layer', ylabel='angle over pi', title='The thinking block, between two knees')
     save(figure, path, ['layer', 'angle_over_pi'], enumerate(curve))
-
-
-def gate(rows, path):
-    """results/zoo.py: one model's loss against block maps; a line for each rule, own and past."""
-    figure, [[ax]] = panels(1, 6.2, 4)
-    for rule, past in dict.fromkeys((row['rule'], row['past']) for row in rows):
-        points = sorted((row['mean_evals'], row['ce']) for row in rows
-                        if (row['rule'], row['past']) == (rule, past))
-        label = rule + (', past' if past == 'True' else '')
-        ax.plot(*zip(*points), marker=style(rule)[1], ms=4, color=style(rule)[0], label=label,
-                ls='--' if past == 'True' else '-')
-    ax.set(xlabel='passes through the stack, a token', ylabel='loss (nats a token)',
-           title='A learned gate beside rules without training', yscale='log')
-    ax.legend(frameon=False, fontsize=8)
-    save(figure, path)
 
 
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
@@ -368,18 +325,14 @@ def frontier(rows, same, path):
     """
     The cross-entropy a way to decode adds, against block maps and ms; the best is at lower left.
 
-    A column for each way to decode (by_way); the grey line shows the fixed budgets of `exact`. Bars
-    are 95% intervals. same: the nats up to which quality counts as equal, a dotted line.
+    A column for each way to decode (by_way). Bars are 95% intervals. same: the nats up to which
+    quality counts as equal, a dotted line.
     """
     columns = dict(mean_evals='mean block maps a group', ms_per_token='ms a token')
     ways = by_way(rows)
-    reference = [row for row in rows if row['rule'] == 'fixed' and row['cache'] == 'exact']
     figure, grid = panels(len(ways), 4, 3.6, rows=2, sharex='row', sharey=True)
     for axes, column in zip(grid, columns):
         for ax, (way, of_way) in zip(axes, ways.items()):
-            for mine in by_rule(reference, column).values():
-                ax.plot([row[column] for row in mine], [row['ce_minus_full'] for row in mine],
-                        color='0.7', lw=4, alpha=0.5)
             for rule, mine in by_rule(of_way, column).items():
                 colour, marker = style(rule)
                 x, y = [row[column] for row in mine], [row['ce_minus_full'] for row in mine]

@@ -31,7 +31,7 @@ SMALL = {
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
         '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--checks=False'],
     'results/run.py': ['--dataset=book', '--minutes=1e-9'],
-    'results/depth.py': ['--parts=["calc"]', '--minutes=1e-9'],
+    'results/depth.py': ['--minutes=1e-9'],
     'results/decoding.py': ['--minutes=1e-9'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],

@@ -51,24 +51,18 @@ def imports(path):
     return names
 
 
-def test_only_plots_imports_matplotlib_and_it_imports_nothing_of_ours():
-    files = glob.glob('*.py', root_dir=ROOT)
-    for folder in ('common', 'config', 'results', 'serving', 'zoo'):
-        files += glob.glob(f'{folder}/**/*.py', root_dir=ROOT, recursive=True)
-    users = [file for file in files if 'matplotlib' in imports(os.path.join(ROOT, file))]
-    assert users == ['common/plots.py']
-    ours = {file.split('/')[0].removesuffix('.py') for file in files}
-    assert not imports(os.path.join(ROOT, users[0])) & ours
-
-
-def test_common_imports_nothing_that_stands_above_it():
-    above = {file.removesuffix('.py') for file in glob.glob('*.py', root_dir=ROOT)}
-    above |= {'config', 'results', 'serving', 'zoo'}
-    assert above > {'model', 'loops', 'train', 'data'}
-    files = glob.glob('common/**/*.py', root_dir=ROOT, recursive=True)
-    assert 'common/checkpoint.py' in files
-    found = {file: imports(os.path.join(ROOT, file)) & above for file in files}
-    assert not {file: names for file, names in found.items() if names}
+def test_imports_point_one_way():
+    """Only plots.py imports matplotlib, and common/ imports nothing that stands above it."""
+    root = glob.glob('*.py', root_dir=ROOT)
+    files = [file for folder in ('common', 'config', 'results', 'serving', 'zoo')
+             for file in glob.glob(f'{folder}/**/*.py', root_dir=ROOT, recursive=True)]
+    found = {file: imports(os.path.join(ROOT, file)) for file in root + files}
+    assert [file for file, names in found.items() if 'matplotlib' in names] == ['common/plots.py']
+    above = {file.removesuffix('.py') for file in root} | {'config', 'results', 'serving', 'zoo'}
+    assert above > {'model', 'loops', 'train', 'data'} and 'common/checkpoint.py' in found
+    assert not {file: names & above for file, names in found.items()
+                if file.startswith('common/') and names & above}
+    assert 'common' not in found['common/plots.py']
 
 
 def test_every_rule_has_a_style():
@@ -98,6 +92,8 @@ def test_each_way_to_decode_has_its_panels(drawn):
     assert (line.get_color(), line.get_marker()) == (colour, marker)
     assert line.get_xdata().tolist() == [1e-3, 1e-2, 0.1]
     assert line.get_ydata().tolist() == [5, 4, 3]
+    patch, = by_tau[0].patches                  # shaded: beyond the paper's thresholds
+    assert np.isclose(patch.get_x(), 1.5e-2) and np.isclose(patch.get_width(), 0.135)
 
     # the frontier has all; its points are in the order of what they cost
     by_cost = drawn['frontier.png'].axes
@@ -122,15 +118,6 @@ def test_error_bars_reach_from_low_to_high(drawn):
     # an interval that misses the mean has no bar on that side
     below, above = plots.error_bars(bench_rows('kl', above=-0.0005))
     assert np.allclose(below, 0.001) and (above == 0).all()
-
-
-def test_thresholds_beyond_the_paper_are_shaded(drawn):
-    rows = bench_rows('norm')
-    plots.figure_4(rows, 'all.png')
-    plots.figure_4([row for row in rows if not row['extension']], 'paper.png')
-    (patch,), none = (drawn[path].axes[0].patches for path in ('all.png', 'paper.png'))
-    assert np.isclose(patch.get_x(), 1.5e-2) and np.isclose(patch.get_width(), 0.135)
-    assert not none
 
 
 def test_losses_of_a_log(drawn):

@@ -53,7 +53,7 @@ def refused(folder, monkeypatch):
 
 def test_text_speed_and_steps(sample):
     printed = sample('--start=FILE:prompt.txt', '--exit=accel', '--tau=0.1')
-    assert printed.startswith('The quick brown')
+    assert printed.startswith('model: out/ckpt.pt\nThe quick brown')
     number = r'[\d.]+'
     assert re.search(rf'\n--- {number} tokens/s; mean loop steps {number} in group \[1\], '
                      rf'{number} in group \[2, 3\]\n$', printed)
