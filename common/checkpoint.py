@@ -173,17 +173,18 @@ def load_checkpoint(path, device='cpu', trusted=''):
     return model.float().to(device).eval(), checkpoint
 
 
-def find_run(out_dir, file=None):
+def find_run(out_dir, quiet=False):
     """
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
-    None is out/ if that holds a ckpt.pt and pretrained/text otherwise, and a line says which (to
-    file, or stdout). pretrained/ is found beside the source files, and nothing is written there:
-    results of its models go to out/.
+    None is out/ if that holds a ckpt.pt and pretrained/text otherwise, and a line says which.
+    pretrained/ is found beside the source files, and nothing is written there: results of its
+    models go to out/.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
-        print(f'model: {out_dir}/ckpt.pt', file=file)
+        if not quiet:
+            print(f'model: {out_dir}/ckpt.pt')
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(out_dir) and out_dir.startswith('pretrained'):
         out_dir = os.path.join(source, out_dir)

@@ -22,7 +22,6 @@ al. 2024 has the idea; the one slot of `latest` (Geiping 5) serves rows at any l
     k       the loop step of a row, from 1
 """
 import os
-import sys
 import time
 from collections import Counter, defaultdict
 from functools import partial
@@ -419,7 +418,7 @@ def check_knobs():
 def main():
     check_knobs()
     dev, _ = pick_device(device, 'float32')
-    folder, _ = find_run(out_dir, file=sys.stderr)     # answers alone go to stdout
+    folder, _ = find_run(out_dir, quiet=bool(requests))        # stdout is for the answers
     model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     rule = make_exit(exit, tau, past=past) if exit else None
     if rule and not model.groups:
