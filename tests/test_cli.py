@@ -26,10 +26,10 @@ SMALL = {
         '--eval_interval=2', '--eval_windows=4', '--eval_loops=[1,2]', '--keep_iters=[0]'],
     'data.py': ['--tokenizer=bytes', '--tokens=2K', '--val_fraction=0.1'],
     'sample.py': ['--max_new_tokens=6'],
-    'geometry.py': ['--n_loop=5', '--n_windows=2', '--most_loops=2', '--tokens_shown=1'],
+    'geometry.py': ['--n_loop=5', '--n_windows=2'],
     'bench.py': [
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
-        '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--checks=False'],
+        '--n_windows=16', '--rounds=1', '--timed_tokens=2'],
     'results/run.py': ['--dataset=book', '--minutes=1e-9'],
     'results/depth.py': ['--minutes=1e-9'],
     'results/decoding.py': ['--minutes=1e-9'],

@@ -201,7 +201,7 @@ def test_a_file_of_requests(folder, monkeypatch):
     monkeypatch.chdir(folder)
     alone = conftest.run('--start=The ', '--max_new_tokens=9', '--stop_at_end=False',
                          '--temperature=0', '--exit=norm_rel', '--tau=0.1', script='sample.py')
-    assert alone.stdout.startswith('The ' + answers['long']['text'])
+    assert alone.stdout.startswith('model: out/ckpt.pt\nThe ' + answers['long']['text'])
 
 
 def test_an_answer_ends_at_its_stop(capsys):
