@@ -6,11 +6,11 @@ How good and how fast is each way to decode: exit rules by threshold, fixed budg
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with one part changed
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
-Writes out_dir/bench.csv, figure_4.png and frontier.png (bench.json too with --json), and prints a
-table and a verdict that is computed from it. A row of bench.csv is a point: a cache policy together
-with a rule at a threshold, a fixed budget, or an oracle. The file is written after each stage, and
-on Ctrl-C with what has been measured by then: `windows` says how many windows the quality of a row
-is a mean of, and its times are empty until it has some.
+Writes out_dir/bench.csv, figure_4.png and frontier.png, and prints a table and a verdict that is
+computed from it. A row of bench.csv is a point: a cache policy together with a rule at a threshold,
+a fixed budget, or an oracle. The file is written after each stage, and on Ctrl-C with what has been
+measured by then: `windows` says how many windows the quality of a row is a mean of, and its time is
+empty until it has one.
 
 Quality: held-out windows are decoded at every point, with the same noise. The 95% intervals are
 bootstrap intervals, over windows, of the difference from the full budget of `exact` in the same
@@ -28,12 +28,12 @@ Paper: sec. 4, App. D, Fig. 4.
     B, T, V         rows, tokens of a window, vocabulary
 """
 import csv
-import json as json_module
 import math
 import os
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,14 +41,12 @@ from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 import data
-from cache import KeysValues, Span
 from common import plots
 from common.checkpoint import find_run, load_checkpoint, save_thresholds
 from common.configurator import configure, pick_device, run
 from common.log import windows_at_once
-from decode import POLICIES, make_cache, one_token, prefill, teacher_forced
+from decode import make_cache, one_token, prefill, teacher_forced
 from exits import EXITS, Exit, make_exit
-from model import GPT, GPTConfig
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -72,8 +70,6 @@ past: bool | list = [False, True]   # under exact: do rules wait for the past?
 ring = 8                    # slots of the policy ring
 same = 0.005                # nats above the full budget that count as equal quality
 calibrate: float | None = None      # nats: find the thresholds that cost at most this
-checks = True               # measure what a rule's check costs, here and at GPT-2's size
-json = False                # write out_dir/bench.json too
 seed = 0                    # of x^(0) and the bootstrap
 device = 'auto'
 dtype = 'float32'           # of matrix products
@@ -92,46 +88,49 @@ class Point:
     rule: str                   # an exit rule, 'fixed' or 'oracle'
     tau: float
     loops: list                 # the loop budget of each group
-    exit: Exit | None = None
-    cache: str = 'exact'        # the cache policy
-    ring: int = 8               # slots of the policy ring
-    extension: bool = False     # is tau beyond the paper's sweep?
-    figures: list = field(default_factory=list)     # of `quality`: a dict for each batch of windows
-    times: list = field(default_factory=list)       # ms of each timed token
+    exit: Exit | None
+    cache: str                  # the cache policy
+    ring: int                   # slots of the policy ring
+    measured: dict = field(default_factory=dict)    # {name: array}: see `quality`; ms of a token
 
     @property
     def past(self):
         """Does its rule wait for the past?"""
         return self.exit is not None and self.exit.past
 
+    def add(self, **values):
+        """Append what was measured of further windows, or tokens: {name: (n, ...)}."""
+        for name, new in values.items():
+            before = self.measured.get(name)
+            self.measured[name] = new if before is None else np.concatenate((before, new))
 
-def make_points(model):
+
+def make_point(model, tau, rule, cache='exact', past=False, n_loop=30, ring=8, hits=None,
+               keep=None):
+    """A way to decode. past, hits, keep: see make_exit. n_loop: the budget of rules and oracles."""
+    exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, past)
+    loops = model.loop_counts(tau if rule == 'fixed' else n_loop)
+    return Point(rule, tau, loops, exit, cache, ring)
+
+
+def make_points(make):
     """The points that the knobs ask for, each once: budgets, rules and oracles of each policy."""
     points = []
     for policy in as_list(cache):
-        points += [Point('fixed', n, model.loop_counts(n), None, policy, ring)
-                   for n in sorted({*budgets, n_loop})]
-        for kind in kinds_of(policy):
-            own_under_exact = policy == 'exact' and not kind[2]
-            points += [make_point(model, kind, tau) for tau in dict.fromkeys(taus + more_taus)
+        points += [make(n, 'fixed', policy) for n in sorted({*budgets, n_loop})]
+        for name, _, wait in kinds_of(policy):
+            own_under_exact = policy == 'exact' and not wait
+            points += [make(tau, name, policy, wait) for tau in dict.fromkeys(taus + more_taus)
                        if tau >= least_tau or own_under_exact]
-        points += [Point('oracle', epsilon, model.loop_counts(n_loop), None, policy, ring)
-                   for epsilon in dict.fromkeys(epsilons)]
+        points += [make(epsilon, 'oracle', policy) for epsilon in dict.fromkeys(epsilons)]
     return points
 
 
 def kinds_of(policy):
-    """(policy, rule, past) for each rule, with its own signals and waiting as `past` asks for."""
+    """(rule, policy, past) for each rule, with its own signals and waiting as `past` asks for."""
     # only `exact` keeps what a lone token needs in order to wait: elsewhere just a prompt waits
     waits = dict.fromkeys(as_list(past)) if policy == 'exact' else [True]
-    return [(policy, name, wait) for name in dict.fromkeys(rules) for wait in waits]
-
-
-def make_point(model, kind, tau):
-    """A rule at a threshold; kind: see kinds_of."""
-    policy, name, wait = kind
-    return Point(name, tau, model.loop_counts(n_loop), make_exit(name, tau, hits, keep, wait),
-                 policy, ring, extension=tau not in taus)
+    return [(name, policy, wait) for name in dict.fromkeys(rules) for wait in waits]
 
 
 def as_list(value):
@@ -193,30 +192,25 @@ def quality(model, points, idx, targets, n_loop, seed=0):
     """
     Measure every point on windows idx, targets (N, T), one batch of B windows after another.
 
-    Appends a dict to each point's figures for every batch. The full budget is n_loop fixed loops
-    under `exact`:
+    The full budget is n_loop fixed loops under `exact`. Adds to each point:
 
         ce, ce_full     (B,) CE of the point and of the full budget
         accuracy        (B,) share of tokens whose most likely next token is right
         agreement       (B,) share of tokens whose most likely next token is the full budget's
-        kl              (B,) KL(full budget || point), nats a token
         steps, evals    (B, groups)
     """
-    full_budget = Point('fixed', n_loop, model.loop_counts(n_loop))
+    full_budget = make_point(model, n_loop, 'fixed')
     batch = windows_at_once(model.config, len(idx))
     for x, y in zip(idx.split(batch), targets.split(batch)):
         full, _, _ = log_probabilities(model, full_budget, x, seed)         # (B, T, V)
-        ce_full = cross_entropy(full, y)
         for point in points:
             log_p, steps, evals = log_probabilities(model, point, x, seed)
-            point.figures.append(dict(
-                ce=cross_entropy(log_p, y),
-                ce_full=ce_full,
-                accuracy=accuracy(log_p, y),
-                agreement=window_means(log_p.argmax(-1) == full.argmax(-1)),
-                kl=window_means((full.exp() * (full - log_p)).sum(-1)),
-                steps=window_means(steps),
-                evals=window_means(evals)))
+            point.add(ce=cross_entropy(log_p, y),
+                      ce_full=cross_entropy(full, y),
+                      accuracy=accuracy(log_p, y),
+                      agreement=window_means(log_p.argmax(-1) == full.argmax(-1)),
+                      steps=window_means(steps),
+                      evals=window_means(evals))
 
 
 def cross_entropy(log_p, targets):
@@ -237,16 +231,9 @@ def window_means(values):
     return values.cpu().double().mean(dim=1).numpy()
 
 
-def figures_of(point):
-    """What `quality` has measured of a point, all windows together: {name: (windows, ...)}."""
-    names = point.figures[0]
-    return {name: np.concatenate([batch[name] for batch in point.figures]) for name in names}
-
-
 def excess(point, seed=0):
     """CE above the full budget's, nats a token: the mean and the ends of its 95% interval."""
-    figures = figures_of(point)
-    difference = figures['ce'] - figures['ce_full']
+    difference = point.measured['ce'] - point.measured['ce_full']
     return [float(value) for value in (difference.mean(), *interval(difference, seed=seed))]
 
 
@@ -267,7 +254,7 @@ def now(device):
 
 @torch.no_grad()
 def decode_window(model, point, idx, start, seed=0):
-    """Decode idx (B, T) from position `start` on, token by token -> the seconds of each."""
+    """Decode given tokens idx (B, T) one by one from position `start` on -> ms of each."""
     # an oracle chooses its loop steps beforehand, and only running them is timed
     T, schedule = idx.shape[1], None
     if point.rule == 'oracle':
@@ -276,20 +263,14 @@ def decode_window(model, point, idx, start, seed=0):
     kept = make_cache(model, point.loops, point.cache, point.ring, T)
     prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept,
             converge=point.cache == 'latest')
-    seconds = []
+    ms = []
     for t in range(start, T):
         loops = schedule[t] if schedule else point.loops
         begin = now(idx.device)
         logits, _, _ = one_token(model, idx[:, t:t + 1], t, loops, point.exit, seed, kept)
         logits.argmax(-1)
-        seconds.append(now(idx.device) - begin)
-    return seconds
-
-
-def time_round(model, points, prompts, start, seed=0):
-    """Decode prompts (B, T) from `start` on at every point in turn, and add to its times."""
-    for point in points:
-        point.times += [1e3 * s for s in decode_window(model, point, prompts, start, seed)]
+        ms.append(1e3 * (now(idx.device) - begin))
+    return ms
 
 
 def warm_up(model, points, prompts, start, seed=0):
@@ -300,41 +281,15 @@ def warm_up(model, points, prompts, start, seed=0):
     print(f'warm-up {time.perf_counter() - begin:.1f} s')
 
 
-@torch.no_grad()
-def check_costs(model, repeats=15, n=8):
-    """
-    What each rule's check adds to a loop step of the first group, for a single token.
-
-    n: loop steps of a pass. Yields (rule, microseconds added, microseconds of a plain step).
-    """
-    group = model.groups[0]
-    e = torch.randn(1, 1, model.config.n_embd, device=model.lm_head.weight.device)
-    # kl is measured separately: its head evicts from the processor's caches what the others use
-    for names in ([name for name in EXITS if name != 'kl'], ['kl']):
-        times = {name: [] for name in (None, *names)}
-        for _ in range(repeats + 1):
-            for name in times:
-                rule = make_exit(name, 0.0) if name else None
-                read = model.reader(rule) if rule else None
-                caches = [KeysValues(n, 1) for _ in group.core]
-                begin = now(e.device)
-                group(e, n, rule, read, 0, Span(0, 1, e.device), caches)
-                times[name].append((now(e.device) - begin) / n)
-        step = np.median(times[None][1:])       # the first pass warms up
-        for name in names:
-            added = np.median(np.subtract(times[name], times[None])[1:])
-            yield name, 1e6 * added, 1e6 * step
-
-
 # calibration: thresholds that keep a promise ------------------------------------------------------
 
-def find_thresholds(model, make_point, kinds, idx, targets, nats, n_loop, seed=0):
+def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
     """
     For each kind the largest tau that costs at most `nats` above the full budget, a row each.
 
     The paper leaves tau to be tuned by hand. Here half of the windows idx, targets (N, T) choose
     it: the first of TAU_GRID for which the upper end of the 95% interval is at most `nats`. The
-    other half then tells what it costs. make_point(kind, tau) -> Point.
+    other half then tells what it costs. make(tau, *kind) -> Point, see make_point.
 
     A row: cache, rule, past and tau, None if none will do; otherwise upper (that upper end), and
     of the other half cost, cost_low, cost_high, evals and kept (is the mean within `nats`?).
@@ -348,22 +303,22 @@ def find_thresholds(model, make_point, kinds, idx, targets, nats, n_loop, seed=0
     # choose on the even windows
     chosen = {}
     for tau in TAU_GRID:
-        points = {kind: make_point(kind, tau) for kind in kinds if kind not in chosen}
+        points = {kind: make(tau, *kind) for kind in kinds if kind not in chosen}
         quality(model, list(points.values()), idx[::2], targets[::2], n_loop, seed)
         chosen |= {kind: point for kind, point in points.items() if excess(point)[2] <= nats}
         if len(chosen) == len(kinds):
             break
     # measure on the odd ones
-    measured = {kind: make_point(kind, point.tau) for kind, point in chosen.items()}
+    measured = {kind: make(point.tau, *kind) for kind, point in chosen.items()}
     quality(model, list(measured.values()), idx[1::2], targets[1::2], n_loop, seed)
     rows = []
     for kind in kinds:
-        row = dict(zip(('cache', 'rule', 'past'), kind), tau=None)
+        row = dict(zip(('rule', 'cache', 'past'), kind), tau=None)
         if kind in chosen:
             cost, low, high = excess(measured[kind])
             row |= dict(tau=chosen[kind].tau, upper=excess(chosen[kind])[2], cost=cost,
                         cost_low=low, cost_high=high,
-                        evals=figures_of(measured[kind])['evals'].mean(), kept=cost <= nats)
+                        evals=measured[kind].measured['evals'].mean(), kept=cost <= nats)
         rows.append(row)
     return rows
 
@@ -385,25 +340,22 @@ def print_thresholds(rows, nats):
 
 def make_row(point, groups):
     """What is known of a point so far: its row of bench.csv."""
-    figures, (above, low, high) = figures_of(point), excess(point, seed)
-    ce = figures['ce'].mean()
+    known, (above, low, high) = point.measured, excess(point, seed)
+    ce = known['ce'].mean()
     row = dict(cache=point.cache, rule=point.rule, past=point.past, tau=point.tau,
-               extension=point.extension, windows=len(figures['ce']), ce=ce, ppl=math.exp(ce),
-               ce_minus_full=above, diff_low=low, diff_high=high,
-               accuracy=figures['accuracy'].mean(), agreement=figures['agreement'].mean(),
-               kl_to_full=figures['kl'].mean(), mean_steps=figures['steps'].mean(),
-               mean_evals=figures['evals'].mean())
+               extension=point.exit is not None and point.tau not in taus,
+               windows=len(known['ce']), ce=ce, ppl=math.exp(ce), ce_minus_full=above,
+               diff_low=low, diff_high=high, accuracy=known['accuracy'].mean(),
+               agreement=known['agreement'].mean(), mean_steps=known['steps'].mean(),
+               mean_evals=known['evals'].mean())
     for g, layers in enumerate(groups):
-        name = '-'.join(map(str, layers))
-        row[f'steps_{name}'] = figures['steps'][:, g].mean()
-        row[f'evals_{name}'] = figures['evals'][:, g].mean()
-    p10, median, p90 = np.percentile(point.times, [10, 50, 90]) if point.times else ('', '', '')
-    return row | dict(ms_per_token=median, ms_p10=p10, ms_p90=p90)
+        row[f"evals_{'-'.join(map(str, layers))}"] = known['evals'][:, g].mean()
+    return row | dict(ms_per_token=np.median(known['ms']) if 'ms' in known else '')
 
 
 def save(points, groups, folder):
     """Write folder/bench.csv with what is known so far, whole or not at all -> its rows."""
-    rows = [make_row(point, groups) for point in points if point.figures]
+    rows = [make_row(point, groups) for point in points if point.measured]
     if rows:
         path = os.path.join(folder, 'bench.csv')
         os.makedirs(folder, exist_ok=True)
@@ -417,7 +369,7 @@ def save(points, groups, folder):
 
 def print_table(rows):
     print(f"\n{'cache':6s} {'rule':10s}      {'tau':>7s} {'CE':>8s} {'minus full [95%]':>28s} "
-          f"{'right':>6s} {'agree':>6s} {'evals':>6s} {'ms/token':>9s} {'p10':>6s} {'p90':>6s}")
+          f"{'right':>6s} {'agree':>6s} {'evals':>6s} {'ms/token':>9s}")
     for row in rows:
         star = '*' if row['extension'] else ' '
         waits = dict(fixed='', oracle='').get(row['rule'], 'past' if row['past'] else 'own')
@@ -425,45 +377,31 @@ def print_table(rows):
               f"{row['ce']:8.4f} {row['ce_minus_full']:+9.4f} "
               f"[{row['diff_low']:+.4f}, {row['diff_high']:+.4f}] "
               f"{row['accuracy']:6.3f} {row['agreement']:6.3f} {row['mean_evals']:6.2f} "
-              f"{row['ms_per_token']:9.2f} {row['ms_p10']:6.2f} {row['ms_p90']:6.2f}")
+              f"{row['ms_per_token']:9.2f}")
     print("* beyond the paper's sweep")
-
-
-def print_checks(model, device):
-    """Measure and print what a check costs, in this model and at GPT-2's size -> rows of both."""
-    print('\nwhat a check costs:')
-    gpt2_size = GPT(GPTConfig(n_layer=2, groups=[[0]], block_size=64)).to(device).eval()
-    costs = []
-    for measured, repeats in ((model, 15), (gpt2_size, 7)):
-        label = f'C = {measured.config.n_embd}, V = {measured.config.vocab_size}'
-        for name, us, step in check_costs(measured, repeats):
-            costs.append((label, name, us, step))
-            print(f'  {label}: {name:9s} {us:7.0f} us a step, {100 * us / step:6.1f}% of '
-                  f'{step:.0f} us')
-    return costs
 
 
 def verdict(rows, times, same, seed=0):
     """
     Sentences: at equal quality (CE within `same` of the full budget), what is fastest?
 
-    times: {name_of(row): ms of each timed token}, of the same tokens for all.
+    times: for each row the ms of the timed tokens, which are the same for all.
     """
     # the fastest fixed budget of each policy, and the fastest rules, with own signals and waiting
     best = {}
-    for row in rows:
+    for row, ms in zip(rows, times):
         if row['rule'] != 'oracle' and row['ce_minus_full'] <= same:
             way = row['cache'], row['rule'] == 'fixed', row['past']
-            if way not in best or row['ms_per_token'] < best[way]['ms_per_token']:
-                best[way] = row
+            if way not in best or row['ms_per_token'] < best[way][0]['ms_per_token']:
+                best[way] = row, ms
     if not best:
         return [f'No point comes within {same:g} nats of the full budget.']
 
-    fastest = min(best.values(), key=lambda row: row['ms_per_token'])
+    fastest, least_ms = min(best.values(), key=lambda found: found[0]['ms_per_token'])
     says = [f'Within {same:g} nats of the full budget the fastest is {in_words(fastest)}.']
-    for row in best.values():
+    for row, ms in best.values():
         if row is not fastest:
-            pairs = np.array([times[name_of(row)], times[name_of(fastest)]]).T      # (tokens, 2)
+            pairs = np.array([ms, least_ms]).T                                  # (tokens, 2)
             low, high = interval(pairs, ratio_of_medians, seed=seed)
             says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long: '
                         f'{in_words(row)}.')
@@ -471,11 +409,6 @@ def verdict(rows, times, same, seed=0):
         says.append('No rule is worth its cost here: as many loops for every token are as good '
                     'and faster.')
     return says
-
-
-def name_of(row):
-    """What tells a row from all others."""
-    return row['cache'], row['rule'], row['past'], row['tau']
 
 
 def in_words(row):
@@ -501,38 +434,15 @@ def check_knobs(block_size):
     if not taus or not rules:
         raise ValueError('taus and rules must not be empty: --taus=[1e-3,1e-2] '
                          '--rules="[\'accel\']"')
-    for knob, values, known in (('cache', as_list(cache), POLICIES),
-                                ('past', as_list(past), (False, True))):
-        if not values or any(value not in known for value in values):
-            raise ValueError(f'unknown {knob} {values}: choose {", ".join(map(str, known))}')
-    lists = dict(taus=taus, more_taus=more_taus, budgets=budgets, epsilons=epsilons)
-    for knob, values in lists.items():
-        if not all(isinstance(value, (int, float)) for value in values):
-            raise ValueError(f'{knob} must be a list of numbers, not {values}')
-    numbers = dict(n_windows=n_windows, rounds=rounds, timed_rows=timed_rows,
-                   ring=ring)
-    for knob, value in numbers.items():
+    for knob, value in dict(n_windows=n_windows, rounds=rounds, timed_rows=timed_rows).items():
         if value < 1:
             raise ValueError(f'{knob} must be at least 1, not {value}')
-    if not same > 0:
-        raise ValueError(f'same must be more than 0 nats, not {same}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
     fits = start >= 1 and timed_tokens >= 1 and start + timed_tokens <= block_size
     if calibrate is None and not fits:
         raise ValueError(f'{start} prompt and {timed_tokens} timed tokens do not fit block_size = '
                          f'{block_size}: make --prompt_tokens or --timed_tokens smaller')
     return start
-
-
-def held_out_windows(checkpoint, T):
-    """n_windows windows, spread evenly over the held-out text: idx, targets (n_windows, T)."""
-    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                          checkpoint['model_args']['vocab_size'])
-    there = text.n_held_out(T)
-    if max(n_windows, rounds * timed_rows) > there:
-        raise ValueError(f'the held-out text has {there} windows of {T} tokens: --n_windows and '
-                         'rounds * timed_rows may be no more')
-    return text.held_out(np.linspace(0, there - 1, n_windows).round().astype(int), T)
 
 
 def measure(model, points, idx, targets, start, folder):
@@ -544,7 +454,9 @@ def measure(model, points, idx, targets, start, folder):
         warm_up(model, points, idx[:timed_rows], start, seed)
         for r in range(rounds):
             numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]
-            time_round(model, points, idx[numbers, :start + timed_tokens], start, seed)
+            for point in points:
+                point.add(ms=decode_window(model, point, idx[numbers, :start + timed_tokens],
+                                           start, seed))
             save(points, groups, folder)
     except KeyboardInterrupt:
         print(f'{folder}/bench.csv holds what was measured so far')
@@ -554,11 +466,10 @@ def measure(model, points, idx, targets, start, folder):
     return rows
 
 
-def calibrate_rules(model, checkpoint, idx, targets, folder):
+def calibrate_rules(model, checkpoint, make, idx, targets, folder):
     """--calibrate: folder/exits.json, and a table of what its thresholds cost."""
     kinds = [kind for policy in as_list(cache) for kind in kinds_of(policy)]
-    rows = find_thresholds(model, lambda kind, tau: make_point(model, kind, tau), kinds, idx,
-                           targets, calibrate, n_loop, seed)
+    rows = find_thresholds(model, make, kinds, idx, targets, calibrate, n_loop, seed)
     print_thresholds(rows, calibrate)
     save_thresholds(folder, checkpoint, rows, nats=calibrate, n_loop=n_loop)
     print(f'{folder}/exits.json: python sample.py --exit=norm_rel --tau=auto uses it')
@@ -574,8 +485,12 @@ def main():
     if not groups:
         raise ValueError(f'the model in {source} has no recurrent groups: there is nothing to '
                          'exit from')
-    idx, targets = (tokens.to(dev) for tokens in held_out_windows(checkpoint, T))
-    points = make_points(model)
+    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
+                          model.config.vocab_size)
+    windows = text.held_out(data.spread(text, n_windows, T), T)
+    idx, targets = (tokens.to(dev) for tokens in windows)       # (n_windows, T)
+    make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
+    points = make_points(make)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
@@ -583,26 +498,17 @@ def main():
           f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
     if calibrate is not None:
         with autocast:
-            calibrate_rules(model, checkpoint, idx, targets, folder)
+            calibrate_rules(model, checkpoint, make, idx, targets, folder)
         return
 
-    # figures, table, what checks cost, verdict
+    # figures, table, verdict
     with autocast:
         rows = measure(model, points, idx, targets, start, folder)
     plots.figure_4(rows, os.path.join(folder, 'figure_4.png'))
     plots.frontier(rows, same, os.path.join(folder, 'frontier.png'))
     print_table(rows)
-    costs = []
-    if checks:
-        with autocast:
-            costs = print_checks(model, dev)
-    says = verdict(rows, {name_of(row): point.times for row, point in zip(rows, points)}, same,
-                   seed)
+    says = verdict(rows, [point.measured['ms'] for point in points], same, seed)
     print('\n' + '\n'.join(says))
-    if json:
-        everything = dict(config=config, points=rows, checks=costs, verdict=says)
-        with open(os.path.join(folder, 'bench.json'), 'w') as f:
-            json_module.dump(everything, f, indent=1, default=float)
 
 
 if __name__ == '__main__':

@@ -543,6 +543,15 @@ class Text:
         return windows(self.val, T * np.asarray(numbers), T)
 
 
+def spread(text, n, T):
+    """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
+    there = text.n_held_out(T)
+    if n > there:
+        raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
+                         'lower --n_windows')
+    return np.linspace(0, there - 1, n).round().astype(int)
+
+
 def windows(data, starts, block_size):
     """Inputs (B, T) and targets (B, T), the next tokens, int64: one row from each of the starts."""
     rows = [torch.from_numpy(data[s:s + block_size + 1].astype(np.int64)) for s in starts]

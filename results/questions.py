@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from bench import Point, cross_entropy, find_thresholds, interval, log_probabilities
-from exits import make_exit
+from bench import cross_entropy, find_thresholds, interval, log_probabilities, make_point
 
 FULL = 30
 BUDGETS = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, FULL]
@@ -63,22 +62,12 @@ def early(log_p, full, targets, depth):
         f'early_{i}': lost[asked & (third == i)].mean() for i in range(3)}
 
 
-def fixed(model, n, policy=('exact', 1)):
-    return Point('fixed', n, [n] * len(model.groups), None, *policy)
-
-
-def rule_point(model, kind, tau, ring=1):
-    """A rule at a threshold; kind: (cache policy, rule, does it wait for the past?)."""
-    cache, rule, past = kind
-    return Point(rule, tau, [FULL] * len(model.groups), make_exit(rule, tau, past=past), cache,
-                 ring)
-
-
 def answer_row(model, idx, targets, depth, full):
     """The oracle of the answer: from which fixed budget on a token says what the full one says."""
+    make = partial(make_point, model, n_loop=FULL)
     needed = torch.ones_like(idx)                                               # (B, T)
     for n in range(1, FULL):
-        log_p, _, _ = log_probabilities(model, fixed(model, n), idx)
+        log_p, _, _ = log_probabilities(model, make(n, 'fixed'), idx)
         needed[log_p.argmax(-1) != full.argmax(-1)] = n + 1
     return dict(part='rules', rule='answer', evals=needed[targets >= 0].double().mean().item(),
                 with_depth=with_depth(needed[..., None], depth, targets))
@@ -86,17 +75,17 @@ def answer_row(model, idx, targets, depth, full):
 
 def point_rows(model, idx, targets, depth):
     """Q4 to Q7: every policy at every budget, every rule by own signals and waiting, oracles."""
-    full, _, _ = log_probabilities(model, fixed(model, FULL), idx)
+    make = partial(make_point, model, n_loop=FULL)
+    full, _, _ = log_probabilities(model, make(FULL, 'fixed'), idx)
     points = []
     for policy, ring in POLICIES:
-        points += [('policies', fixed(model, n, (policy, ring))) for n in BUDGETS]
-        points += [('policies', rule_point(model, (policy, 'norm_rel', True), tau, ring))
+        points += [('policies', make(n, 'fixed', policy, ring=ring)) for n in BUDGETS]
+        points += [('policies', make(tau, 'norm_rel', policy, True, ring=ring))
                    for tau in TAUS if tau >= 1e-3]
-    points += [('rules', fixed(model, n)) for n in BUDGETS]
-    points += [('rules', rule_point(model, ('exact', name, past), tau))
+    points += [('rules', make(n, 'fixed')) for n in BUDGETS]
+    points += [('rules', make(tau, name, past=past))
                for name in RULES for past in (False, True) for tau in TAUS]
-    points += [('rules', Point('oracle', epsilon, [FULL] * len(model.groups)))
-               for epsilon in EPSILONS]
+    points += [('rules', make(epsilon, 'oracle')) for epsilon in EPSILONS]
     for part, point in points:
         yield dict(part=part) | point_row(model, point, idx, targets, depth, full)
     yield answer_row(model, idx, targets, depth, full)
@@ -110,7 +99,7 @@ def short_rows(model, idx, targets, depth):
     order = np.argsort(depth.max(axis=1), kind='stable')
     # find_thresholds chooses on the even windows and measures on the odd ones
     turns = order.reshape(2, -1).T.flatten()
-    kinds = [(cache, rule, past) for rule in ('norm_rel', 'kl', 'accel')
+    kinds = [(rule, cache, past) for rule in ('norm_rel', 'kl', 'accel')
              for cache, past in (('exact', False), ('exact', True), ('latest', True))]
-    yield from find_thresholds(model, partial(rule_point, model), kinds, idx[turns], targets[turns],
-                               PROMISE, FULL)
+    yield from find_thresholds(model, partial(make_point, model, n_loop=FULL), kinds, idx[turns],
+                               targets[turns], PROMISE, FULL)
