@@ -2,7 +2,7 @@
 How fast decoding and training are, as ratios of things that are timed in turn.
 
     python -m results.speed                     all of it: a minute on two cores
-    python -m results.speed --only=machinery    one of the two
+    python -m results.speed --only=machinery    one of adaptive, checks, machinery
 
 `adaptive` takes the checkpoint in out_dir, and random weights at the paper's shape. A ratio is the
 median of all rounds.
@@ -17,14 +17,15 @@ from typing import Literal
 import numpy as np
 import torch
 
+from cache import KeysValues, Span
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
 from decode import make_cache, one_token, prefill
-from exits import make_exit
+from exits import EXITS, make_exit
 from model import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------------------------
-only: Literal['all', 'adaptive', 'machinery'] = 'all'
+only: Literal['all', 'adaptive', 'checks', 'machinery'] = 'all'
 out_dir = 'out'
 rounds = 9                  # of each comparison
 batch_size = 16             # of `machinery`, in which windows have 48 tokens
@@ -94,6 +95,22 @@ def adaptive():
                   f'{ms(fixed, n)}; {ratio(ours, fixed)}')
 
 
+@torch.no_grad()
+def checks():
+    """What a rule's check adds to a loop step of one layer, for a single token."""
+    for shape in (dict(n_embd=96, n_head=2, vocab_size=257), dict()):
+        model = GPT(GPTConfig(block_size=64, n_layer=2, groups=[[0]], **shape)).eval()
+        group, e, n = model.groups[0], torch.randn(1, 1, model.config.n_embd), 8
+
+        def loop(rule):
+            read = model.reader(rule) if rule else None
+            group(e, n, rule, read, 0, Span(), [KeysValues(n, 1)])
+        for name in EXITS:
+            checked, plain = in_turn(partial(loop, make_exit(name, 0.0)), partial(loop, None))
+            print(f'checks: C = {model.config.n_embd}, V = {model.config.vocab_size}: {name} adds '
+                  f'{100 * np.median(checked / plain - 1):.0f}% to a loop step')
+
+
 # training ---------------------------------------------------------------------------------------
 
 def machinery():
@@ -117,7 +134,7 @@ def machinery():
 
 def main():
     print(f'torch {torch.__version__}, {torch.get_num_threads()} threads')
-    for measure in (adaptive, machinery):
+    for measure in (adaptive, checks, machinery):
         if only in ('all', measure.__name__):
             measure()
 
