@@ -48,7 +48,7 @@ def measure(task, seed, until):
     """Train, bench and calibrate one run. True if all is done."""
     part, flags = RUNS[task]
     folder = folder_of(part, 'looped', seed)
-    points = [f'--rules={json.dumps(rules)}', f'--same={same}', '--n_windows=64', '--checks=False',
+    points = [f'--rules={json.dumps(rules)}', f'--same={same}', '--n_windows=64',
               '--least_tau=0', '--epsilons=[1e-3,1e-2,0.1,0.3,0.5,0.7,1.0]']
     calibration = [f'--calibrate={nats}', f'--n_windows={n_windows}']
     return (runs.train(folder, [*flags, '--device=cpu', f'--seed={seed}', *more], until)

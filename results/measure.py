@@ -22,7 +22,7 @@ from torch.linalg import vector_norm
 
 import data
 import geometry
-from bench import Point, excess, interval, quality
+from bench import excess, interval, make_point, quality
 from common.configurator import configure, pick_device, run
 from common.log import evaluate
 from results.questions import point_rows, short_rows
@@ -124,7 +124,7 @@ def budget_rows(model, idx, targets):
     """Fixed loops that differ by group: loss above that of n_loop loops, and blocks evaluated."""
     groups = model.config.groups
     loops = product(budgets or BUDGETS[len(groups)], repeat=len(groups))
-    points = [Point('fixed', 0, list(counts)) for counts in loops]
+    points = [make_point(model, list(counts), 'fixed') for counts in loops]
     quality(model, points, idx, targets, n_loop)
     for point in points:
         yield dict(budget='-'.join(map(str, point.loops)), gap_high=excess(point)[2],

@@ -62,12 +62,12 @@ SHARED = dict(small=dict(main=('text', 'looped')), paper={},
               tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped')))
 
 # the sweeps: rules as printed, then changes of one (Q2), which count block maps and no time
-SWEEP = ['--n_windows=64', '--rounds=4', '--checks=False', '--epsilons=[0.3,1,2,4,8]',
+SWEEP = ['--n_windows=64', '--rounds=4', '--epsilons=[0.3,1,2,4,8]',
          '--budgets=[1,2,3,4,5,6,7,8,10,12,14,16,20,30]']
 CHANGED = ['--cache=exact', '--past=False', '--budgets=[30]', '--epsilons=[]', '--rounds=1',
            '--timed_tokens=1']
 RULES = {
-    'accel': ['--checks=True', '--json'],
+    'accel': [],
     'accel, step kept': ['--rules=["accel"]', '--keep=True', *CHANGED],
     'accel, one hit': ['--rules=["accel"]', '--hits=1', *CHANGED],
     'accel, one hit, step kept': ['--rules=["accel"]', '--hits=1', '--keep=True', *CHANGED],
@@ -151,9 +151,6 @@ def gather():
         if variant in SWEPT:
             new['bench'] = [dict(rules=name) | row for name in RULES
                             for row in runs.bench_rows(folder, f'bench {name}')]
-            with open(os.path.join(folder, 'bench.json')) as f:
-                new['checks'] = [dict(zip(('model', 'rule', 'us', 'step_us'), check))
-                                 for check in json.load(f)['checks']]
         for name, rows in new.items():
             tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
     runs.save(scale, tables)

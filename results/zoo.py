@@ -47,7 +47,7 @@ GATE = ['--model=zoo.ouro:OuroGateOnly', '--optimizer=adamw', '--max_iters=300',
 READ = dict(text=['--dataset=torchdocs'], calc=['--dataset=calc', '--batch_size=64', '--bptt_k=8'])
 MID = ['--max_iters=300', '--warmup_iters=20', '--learning_rate=1e-3', '--mean_recurrence=2',
        '--keep_iters=[]']
-BENCH = ['--checks=False', '--rounds=1', '--timed_tokens=1', '--epsilons=[]', '--n_windows=64',
+BENCH = ['--rounds=1', '--timed_tokens=1', '--epsilons=[]', '--n_windows=64',
          '--least_tau=0']
 GATED = ['--cache=exact', '--rules=["zoo.ouro:gate","norm_rel","kl","accel"]',
          '--taus=[1e-3,1e-2,3e-2]',

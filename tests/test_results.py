@@ -17,7 +17,7 @@ from test_train import TINY, make_book
 import bench
 import data
 import tasks
-from bench import log_probabilities
+from bench import log_probabilities, make_point
 from common import plots
 from common.checkpoint import load_checkpoint
 from model import GPTConfig
@@ -121,8 +121,8 @@ def test_answers_lost_and_the_oracle_of_the_answer(wave, monkeypatch):
     model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
     windows = measure.held_out(checkpoint['config']['dataset'], model.config.block_size, 32)
     monkeypatch.setattr(questions, 'FULL', 6)
-    full, _, _ = log_probabilities(model, questions.fixed(model, 6), windows[0])
-    row, one = (questions.point_row(model, questions.fixed(model, n), *windows, full)
+    full, _, _ = log_probabilities(model, make_point(model, 6, 'fixed'), windows[0])
+    row, one = (questions.point_row(model, make_point(model, n, 'fixed'), *windows, full)
                 for n in (6, 1))
     assert (row['gap'], row['early'], row['evals']) == (0, 0, 6)
     assert 1 <= questions.answer_row(model, *windows, full)['evals'] < 6
@@ -180,7 +180,7 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, dataset, onl
     calls = in_process(monkeypatch, tmp_path, 'book', {
         'bench.py': ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6',
                      '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu', '--past=False',
-                     '--cache=exact', '--budgets=[2]', '--more_taus=[3]', '--checks=False'],
+                     '--cache=exact', '--budgets=[2]', '--more_taus=[3]'],
         'results.measure': ['--n_windows=4', '--n_loop=8', '--noise_draws=2', '--noise_loops=[30]',
                             '--budgets=[1,2]', '--short_windows=16',
                             '--loss_loops=[1,4,5,9,13,32,64]', '--device=cpu'],
