@@ -304,7 +304,8 @@ def test_the_rule_of_the_readme(monkeypatch):
 
 def test_a_fork_with_a_rule_of_its_own(tmp_path):
     """In a copy whose exits.py has the README's rule, scripts show it and tests stay green."""
-    shutil.copytree(os.path.join(ROOT, 'common'), tmp_path / 'common')
+    for folder in ('common', 'pretrained'):
+        shutil.copytree(os.path.join(ROOT, folder), tmp_path / folder)
     os.makedirs(tmp_path / 'tests')
     for path in (*glob.glob('*.py', root_dir=ROOT), 'README.md', 'tests/conftest.py',
                  'tests/test_exits.py'):
