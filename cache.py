@@ -173,20 +173,27 @@ class Signals:
     def __init__(self, T_max, k_max):
         self.shape, self.largest = (1 + T_max, k_max), None
 
-    def begin(self, span, B):
-        """A pass over new tokens of B rows: forget what an earlier pass left at their places."""
+    def begin(self, span, B, rows=None):
+        """
+        New tokens of B rows, of which these (None: all) begin a pass: forget what an earlier pass
+        left at their places.
+        """
         if self.largest is None:
             self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
         T = 1 if span.ragged else span.end - span.start
-        row, before = np.arange(B)[:, None], np.repeat(span.starts, B // len(span.starts))[:, None]
-        self.new = before + 1 + np.arange(T)                                    # (B, T)
-        self.earlier = self.largest[row, before]                                # (B, 1, k_max)
-        self.largest[row, self.new] = -np.inf
+        starts = np.broadcast_to(span.starts, B)
+        self.new = starts[:, None] + 1 + np.arange(T)                           # (B, T)
+        rows = np.arange(B) if rows is None else rows
+        self.largest[rows[:, None], self.new[rows]] = -np.inf
 
     def wait(self, value, active, k, rows):
-        """exits.wait_for_past for rows (b,) at step k, with earlier passes; the result is kept."""
-        value = wait_for_past(value, active, self.earlier[rows, :, k - 1])
-        self.largest[rows[:, None], self.new[rows], k - 1] = value
+        """
+        exits.wait_for_past for rows (b,) at step k, an int or (b, 1), with earlier passes; the
+        result is kept.
+        """
+        row, new = rows[:, None], self.new[rows]
+        value = wait_for_past(value, active, self.largest[row, new[:, :1] - 1, k - 1])
+        self.largest[row, new, k - 1] = value
         return value
 
 

@@ -2,7 +2,7 @@
 Continuous depth-wise batching: many requests in one batch, each row at its own loop step.
 
     python -m serving.batching --requests=FILE      answer a file of JSON lines, see requests.py
-    python -m serving.batching --out_dir=out-calc   measure the gain, on random requests
+    python -m serving.batching                      the gain over static batches, random requests
 
 When each token exits on its own, a batch in lockstep waits for its slowest row in every group, for
 every token. Here a tick runs one stage of the model for all rows that are at it, each at its own
@@ -22,10 +22,10 @@ al. 2024 has the idea; the one slot of `latest` (Geiping 5) serves rows at any l
     k       the loop step of a row, from 1
 """
 import os
+import random
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import partial
-from statistics import mean, median
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ import torch
 from cache import Span
 from common.checkpoint import find_run, load_checkpoint
 from common.configurator import configure, given, pick_device, run
-from data import get_encoding, open_data
+from data import get_encoding
 from decode import distribution, make_cache, stream, window
 from exits import Exit, make_exit, on_device
 from loops import RecurrentGroup
@@ -42,7 +42,8 @@ from serving.requests import Request, answer, read
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
-requests: str | None = None     # a file of JSON lines to answer; None = measure the gain
+requests: str | None = None     # a file of JSON lines to answer; None = show the gain
+n_requests = 128            # random ones, where there is no file
 rows = 32                   # of the batch
 exit: str | None = 'norm_rel'   # None = fixed loops
 tau: float | None = 0.1     # None = the rule's usual
@@ -52,17 +53,9 @@ cache: Literal['latest', 'exact'] = 'latest'
 temperature: float = 0.0    # of requests that give none; 0 = greedy
 seed = 0                    # of requests that give none, and of the random ones
 device = 'auto'
-# for measuring alone
-dataset: str | None = None  # requests are the beginnings of its held-out windows; None = the run's
-n_requests = 256
-prompt_tokens = [1, 4]      # fewest and most of a request
-new_tokens = [4, 32]
-rounds = 3                  # each with all ways in turn; the table has the medians
 # -------------------------------------------------------------------------------------------------
 
-FOR_MEASURING = ('dataset', 'n_requests', 'prompt_tokens', 'new_tokens', 'rounds')
 FIXED = Exit(lambda x0, x1, memo, read: (None, None))       # its signal is undefined at every step
-MOST_ROWS = 10_000
 
 
 class Stage(NamedTuple):
@@ -76,21 +69,13 @@ class Stage(NamedTuple):
     kind: str
 
 
-class Tick(NamedTuple):
-    """What one tick did."""
-    stage: Stage
-    k: dict             # {number of a row that ran it: its loop step}
-    seconds: float
-
-
 PRELUDE = Stage(0, 'layers')
 
 
-# which stage goes next, of {stage: how many rows wait for it} -------------------------------------
-
-def fullest(waiting):
+def next_stage(waiting):
     """
-    The stage with most rows, because a tick for one row takes nearly as long as one for many.
+    {stage: how many rows wait for it} -> the stage of the next tick: the one with most rows,
+    because a tick for one row takes nearly as long as one for many.
 
     A loop step counts half as much again, because rows join and leave the loops in every tick,
     while at the other stages they gather. The prelude goes first, because it feeds the loops.
@@ -99,11 +84,6 @@ def fullest(waiting):
         return PRELUDE
     return max(waiting, key=lambda stage: ((3 if stage.kind == 'loop' else 2) * waiting[stage],
                                            stage))
-
-
-def in_step(waiting):
-    """The earliest stage, so that all rows finish a token before any begins the next."""
-    return min(waiting)
 
 
 # the batch ----------------------------------------------------------------------------------------
@@ -136,7 +116,7 @@ class Batch:
 
     def __init__(self, model, B, counts, rule, policy, noise_seed):
         self.model, self.counts, self.rule, self.noise_seed = model, counts, rule, noise_seed
-        self.rows, C, block_size = [None] * B, model.config.n_embd, model.config.block_size
+        self.rows, C = [None] * B, model.config.n_embd
         # the groups, and the single-pass layers before, between and behind them
         self.groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
         ends = [-1, *self.groups, len(model.h)]
@@ -147,11 +127,9 @@ class Batch:
         self.memo, self.k, self.streak = None, *np.zeros((2, B), dtype=np.int64)
         # keys and values, which one pass of all rows allocates
         self.cache, self.one_slot = make_cache(model, counts, policy), policy == 'latest'
+        self.signals = [self.cache[i][0].signals if rule.past else None for i in self.groups]
         idx = torch.zeros(B, 1, dtype=torch.long, device=self.x.device)
         model.hidden(idx, [1] * len(counts), cache=self.cache)
-        # to wait for the past: the largest signals up to each place and step, as in cache.Signals
-        waits = rule.past and policy == 'exact'
-        self.largest = [np.full((B, 1 + block_size, n), -np.inf) for n in counts] if waits else None
 
     def run(self, stage, numbers):
         """Run a stage for the rows that are at it. Behind the head it returns logits (b, V)."""
@@ -176,8 +154,8 @@ class Batch:
         group = self.model.groups[stage.g]
         self.x[at] = group.init_state(x, self.noise_seed, pos)
         self.share[at] = group.inject(x)[1].float()
-        if self.largest:
-            self.largest[stage.g][numbers, [row.pos + 1 for row in rows]] = -np.inf
+        if self.signals[stage.g]:
+            self.signals[stage.g].begin(span, len(self.rows), numbers)
         self.k[numbers] = self.streak[numbers] = 0
         for row in rows:
             row.stage = Stage(stage.g, 'loop')
@@ -201,10 +179,9 @@ class Batch:
                 self.memo = memo.new_zeros(len(self.rows), *memo.shape[1:])
             self.memo[at] = memo
         value = None if value is None else value[:, 0].numpy(force=True)        # (b,)
-        if self.largest and value is not None:
-            places, largest = np.array([row.pos for row in rows]), self.largest[g]
-            value = np.maximum(value, largest[numbers, places, k - 1])
-            largest[numbers, places + 1, k - 1] = value
+        if self.signals[g] and value is not None:
+            active = np.ones((len(rows), 1), dtype=bool)
+            value = self.signals[g].wait(value[:, None], active, k[:, None], numbers)[:, 0]
 
         # who exits, and who of them takes the new state?
         streak, exits, takes = self.rule.decide(value, self.streak[numbers],
@@ -254,18 +231,17 @@ class Batch:
 
 
 @torch.no_grad()
-def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', noise_seed=0,
-          next_stage=fullest, ticks=None):
+def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', noise_seed=0):
     """
     Answer requests, an iterator of Request (or None while there is none), in a batch of `rows`.
 
     Yields (request, token, steps_used (groups,)) for each token as it comes. A request that is bad,
     or meets a NaN, yields (request, ValueError, None) once, and the others go on. n_loop, exit,
-    cache, noise_seed: see decode.stream. next_stage: `fullest` or `in_step`. ticks: a list, to
-    which each Tick is appended. ValueError for rows, cache or n_loop out of range, or step_noise.
+    cache, noise_seed: see decode.stream. ValueError for rows, cache or n_loop out of range, or
+    step_noise.
     """
-    if not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f'rows must lie between 1 and {MOST_ROWS:,}, not {rows}')
+    if rows < 1:
+        raise ValueError(f'rows must be at least 1, not {rows}')
     if model.config.step_noise:
         raise ValueError('rows at different loop steps need a model without step_noise, which is '
                          f'{model.config.step_noise}')
@@ -288,131 +264,56 @@ def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', nois
             time.sleep(1e-3)        # until there is a request
             continue
         # schedule
-        begin, stage = time.perf_counter(), next_stage(waiting)
+        stage = next_stage(waiting)
         numbers = np.array([i for i, row in enumerate(batch.rows) if row and row.stage == stage])
         # run
         logits = batch.run(stage, numbers)
         # postprocess
-        answers = [] if logits is None else list(batch.postprocess(numbers, logits))
-        if ticks is not None:
-            k = dict(zip(numbers.tolist(), batch.k[numbers].tolist()))
-            ticks.append(Tick(stage, k, time.perf_counter() - begin))
-        yield from answers
+        if logits is not None:
+            yield from batch.postprocess(numbers, logits)
 
 
-# the gain -----------------------------------------------------------------------------------------
+# the demonstration --------------------------------------------------------------------------------
 
-def random_requests(text, block_size):
-    """The knobs -> Requests, whose prompts are the beginnings of held-out windows."""
-    text.check(block_size)
-    rng = np.random.default_rng(seed)
-    windows = rng.integers(text.n_held_out(block_size), size=n_requests)
-    idx, _ = text.held_out(windows, block_size)
-    lengths, new = (rng.integers(low, high + 1, size=n_requests).tolist()
-                    for low, high in (prompt_tokens, new_tokens))
-    return [Request(row[:length].tolist(), n, temperature, seed=i)
-            for i, (row, length, n) in enumerate(zip(idx, lengths, new))]
-
-
-def in_lockstep(model, requests, rows, **how):
-    """What `serve` yields, by decode.stream: a batch takes as long as its longest request."""
+def in_static_batches(model, requests, **how):
+    """Answer requests by decode.stream: a batch takes as long as its longest request."""
     for i in range(0, len(requests), rows):
         batch = requests[i:i + rows]
         prompts = [torch.tensor(one.prompt, device=model.lm_head.weight.device) for one in batch]
         longest = max(one.max_new_tokens for one in batch)
-        tokens = stream(model, prompts, longest, batch[0].temperature, **how)
-        for n, (_, used) in enumerate(tokens):
-            for request, of_row in zip(batch, used.cpu().numpy()):
-                if n < request.max_new_tokens:
-                    yield request, None, of_row
+        yield from stream(model, prompts, longest, temperature, **how)
 
 
-def timed(answers):
-    """Tokens read and made a second; ms to the first token and between two; loop steps of each."""
-    begin, times, steps = time.perf_counter(), defaultdict(list), []
-    for request, token, used in answers:
-        if isinstance(token, ValueError):
-            raise token
-        times[request].append(time.perf_counter() - begin)
-        steps.append(used.mean() if len(used) else 0)
-    n_tokens = sum(len(request.prompt) - 1 + len(of_row) for request, of_row in times.items())
-    gaps = np.concatenate([np.diff(of_row) for of_row in times.values()])
-    return dict(rate=n_tokens / max(map(max, times.values())), steps=steps, n_tokens=n_tokens,
-                first=1e3 * mean(of_row[0] for of_row in times.values()),
-                gap=1e3 * gaps.mean() if len(gaps) else 0)
-
-
-def ideal_seconds(ticks, rows):
-    """The time of all that ran in these ticks, had every tick been full."""
-    seconds = 0
-    for stage in {tick.stage for tick in ticks}:
-        of_stage = [tick for tick in ticks if tick.stage == stage]
-        full = min(0.9 * rows, max(len(tick.k) for tick in of_stage))       # or nearly so
-        seconds += (sum(len(tick.k) for tick in of_stage) / rows
-                    * mean(tick.seconds for tick in of_stage if len(tick.k) >= full))
-    return seconds
-
-
-def show_ticks(ticks, rows):
-    """Print a line for each row: the loop step in each tick (its last digit), - at other stages."""
-    for number in range(rows):
-        print(''.join(' ' if number not in tick.k else
-                      str(tick.k[number] % 10) if tick.stage.kind == 'loop' else '-'
-                      for tick in ticks))
-
-
-def measure(model, text, how):
-    """Answer random requests in each way, and print a table and some of the ticks."""
-    requests, ticks = random_requests(text, model.config.block_size), []
-    few = requests[::8]         # one by one they take long, and to warm up they are enough
-    ways = {
-        'depth-wise': lambda: serve(model, requests, rows, ticks=ticks, **how),
-        'rows in step': lambda: serve(model, requests, rows, next_stage=in_step, **how),
-        'lockstep': lambda: in_lockstep(model, requests, rows, **how),
-        'one by one': lambda: in_lockstep(model, few, 1, **how)}
-    timed(serve(model, few, rows, **how))
-    measured = {way: [] for way in [*ways, 'full ticks']}
-    for _ in range(rounds):
-        ticks.clear()
-        for way, answers in ways.items():
-            measured[way].append(timed(answers()))
-        n_tokens = measured['depth-wise'][-1]['n_tokens']
-        measured['full ticks'].append(dict(rate=n_tokens / ideal_seconds(ticks, rows)))
-
-    show_ticks(ticks[len(ticks) // 2:][:96], min(rows, 8))
-    steps = measured['depth-wise'][-1]['steps']
-    print(f'\n{n_requests} requests, {n_tokens} tokens, {rows} rows, '
-          f'{np.mean(steps):.2f} +- {np.std(steps):.2f} loop steps a token\n'
-          '              tokens/s   depth-wise over it   ms to first   ms a token')
-    for way, of_way in measured.items():
-        # medians; the ratio is one within a round, because the machine changes between rounds
-        ratio = median(a['rate'] / b['rate'] for a, b in zip(measured['depth-wise'], of_way))
-        line = f'{way:12s} {median(one["rate"] for one in of_way):9.0f} {ratio:20.2f}'
-        if way in ways:
-            line += (f'{median(one["first"] for one in of_way):14.0f}'
-                     f'{median(one["gap"] for one in of_way):13.1f}')
-        print(line)
+def show_gain(model, how):
+    """Time random requests in static batches and with rows at different loop steps, in turn."""
+    draw, words = random.Random(seed), range(model.config.vocab_size)
+    asked = [Request(draw.choices(words, k=draw.randint(1, 4)), draw.randint(4, 32), temperature,
+                     seed=i) for i in range(n_requests)]
+    ms = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        list(in_static_batches(model, asked, **how))
+        between = time.perf_counter()
+        steps = [used.mean() for _, _, used in serve(model, asked, rows, **how)]
+        ms.append([1e3 * (between - begin) / len(steps),
+                   1e3 * (time.perf_counter() - between) / len(steps)])
+    static, ours = np.median(ms, axis=0)
+    print(f'{n_requests} requests, {rows} rows, {len(steps)} new tokens of {np.mean(steps):.2f} +- '
+          f'{np.std(steps):.2f} loop steps\nstatic batches: {static:.2f} ms a token\nrows at '
+          f'different loop steps: {ours:.2f} ms a token, {static / ours:.2f} times as fast')
 
 
 # the program --------------------------------------------------------------------------------------
 
 def check_knobs():
     """ValueError for knobs that are out of range, or that cannot be used together."""
-    unused = [knob for knob in FOR_MEASURING if requests and knob in given - {'dataset'}]
-    if unused:
-        raise ValueError(f'--{unused[0]} does nothing with --requests: leave it out')
     if not exit and (past or 'tau' in given):
         raise ValueError('--past and --tau are about exit rules: give one, --exit=norm_rel')
     if past and cache == 'latest':
         raise ValueError('--past needs --cache=exact: with latest a token reads the earlier ones '
                          'as they were at their last step')
-    if n_requests < 1 or rounds < 1:
-        raise ValueError(f'n_requests and rounds must be at least 1, not {n_requests}, {rounds}')
-    for bounds in (prompt_tokens, new_tokens):
-        whole = len(bounds) == 2 and all(type(n) is int for n in bounds)
-        if not whole or not 1 <= bounds[0] <= bounds[1]:
-            raise ValueError('prompt_tokens and new_tokens must be [fewest, most], from 1 on, not '
-                             f'{bounds}')
+    if n_requests < 1 or rows < 1:
+        raise ValueError(f'n_requests and rows must be at least 1, not {n_requests}, {rows}')
 
 
 def main():
@@ -431,8 +332,7 @@ def main():
         answer(lambda asked: serve(model, asked, rows, **how), read(requests, encoding, usual),
                encoding)
     else:
-        measure(model, open_data(dataset or checkpoint['config']['dataset'],
-                                 checkpoint['tokenizer'], model.config.vocab_size), how)
+        show_gain(model, how)
 
 
 if __name__ == '__main__':

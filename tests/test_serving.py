@@ -17,8 +17,7 @@ from test_train import TINY, make_book, trained
 
 from decode import stream
 from exits import Exit, make_exit
-from serving import batching
-from serving.batching import Stage, Tick, fullest, in_step, serve
+from serving.batching import Batch, Stage, next_stage, serve
 from serving.requests import Request, answer
 
 
@@ -67,17 +66,22 @@ def answers_of(model, requests, **how):
 
 @pytest.mark.parametrize('cache', ['latest', 'exact'])
 @pytest.mark.parametrize('name', [None, 'kl', 'accel', 'accel, past'])
-def test_each_row_gets_what_it_gets_alone(tiny, name, cache):
+def test_each_row_gets_what_it_gets_alone(tiny, monkeypatch, name, cache):
     """Whatever shares its batch, whenever it arrives, past the end of its window too."""
+    plain, steps = Batch.loop_step, []
+
+    def spy(self, g, rows, numbers, at, span):
+        steps.append(set(self.k[numbers]))
+        plain(self, g, rows, numbers, at, span)
+    monkeypatch.setattr(Batch, 'loop_step', spy)
     model = tiny(adapter_init='random', pos='rotary', block_size=10)
-    rule, requests, ticks = rule_of(name), random_requests(7, seed=1), []
+    rule, requests = rule_of(name), random_requests(7, seed=1)
     assert max(len(request.prompt) + request.max_new_tokens for request in requests) > 12
-    found = answers_of(model, arriving(requests, 2), rows=4, n_loop=12, exit=rule, cache=cache,
-                       ticks=ticks)
+    found = answers_of(model, arriving(requests, 2), rows=4, n_loop=12, exit=rule, cache=cache)
     for request in requests:
         assert found[request.name] == alone(model, request, rule, cache, 12), request
     # the rows of one tick were at different loop steps, and the rule and waiting changed something
-    assert any(len(set(tick.k.values())) > 1 for tick in ticks if tick.stage.kind == 'loop')
+    assert max(map(len, steps)) > 1
     assert rule is None or len({str(used) for made in found.values() for _, used in made}) > 5
     if rule and rule.past and cache == 'exact':
         own = replace(rule, past=False)
@@ -90,7 +94,7 @@ def test_each_row_gets_what_it_gets_alone(tiny, name, cache):
     ({}, dict(exit=Exit(make_exit('kl').signal, 3e-4, hits=2, reads='through_coda'))),
     ({}, dict(exit=make_exit('norm_rel', 10.0, hits=2))), ({}, dict(exit=None, n_loop=[2, 5])),
     ({}, dict(exit=None, n_loop=1)), ({}, dict(cache='ring', n_loop=10)), ({}, dict(rows=1)),
-    ({}, dict(rows=40)), ({}, dict(next_stage=in_step))], ids=str)
+    ({}, dict(rows=40))], ids=str)
 def test_other_models_rules_and_numbers_of_rows(tiny, changes, how):
     model = tiny(**changes)
     for group in model.groups:
@@ -107,11 +111,10 @@ def test_other_models_rules_and_numbers_of_rows(tiny, changes, how):
 def test_which_stage_goes_next():
     before, loop, between, loop_1, coda = [Stage(g, kind) for g, kind in (
         (0, 'layers'), (0, 'loop'), (1, 'layers'), (1, 'loop'), (2, 'layers'))]
-    for waiting, most, first in [
-            ({before: 1, loop: 9}, before, before), ({loop: 5, between: 7}, loop, loop),
-            ({loop: 4, between: 7}, between, loop), ({loop: 3, loop_1: 3}, loop_1, loop),
-            ({loop: 2, coda: 3}, coda, loop), ({coda: 1}, coda, coda)]:
-        assert (fullest(waiting), in_step(waiting)) == (most, first)
+    for waiting, expected in [({before: 1, loop: 9}, before), ({loop: 5, between: 7}, loop),
+                              ({loop: 4, between: 7}, between), ({loop: 3, loop_1: 3}, loop_1),
+                              ({loop: 2, coda: 3}, coda), ({coda: 1}, coda)]:
+        assert next_stage(waiting) == expected
 
 
 # faults -------------------------------------------------------------------------------------------
@@ -217,35 +220,12 @@ def test_an_answer_ends_at_its_stop(capsys):
     assert first['steps'] == [3.33, 1.0] and second == dict(name='b', error='bad')
 
 
-def test_in_lockstep_a_request_ends_alone(tiny):
-    requests = [Request([1], 3, name='a'), Request([1, 2, 3], 1, name='b')]
-    found = [request.name for request, _, _ in batching.in_lockstep(tiny(), requests, 2, n_loop=2)]
-    assert found == ['a', 'b', 'a', 'a']
-
-
 @pytest.mark.parametrize('args, words', [
-    (['--rounds=0'], 'rounds'), (['--rows=0'], 'rows'), (['--prompt_tokens=[0,3]'], 'fewest'),
-    (['--new_tokens=[3]'], 'fewest'), (['--cache=ring'], 'latest, exact'),
+    (['--n_requests=0'], 'n_requests'), (['--rows=0'], 'rows'), (['--cache=ring'], 'latest, exact'),
     (['--exit=no'], 'unknown exit rule'), (['--temperature=-1'], 'temperature'),
     (['--past'], '--cache=exact'), (['--exit=None', '--tau=1'], 'exit rules'),
-    (['--requests=none.jsonl'], "'none.jsonl'"),
-    (['--requests=none.jsonl', '--rounds=3'], '--rounds does nothing with --requests')])
+    (['--requests=none.jsonl'], "'none.jsonl'")])
 def test_bad_knobs(folder, monkeypatch, args, words):
     monkeypatch.chdir(folder)
     done = conftest.run(*args, script='serving/batching.py')
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and words in done.stderr
-
-
-def test_figures_by_hand(monkeypatch, capsys):
-    clock = iter([0.0, 1.0, 1.5, 2.0, 3.0])
-    monkeypatch.setattr('time.perf_counter', lambda: next(clock))
-    a, b, used = Request([1, 2], 3), Request([1], 1), np.array([2, 4])
-    found = batching.timed([(a, 1, used), (a, 1, used), (a, 1, used), (b, 1, np.array([]))])
-    assert found['rate'] == (1 + 3 + 0 + 1) / 3 and found['steps'] == [3, 3, 3, 0]
-    assert found['first'] == 2000 and found['gap'] == 500
-    loop, coda, nine = Stage(0, 'loop'), Stage(1, 'layers'), dict.fromkeys(range(9), 12)
-    ticks = [Tick(loop, nine | {9: 3}, 7.0), Tick(loop, nine, 8.0), Tick(loop, {9: 4}, 9.0),
-             Tick(coda, {0: 12}, 3.0)]
-    assert batching.ideal_seconds(ticks, 10) == 2 * 7.5 + 0.1 * 3.0
-    batching.show_ticks(ticks, 10)
-    assert capsys.readouterr().out == '22 -\n' + 8 * '22  \n' + '3 4 \n'
