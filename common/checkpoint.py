@@ -186,7 +186,7 @@ def find_run(out_dir, quiet=False):
         if not quiet:
             print(f'model: {out_dir}/ckpt.pt')
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if not os.path.exists(out_dir) and out_dir.startswith('pretrained'):
+    if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
         out_dir = os.path.join(source, out_dir)
     pretrained = os.path.realpath(os.path.join(source, 'pretrained'))
     inside = os.path.realpath(out_dir).startswith(pretrained + os.sep)
@@ -229,6 +229,9 @@ def earlier_run(script, may_change):
     None. ValueError if they do not fit.
     """
     out_dir, init_from, model_class = (script[name] for name in ('out_dir', 'init_from', 'model'))
+    if find_run(out_dir)[1] != out_dir:
+        raise ValueError(f'nothing is written to {out_dir}: choose another --out_dir, and '
+                         '--init_from to go on from its weights')
     saved, path, weights = None, '', None
     if script['resume']:
         saved, path = last_checkpoint(out_dir, model_class)
@@ -278,7 +281,7 @@ def read_tau(out_dir, checkpoint, cache, rule, past):
     ValueError if there is none, or if it was found for another checkpoint.
     """
     path = os.path.join(out_dir, 'exits.json')
-    how = f'python bench.py --calibrate=0.005 --out_dir={out_dir}'
+    how = 'python bench.py --calibrate=0.005 (and the same --out_dir, if you gave one)'
     try:
         with open(path) as f:
             found = json.load(f)

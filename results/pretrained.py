@@ -26,6 +26,7 @@ def main():
     for name, folder, dtype in (('text', text, torch.float16), ('calc', calc, torch.float32)):
         _, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
         small = {key: checkpoint[key] for key in KEPT}
+        small['config'] = checkpoint['config'] | dict(out_dir=f'pretrained/{name}')
         small['model'] = {key: weight.to(dtype) for key, weight in checkpoint['model'].items()}
         path = f'pretrained/{name}/ckpt.pt'
         save_checkpoint(small, path)

@@ -167,6 +167,7 @@ def test_the_pretrained_models_are_found_from_any_folder(capsys):
     assert find_run(None) == find_run('pretrained/text') == (f'{pretrained}/text', 'out')
     assert find_run('pretrained/calc') == (f'{pretrained}/calc', 'out')
     assert find_run('nowhere') == ('nowhere', 'nowhere')
+    assert 'nothing is written to pretrained/text' in refused('--out_dir=pretrained/text')
     os.mkdir('out')
     Path('out', 'ckpt.pt').touch()
     assert find_run(None) == ('out', 'out')
