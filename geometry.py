@@ -1,7 +1,7 @@
 """
 The geometry of the loops: small turning steps inside a group, large moves between the groups.
 
-    python geometry.py                              the default run's checkpoints, 20 s on two cores
+    python geometry.py                              the checkpoints in out/, or pretrained/text
     python geometry.py --out_dir=out-groups --n_loop=30
 
 Prints a row for each checkpoint and group, and writes the folder out_dir/figures: a PNG for each
@@ -250,10 +250,7 @@ def held_out_windows(last, T):
     """
     name = dataset or last['config']['dataset']
     text = data.open_data(name, last['tokenizer'], last['model_args']['vocab_size'])
-    count = text.n_held_out(T)
-    if count < n_windows:
-        raise ValueError(f'the held-out text has {count} windows of {T} tokens: lower --n_windows')
-    windows = np.linspace(0, count - 1, n_windows).round().astype(int)
+    windows = data.spread(text, n_windows, T)
     depth = text.with_depth(T)[2][windows[0]] if hasattr(text, 'with_depth') else None
     return text.held_out(windows, T)[0], depth
 

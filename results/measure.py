@@ -139,7 +139,7 @@ def held_out(dataset, T, n, dev='cpu'):
     (n, T) of each token, else None.
     """
     text = data.open_data(dataset)
-    numbers = np.linspace(0, text.n_held_out(T) - 1, n).round().astype(int)
+    numbers = data.spread(text, n, T)
     depth = text.with_depth(T)[2][numbers] if hasattr(text, 'with_depth') else None
     return *(tokens.to(dev) for tokens in text.held_out(numbers, T)), depth
 

@@ -164,9 +164,20 @@ def test_the_strings_of_torchdocs(tmp_path):
     first = f'{long.strip()}\n\n  indented\nless'
     for name in ('b.py', 'a/a.py', 'testing/c.py', 'version.py'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('\n'.join(source[1:] if name == 'b.py' else source))
+        lines = source[1:] if name == 'b.py' else source
+        if name in ('testing/c.py', 'version.py'):      # not read, whatever is in them
+            lines = [f'"""{name} {long}"""']
+        (tmp_path / name).write_text('\n'.join(lines))
     expected = '\n\n'.join([first, long.strip(), f'{(long * 3).strip()}\nend'])
     assert list(data.torch_documents(str(tmp_path))) == [expected]     # b.py has nothing new
+
+
+def test_held_out_windows_are_spread_evenly():
+    text = SimpleNamespace(n_held_out=lambda T: 9)
+    assert data.spread(text, 3, 4).tolist() == [0, 4, 8]
+    assert data.spread(text, 9, 4).tolist() == [*range(9)]
+    with pytest.raises(ValueError, match='has 9 windows of 4 tokens, fewer than 10: lower'):
+        data.spread(text, 10, 4)
 
 
 def test_a_folder_is_split_by_document(tmp_path):

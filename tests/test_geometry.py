@@ -201,7 +201,7 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeyp
     (['--n_loop=1'], 'n_loop must be at least 2'),
     (['--n_loop=100000000'], 'n_loop must be an int from 1 to 10,000'),
     (['--n_windows=0'], 'n_windows at least 1, not 8 and 0'),
-    (['--n_windows=99999'], 'windows of 16 tokens: lower --n_windows'),
+    (['--n_windows=99999'], 'windows of 16 tokens, fewer than 99999: lower --n_windows'),
     (['--dataset=nothing'], 'python data.py nothing'),
 ])
 def test_bad_input(trained, monkeypatch, args, words):

@@ -155,8 +155,7 @@ def main():
     name = dataset or checkpoint['config']['dataset']
     text = data.open_data(name, checkpoint['tokenizer'], config.vocab_size)
     windows = min(n_windows, text.n_held_out(config.block_size))
-    spread = np.linspace(0, text.n_held_out(config.block_size) - 1, windows).round().astype(int)
-    idx, _ = text.held_out(spread, config.block_size)
+    idx, _ = text.held_out(data.spread(text, windows, config.block_size), config.block_size)
 
     # its thinking block
     curve = angles(model, idx.to(dev))
