@@ -269,8 +269,7 @@ def main():
     model, _ = load_checkpoint(f'{folder}/ckpt.pt')
     prompt = 'Returns a new tensor with the same data'
     trace = []
-    with torch.no_grad():
-        model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
+    model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
     norms = trace[0]['states'].diff(dim=0).norm(dim=-1).mean(dim=(1, 2)).tolist()       # (K,)
     print('\nstep norms in the first group of pretrained/text, mean over the tokens of '
           f'{prompt!r}, logarithmic bars')

@@ -322,9 +322,9 @@ def main():
     folder, _ = find_run(out_dir, quiet=bool(requests))        # stdout is for the answers
     model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     rule = make_exit(exit, tau, past=past) if exit else None
-    if rule and not model.groups:
-        raise ValueError(f'the model in {folder} has no recurrent groups, so there is nothing to '
-                         'exit from: give --exit=None')
+    if not model.groups and (rule or not requests):
+        raise ValueError(f'the model in {folder} has no recurrent groups, so rows do not differ in '
+                         'their loop steps: it can only answer --requests=FILE, with --exit=None')
     how = dict(n_loop=n_loop, exit=rule, cache=cache)
     if requests:
         encoding = get_encoding(checkpoint['tokenizer'], folder)

@@ -72,8 +72,9 @@ def test_a_claim_holds_in_every_seed():
     t['settled'] = [*settled_rows(2.0, cos=0.3), *settled_rows(2.0, 2.0, cos=0.9)[2:]]
     assert claims.c2(t)[1] == 'not reproduced in 1 of 1 groups'
     steps[2]['cos_clear'] = 0.5
-    assert claims.c2(t) == ('0.60 ± 0.42 (group 1; over windows ± 0.10)', 'not reproduced in 1 of '
-                            '1 groups; the mean of group 1 in 1 of 2 seeds for a while')
+    assert claims.c2(t) == (
+        '0.60 ± 0.42 (group 1; over windows ± 0.10)',
+        'not reproduced in 1 of 1 groups; the mean of group 1 in 1 of 2 seeds for a while')
 
 
 def test_the_cheapest_of_equal_quality():
