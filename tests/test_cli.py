@@ -110,7 +110,7 @@ def run(folder, command):
         script, *args = words
         start, settings = [os.path.join(ROOT, script)], {}
     args += [flag for flag in SMALL[script] if not ('--out_dir' in flag and '--out_dir' in command)]
-    if 'out-calc' in command:           # flags of text are refused there
+    if 'out-calc' in command or 'pretrained/calc' in command:     # flags of text are refused there
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
     if '--requests' in command:                         # and those of measuring
         args = args[:1]
