@@ -1,28 +1,32 @@
 """
-How good and how fast is each way to decode: exit rules by threshold, fixed budgets, an oracle.
+How good and how fast is each way to decode: fixed budgets, exit rules, drafts, waves, an oracle.
 
     python bench.py                     the default run's checkpoint, three minutes on two cores
     python bench.py --cache=exact       one cache policy only; --past=False: own signals only
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with one part changed
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
-Writes out_dir/bench.csv, figure_4.png and frontier.png, and prints a table and a verdict that is
-computed from it. A row of bench.csv is a point: a cache policy together with a rule at a threshold,
-a fixed budget, or an oracle. The file is written after each stage, and on Ctrl-C with what has been
-measured by then: `windows` says how many windows the quality of a row is a mean of, and its time is
-empty until it has one.
+Writes out_dir/bench.csv, figure_4.png, quality.png and frontier.png, and prints tables and verdicts
+that are computed from it. A row of bench.csv is a point: a cache policy together with a rule at a
+threshold, a fixed budget, an oracle, drafts, or a wave. The file is written after each stage, and
+on Ctrl-C with what has been measured by then: `windows` and `prompts` say how many of them a row is
+a mean of, and what has not been measured is empty.
 
-Quality: held-out windows are decoded at every point, with the same noise. The 95% intervals are
-bootstrap intervals, over windows, of the difference from the full budget of `exact` in the same
-window. Latency: each round decodes `timed_tokens` tokens after a prompt, at all points in turn, so
-that whatever slows the machine down slows all of them down.
+Quality: held-out windows are decoded at every point but drafts and waves, with the same noise. The
+95% intervals are bootstrap intervals, over windows, of the difference from the full budget of
+`exact` in the same window. Latency: each round decodes `timed_tokens` tokens after a prompt, at all
+points in turn, so that whatever slows the machine down slows all of them down.
+
+Fidelity, on text: held-out prompts are continued at every point but oracles. How many of the texts
+are those of the full budget, and what does a token cost? Here too all points take turns.
 
 The defaults are small: 24 windows, two rounds, no `accel_hat`, which hardly ever triggers. Below
 `least_tau` a rule is measured with its own signals under `exact` only, as in the paper.
 
 Paper: sec. 4, App. D, Fig. 4.
 
-    tau             the threshold of a rule; the loop steps of a fixed budget; the oracle's epsilon
+    tau             the threshold of a rule; the loop steps of a fixed budget, and of the check of
+                    drafts; the oracle's epsilon
     steps, evals    loop steps kept, block maps evaluated
     CE, PPL         cross-entropy in nats a token, exp(CE)
     B, T, V         rows, tokens of a window, vocabulary
@@ -42,7 +46,7 @@ from torch.nn import functional as F
 
 import data
 from common import plots
-from common.checkpoint import find_run, load_checkpoint, save_thresholds
+from common.checkpoint import open_run, save_thresholds
 from common.configurator import configure, pick_device, run
 from common.log import windows_at_once
 from decode import make_cache, one_token, prefill, teacher_forced
@@ -59,7 +63,7 @@ budgets = [1, 2, 3, 4, 6, 8, 12, 16, 30]    # fixed loop steps
 epsilons = [0.3, 1.0]       # of the oracle: distance to the last state
 n_loop = 30                 # the full budget, and k_max of every rule
 n_windows = 24              # held-out windows for quality
-prompt_tokens: int | None = None    # before the timed tokens; None = half a block
+prompt_tokens: int | None = None    # before the timed and the new tokens; None = half a block
 timed_tokens = 8            # in each round
 rounds = 2                  # of latency, each with a window of its own
 timed_rows = 1              # decoded together when timing
@@ -69,6 +73,12 @@ cache: str | list = ['exact', 'latest']     # policies: exact, ring, latest
 past: bool | list = [False, True]   # under exact: do rules wait for the past?
 ring = 8                    # slots of the policy ring
 same = 0.005                # nats above the full budget that count as equal quality
+n_prompts = 8               # held-out prompts to continue; 0 = none
+new_tokens = 24             # of each
+temperature = 0.0           # of the continuations
+drafts = [[1, 6], [2, 8]]   # loops of the drafts, and of the check
+waves = [[8, 1], [8, 3]]    # tokens of a wave, and loop steps of a pass
+fidelity = 0.95             # share of texts equal to the full budget's that is asked for
 calibrate: float | None = None      # nats: find the thresholds that cost at most this
 seed = 0                    # of x^(0) and the bootstrap
 device = 'auto'
@@ -78,11 +88,15 @@ dtype = 'float32'           # of matrix products
 # thresholds that calibration tries, 31.6 to 1e-4, and the windows that it needs in each half
 TAU_GRID = [float(f'{10 ** (n / 4):.3g}') for n in range(6, -17, -1)]
 LEAST_WINDOWS = 8
+# columns of bench.csv
+OF_WINDOWS = ('ce', 'ppl', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy', 'agreement',
+              'mean_steps', 'mean_evals')
+OF_TEXT = ('identical', 'prefix', 'text_loss', 'passes', 'token_passes', 'block_maps')
 
 
 # the points ---------------------------------------------------------------------------------------
 
-@dataclass
+@dataclass(eq=False)
 class Point:
     """One way to decode, and what has been measured of it so far."""
     rule: str                   # an exit rule, 'fixed' or 'oracle'
@@ -91,7 +105,18 @@ class Point:
     exit: Exit | None
     cache: str                  # the cache policy
     ring: int                   # slots of the policy ring
+    draft_loops: int | None = None
+    wave: int = 0               # tokens at once
+    wave_steps: int = 1
     measured: dict = field(default_factory=dict)    # {name: array}: see `quality`; ms of a token
+
+    @property
+    def kind(self):
+        """What kind of decoding it is, in a word."""
+        if self.wave or self.draft_loops:
+            return 'waves' if self.wave else 'drafts'
+        kinds = dict(fixed='fixed budgets', oracle='oracles')
+        return f"{kinds.get(self.rule, 'rules')}, {self.cache}"
 
     @property
     def past(self):
@@ -106,11 +131,11 @@ class Point:
 
 
 def make_point(model, tau, rule, cache='exact', past=False, n_loop=30, ring=8, hits=None,
-               keep=None):
+               keep=None, **more):
     """A way to decode. past, hits, keep: see make_exit. n_loop: the budget of rules and oracles."""
     exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, past)
     loops = model.loop_counts(tau if rule == 'fixed' else n_loop)
-    return Point(rule, tau, loops, exit, cache, ring)
+    return Point(rule, tau, loops, exit, cache, ring, **more)
 
 
 def make_points(make):
@@ -124,6 +149,16 @@ def make_points(make):
                        if tau >= least_tau or own_under_exact]
         points += [make(epsilon, 'oracle', policy) for epsilon in dict.fromkeys(epsilons)]
     return points
+
+
+def points_for_text(make, points):
+    """The points with which prompts are continued: drafts, waves, and those that take few steps."""
+    chosen = [p for p in points if p.rule != 'oracle' and not (p.past and p.cache == 'exact')
+              and (p.rule == 'fixed' or p.tau >= least_tau)]
+    chosen += [make(n, 'fixed', 'exact', draft_loops=loops) for loops, n in drafts]
+    wave_taus = [tau for tau in dict.fromkeys(taus + more_taus) if 1e-3 <= tau <= 3]
+    return chosen + [make(tau, name, 'latest', wave=width, wave_steps=steps)
+                     for width, steps in waves for name in rules for tau in wave_taus]
 
 
 def kinds_of(policy):
@@ -281,6 +316,66 @@ def warm_up(model, points, prompts, start, seed=0):
     print(f'warm-up {time.perf_counter() - begin:.1f} s')
 
 
+# whole continuations: every way to decode, drafts and waves too -----------------------------------
+
+def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
+    """
+    Continue a prompt (n,) -> the new tokens (new,), and what each of them but the first took:
+    ms_text (ms), passes of the model, token_passes (tokens that went through it), and block_maps
+    (of a group, in the mean).
+    """
+    evals = []
+    hooks = [group.register_forward_hook(lambda *call: evals.append(call[-1][2]))
+             for group in model.groups]
+    try:
+        tokens = model.stream(
+            [prompt], new_tokens, point.cache, point.wave, point.wave_steps, n_loop=point.loops,
+            exit=point.exit, ring=point.ring, draft_loops=point.draft_loops,
+            temperature=temperature, seed=seed)
+        made = [next(tokens)[0]]        # with it the prompt is read
+        evals.clear()
+        begin = now(prompt.device)
+        made += [token for token, _ in tokens]
+        ms = 1e3 * (now(prompt.device) - begin)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    totals = dict(passes=len(evals), token_passes=sum(map(torch.numel, evals)),
+                  block_maps=sum(int(one.sum()) for one in evals))
+    per_token = {name: total / len(model.groups) / (new_tokens - 1)
+                 for name, total in totals.items()}
+    return torch.cat(made)[:, 0], dict(ms_text=ms / (new_tokens - 1)) | per_token
+
+
+@torch.no_grad()
+def loss_of(model, prompt, new, n_loop, seed=0):
+    """The full budget's loss on new tokens (n,) after a prompt, of which the last block is read."""
+    idx = torch.cat((prompt, new))[-model.config.block_size - 1:]
+    logits, _ = model(idx[None, :-1], n_loop=n_loop, noise_seed=seed)
+    n = min(len(new), len(idx) - 1)
+    return F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
+
+
+def continuations(model, points, prompts, new_tokens, n_loop, temperature=0.0, seed=0):
+    """
+    Continue prompts (N, n) at every point, one prompt after the other with all points in turn.
+
+    Adds to each point, for each prompt (N,): what continue_prompt measures; identical, is the text
+    that of n_loop fixed loops under `exact`? prefix, the share of it before the first difference;
+    text_loss, the full budget's loss on the text.
+    """
+    full_budget = make_point(model, n_loop, 'fixed')
+    for i, prompt in enumerate(prompts):
+        how = new_tokens, temperature, seed + i
+        reference, _ = continue_prompt(model, full_budget, prompt, *how)
+        for point in points:
+            new, costs = continue_prompt(model, point, prompt, *how)
+            same = (new == reference).cumprod(0).float().mean().item()
+            loss = loss_of(model, prompt, new, n_loop)
+            found = dict(prefix=same, identical=float(same == 1), text_loss=loss) | costs
+            point.add(**{name: np.array([value]) for name, value in found.items()})
+
+
 # calibration: thresholds that keep a promise ------------------------------------------------------
 
 def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
@@ -340,17 +435,27 @@ def print_thresholds(rows, nats):
 
 def make_row(point, groups):
     """What is known of a point so far: its row of bench.csv."""
-    known, (above, low, high) = point.measured, excess(point, seed)
-    ce = known['ce'].mean()
+    known, by_group = point.measured, [f"evals_{'-'.join(map(str, layers))}" for layers in groups]
     row = dict(cache=point.cache, rule=point.rule, past=point.past, tau=point.tau,
-               extension=point.exit is not None and point.tau not in taus,
-               windows=len(known['ce']), ce=ce, ppl=math.exp(ce), ce_minus_full=above,
-               diff_low=low, diff_high=high, accuracy=known['accuracy'].mean(),
-               agreement=known['agreement'].mean(), mean_steps=known['steps'].mean(),
-               mean_evals=known['evals'].mean())
-    for g, layers in enumerate(groups):
-        row[f"evals_{'-'.join(map(str, layers))}"] = known['evals'][:, g].mean()
-    return row | dict(ms_per_token=np.median(known['ms']) if 'ms' in known else '')
+               extension=point.exit is not None and point.tau not in taus, kind=point.kind,
+               draft_loops=point.draft_loops or '', wave=point.wave or '',
+               wave_steps=point.wave_steps if point.wave else '')
+    row |= dict.fromkeys(['windows', *OF_WINDOWS, *by_group, 'ms_per_token', 'prompts', *OF_TEXT,
+                          'ms_text'], '')
+    if 'ce' in known:
+        above, low, high = excess(point, seed)
+        ce = known['ce'].mean()
+        row |= dict(windows=len(known['ce']), ce=ce, ppl=math.exp(ce), ce_minus_full=above,
+                    diff_low=low, diff_high=high, accuracy=known['accuracy'].mean(),
+                    agreement=known['agreement'].mean(), mean_steps=known['steps'].mean(),
+                    mean_evals=known['evals'].mean())
+        row |= zip(by_group, known['evals'].mean(axis=0))
+    if 'ms' in known:
+        row |= dict(ms_per_token=np.median(known['ms']))
+    if 'identical' in known:
+        row |= {name: known[name].mean() for name in OF_TEXT}
+        row |= dict(prompts=len(known['identical']), ms_text=np.median(known['ms_text']))
+    return row
 
 
 def save(points, groups, folder):
@@ -381,45 +486,90 @@ def print_table(rows):
     print("* beyond the paper's sweep")
 
 
+def print_texts(rows):
+    """What continuations cost: of each kind the points that no other one of it beats."""
+    print(f"\n{'continuations':34s} {'identical':>9s} {'prefix':>6s} {'loss':>6s} {'passes':>6s} "
+          f"{'tokens':>6s} {'maps':>6s} {'ms/token':>8s}")
+    for mine in plots.by_kind(rows).values():
+        best = -1.0
+        for row in sorted(mine, key=lambda row: (row['ms_text'], -row['identical'])):
+            if row['identical'] > best:
+                best = row['identical']
+                print(f"{name_of(row):34s} {row['identical']:9.3f} {row['prefix']:6.3f} "
+                      f"{row['text_loss']:6.3f} {row['passes']:6.2f} {row['token_passes']:6.2f} "
+                      f"{row['block_maps']:6.2f} {row['ms_text']:8.2f}")
+    print('identical: share of the texts that are those of the full budget; prefix: share of a '
+          'text before the first\ndifference; loss: that of the full budget on the text; passes, '
+          'tokens and block maps for each new token')
+
+
 def verdict(rows, times, same, seed=0):
     """
     Sentences: at equal quality (CE within `same` of the full budget), what is fastest?
 
     times: for each row the ms of the timed tokens, which are the same for all.
     """
-    # the fastest fixed budget of each policy, and the fastest rules, with own signals and waiting
-    best = {}
-    for row, ms in zip(rows, times):
-        if row['rule'] != 'oracle' and row['ce_minus_full'] <= same:
-            way = row['cache'], row['rule'] == 'fixed', row['past']
-            if way not in best or row['ms_per_token'] < best[way][0]['ms_per_token']:
-                best[way] = row, ms
-    if not best:
+    good = [(row, ms) for row, ms in zip(rows, times)
+            if row['rule'] != 'oracle' and row['ce_minus_full'] <= same]
+    if not good:
         return [f'No point comes within {same:g} nats of the full budget.']
 
-    fastest, least_ms = min(best.values(), key=lambda found: found[0]['ms_per_token'])
-    says = [f'Within {same:g} nats of the full budget the fastest is {in_words(fastest)}.']
-    for row, ms in best.values():
-        if row is not fastest:
-            pairs = np.array([ms, least_ms]).T                                  # (tokens, 2)
-            low, high = interval(pairs, ratio_of_medians, seed=seed)
-            says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long: '
-                        f'{in_words(row)}.')
+    def details(row):
+        return (f"{row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
+                f"group, CE {row['ce_minus_full']:+.4f} [{row['diff_low']:+.4f}, "
+                f"{row['diff_high']:+.4f}]")
+    # the fastest fixed budget of each policy, and the fastest rules, with own signals and waiting
+    fastest, says = compare(good, 'ms_per_token', ('kind', 'past'), details, seed)
     if fastest['rule'] == 'fixed':
         says.append('No rule is worth its cost here: as many loops for every token are as good '
                     'and faster.')
-    return says
+    return [f'Within {same:g} nats of the full budget the fastest is {says[0]}', *says[1:]]
 
 
-def in_words(row):
+def text_verdict(rows, times, fidelity, seed=0):
+    """Sentences: what is fastest of all that write that share of the full budget's texts?"""
+    good = [(row, ms) for row, ms in zip(rows, times) if row['identical'] >= fidelity]
+    if not good:
+        return [f'No point has {100 * fidelity:g}% of the texts of the full budget.']
+
+    def details(row):
+        return f"{row['ms_text']:.2f} ms a token, {100 * row['identical']:.1f}% of the texts"
+    _, says = compare(good, 'ms_text', ('kind',), details, seed)
+    return [f'With at least {100 * fidelity:g}% of the texts of the full budget the fastest is '
+            f'{says[0]}', *says[1:]]
+
+
+def compare(good, column, way, details, seed):
+    """
+    The fastest row, and sentences: what it is, and how many times as long the best one of each
+    other way takes. good: pairs of a row and its times; way: the columns that tell ways apart.
+    """
+    best = {}
+    for row, ms in good:
+        key = tuple(row[name] for name in way)
+        if key not in best or row[column] < best[key][0][column]:
+            best[key] = row, ms
+    fastest, least_ms = min(best.values(), key=lambda found: found[0][column])
+    says = [f'{name_of(fastest)}: {details(fastest)}.']
+    for row, ms in best.values():
+        if row is not fastest:
+            pairs = np.array([ms, least_ms]).T                                  # (times, 2)
+            low, high = interval(pairs, ratio_of_medians, seed=seed)
+            says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long: '
+                        f'{name_of(row)}: {details(row)}.')
+    return fastest, says
+
+
+def name_of(row):
+    """A point in words."""
+    if row['kind'] == 'drafts':
+        return f"drafts of {row['draft_loops']}, checked by {row['tau']:g}"
     if row['rule'] == 'fixed':
-        name = f"a fixed budget of {row['tau']:g} under {row['cache']}"
-    else:
-        waits = ', waiting for the past' if row['past'] and row['cache'] == 'exact' else ''
-        name = f"{row['rule']} at tau {row['tau']:g} under {row['cache']}{waits}"
-    return (f"{name}: {row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
-            f"group, CE {row['ce_minus_full']:+.4f} [{row['diff_low']:+.4f}, "
-            f"{row['diff_high']:+.4f}]")
+        return f"{row['tau']:g} fixed loops, {row['cache']}"
+    name = f"{row['rule']} {row['tau']:g}, {row['cache']}"
+    if row['kind'] == 'waves':
+        name = f"wave {row['wave']} x {row['wave_steps']}, {row['rule']} {row['tau']:g}"
+    return name + (', waiting for the past' if row['past'] and row['cache'] == 'exact' else '')
 
 
 def ratio_of_medians(pairs, axis):
@@ -437,6 +587,12 @@ def check_knobs(block_size):
     for knob, value in dict(n_windows=n_windows, rounds=rounds, timed_rows=timed_rows).items():
         if value < 1:
             raise ValueError(f'{knob} must be at least 1, not {value}')
+    if not 0 <= n_prompts <= n_windows or new_tokens < 2:
+        raise ValueError(f'n_prompts must lie between 0 and n_windows = {n_windows}, and '
+                         f'new_tokens be at least 2, not {n_prompts} and {new_tokens}')
+    for knob, pairs in dict(drafts=drafts, waves=waves).items():
+        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+            raise ValueError(f'{knob} must be a list of pairs of numbers, not {pairs}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
     fits = start >= 1 and timed_tokens >= 1 and start + timed_tokens <= block_size
     if calibrate is None and not fits:
@@ -445,9 +601,9 @@ def check_knobs(block_size):
     return start
 
 
-def measure(model, points, idx, targets, start, folder):
-    """Quality, then latency -> the rows of bench.csv, which is written whatever ends this."""
-    groups = model.config.groups
+def measure(model, points, of_text, idx, targets, start, folder):
+    """Quality, latency, texts -> the rows of bench.csv, which is written whatever ends this."""
+    groups, every = model.config.groups, [*points, *[p for p in of_text if p not in points]]
     try:
         quality(model, points, idx, targets, n_loop, seed)
         save(points, groups, folder)
@@ -458,12 +614,16 @@ def measure(model, points, idx, targets, start, folder):
                 point.add(ms=decode_window(model, point, idx[numbers, :start + timed_tokens],
                                            start, seed))
             save(points, groups, folder)
+        for i in range(n_prompts if of_text else 0):
+            continuations(model, of_text, idx[i:i + 1, :start], new_tokens, n_loop, temperature,
+                          seed + i)
+            save(every, groups, folder)
     except KeyboardInterrupt:
         print(f'{folder}/bench.csv holds what was measured so far')
         raise
     finally:
-        rows = save(points, groups, folder)
-    return rows
+        save(every, groups, folder)
+    return every
 
 
 def calibrate_rules(model, checkpoint, make, idx, targets, folder):
@@ -478,19 +638,16 @@ def calibrate_rules(model, checkpoint, make, idx, targets, folder):
 def main():
     # the model, held-out windows, and the points to measure
     dev, autocast = pick_device(device, dtype)
-    source, folder = find_run(out_dir)
-    model, checkpoint = load_checkpoint(os.path.join(source, 'ckpt.pt'), dev)
+    model, checkpoint, source, folder = open_run(out_dir, dev, 'there is nothing to exit from')
     T, groups = model.config.block_size, model.config.groups
     start = check_knobs(T)
-    if not groups:
-        raise ValueError(f'the model in {source} has no recurrent groups: there is nothing to '
-                         'exit from')
     text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                           model.config.vocab_size)
     windows = text.held_out(data.spread(text, n_windows, T), T)
     idx, targets = (tokens.to(dev) for tokens in windows)       # (n_windows, T)
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(make)
+    of_text = [] if text.is_task or not n_prompts else points_for_text(make, points)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
@@ -503,12 +660,19 @@ def main():
 
     # figures, table, verdict
     with autocast:
-        rows = measure(model, points, idx, targets, start, folder)
-    plots.figure_4(rows, os.path.join(folder, 'figure_4.png'))
-    plots.frontier(rows, same, os.path.join(folder, 'frontier.png'))
-    print_table(rows)
-    says = verdict(rows, [point.measured['ms'] for point in points], same, seed)
-    print('\n' + '\n'.join(says))
+        points = measure(model, points, of_text, idx, targets, start, folder)
+    rows = [make_row(point, groups) for point in points]
+    by_window, by_text = ([(row, point.measured[name]) for row, point in zip(rows, points)
+                           if name in point.measured] for name in ('ms', 'ms_text'))
+    of_windows = [row for row, _ in by_window]
+    plots.figure_4(of_windows, os.path.join(folder, 'figure_4.png'))
+    plots.quality(of_windows, same, os.path.join(folder, 'quality.png'))
+    print_table(of_windows)
+    print('\n' + '\n'.join(verdict(*zip(*by_window), same, seed)))
+    if by_text:
+        plots.frontier(rows, os.path.join(folder, 'frontier.png'))
+        print_texts(rows)
+        print('\n' + '\n'.join(text_verdict(*zip(*by_text), fidelity, seed)))
 
 
 if __name__ == '__main__':

@@ -4,8 +4,9 @@ Decoding: the prompt at once, then one token at a time.
     python decode.py                    a prompt decoded with every cache policy and some exit rules
     python decode.py --start='def ' --n_loop=12
 
-GPT.generate and sample.py call `stream`: prompts go in, and tokens (B, 1) come out one after
-another, each with the loop steps that it took. It knows nothing of text.
+GPT.stream, which GPT.generate and sample.py use, calls `stream`: prompts go in, and tokens (B, 1)
+come out one after another, each with the loop steps that it took. It knows nothing of text.
+wave.py decodes several tokens at once.
 
 How many slots of keys and values a looped layer has is the cache policy; cache.py says what they
 are. `exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
@@ -20,17 +21,16 @@ Geiping 5 and App. D.6: ring, self-speculation, warm start.
     cache      the policy's name in `stream`, elsewhere the KeysValues themselves
 """
 import math
-import os
 import time
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
 from cache import KeysValues, Signals, Span
 from common.configurator import configure, run
 from exits import make_exit
-from loops import RecurrentGroup
+from loops import RecurrentGroup, derived_seed
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
@@ -78,7 +78,7 @@ def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=
 
     rows: 1-D tensors of any lengths. converge: loop until_converged. chunk: how many tokens at a
     time, each chunk after those before it; None = all. Returns the logits (B, V) after each row's
-    last token, its steps_used (B, groups), and each group's last state (B, 1, C).
+    last token, its steps_used (B, groups), and what each group handed on for it (B, 1, C).
     """
     # attention is causal, so the padding behind the end of a row is not read
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
@@ -93,7 +93,7 @@ def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=
     at = torch.arange(len(rows), device=idx.device), last
     of_groups = [[torch.cat(parts, dim=1) for parts in zip(*ends)]
                  for ends in zip(*(ends for _, ends in passes))]
-    states = [state[at][:, None] for state, _ in of_groups]
+    states = [group.leave(state[at][:, None]) for group, (state, _) in zip(model.groups, of_groups)]
     return model.lm_head(x[at]), stack([used[at] for _, used in of_groups], x), states
 
 
@@ -116,7 +116,7 @@ def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None
     """
     span = Span(position, 1, token.device)
     x, ends = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
-    states = [state for state, _ in ends]
+    states = [group.leave(state) for group, (state, _) in zip(model.groups, ends)]
     return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in ends], x), states
 
 
@@ -149,25 +149,59 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
-def choose(logits, temperature, top_k):
-    """Logits (B, V) -> tokens (B, 1), from torch's generator; temperature 0 is greedy."""
+# one seed, one text ------------------------------------------------------------------------------
+
+def choose(logits, temperature, top_k, keys):
+    """
+    Logits (B, V) -> tokens (B, 1), drawn from softmax(logits / temperature), or from its top_k most
+    likely tokens; temperature 0 takes the most likely one.
+
+    keys: (seed, position) of each token, on which the draw depends, and on nothing else. So every
+    way of decoding that gives the same logits gives the same text. ValueError for a NaN.
+    """
     if not logits.isfinite().all():
         raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
                          'infinity')
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    return torch.multinomial(distribution(logits, temperature, top_k), 1)
-
-
-def distribution(logits, temperature, top_k):
-    """Logits (B, V) -> the probabilities to draw from; temperature > 0."""
     # subtract the largest first, so that a small temperature overflows nothing
     logits = logits.float()
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    return logits.softmax(dim=-1)
+    noise = torch.stack([gumbel(*key, logits.shape[-1]) for key in keys])
+    return (logits + noise.to(logits.device)).argmax(dim=-1, keepdim=True)
+
+
+def choose_from(logits, n, temperature, top_k, seed, cut=0):
+    """
+    choose for one row: logits (T, V) of its tokens n, n + 1, ... cut: how many tokens of the prompt
+    are missing before them.
+    """
+    keys = [(seed, cut + n + i) for i in range(len(logits))]
+    return choose(logits, temperature, top_k, keys)
+
+
+@lru_cache(maxsize=64)      # drafts and waves draw the token at a position several times
+def gumbel(seed, position, V):
+    """Noise (V,): argmax(log p + gumbel) is a draw from p (the Gumbel-max trick)."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, 'token', position))
+    return -torch.empty(V).exponential_(generator=generator).log()
+
+
+def row_seeds(seed, n):
+    """
+    The seeds of n rows: seed + i for row i, or those that a list gives. None draws the first one
+    from torch's generator. ValueError for anything else.
+    """
+    if seed is None:
+        seed = torch.randint(2 ** 62, ()).item()
+    seeds = seed if isinstance(seed, list) else [seed + i for i in range(n)]
+    if len(seeds) != n or not all(isinstance(one, int) for one in seeds):
+        raise ValueError(f'seed must be an int, or a list with one for each of the {n} rows, not '
+                         f'{seed!r}')
+    return seeds
 
 
 def window(n, block_size):
@@ -186,13 +220,14 @@ def window(n, block_size):
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
            cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None,
-           prefill_chunk=None):
+           prefill_chunk=None, seed=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
     rows: B prompts, 1-D int64 tensors of any lengths, of which the last block_size tokens are used.
-    With cache 'exact' or None each row gets the tokens that it would get alone (greedily, and
-    without warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose.
+    With cache 'exact' or None each row gets the tokens that it would get alone (without
+    warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
+    the tokens drawn, see row_seeds; positions count from the start of the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token.
     stop: the token that ends a row, which then costs nothing more and yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
@@ -205,13 +240,16 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     """
     check(rows, max_new_tokens, temperature, top_k, cache, warm_start)
     counts, block = model.loop_counts(n_loop, exit), model.config.block_size
+    seeds, cut = row_seeds(seed, len(rows)), [max(0, len(row) - block) for row in rows]
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
     new_cache = partial(make_cache, model, counts, cache, ring, T_max)
     if draft_loops is not None:
-        check_drafts(rows, counts, temperature, cache, warm_start, draft_loops)
+        check_drafts(rows, counts, cache, warm_start, draft_loops)
+        draw = partial(choose_from, temperature=temperature, top_k=top_k, seed=seeds[0],
+                       cut=cut[0])
         yield from speculate(model, rows[0], max_new_tokens, counts, exit, noise_seed, draft_loops,
-                             stop, new_cache)
+                             stop, new_cache, draw)
         return
 
     # the rows that go on; their cache, the starts of their windows, their last states
@@ -233,7 +271,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
         # a token for each row; a row that has ended yields `stop`
         token = torch.full((len(rows), 1), stop or 0, device=logits.device)
         used = steps.new_zeros(len(rows), steps.shape[1])
-        token[live], used[live] = choose(logits, temperature, top_k), steps
+        keys = [(seeds[b], cut[b] + len(rows[b])) for b in live]
+        token[live], used[live] = choose(logits, temperature, top_k, keys), steps
         rows = [torch.cat((row, token[b])) for b, row in enumerate(rows)]
         yield token, used
 
@@ -250,11 +289,11 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
 
 
 def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops, stop, new_cache,
-              ahead=4):
+              draw, ahead=4):
     """
-    stream for one row (n,), greedily: draft up to `ahead` tokens with draft_loops, then run them
-    side by side with all loops, and keep those that agree. The tokens are those of plain greedy
-    decoding.
+    stream for one row (n,): draft up to `ahead` tokens with draft_loops, then run them side by side
+    with all loops, and keep those that agree. draw(logits (T, V), n) chooses tokens n, n + 1, ...:
+    the same draws for the draft and for the check, so that the text is that of plain decoding.
     """
     kept, start, made, block = None, None, 0, model.config.block_size
     while made < max_new_tokens:
@@ -262,7 +301,7 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
         if start != start_before:
             kept = new_cache()
             logits, steps, _ = prefill(model, [row[start:]], counts, exit, noise_seed, kept)
-            tokens = [choose(logits, 0, None)]
+            tokens = [draw(logits, len(row))]
         else:
             # the last token is in the row and not yet in the cache: draft what follows it
             position = len(row) - 1 - start
@@ -271,11 +310,11 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
             for i in range(room):
                 logits, _, _ = one_token(model, draft[-1], position + i,
                                          [draft_loops] * len(counts), None, noise_seed, kept)
-                draft.append(choose(logits, 0, None))
+                draft.append(draw(logits, len(row) + i))
             # all loops on all of them at once, which overwrites the keys and values of the draft
             span = Span(position, len(draft), row.device)
             x, ends = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span, kept)
-            tokens = choose(model.lm_head(x[0]), 0, None).split(1)
+            tokens = draw(model.lm_head(x[0]), len(row)).split(1)
             steps = stack([used[0] for _, used in ends], x)                   # (T, groups)
             # keep them up to the first token that differs from the draft, and that token too
             right = [bool(a == b) for a, b in zip(tokens, draft[1:])] + [False]
@@ -300,61 +339,36 @@ def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
 
 
-def check_drafts(rows, counts, temperature, cache, warm_start, draft_loops):
+def check_drafts(rows, counts, cache, warm_start, draft_loops):
     if warm_start:
         raise ValueError('warm_start and draft_loops do not go together: give one of them')
     if not counts or not 1 <= draft_loops < min(counts):
         most = min(counts, default=1) - 1
         raise ValueError(f'draft_loops must lie between 1 and n_loop - 1 = {most}, '
                          f'not {draft_loops}')
-    if temperature != 0 or len(rows) != 1 or cache != 'exact':
-        raise ValueError('draft_loops works greedily, on one row, with an exact cache: '
-                         "temperature=0, cache='exact'")
+    if len(rows) != 1 or cache != 'exact':
+        raise ValueError("draft_loops works on one row with an exact cache: cache='exact'")
 
 
-def generate(model, idx, max_new_tokens, lengths=None, stop=None, **how):
-    """
-    idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)); how: see stream.
+# the demonstration, and what it shares with that of wave.py ---------------------------------------
 
-    lengths: of rows that are shorter than T and padded at the end. A row's new tokens come right
-    after its own, and padding after them.
-    """
-    if lengths is not None:
-        fits = all(0 < n <= idx.shape[1] for n in lengths)
-        if len(lengths) != len(idx) or not fits:
-            raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the '
-                             f'{len(idx)} rows, not {lengths}: no prompt is empty')
-    rows = list(idx) if lengths is None else [row[:n] for row, n in zip(idx, lengths)]
-    tokens, steps = zip(*stream(model, rows, max_new_tokens, stop=stop, **how))
-    tokens = torch.cat(tokens, dim=1)                                           # (B, new)
-    out = torch.cat((idx, torch.full_like(tokens, stop or 0)), dim=1)           # (B, T + new)
-    for b, row in enumerate(rows):
-        out[b, len(row):] = stop or 0
-        out[b, len(row):len(row) + tokens.shape[1]] = tokens[b]
-    return out, torch.stack(steps, dim=1)
-
-
-# the demonstration --------------------------------------------------------------------------------
-
-def some_model():
-    """The checkpoint in out_dir and a prompt for it."""
+def some_model(out_dir, start):
+    """The model of a run; a prompt for it, and the text of a token."""
     import tasks
-    from common.checkpoint import find_run, load_checkpoint
+    from common.checkpoint import open_run
     from data import get_encoding
-    folder, _ = find_run(out_dir)
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
-    if not model.config.groups:
-        raise ValueError(f'the model in {folder} has no recurrent groups: it decodes in one way')
+    model, checkpoint, folder, _ = open_run(out_dir, if_plain='there is one way to decode')
     task = checkpoint['config']['dataset']
     if tasks.is_task(task):     # the beginning of a problem
         x, _ = tasks.Problems(task).held_out([0], model.config.block_size)
-        return model, x[0, :4]
+        return model, x[0, :4], str
     encoding = get_encoding(checkpoint['tokenizer'], folder)
-    return model, torch.tensor(encoding.encode(start) or [encoding.eot_token])
+    prompt = torch.tensor(encoding.encode(start) or [encoding.eot_token])
+    return model, prompt, lambda token: encoding.decode([token])
 
 
 def main():
-    model, prompt = some_model()
+    model, prompt, _ = some_model(out_dir, start)
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
     ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',
              dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]

@@ -326,10 +326,9 @@ def main():
     print(f'algorithm_1 at tau {rule.tau:g} keeps {k} steps: as `accel`')
 
     # the last token of a prompt, in the first group of a trained model
-    from common.checkpoint import find_run, load_checkpoint
+    from common.checkpoint import open_run
     from data import get_encoding
-    folder, _ = find_run('pretrained/text')
-    model, checkpoint = load_checkpoint(f'{folder}/ckpt.pt')
+    model, checkpoint, _, _ = open_run('pretrained/text')
     idx = get_encoding(checkpoint['tokenizer']).encode(start)[-model.config.block_size:]
     if not idx:
         raise ValueError('the prompt is empty: give --start=TEXT')

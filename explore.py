@@ -27,7 +27,7 @@ import torch
 from torch.linalg import vector_norm
 
 import tasks
-from common.checkpoint import find_run, load_checkpoint
+from common.checkpoint import open_run
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
 from exits import EXITS
@@ -137,12 +137,9 @@ def main():
     if n_loop < 2:
         raise ValueError(f'n_loop must be at least 2, not {n_loop}')
     dev, _ = pick_device(device, 'float32')
-    folder, results = find_run(out_dir)
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
+    model, checkpoint, folder, results = open_run(
+        out_dir, dev, if_plain='there is no loop to watch: choose another --out_dir')
     groups, T = model.config.groups, model.config.block_size
-    if not groups:
-        raise ValueError(f'the model in {folder} has no recurrent groups, so there is no loop to '
-                         'watch: choose another --out_dir')
     dataset, depth = checkpoint['config']['dataset'], None
     encoding = get_encoding(checkpoint['tokenizer'], folder)
     is_task = tasks.is_task(dataset)

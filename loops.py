@@ -158,6 +158,10 @@ class RecurrentGroup(nn.Module):
         # Geiping 3.2: the norm n_c closes the core, in every step
         return self.norm(x) if self.norm_inside else x
 
+    def leave(self, x):
+        """The last state -> what the next layer gets."""
+        return x if self.norm_inside else self.norm(x)
+
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
         """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
         pos = span.pos[rows] if rows is not None and span.ragged else span.pos
@@ -190,11 +194,13 @@ class RecurrentGroup(nn.Module):
     def forward(self, e, n_loop, exit=None, read=None, noise_seed=0, span=None, caches=None,
                 x0=None, trace=None):
         """
-        e (B, T, C) -> x (B, T, C), steps_used (B, T) loop steps kept, evals (B, T) block maps done.
+        e (B, T, C) -> the last states (B, T, C), see leave; steps_used (B, T), the loop steps kept;
+        evals (B, T), the block maps evaluated.
 
         n_loop: loop steps; with an exit rule its k_max. read(x, rows): what the rule reads, see
         GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer of the
-        core; None for a pass over a whole sequence. x0: a first state in place of noise.
+        core; None for a pass over a whole sequence. x0: first states of the leading tokens, in
+        place of noise.
         trace: see model.GPT. ValueError for an exit rule while training.
         """
         if exit is not None and self.training:
@@ -203,7 +209,10 @@ class RecurrentGroup(nn.Module):
         B, T, _ = e.shape
         span = span or Span(0, T, e.device)
         e = e.float()
-        x = self.init_state(e, noise_seed, span.pos) if x0 is None else x0
+        x = x0
+        if x0 is None or x0.shape[1] < T:
+            x = self.init_state(e, noise_seed, span.pos)
+            x = x if x0 is None else torch.cat((x0, x[:, x0.shape[1]:]), dim=1)
         if exit is not None and caches is None:
             # side by side all tokens are at the same step: one slot is exact
             caches = [KeysValues(1, T) for _ in self.core]
@@ -224,9 +233,6 @@ class RecurrentGroup(nn.Module):
             if signals:
                 signals.begin(span, B)
             x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, read, fill_slots, signals)
-        if not self.norm_inside:
-            x = self.norm(x)
-
         if trace is not None:
             if self.training:
                 states = torch.stack(states)        # with their gradients      (K+1, B, T, C)
@@ -264,9 +270,8 @@ def main():
         print(f'{n:5d} {100 * counts[n] / draws:5.1f}% {bar(counts[n] / max(counts.values()))}')
 
     # the step norms of a trained model's first group
-    from common.checkpoint import find_run, load_checkpoint
-    folder, _ = find_run('pretrained/text')
-    model, _ = load_checkpoint(f'{folder}/ckpt.pt')
+    from common.checkpoint import open_run
+    model, *_ = open_run('pretrained/text')
     prompt = 'Returns a new tensor with the same data'
     trace = []
     model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)

@@ -27,6 +27,7 @@ import decode
 from cache import Span
 from common.configurator import check_choices, configure, run
 from loops import RecurrentGroup, sample_n_loop
+from wave import stream_wave
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
@@ -258,7 +259,7 @@ class GPT(nn.Module):
     def through_coda(self, x, rows=None, span=None, cache=None):
         """The same through the layers behind the last group; rows: of the batch, None for all."""
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
-        x = x if self.config.norm_inside else self.h[last].norm(x)
+        x = self.h[last].leave(x)
         span = span or Span(0, x.shape[1], x.device)
         pos = span.pos[rows] if rows is not None and span.ragged else span.pos
         for i in range(last + 1, len(self.h)):
@@ -277,8 +278,8 @@ class GPT(nn.Module):
                              'that was trained with it (see zoo/)')
         return lambda x, rows=None: method(x, rows, span, cache)
 
-    def loop_counts(self, n_loop=None, exit=None):
-        """n_loop, as forward takes it -> a list with one count for each group."""
+    def loop_counts(self, n_loop=None, exit=None, knob='n_loop'):
+        """n_loop, as forward takes it -> a list with one count for each group. knob: its name."""
         n_groups = len(self.config.groups)
         if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
@@ -289,7 +290,7 @@ class GPT(nn.Module):
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
         if len(counts) != n_groups or not right:
-            raise ValueError(f'n_loop must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
+            raise ValueError(f'{knob} must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
                              f'the {n_groups} groups, not {n_loop!r}')
         return counts
 
@@ -320,7 +321,8 @@ class GPT(nn.Module):
         (x (B, T, C), steps_used (B, T)).
 
         counts: loops of each group. span, cache: where the tokens stand, and for each of h the
-        KeysValues of its blocks (decode.py). warm: a first state for each group.
+        KeysValues of its blocks (decode.py). warm: for each group the first states of the leading
+        tokens, in place of noise.
         """
         span = span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:
@@ -333,25 +335,60 @@ class GPT(nn.Module):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):
                 g = len(ends)
-                x, steps_used, _ = layer(x, counts[g], exit, read, noise_seed, span, kept,
-                                         warm[g] if warm else None, trace)
-                ends.append((x, steps_used))
+                state, steps_used, _ = layer(x, counts[g], exit, read, noise_seed, span, kept,
+                                             warm[g] if warm else None, trace)
+                ends.append((state, steps_used))
+                x = layer.leave(state)
             else:
                 x = layer(x, kept[0].at(span=span) if kept else None, span.pos)
         return self.ln_f(x), ends
 
+    def stream(self, rows, max_new_tokens, cache='auto', wave=0, wave_steps=1, **how):
+        """
+        Yield the new tokens (B, 1) one after another, and their steps_used (B, groups): one at a
+        time by decode.stream, or wave > 0 of them at once by wave.stream_wave.
+
+        rows, how: see there. cache: 'exact', 'ring', 'latest', or None = recompute the context for
+        each token; 'auto' is 'exact', and 'latest' with a wave. ValueError for a wave with what it
+        cannot be used with.
+        """
+        if not wave:
+            return decode.stream(self, rows, max_new_tokens,
+                                 cache='exact' if cache == 'auto' else cache, **how)
+        others = [name for name in ('warm_start', 'draft_loops') if how.pop(name, None)]
+        if cache not in ('auto', 'latest') or others:
+            what = f'cache={cache!r}' if cache not in ('auto', 'latest') else others[0]
+            raise ValueError(f"a wave has the cache 'latest' and no drafts: leave out {what}, or "
+                             'give wave=0')
+        how = {name: value for name, value in how.items() if name not in ('ring', 'prefill_chunk')}
+        return stream_wave(self, rows, max_new_tokens, width=wave, steps=wave_steps, **how)
+
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-                 cache='exact', noise_seed=0, **more):
+                 cache='auto', noise_seed=0, lengths=None, stop=None, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
         the loop steps that chose each of them.
 
-        n_loop, exit, noise_seed as in forward. temperature 0 is greedy. cache: 'exact', 'ring',
-        'latest', or None = recompute the context for each token. See decode.stream for the rest,
-        for the window beyond block_size, and for what raises ValueError.
+        n_loop, exit, noise_seed as in forward. temperature 0 is greedy. cache: see stream. lengths:
+        of rows that are shorter than T and padded at the end; a row's new tokens come right after
+        its own, and padding after them. See decode.stream for the rest, for the window beyond
+        block_size, and for what raises ValueError.
         """
-        return decode.generate(self, idx, max_new_tokens, temperature=temperature, top_k=top_k,
-                               n_loop=n_loop, exit=exit, cache=cache, noise_seed=noise_seed, **more)
+        lengths = lengths or [idx.shape[1]] * len(idx)
+        if len(lengths) != len(idx) or not all(0 < n <= idx.shape[1] for n in lengths):
+            raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the '
+                             f'{len(idx)} rows, not {lengths}: no prompt is empty')
+        rows = [row[:n] for row, n in zip(idx, lengths)]
+        made = self.stream(rows, max_new_tokens, temperature=temperature, top_k=top_k,
+                           n_loop=n_loop, exit=exit, cache=cache, noise_seed=noise_seed, stop=stop,
+                           **more)
+        tokens, steps = zip(*made)
+        tokens = torch.cat(tokens, dim=1)                                       # (B, new)
+        out = torch.cat((idx, torch.full_like(tokens, stop or 0)), dim=1)       # (B, T + new)
+        for b, n in enumerate(lengths):
+            out[b, n:] = stop or 0
+            out[b, n:n + tokens.shape[1]] = tokens[b]
+        return out, torch.stack(steps, dim=1)
 
 
 # what a shape costs -------------------------------------------------------------------------------
@@ -418,7 +455,7 @@ def main():
             e, x = x, layer.init_state(x)
             for k in range(1, 4):
                 x = layer.step(x, e)
-            x = x if shape.norm_inside else layer.norm(x)
+            x = layer.leave(x)
         else:
             x = layer(x)
     error = (small.readout(x) - small(idx, n_loop=3)[0]).abs().max()

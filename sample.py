@@ -22,7 +22,7 @@ import tasks
 from common.checkpoint import find_run, load_checkpoint, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
-from decode import stream, teacher_forced
+from decode import teacher_forced
 from exits import make_exit
 
 # -------------------------------------------------------------------------------------------------
@@ -39,7 +39,9 @@ n_loop: int | list | None = None    # or one for each group; None = mean_recurre
 cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
-draft_loops: int | None = None  # draft with this many loops, verify with all; --temperature=0
+draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
+wave = 0                    # decode this many tokens at once, see wave.py; 0 = one at a time
+wave_steps = 1              # loop steps of a wave's pass
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
@@ -122,13 +124,12 @@ def print_text(model, encoding, rule, dev):
     block_size, groups = model.config.block_size, model.config.groups
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
-    torch.manual_seed(seed)
-    for _ in range(num_samples):
-        tokens = stream(
-            model, [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
+    for i in range(num_samples):
+        tokens = model.stream(
+            [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
             top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
-            warm_start=warm_start, draft_loops=draft_loops,
-            stop=encoding.eot_token if stop_at_end else None)
+            warm_start=warm_start, draft_loops=draft_loops, wave=wave, wave_steps=wave_steps,
+            stop=encoding.eot_token if stop_at_end else None, seed=seed + i)
         begin = time.perf_counter()
         steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
         rate = len(steps) / (time.perf_counter() - begin)

@@ -193,6 +193,19 @@ def find_run(out_dir, quiet=False):
     return out_dir, 'out' if inside else out_dir
 
 
+def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
+    """
+    The model of a run, its checkpoint, the folder to read from, and the one to write to (find_run).
+
+    if_plain: what cannot be done with a model that has no recurrent groups, for the ValueError.
+    """
+    folder, results = find_run(out_dir, quiet)
+    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
+    if if_plain and not model.groups:
+        raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
+    return model, checkpoint, folder, results
+
+
 # what a run goes on from --------------------------------------------------------------------------
 
 def last_checkpoint(out_dir, trusted=''):

@@ -321,7 +321,7 @@ def figure_4(rows, path):
     save(figure, path)
 
 
-def frontier(rows, same, path):
+def quality(rows, same, path):
     """
     The cross-entropy a way to decode adds, against block maps and ms; the best is at lower left.
 
@@ -349,6 +349,31 @@ def frontier(rows, same, path):
     grid[0][0].legend(frameon=False, fontsize=7)
     figure.tight_layout()
     save(figure, path)
+
+
+def frontier(rows, path):
+    """The share of continuations that equal the full budget's, against ms a token, by kind."""
+    figure, [[ax]] = panels(1, 6, 4)
+    for i, (kind, mine) in enumerate(by_kind(rows).items()):
+        mine = sorted(mine, key=lambda row: row['ms_text'])
+        ax.plot([row['ms_text'] for row in mine], [row['identical'] for row in mine], 'o^sDvX'[i],
+                label=kind, color=colour_of(i), ms=4, alpha=0.8)
+    ax.set(xlabel='ms a token', ylabel="share of texts that are the full budget's", xscale='log')
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter('{x:g}')
+    ax.xaxis.set_minor_formatter('')
+    ax.legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    save(figure, path)
+
+
+def by_kind(rows):
+    """{kind of decoding: its rows}, of the rows that have continued prompts."""
+    kinds = {}
+    for row in rows:
+        if row['identical'] != '':
+            kinds.setdefault(row['kind'], []).append(row)
+    return kinds
 
 
 def error_bars(rows):

@@ -66,7 +66,7 @@ def gather():
             tables['calibration'] += [key | row for row in json.load(f)['exits']]
     runs.save('decoding', tables)
     first = folder_of(RUNS['calc'][0], 'looped', seeds[0])
-    runs.show(os.path.join(first, 'frontier.png'), 'decoding.png')
+    runs.show(os.path.join(first, 'quality.png'), 'decoding.png')
 
 
 # the tables -------------------------------------------------------------------------------------

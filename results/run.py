@@ -76,7 +76,7 @@ RULES = {
 # the runs that are swept, by all of RULES
 SWEPT = 'main', 'random', 'calc groups', 'hop groups'
 
-FIGURES = ('figure_4.png', 'frontier.png', 'figures/figure_1.png', 'figures/figure_2.png',
+FIGURES = ('figure_4.png', 'quality.png', 'figures/figure_1.png', 'figures/figure_2.png',
            'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')
 # the runs whose figures go to assets/, of the first seed: under which prefix, and which of them
 SHOWN = dict(small={'main': ('', FIGURES)}, paper={'main': ('paper_', FIGURES)},

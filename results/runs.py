@@ -107,7 +107,7 @@ def train(folder, flags, until):
 
 def bench(folder, name, flags, until):
     """bench.py on a run, whose bench.csv is copied to NAME.csv. True if it is done."""
-    done = once(folder, name, 'bench.py', *flags, until=until)
+    done = once(folder, name, 'bench.py', '--n_prompts=0', *flags, until=until)
     source, path = (os.path.join(folder, file + '.csv') for file in ('bench', name))
     if done and os.path.exists(source) and not os.path.exists(path):
         shutil.copyfile(source, path)

@@ -21,7 +21,6 @@ al. 2024 has the idea; the one slot of `latest` (Geiping 5) serves rows at any l
     g       a recurrent group, from 0
     k       the loop step of a row, from 1
 """
-import os
 import random
 import time
 from collections import Counter
@@ -32,10 +31,10 @@ import numpy as np
 import torch
 
 from cache import Span
-from common.checkpoint import find_run, load_checkpoint
+from common.checkpoint import open_run
 from common.configurator import configure, given, pick_device, run
 from data import get_encoding
-from decode import distribution, make_cache, stream, window
+from decode import choose, make_cache, stream, window
 from exits import Exit, make_exit, on_device
 from loops import RecurrentGroup
 from serving.requests import Request, answer, read
@@ -91,9 +90,8 @@ def next_stage(waiting):
 class Row:
     """A request in a row of the batch, and how far it has come."""
 
-    def __init__(self, request, n_groups, device):
+    def __init__(self, request, n_groups):
         self.request, self.tokens = request, list(request.prompt)
-        self.generator = torch.Generator(device).manual_seed(request.seed)
         self.stage, self.steps_used = PRELUDE, [0] * n_groups
         # the first token in its context window, and the position there of the one at work
         self.start, self.pos = 0, 0
@@ -101,14 +99,13 @@ class Row:
 
 def draw(logits, rows):
     """Logits (b, V), finite -> a token for each row, as its request wants it drawn."""
-    tokens = logits.argmax(dim=-1).tolist()
+    tokens = torch.zeros(len(rows), 1, dtype=torch.long, device=logits.device)
     ways = [(row.request.temperature, row.request.top_k) for row in rows]
-    for way in {way for way in ways if way[0] > 0}:
-        probabilities = distribution(logits, *way)                              # (b, V)
-        for i in [i for i in range(len(rows)) if ways[i] == way]:
-            tokens[i] = torch.multinomial(probabilities[i], 1,
-                                          generator=rows[i].generator).item()
-    return tokens
+    for way in set(ways):
+        same = [i for i in range(len(rows)) if ways[i] == way]
+        keys = [(rows[i].request.seed, len(rows[i].tokens)) for i in same]
+        tokens[same] = choose(logits[same], *way, keys)
+    return tokens[:, 0].tolist()
 
 
 class Batch:
@@ -143,8 +140,8 @@ class Batch:
         if stage == PRELUDE:
             tokens = [[row.tokens[row.start + row.pos]] for row in rows]
             x = self.model.embed(torch.tensor(tokens, device=x.device), pos)    # (b, 1, C)
-        elif not self.model.config.norm_inside:
-            x = self.model.groups[stage.g - 1].norm(x)
+        else:
+            x = self.model.groups[stage.g - 1].leave(x)
         for i in self.single[stage.g]:
             x = self.model.h[i](x, self.cache[i][0].at(span=span, rows=at), pos)
         if stage.g == len(self.groups):
@@ -256,7 +253,7 @@ def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', nois
                 break
             try:
                 request.check(model.config)
-                batch.rows[number] = Row(request, len(model.groups), batch.x.device)
+                batch.rows[number] = Row(request, len(model.groups))
             except ValueError as error:
                 yield request, error, None
         waiting = Counter(row.stage for row in batch.rows if row)
@@ -319,12 +316,10 @@ def check_knobs():
 def main():
     check_knobs()
     dev, _ = pick_device(device, 'float32')
-    folder, _ = find_run(out_dir, quiet=bool(requests))        # stdout is for the answers
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     rule = make_exit(exit, tau, past=past) if exit else None
-    if not model.groups and (rule or not requests):
-        raise ValueError(f'the model in {folder} has no recurrent groups, so rows do not differ in '
-                         'their loop steps: it can only answer --requests=FILE, with --exit=None')
+    only_file = 'it can only answer --requests=FILE, with --exit=None'
+    model, checkpoint, folder, _ = open_run(out_dir, dev, only_file if rule or not requests else '',
+                                            quiet=bool(requests))       # stdout is for the answers
     how = dict(n_loop=n_loop, exit=rule, cache=cache)
     if requests:
         encoding = get_encoding(checkpoint['tokenizer'], folder)

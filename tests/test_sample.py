@@ -147,7 +147,7 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     ('--max_new_tokens=0', 'max_new_tokens'),
     ('--cache=newest', 'unknown cache policy'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--draft_loops=1', 'greedily'),
+    ('--draft_loops=1', 'works on one row'),
     ('--top_k=0', 'top_k')])
 def test_bad_input(refused, args, words):
     assert words in refused(*args.split())

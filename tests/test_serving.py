@@ -37,10 +37,9 @@ def random_requests(n, seed):
 
 def alone(model, request, rule=None, cache='latest', n_loop=None):
     """The tokens of one request by decode.stream, with their loop steps."""
-    torch.manual_seed(request.seed)
     made = stream(model, [torch.tensor(request.prompt)], request.max_new_tokens,
                   request.temperature, request.top_k, n_loop=n_loop, exit=rule, cache=cache,
-                  stop=request.stop, prefill_chunk=1)
+                  stop=request.stop, prefill_chunk=1, seed=request.seed)
     return [(token.item(), used[0].tolist()) for token, used in made]
 
 

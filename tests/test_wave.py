@@ -1,0 +1,166 @@
+"""Waves: the text of the full budget, several tokens at once."""
+import math
+
+import conftest
+import pytest
+import torch
+from conftest import TAUS
+
+from common.checkpoint import open_run
+from exits import Exit, make_exit
+
+RANDOM = dict(adapter_init='random')
+
+
+@pytest.fixture(scope='module')
+def trained():
+    """The pretrained model of text and a prompt (1, 19) for it."""
+    model, *_ = open_run('pretrained/text')
+    return model, torch.tensor([[*b'The method returns ']])
+
+
+def passes_of(model, prompt, new, **how):
+    """What happens in each pass of a wave, see stream_wave; and the new tokens."""
+    trace = []
+    tokens = [token.item() for token, _ in model.stream([prompt], new, trace=trace, **how)]
+    return trace, tokens
+
+
+@pytest.mark.parametrize('changes, n_loop, T', [
+    ({}, 5, 5), (dict(pos='rotary', norm_inside=False), [4, 7], 1), (dict(x0='e'), 3, 16),
+    (dict(x0='zero', injection='add', groups=[[0], [2, 3], [4]]), 4, 20)])
+def test_one_token_with_all_its_loops_is_plain_decoding(tiny, changes, n_loop, T):
+    """Past the end of the block of 16, and for a prompt that is longer than it."""
+    model = tiny(**RANDOM | changes)
+    idx = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(4))
+    how = dict(n_loop=n_loop, noise_seed=1, temperature=0.7, top_k=9, seed=3)
+    plain = model.generate(idx, 20, cache='latest', **how)
+    waved = model.generate(idx, 20, wave=1, wave_steps=n_loop, **how)
+    assert torch.equal(plain[0], waved[0]) and torch.equal(plain[1], waved[1])
+
+
+@pytest.mark.parametrize('name', [None, *TAUS])
+def test_who_leaves_when(tiny, idx, name):
+    """tau = 0: after n_loop steps; tau = inf: at the first decision, of two updates or of three."""
+    def leaves(tau):
+        rule = make_exit(name, tau) if name else None
+        trace, tokens = passes_of(tiny(**RANDOM), idx[0, :5], 25, wave=4, wave_steps=2, n_loop=9,
+                                  exit=rule, temperature=0)
+        assert len(tokens) == 25
+        assert max(len(one['inputs']) for one in trace) == 4
+        ages = []
+        for one, after in zip(trace, trace[1:] + [None]):
+            n = one['leave']
+            ages += one['age'][:n]
+            if after and after['position'] == one['position'] + n:     # no new window between them
+                # the tokens behind those that left go on, with what was predicted for them
+                expected = ([one['inputs'][0]] + one['tokens'])[n:]
+                assert after['inputs'] == expected[:len(after['inputs'])]
+                for i, age in enumerate(after['age'][:len(one['age']) - n]):
+                    same = one['inputs'][n + i] == after['inputs'][i]
+                    assert age == (one['age'][n + i] + 1 if same else 1)
+        return set(ages)
+    assert min(leaves(0)) == 5                  # ceil(9 / 2) passes
+    if name:
+        # two small accelerations take two more passes, and one where only the input changed
+        assert min(leaves(math.inf)) == (3 if name.startswith('accel') else 2)
+        assert max(leaves(math.inf)) <= 4
+
+
+@pytest.mark.parametrize('name, tau', [
+    ('norm', 1e-3), ('norm_rel', 1e-4), ('kl', 1e-7), ('accel', 1e-3), ('accel_hat', 0),
+    ('accel_rel', 1e-4), (None, None)])
+def test_a_converged_wave_has_the_text_of_the_full_budget(trained, name, tau):
+    model, prompt = trained
+    rule = make_exit(name, tau) if name else None
+    for how, wave in ((dict(temperature=0), dict(wave=8)),
+                      (dict(temperature=1.0, seed=5), dict(wave=5, wave_steps=3))):
+        full, _ = model.generate(prompt, 34, n_loop=32, cache='exact', **how)
+        waved, steps = model.generate(prompt, 34, n_loop=32, exit=rule, **how, **wave)
+        assert torch.equal(waved, full)
+        if name and tau:
+            assert steps[:, 1:].float().mean() < 20
+
+
+def test_the_same_for_other_groups_and_prompts(tiny, idx):
+    """One token, a whole block, and more than the block holds; a wave wider than what is left."""
+    for groups in ([[2]], [[0], [1], [4]], [[0, 1, 2, 3, 4]]):
+        model = tiny(groups=groups)
+        for prompt in (idx[:1, :1], torch.cat((idx[:1], idx[1:2]), dim=1)):
+            how = dict(n_loop=40, temperature=1.0, seed=2)
+            full, _ = model.generate(prompt, 12, **how)
+            waved, _ = model.generate(prompt, 12, wave=40, exit=make_exit('norm_rel', 1e-5), **how)
+            assert torch.equal(waved, full)
+
+
+def test_a_wave_ends_at_stop(trained):
+    model, prompt = trained
+    how = dict(temperature=0, n_loop=30, exit=make_exit('norm_rel', 0.01), wave=6)
+    tokens = model.generate(prompt, 20, **how)[0][0, 19:].tolist()
+    stop = tokens[9]
+    stopped, steps = model.generate(prompt, 20, stop=stop, **how)
+    n = tokens.index(stop) + 1
+    assert stopped[0, 19:].tolist() == tokens[:n] and steps.shape[1] == n
+
+
+def test_a_nan_ends_it(tiny, idx):
+    model = tiny()
+    model.groups[1].norm.weight.data[3] = math.nan
+    with pytest.raises(ValueError, match='not finite'):
+        model.generate(idx[:1], 3, wave=4)
+
+
+@pytest.mark.parametrize('how, words', [
+    (dict(wave=-1), 'not -1'), (dict(wave_steps=0), 'wave_steps must be an int from 1'),
+    (dict(cache='exact'), "leave out cache='exact'"), (dict(cache=None), 'leave out cache=None'),
+    (dict(warm_start=True), 'leave out warm_start'), (dict(draft_loops=1), 'leave out draft_loops'),
+    (dict(rows=2), 'for one row, not 2'), (dict(groups=[]), 'recurrent groups'),
+    (dict(injection='none'), 'recurrent groups'), (dict(temperature=-1), 'temperature'),
+    (dict(exit=Exit(None, reads='through_coda', name='x')), "the rule 'x' needs more"),
+    (dict(exit=Exit(None, by_row=True, name='x')), "the rule 'x' needs more")])
+def test_bad_input(tiny, idx, how, words):
+    changes = {name: how.pop(name) for name in ('groups', 'injection') if name in how}
+    rows = how.pop('rows', 1)
+    with pytest.raises(ValueError, match=words):
+        tiny(**changes).generate(idx[:rows], 2, **dict(wave=4) | how)
+
+
+# one seed, one text -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('how', [dict(temperature=0.8), dict(temperature=1.5, top_k=7)], ids=str)
+def test_one_seed_is_one_text(tiny, idx, how):
+    """However it is decoded: with a cache or without, in a batch, with drafts, in two parts."""
+    model = tiny(**RANDOM)
+    how |= dict(n_loop=6)
+    text, _ = model.generate(idx, 14, seed=[7, 8, 20], **how)
+    assert torch.equal(model.generate(idx, 14, seed=[7, 8, 20], cache=None, **how)[0], text)
+    assert torch.equal(model.generate(idx[:2], 14, seed=7, **how)[0], text[:2])
+    for b, seed in enumerate((7, 8, 20)):
+        row = idx[b:b + 1]
+        assert torch.equal(model.generate(row, 14, seed=seed, **how)[0], text[b:b + 1])
+        drafted, _ = model.generate(row, 14, seed=seed, cache='exact', draft_loops=2, **how)
+        assert torch.equal(drafted, text[b:b + 1])
+    # the position counts from the start of the row, of which the model sees the last block
+    longer = torch.cat((idx[:, :4], idx), dim=1)
+    again, _ = model.generate(longer[:, 4:], 1, seed=[7, 8, 20], **how)
+    later, _ = model.generate(longer, 30, seed=[7, 8, 20], **how)
+    other, _ = model.generate(longer[:, 4:], 30, seed=[7, 8, 20], **how)
+    assert not torch.equal(later[:, 20:], other[:, 16:]) and torch.equal(again, text[:, :17])
+
+
+def test_without_a_seed_torch_decides(tiny, idx):
+    model = tiny()
+    torch.manual_seed(0)
+    one, two = (model.generate(idx, 8)[0] for _ in range(2))
+    torch.manual_seed(0)
+    assert torch.equal(model.generate(idx, 8)[0], one) and not torch.equal(one, two)
+    assert not torch.equal(one[0, 16:], one[1, 16:])
+    with pytest.raises(ValueError, match='one for each of the 3 rows'):
+        model.generate(idx, 8, seed=[1, 2])
+
+
+def test_the_program_shows_its_passes():
+    done = conftest.run('--max_new_tokens=12', '--wave=4', script='wave.py')
+    assert done.returncode == 0, done.stderr
+    assert 'with 30 fixed loops 12 are equal' in done.stdout
+    assert done.stdout.count('*') == 1 + 11     # each token but the first leaves a wave; a legend

@@ -1,0 +1,213 @@
+"""
+Decode several tokens at once, each at its own depth.
+
+    python wave.py                      a prompt continued by a wave, pass by pass
+    python wave.py --wave=12 --wave_steps=3 --tau=0.03
+
+A token that is still looping can already be read by the next one. So a wave of tokens goes through
+the whole model side by side, again and again: one pass is the prelude, `steps` loop steps of every
+group, the coda and the head. Each token continues from its own last states, and what it predicts is
+the input of the token behind it. Two tokens are certain once a rule says that the first one has
+converged, and so the wave advances:
+
+              position   7    8    9   10   11   12
+    pass 1              (1)                             the last token of the prompt
+    pass 2              [2]   1
+    pass 3                   [2]   1
+    pass 4                    .    2    1
+    pass 5                        [3]  [2]   1          two leave at once
+    pass 6                                  [2]   1
+
+The numbers count the passes of a token since its input last changed; a token in brackets leaves:
+the rule has triggered in every group, and its input is committed. A new token joins at the end in
+each pass. When a token predicts something new, the token behind it keeps its states and starts to
+count again.
+
+Geiping et al. 2025b (arXiv 2510.14961) describe it for one recurrent core. Here the keys and values
+are those of the cache policy `latest`: each pass overwrites what the one before left.
+
+    w        tokens of the wave, at most `width`; row, 1, of the batch
+    age      passes of a token since its input last changed
+    steps    loop steps of a pass, of each group
+"""
+from functools import partial
+
+import numpy as np
+import torch
+
+from cache import Span
+from common.configurator import configure, run
+from decode import check, choose_from, make_cache, prefill, row_seeds, stream, window
+from exits import make_exit
+
+# -------------------------------------------------------------------------------------------------
+out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
+start = 'The method returns '
+max_new_tokens = 24
+wave = 8                    # tokens at once
+wave_steps = 1              # loop steps of a pass
+exit: str | None = 'norm_rel'   # the rule that lets tokens go; None = n_loop steps for each
+tau: float | None = 0.01    # its threshold
+n_loop = 30                 # loop steps after which the first token of the wave goes at the latest
+# -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
+                noise_seed=0, stop=None, seed=None, width=8, steps=1, trace=None):
+    """
+    Yield (token (1, 1), steps_used (1, groups)) as decode.stream does for one row, several at once.
+
+    width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit, on
+    the change of a token's states from pass to pass, lets it go; without a rule, and at the latest,
+    it goes after n_loop steps. steps_used counts all its passes. The rest: see decode.stream.
+    trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
+    leave=how many tokens leave).
+
+    ValueError for more than one row, a width or steps below 1, a rule for whole rows or through the
+    coda, a model without groups or whose loops do not read their input, and as in decode.stream.
+    """
+    check(rows, max_new_tokens, temperature, top_k, 'latest', False)
+    check_wave(model, rows, width, exit)
+    counts, steps = model.loop_counts(n_loop, exit), model.loop_counts(steps, knob='wave_steps')
+    row, block, dev = rows[0][-model.config.block_size:], model.config.block_size, rows[0].device
+    # the passes of n_loop steps; the row's number of tokens in the end
+    most, end = max(-(-n // k) for n, k in zip(counts, steps)), len(row) + max_new_tokens
+    draw = partial(choose_from, temperature=temperature, top_k=top_k, seed=row_seeds(seed, 1)[0],
+                   cut=len(rows[0]) - len(row))
+
+    begin = None                # of the context window
+    while len(row) < end:
+        begin_before, begin = begin, window(len(row), block)
+        if begin != begin_before:
+            # a new window is read at once; the token after it is then the wave
+            cache = make_cache(model, counts, 'latest', T_max=min(block, end - begin))
+            logits, used, _ = prefill(model, [row[begin:]], counts, exit, noise_seed, cache, True)
+            token = draw(logits, len(row))
+            inputs, live = token[0].tolist(), Wave(exit, model, most)
+            row = torch.cat((row, token[0]))
+            yield token, used
+            if stop is not None and token == stop:
+                return
+            continue
+
+        # one pass
+        first = len(row) - 1
+        span = Span(first - begin, len(inputs), dev)
+        x, ends = model.hidden(torch.tensor([inputs], device=dev), steps, None, noise_seed, span,
+                               cache, live.states)
+        tokens = draw(model.lm_head(x[0]), len(row))                            # (w, 1)
+        guesses = [inputs[0], *tokens[:, 0].tolist()]       # the inputs of tokens 0 ... w
+        converged = live.converged([state for state, _ in ends])
+
+        # the leading tokens leave that have converged and whose input is right
+        right = [a == b for a, b in zip(guesses, inputs)]
+        leave = int((converged & right).cumprod().sum())
+        if trace is not None:
+            trace.append(dict(position=first, inputs=inputs, tokens=guesses[1:], leave=leave,
+                              age=live.age.tolist()))
+        for i in range(leave):
+            row = torch.cat((row, tokens[i]))
+            yield tokens[i:i + 1], live.passes[i] * torch.tensor([steps], device=dev)
+            if stop is not None and tokens[i] == stop:
+                return
+        live.advance(leave, right)
+        # the others go on with new inputs, and one joins them
+        room = min(width, block - (len(row) - 1 - begin), end - len(row))
+        inputs = guesses[leave:][:room]
+
+
+class Wave:
+    """What the tokens of a wave keep from pass to pass; arrays of (w,), and (groups, w)."""
+
+    def __init__(self, rule, model, most):
+        self.rule, self.most, self.read = rule, most, rule and model.reader(rule)
+        self.states, self.memo = None, [None] * len(model.groups)       # (1, w, C) of each group
+        self.passes, self.age = np.zeros((2, 0), dtype=np.int64)
+        self.streak = np.zeros((len(model.groups), 0), dtype=np.int64)
+
+    def converged(self, states):
+        """Take in the states after a pass, (1, w, C) of each group -> (w,): who may leave?"""
+        before, self.states = self.states, states
+        joined = states[0].shape[1] - len(self.age)
+        self.passes, self.age, self.streak = (
+            np.append(kept, np.zeros((*kept.shape[:-1], joined), dtype=np.int64), axis=-1)
+            for kept in (self.passes, self.age, self.streak))
+        self.passes, self.age = self.passes + 1, self.age + 1
+        last = self.age >= self.most
+        if self.rule is None:
+            return last
+
+        # the rule sees the change from pass to pass, so it has no signal of a token's first one
+        value = np.full(self.streak.shape, np.inf)
+        if before is not None:
+            n = before[0].shape[1]
+            for g, (x0, x1) in enumerate(zip(before, states)):
+                found, self.memo[g] = self.signal(x0, x1[:, :n], self.memo[g])
+                value[g, :n] = np.inf if found is None else found[0].numpy(force=True)
+        value = np.where(self.age > 1, value, np.inf)
+        self.streak, exits, _ = self.rule.decide(value, self.streak, last)
+        return exits.all(axis=0)
+
+    def signal(self, x0, x1, memo):
+        """The rule's signal, and what it remembers, of tokens of which the leading have a memo."""
+        n = 0 if memo is None else memo.shape[1]
+        if n == 0 or n == x0.shape[1]:
+            return self.rule.signal(x0, x1, memo if n else None, self.read)
+        value, memo = self.rule.signal(x0[:, :n], x1[:, :n], memo, self.read)
+        first, new = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
+        first = value.new_full(x0[:, n:, 0].shape, np.inf) if first is None else first
+        return torch.cat((value, first), dim=1), torch.cat((memo, new), dim=1)
+
+    def advance(self, leave, right):
+        """Forget the leading tokens that leave, and the age of those whose input was not right."""
+        self.states = [x[:, leave:] for x in self.states]
+        self.memo = [None if memo is None else memo[:, leave:] for memo in self.memo]
+        self.passes = self.passes[leave:]
+        self.age, self.streak = (np.where(right, kept, 0)[..., leave:]
+                                 for kept in (self.age, self.streak))
+
+
+def check_wave(model, rows, width, rule):
+    if len(rows) != 1:
+        raise ValueError(f'a wave is for one row, not {len(rows)}: give wave=0')
+    if width < 1:
+        raise ValueError(f'wave must be a number of tokens, or 0 for one at a time, not {width}')
+    if not model.groups or model.config.injection == 'none':
+        raise ValueError('a wave needs a model with recurrent groups that read their input in '
+                         'every step: give wave=0')
+    if rule and (rule.by_row or rule.reads == 'through_coda'):
+        raise ValueError(f"the rule '{rule.name}' needs more than a token's own state, which a "
+                         'wave does not give it: choose another, or wave=0')
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+def main():
+    from decode import some_model
+    from sample import paint, print_legend
+    model, prompt, text_of = some_model(out_dir, start)
+    rule, trace = make_exit(exit, tau) if exit else None, []
+    tokens, steps = zip(*stream_wave(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
+                                     width=wave, steps=wave_steps, trace=trace))
+
+    print('pass   what each token of the wave predicts; *: this is certain, and the token leaves')
+    for n, one in enumerate(trace, start=1):
+        line = '  ' * (one['position'] - len(prompt))
+        for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
+            shown = text_of(token)[:1] if text_of(token).isprintable() else ' '
+            line += paint(f"{shown}{'*' if i < one['leave'] else ' '}", age * wave_steps)
+        print(f'{n:4d}   {line}')
+    print_legend()
+
+    full, _ = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, cache='latest'))
+    same = sum(bool(a == b) for a, b in zip(tokens, full))
+    in_the_wave = max(1, len(tokens) - 1)       # the first one comes from the prompt
+    print(f'{len(tokens)} tokens, {len(trace) / in_the_wave:.2f} passes and '
+          f'{torch.cat(steps[1:] or steps).float().mean():.1f} loop steps a token; with {n_loop} '
+          f'fixed loops {same} are equal')
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)
