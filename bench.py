@@ -3,7 +3,7 @@ How good and how fast is each way to decode: fixed budgets, exit rules, drafts, 
 
     python bench.py                     the default run's checkpoint, three minutes on two cores
     python bench.py --cache=exact       one cache policy only; --past=False: own signals only
-    python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with one part changed
+    python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
 Writes out_dir/bench.csv, figure_4.png, quality.png and frontier.png, and prints tables and verdicts
@@ -21,7 +21,7 @@ Fidelity, on text: held-out prompts are continued at every point but oracles. Ho
 are those of the full budget, and what does a token cost? Here too all points take turns.
 
 The defaults are small: 24 windows, two rounds, no `accel_hat`, which hardly ever triggers. Below
-`least_tau` a rule is measured with its own signals under `exact` only, as in the paper.
+`least_tau` a rule is measured only under `exact` and without waiting for the past, as in the paper.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -57,8 +57,8 @@ out_dir: str | None = None   # None = out, or pretrained/text if you have traine
 dataset: str | None = None  # held-out text; None = the run's own
 rules = [name for name in EXITS if name != 'accel_hat']
 taus = [1e-5, 1e-4, 1e-3, 1e-2]     # the paper's sweep
-more_taus = [3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]    # beyond it, and marked so
-least_tau = 0.1             # below it: own signals under exact only
+more_taus = [3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]    # beyond it, marked * in the table
+least_tau = 0.1             # below it: only exact, without waiting for the past
 budgets = [1, 2, 3, 4, 6, 8, 12, 16, 30]    # fixed loop steps
 epsilons = [0.3, 1.0]       # of the oracle: distance to the last state
 n_loop = 30                 # the full budget, and k_max of every rule
@@ -124,7 +124,7 @@ class Point:
         return self.exit is not None and self.exit.past
 
     def add(self, **values):
-        """Append what was measured of further windows, or tokens: {name: (n, ...)}."""
+        """Append measurements on further windows or tokens: {name: (n, ...)}."""
         for name, new in values.items():
             before = self.measured.get(name)
             self.measured[name] = new if before is None else np.concatenate((before, new))
@@ -162,8 +162,8 @@ def points_for_text(make, points):
 
 
 def kinds_of(policy):
-    """(rule, policy, past) for each rule, with its own signals and waiting as `past` asks for."""
-    # only `exact` keeps what a lone token needs in order to wait: elsewhere just a prompt waits
+    """(rule, policy, past) for each rule and each value of the knob `past` that applies."""
+    # only `exact` keeps the signals that a single token waits for; elsewhere only prompts wait
     waits = dict.fromkeys(as_list(past)) if policy == 'exact' else [True]
     return [(name, policy, wait) for name in dict.fromkeys(rules) for wait in waits]
 
@@ -181,7 +181,7 @@ def oracle(model, eps):
 
     Each group loops twice: to the end, to know the last states, and then until each token is near
     its own. No exit rule can do that, since a rule sees one step at a time, and a later group
-    depends on where the earlier ones stopped. So the forward of each group is replaced meanwhile.
+    depends on where the earlier ones stopped. So each group's forward is replaced in this context.
     """
     for group in model.groups:
         group.forward = oracle_forward(group.forward, eps)
@@ -200,7 +200,7 @@ def oracle_forward(plain, eps):
         last, _, _ = plain(e, n_loop, None, None, noise_seed, span, caches, x0)     # (B, T, C)
 
         def distance(x, x1, memo, read):
-            memo = last if memo is None else memo       # then of the rows that still loop
+            memo = last if memo is None else memo       # later: of the rows that still loop
             return vector_norm(x1 - memo, dim=-1), memo
 
         rule = Exit(distance, eps, name='oracle')
@@ -293,7 +293,7 @@ def decode_window(model, point, idx, start, seed=0):
     # an oracle chooses its loop steps beforehand, and only running them is timed
     T, schedule = idx.shape[1], None
     if point.rule == 'oracle':
-        _, _, evals = log_probabilities(model, point, idx, seed)            # the most of any row:
+        _, _, evals = log_probabilities(model, point, idx, seed)            # most of any row:
         schedule = evals.amax(dim=0).tolist()                               # (T, groups)
     kept = make_cache(model, point.loops, point.cache, point.ring, T)
     prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept,
@@ -380,14 +380,14 @@ def continuations(model, points, prompts, new_tokens, n_loop, temperature=0.0, s
 
 def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
     """
-    For each kind the largest tau that costs at most `nats` above the full budget, a row each.
+    A row for each kind, with the largest tau that costs at most `nats` above the full budget.
 
     The paper leaves tau to be tuned by hand. Here half of the windows idx, targets (N, T) choose
     it: the first of TAU_GRID for which the upper end of the 95% interval is at most `nats`. The
-    other half then tells what it costs. make(tau, *kind) -> Point, see make_point.
+    other half then measures the cost. make(tau, *kind) -> Point, see make_point.
 
-    A row: cache, rule, past and tau, None if none will do; otherwise upper (that upper end), and
-    of the other half cost, cost_low, cost_high, evals and kept (is the mean within `nats`?).
+    A row has cache, rule, past and tau, which is None if no tau will do. Otherwise also upper (that
+    upper end), and from the other half cost, cost_low, cost_high, evals and kept (cost <= nats?).
     ValueError if nats are not positive or the windows too few.
     """
     if not nats > 0:
@@ -428,7 +428,7 @@ def print_thresholds(rows, nats):
         else:
             print(f"{name} {row['tau']:8g}  {row['cost']:+.4f} [{row['cost_low']:+.4f}, "
                   f"{row['cost_high']:+.4f}]  {row['evals']:5.2f} block maps"
-                  + ('' if row['kept'] else '  the promise is not kept'))
+                  + ('' if row['kept'] else '  above the limit here'))
 
 
 # tables and the verdict ---------------------------------------------------------------------------
@@ -521,8 +521,8 @@ def verdict(rows, times, same, seed=0):
     # the fastest fixed budget of each policy, and the fastest rules, with own signals and waiting
     fastest, says = compare(good, 'ms_per_token', ('kind', 'past'), details, seed)
     if fastest['rule'] == 'fixed':
-        says.append('No rule is worth its cost here: as many loops for every token are as good '
-                    'and faster.')
+        says.append('No rule is worth its cost here: a fixed number of loops is as good and '
+                    'faster.')
     return [f'Within {same:g} nats of the full budget the fastest is {says[0]}', *says[1:]]
 
 
@@ -602,7 +602,9 @@ def check_knobs(block_size):
 
 
 def measure(model, points, of_text, idx, targets, start, folder):
-    """Quality, latency, texts -> the rows of bench.csv, which is written whatever ends this."""
+    """
+    Quality, latency, texts -> all points measured. bench.csv is written even if interrupted.
+    """
     groups, every = model.config.groups, [*points, *[p for p in of_text if p not in points]]
     try:
         quality(model, points, idx, targets, n_loop, seed)

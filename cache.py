@@ -26,15 +26,15 @@ policy is an iteration scheme:
     latest    the earlier tokens as they were at their last step          Gauss-Seidel
     ring      in between
 
-Where loops are path independent (the end does not depend on the way), all three reach the same
-fixed point. They differ in memory and in
-the number of steps. With `exact`, information that has to pass through many tokens moves on by one
-block map a step; with `latest` it is already there when a new token begins.
+Where loops are path independent (the last state does not depend on the path), all three reach the
+same fixed point. They differ in memory and in the number of steps. With `exact`, information that
+has to pass through many tokens advances by one block map in each step; with `latest` it is already
+there when a new token begins.
 
     B, b     rows of the batch; those of them that still loop
     T, end   new tokens; all tokens up to and including them
     H, D     heads; width of a head
-    k        the loop step, from 1; a layer outside the groups has step 1 alone
+    k        the loop step, from 1; a layer outside the groups has only step 1
 """
 from functools import partial
 
@@ -88,11 +88,11 @@ class KeysValues:
     def __init__(self, slots, T_max):
         self.slots, self.T_max = slots, T_max
         self.keys = self.values = None
-        self.signals = None         # of the first layer of a group, see Signals
+        self.signals = None         # only in the first layer of a group, see Signals
 
     def update(self, keys, values, span, k=1, rows=None, active=None):
         """
-        Write what the new tokens have at loop step k, and read what is there for all tokens so far.
+        Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
         keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
         k: the same for all, or (b,) where each of `rows` is at a step of its own.
@@ -107,9 +107,9 @@ class KeysValues:
         b = slice(None) if rows is None else rows
         new = slice(span.start, span.end)
         if active is not None:
-            # with a slot for each step, what a token that exited left is copied from slot to slot;
-            # in a shorter ring each slot keeps what was written last. (Ragged rows have one token
-            # each, so that such a row leaves the batch as a whole and active is None.)
+            # with a slot for each step, copy an exited token's keys from slot to slot; in a
+            # shorter ring, each slot keeps what was written last. (A ragged row has one token,
+            # so it leaves the batch when that token exits, and active is None.)
             last = k - 2 if 1 < k <= self.slots else slot
             active = active[:, None, :, None]
             keys = torch.where(active, keys, self.keys[last, b, :, new])
@@ -126,7 +126,7 @@ class KeysValues:
             return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end], mask
         if mask is not None and len(mask) > 1:
             mask = mask[rows]
-        # slots and rows as one dimension: to select from it is the fastest copy
+        # flatten slots and rows: selecting from one dimension is the fastest copy
         at = slot * self.keys.shape[1] + rows
         keys, values = (store.flatten(0, 1)[:, :, :span.end].index_select(0, at)
                         for store in (self.keys, self.values))
@@ -162,12 +162,12 @@ class KeysValues:
 
 class Signals:
     """
-    For rules that wait for the past: at each loop step the largest signal of the tokens up to each
-    place of a row that looped then, (B, 1 + T_max, k_max); -inf where there was none. The token at
+    For rules that wait for the past: at each loop step, the largest signal among the tokens up to
+    each place of a row that still looped, (B, 1 + T_max, k_max); -inf if none did. The token at
     position t has place t + 1, because place 0 stands for the time before the first token.
 
-    With them a token that comes alone waits as it would beside the others. Only `exact` has them:
-    `latest` shows a new token the others at their last step, so there is nothing to wait for.
+    With these, a token that is decoded alone waits as it would beside the others. Only `exact` has
+    them: under `latest` a new token reads the others' last states, so it need not wait.
     """
 
     def __init__(self, T_max, k_max):
@@ -175,7 +175,7 @@ class Signals:
 
     def begin(self, span, B, rows=None):
         """
-        New tokens of B rows, of which these (None: all) begin a pass: forget what an earlier pass
+        Begin a pass of new tokens in these of the B rows (None: all): forget what an earlier pass
         left at their places.
         """
         if self.largest is None:
@@ -188,8 +188,8 @@ class Signals:
 
     def wait(self, value, active, k, rows):
         """
-        exits.wait_for_past for rows (b,) at step k, an int or (b, 1), with earlier passes; the
-        result is kept.
+        exits.wait_for_past with the signals of earlier passes, for rows (b,) at step k, an int or
+        (b, 1). Stores the result.
         """
         row, new = rows[:, None], self.new[rows]
         value = wait_for_past(value, active, self.largest[row, new[:, :1] - 1, k - 1])
@@ -220,7 +220,7 @@ def main():
         slots = dict(exact=n_loop, ring=min(ring, n_loop), latest=1)[policy]
         kept = KeysValues(slots, 3)
         for position, exited in enumerate((max(1, n_loop // 2), n_loop)):
-            for k in range(1, exited + 1):      # a key that says which step it is of
+            for k in range(1, exited + 1):      # a key whose value is its loop step
                 key = torch.full((1, 1, 1, 1), float(k))
                 kept.update(key, key, Span(position), k)
             kept.fill(None, exited, Span(position))

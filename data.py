@@ -86,7 +86,7 @@ def explain(what, advice, errors=Exception):
 
 def get_encoding(name, folder='.'):
     """
-    The encoding of this name: a tiktoken.Encoding, or an object with those of its methods we use.
+    The encoding of this name: a tiktoken.Encoding, or an object with the methods of it that we use.
 
     name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json, which is also looked
     for in `folder`, beside the checkpoint. ValueError if it is unavailable, or if its ids do not
@@ -108,7 +108,7 @@ def get_encoding(name, folder='.'):
     elif name in public:
         with explain(f"the '{name}' encoding is not on this machine and could not be fetched",
                      'go online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or make '
-                     'the data with --tokenizer=bytes, which needs nothing'):
+                     'the data with --tokenizer=bytes, which needs no file'):
             encoding = tiktoken.get_encoding(name)
     else:
         raise ValueError(f"unknown tokenizer '{name}': choose bytes, one of {', '.join(public)}, "
@@ -152,14 +152,14 @@ class TokenizerJson:
             return b''.join(BYTES.get(letter, letter.encode()) for letter in text)
         if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
             return bytes.fromhex(text[3:5])
-        return text.replace('\u2581', ' ').encode()         # and a blank
+        return text.replace('\u2581', ' ').encode()         # its blank
 
 
 # where text comes from ----------------------------------------------------------------------------
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
     """
-    The documentation in torch's own Python files, the same on every machine: a document a file.
+    The documentation in torch's own Python files, the same on every machine: one document a file.
 
     It consists of the docstrings of at least 80 characters and of the other strings of at least 200
     that have several lines (no parts of f-strings), each once, in the order of path and position.
@@ -222,14 +222,14 @@ class FineWeb:
     """
     FineWeb's texts, streamed from the hub. ValueError if the stream cannot be opened or breaks off.
 
-    path: another data set with its columns, on the hub or in a local folder.
+    path: another data set with the same columns, on the hub or in a local folder.
     state_dict, load_state_dict: the position in the stream, as in datasets.IterableDataset.
     """
 
     def __init__(self, path, config, revision):
         import datasets  # takes a second
         import huggingface_hub
-        for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # their retries
+        for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
             logging.getLogger(library).setLevel(logging.CRITICAL)
 
         path = path or 'HuggingFaceFW/fineweb'
@@ -470,7 +470,7 @@ def load(name):
     """
     data/NAME as (train, val, meta): two uint16 memmaps and meta.json.
 
-    torchdocs is made if it is missing or damaged, with a warning if it is another text than the
+    torchdocs is made if it is missing or damaged, with a warning if its text differs from the
     README's. ValueError, with the command that helps, if another data set is missing or damaged.
     """
     folder = f'data/{name}'
@@ -531,7 +531,7 @@ class Text:
                              f'{T} tokens in {self.name}: make --batch_size smaller')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """Random windows of the training text, of which `mine` are wanted: x, y (B, T)."""
+        """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
         return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
 
     def n_held_out(self, T):

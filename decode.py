@@ -4,12 +4,12 @@ Decoding: the prompt at once, then one token at a time.
     python decode.py                    a prompt decoded with every cache policy and some exit rules
     python decode.py --start='def ' --n_loop=12
 
-GPT.stream, which GPT.generate and sample.py use, calls `stream`: prompts go in, and tokens (B, 1)
-come out one after another, each with the loop steps that it took. It knows nothing of text.
-wave.py decodes several tokens at once.
+GPT.generate and sample.py call GPT.stream, which calls `stream` or, for several tokens at once,
+wave.py: prompts go in, and tokens (B, 1) come out one after another, each with the loop steps that
+it took. Both know nothing about text.
 
-How many slots of keys and values a looped layer has is the cache policy; cache.py says what they
-are. `exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
+The cache policy says how many slots of keys and values a looped layer has (see cache.py).
+`exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
 steps (Geiping 5), and `latest`, one slot, take less memory and change the result. With `latest` a
 prompt loops until it has converged, and each new token then reads its converged states.
 
@@ -37,12 +37,12 @@ out_dir: str | None = None  # None = out, or pretrained/text if you have trained
 start = 'The method returns '
 max_new_tokens = 24
 n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
-tau = 0.1                   # threshold of norm_rel; accel has ten times as much
+tau = 0.1                   # threshold of norm_rel; accel uses ten times this
 ring = 4                    # slots of the policy ring
 # -------------------------------------------------------------------------------------------------
 
 POLICIES = ('exact', 'ring', 'latest')
-# a prompt has converged, where no rule says it, once no state of it moves by a hundredth
+# without a rule, a prompt has converged once all its states move by less than a hundredth
 CONVERGED = make_exit('norm_rel', 1e-2, past=True)
 
 
@@ -74,9 +74,9 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
 
 def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=None):
     """
-    All tokens of some rows at once, each with its own exit, into an empty cache or none.
+    Run all tokens of some rows at once, each with its own exit, with an empty cache or none.
 
-    rows: 1-D tensors of any lengths. converge: loop until_converged. chunk: how many tokens at a
+    rows: 1-D tensors of any lengths. converge: see until_converged. chunk: how many tokens at a
     time, each chunk after those before it; None = all. Returns the logits (B, V) after each row's
     last token, its steps_used (B, groups), and what each group handed on for it (B, 1, C).
     """
@@ -99,10 +99,10 @@ def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=
 
 def until_converged(counts, exit, T):
     """
-    Budgets and rule with which T tokens side by side converge, as later tokens of `latest` need it.
+    Budgets and rule that let T tokens side by side converge, so that later tokens can read them.
 
     Information needs up to T - 1 extra loop steps to reach the last token, so the budget is that
-    much larger and the rule waits for the past. One token alone keeps its own.
+    much larger and the rule waits for the past. A single token keeps its budget and rule.
     """
     if T == 1:
         return counts, exit
@@ -132,7 +132,7 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
     kept and block maps evaluated of each group, both (B, T, groups).
 
     With `exact` one pass over the whole sequence is what decoding token by token gives. With any
-    other policy each token comes alone, after the keys and values that were kept of those before.
+    other policy each token runs alone and reads the keys and values kept for earlier tokens.
     """
     whole = policy == 'exact' and not (exit and exit.by_row)
     passes = [slice(None)] if whole else [slice(t, t + 1) for t in range(idx.shape[1])]
@@ -164,7 +164,7 @@ def choose(logits, temperature, top_k, keys):
                          'infinity')
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
-    # subtract the largest first, so that a small temperature overflows nothing
+    # subtract the largest first, so that a small temperature cannot overflow
     logits = logits.float()
     logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
@@ -208,7 +208,7 @@ def window(n, block_size):
     """
     The first position in the context window when a row has n tokens.
 
-    All tokens while they fit. When the block is full, the window moves on by half a block, so that
+    0 while all tokens fit. When the block is full, the window moves on by half a block, so that
     every later token has at least half a block of context.
     """
     hop = max(1, block_size // 2)
@@ -232,8 +232,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     stop: the token that ends a row, which then costs nothing more and yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
     draft_loops: self-speculation with this many loops (Geiping 5), see speculate.
-    prefill_chunk: prompt tokens at a time, None = all. With `exact` it changes nothing; with
-    `latest` and 1, a prompt is read as the tokens after it are, as serving/ does it.
+    prefill_chunk: prompt tokens at a time, None = all. With `exact` it changes nothing. With
+    `latest`, 1 means that a prompt is read like new tokens, as in serving/.
 
     ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
     draft_loops that do not fit, a NaN.
@@ -252,10 +252,10 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
                              stop, new_cache, draw)
         return
 
-    # the rows that go on; their cache, the starts of their windows, their last states
+    # the rows still decoding; their cache, the starts of their windows, their last states
     live, kept, starts, warm = list(range(len(rows))), None, None, None
     for _ in range(max_new_tokens):
-        # the next logits of the rows that go on: a whole window if it is new, else the last token
+        # the next logits: run the whole window if it is new, otherwise the last token alone
         starts_before, starts = starts, [window(len(rows[b]), block) for b in live]
         if kept is None or starts != starts_before:
             kept = new_cache() if cache else None
@@ -385,8 +385,8 @@ def main():
         same = sum(bool(a == b) for a, b in zip(tokens, reference))
         print(f'{name:28s} {same:12d} of {len(tokens)} '
               f'{torch.cat(steps).float().mean():11.2f} {ms:12.1f}')
-    print('\nequal tokens: with the first line. With `latest` the prompt takes more steps than the '
-          'budget, to converge.\nThe steps of drafts are not counted.')
+    print('\nequal tokens: as in the first line. With `latest` the prompt may loop beyond the '
+          'budget, until it has converged.\nThe steps of drafts are not counted.')
 
 
 if __name__ == '__main__':

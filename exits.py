@@ -4,10 +4,10 @@ Exit rules: when may a token stop looping?
     python exits.py                     every rule on a spiral and on one token of a model
     python exits.py --turn=20           the same on a spiral that turns less
 
-`algorithm_1` is the paper's Algorithm 1, line by line, for one state; it is here to be read and to
-test against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. For one
-token, whose block map depends on nothing else, both give the same steps. `Exit.decide` is the one
-place where it is decided who exits.
+`algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
+against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. For one
+token, whose block map depends on nothing else, both give the same steps. Only `Exit.decide` decides
+who exits.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
@@ -30,10 +30,10 @@ from torch.linalg import vector_norm
 from common.configurator import configure, imported, run
 
 # -------------------------------------------------------------------------------------------------
-tau: float | None = None    # threshold of all rules; None = one for each that shows what it does
+tau: float | None = None    # threshold of all rules; None = an instructive one for each rule
 n_loop = 16                 # budget of loop steps
 shrink = 0.7                # the spiral: each step multiplies the length by this ...
-turn = 60.0                 # ... and turns by so many degrees
+turn = 60.0                 # ... and turns it by this many degrees
 start = 'Returns a new tensor'  # a prompt; its last token is shown
 # -------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ def algorithm_1(f, x0, tau, k_max):
 # signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
 #
 #     x0, x1    (..., C)
-#     memo      what the next step needs of this one; None at the first step
+#     memo      what this step leaves for the next; None at the first step
 #     read      state (..., C) -> logits (..., V), see Exit.reads
 #     value     (...), or None while it is undefined
 
@@ -77,7 +77,7 @@ def norm_rel(x0, x1, memo, read):
 
 def kl(x0, x1, memo, read):
     """Eq. 4: KL(p^(k) || p^(k-1)) in nats; memo holds log p^(k)."""
-    # paper silent: which logits inside an early group: ln_f and the tied head (a logit lens)
+    # paper silent on the logits of an early group: here ln_f and the tied head (a logit lens)
     log_p0 = read(x0).float().log_softmax(-1) if memo is None else memo
     log_p1 = read(x1).float().log_softmax(-1)
     divergence = (log_p1.exp() * (log_p1 - log_p0)).sum(-1)
@@ -100,7 +100,7 @@ def accel_hat(x0, x1, memo, read):
 
 
 def accel_rel(x0, x1, memo, read):
-    """The acceleration over the norm of the state: a denominator "based on ... activations"."""
+    """The acceleration over the norm of the state (the paper: "based on ... activations")."""
     delta = x1 - x0
     if memo is None:
         return None, delta
@@ -116,10 +116,10 @@ class Exit:
 
     keep: does the token keep the step that triggered? Algorithm 1 returns the state before it.
     past: wait for the past, see wait_for_past.
-    reads: the model's method (state, rows, span, cache) -> what the signal gets as `read`. readout
-    is ln_f and the head, through_coda goes through the last layers first.
-    by_row: its signal is the same for all tokens of a row, which exit together, so that a pass over
-    a whole sequence is not what decoding gives.
+    reads: the model's method (state, rows, span, cache) that the signal calls as `read`. readout is
+    ln_f and the head; through_coda runs the last layers first.
+    by_row: all tokens of a row share one signal and exit together, so a pass over a whole sequence
+    differs from decoding token by token.
 
     A rule object remembers nothing of a pass, so it can be used for any number of passes.
     """
@@ -148,7 +148,7 @@ class Exit:
         return streak, triggered | last, self.keep | (triggered ^ True)
 
 
-# the paper's rules and two of ours; another one is a signal and a line here
+# the paper's rules and two of ours; to add one, write a signal and a line here
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
@@ -188,7 +188,7 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
 def wait_for_past(value, active, before=None):
     """
     Each token's signal (b, T) -> the largest among its own and those of earlier tokens of its row
-    that still loop (active): a token that has converged may only be waiting for their information.
+    that still loop (active): a token that seems converged may not have their information yet.
 
     before (b, 1): the largest signal of tokens of earlier passes, see cache.Signals.
     """
@@ -202,8 +202,8 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
     Loop each token until `rule` lets it exit, at most k_max steps.
 
     x (B, T, C) float32: the states x^(0). step(x, k, rows, active) -> the next states (b, T, C) of
-    the rows that still loop. Here x (b, T, C) are their states, rows (b,) their numbers and active
-    (b, T) their tokens that still loop; None stands for all of them. read(x, rows): see Exit.
+    the rows that still loop. For these rows, x (b, T, C) are the states, rows (b,) the numbers, and
+    active (b, T) the tokens that still loop; None means all. read(x, rows): see Exit.
     on_exit(rows, k): all tokens of these rows have exited, the last one at step k. signals: those
     of earlier passes, for a rule that waits for the past.
 
@@ -214,14 +214,14 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
     x_star = torch.empty_like(x)
     steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
     rows, active, streak, memo = np.arange(B), np.ones((B, T), dtype=bool), 0, None
-    on_rows = on_active = None      # both on the device, None while that is all of them
+    on_rows = on_active = None      # rows and active on the device; None = all
     for k in range(1, k_max + 1):
         # one block map; a token that has exited keeps its state
         x1 = step(x, k, on_rows, on_active)
         if on_active is not None:
             x1 = torch.where(on_active[..., None], x1, x)
 
-        # who exits, and who of them takes the new state?
+        # which tokens exit, and which take the new state?
         value, memo = rule.signal(x, x1, memo, read and partial(read, rows=on_rows))
         value = on_host(value, rule, k)
         if rule.past and value is not None:
@@ -239,7 +239,7 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
         evals[rows[row], token] = k
         active = active & ~exits
 
-        # rows of which all tokens have exited leave the batch
+        # rows whose tokens have all exited leave the batch
         stay = active.any(axis=1)
         if not stay.all():
             leave_batch(x_star, x, rows, stay, partial(on_exit, k=k))
@@ -278,7 +278,7 @@ def on_host(value, rule, k):
 
 def on_device(array, x):
     """A NumPy array as a tensor on the device of x."""
-    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # of a view a copy
+    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # copies views
 
 
 # the demonstration --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def main():
     rule = show(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees', torch.stack(spiral),
                 lambda x: x, taus)
     _, k = algorithm_1(lambda x: shrink * rotate @ x, spiral[0], rule.tau, n_loop)
-    print(f'algorithm_1 at tau {rule.tau:g} keeps {k} steps: as `accel`')
+    print(f'algorithm_1 at tau {rule.tau:g} keeps {k} steps, like `accel`')
 
     # the last token of a prompt, in the first group of a trained model
     from common.checkpoint import open_run

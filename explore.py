@@ -63,7 +63,7 @@ def record(model, idx, right, n_loop, noise_seed=0):
         rules = EXITS | model.rules
         signals = {name: signals_of(rule, model, states) for name, rule in rules.items()}
 
-        # the next token that each state predicts; only the last group's go through the coda
+        # the next token that each state predicts, in the last group through the coda
         to_logits = model.through_coda if group is model.groups[-1] else model.readout
         top, nats = zip(*(predictions(to_logits(x)[0], right) for x in states[1:]))
 
@@ -100,7 +100,7 @@ def signals_of(rule, model, states):
 
 
 def short(tensor, digits):
-    """A tensor as lists of numbers with so many digits; nine are enough for each float32."""
+    """A tensor as lists of numbers of `digits` digits; nine are enough for any float32."""
     def shorten(value):
         return [*map(shorten, value)] if isinstance(value, list) else float(f'{value:.{digits}g}')
     return shorten(tensor.tolist())
@@ -122,7 +122,7 @@ def prompt_of(text, encoding, block_size):
 
 
 def page(record, title, intro, command):
-    """The template filled in. Without `<` the text of the record cannot end its script element."""
+    """Fill in the template. Escaping `<` keeps the record from ending its script element."""
     template = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'explore.html')
     with open(template, encoding='utf-8') as f:
         template = f.read()

@@ -130,7 +130,7 @@ def steps_to_a_tenth(norms):
 
 def last_clear_cos(states, floor):
     """
-    The cosine at which each token settles: at its last step that is clear of rounding.
+    Each token's cosine at its last step that is clear of rounding.
 
     states (K+1, ..., C) -> (...), nan where no step is clear. floor: the rounding floor.
     """
@@ -157,7 +157,7 @@ def load_run(out_dir, device):
                      if knob not in FREE_KNOBS and value != last['config'].get(knob)]
         if checkpoint['iter_num'] > last['iter_num']:
             raise ValueError(f'{path} is later than ckpt.pt: resume the run, or remove the file if '
-                             'the folder was used twice')
+                             'it is of another run')
         if differing:
             raise ValueError(f"{path} is of another run than ckpt.pt ({', '.join(differing)}): "
                              'remove it')
@@ -181,8 +181,8 @@ def measure(model, idx, n_loop):
     The probes of one checkpoint on idx (B, T): a dict for each group.
 
         norm (K,), cos (K-1,)                   means over the tokens
-        dlr_noise, dlr_first, dlr_settled       means, if another group follows: Eq. 2 to its x^(0),
-                                                to its x^(1), to its x^(K)
+        dlr_noise, dlr_first, dlr_settled       means of Eq. 2 with the next group's x^(0), x^(1) or
+                                                x^(K), if there is a next group
         floor_float32, floor_bfloat16           rounding floors
         settled (B, T)                          cosine of each token, see last_clear_cos
 
@@ -232,7 +232,7 @@ def draw_window(folder, groups, trace, words, depth):
     words: the text of each of its T tokens. depth (T,): of a task's labels, or None.
     """
     T = len(words)
-    tokens = np.linspace(T // 3, T - 1, 3).astype(int)          # the three that figure 1 follows
+    tokens = np.linspace(T // 3, T - 1, 3).astype(int)          # three for figure 1
     states = [entry['states'][:, 0] for entry in trace]                         # (K+1, T, C) each
     points = pca_2d(torch.stack([x[1:] for x in states]))       # from x^(1) on: x^(0) is noise
     plots.figure_1(points.cpu().numpy(), tokens, groups, f'{folder}/figure_1.png')

@@ -43,7 +43,7 @@ seed = 0
 
 
 def derived_seed(*key):
-    """A 63-bit seed from (seed, purpose, iteration, ...). Another key gives unrelated numbers."""
+    """A 63-bit seed from (seed, purpose, iteration, ...). Different keys give unrelated seeds."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return int.from_bytes(digest[:8], 'little') >> 1
 
@@ -52,8 +52,8 @@ def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
     """
     How often to loop: the lognormal-Poisson draw of Geiping Eq. 1 and 2, of mean r + 1.
 
-    n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1. Draws of the same mean to compare it with:
-    'uniform' on 1 ... 2r + 1, and 'fixed' at r + 1 (r rounded).
+    n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1. For comparison, two draws of the same
+    mean: 'uniform' on 1 ... 2r + 1, and 'fixed' at r + 1 (r rounded).
     """
     r = round(mean_recurrence)
     if draw == 'fixed':
@@ -67,7 +67,7 @@ def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
 
 def truncated_noise(*shape, generator=None, device='cpu'):
     """x^(0) of Geiping App. C.1: a normal of variance 2/5, cut at 3 sigma, like the embedding."""
-    # by the inverse of the normal distribution, which takes half the time of drawing until it fits
+    # by the inverse normal distribution: twice as fast as redrawing what lies outside 3 sigma
     inside = math.erf(3 / math.sqrt(2))         # the share of a normal within 3 sigma
     uniform = torch.empty(shape, device=device).uniform_(-inside, inside, generator=generator)
     return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
@@ -79,9 +79,9 @@ class RecurrentGroup(nn.Module):
 
     index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
     one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
-    To add an injection: its name in GPTConfig, its weights here (an nn.Parameter keeps the value
-    that it gets here), what it computes once a pass in `inject`, its formula in `step`, and its
-    cost in model.flops_per_token.
+    To add an injection, write its name in GPTConfig, its weights here (init_weights does not change
+    an nn.Parameter), what it computes once a pass in `inject`, its formula in `step`, and its cost
+    in model.flops_per_token.
     """
 
     def __init__(self, core, config, index=0):
@@ -95,7 +95,7 @@ class RecurrentGroup(nn.Module):
         self.index, self.block_size = index, config.block_size
         self.injection, self.norm_inside = config.injection, config.norm_inside
         self.bptt_k, self.step_noise = config.bptt_k, config.step_noise
-        # paper silent: with injection 'none' nothing but x^(0) could bring the input in
+        # paper silent: with injection 'none' only x^(0) can bring in the input
         self.x0 = 'e' if config.injection == 'none' else config.x0
         # for training, set by train.py: rank, world size, noise generator
         self.rank, self.world, self.generator = 0, 1, None
@@ -103,7 +103,7 @@ class RecurrentGroup(nn.Module):
         self.tables, self.tables_of = {}, None
 
     def noise(self, like, k, noise_seed, pos):
-        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. pos: as Span has it."""
+        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. pos: see Span."""
         if self.training:
             # every process draws the noise of the whole batch and takes its own rows, so that the
             # number of processes changes nothing
@@ -111,8 +111,8 @@ class RecurrentGroup(nn.Module):
             whole = truncated_noise(B * self.world, T, C, generator=self.generator,
                                     device=like.device)
             return whole[B * self.rank:B * (self.rank + 1)]
-        # in evaluation it is a function of (noise_seed, group, k, position) alone: a table for each
-        # k, of the last noise seed used, drawn on the CPU so that every device sees the same
+        # in evaluation, noise depends only on (noise_seed, group, k, position): a table for each k,
+        # kept for the last noise seed used, and drawn on the CPU so that all devices agree
         if self.tables_of != (noise_seed, like.device):
             self.tables, self.tables_of = {}, (noise_seed, like.device)
         if k not in self.tables:
@@ -131,18 +131,18 @@ class RecurrentGroup(nn.Module):
         return self.noise(e, 0, noise_seed, slice(e.shape[1]) if pos is None else pos)
 
     def inject(self, e):
-        """What is the same in every step: the adapter's weight on x, and e's share (B, T, C)."""
+        """What all steps share: the adapter's weight for x, and what e adds (B, T, C)."""
         if self.injection != 'concat':
             return None, e
         on_x, on_e = self.adapter.weight.chunk(2, dim=1)                        # (C, C) each
-        # under autocast a product is bf16, and the sum that it goes into is not
+        # under autocast the product is bf16, but the sum must be float32
         return on_x, F.linear(e, on_e).to(e.dtype)
 
     def step(self, x, e, injected=None, updates=None, pos=None):
         """
         One block map x^(k-1) -> x^(k), (B, T, C) float32.
 
-        injected: inject(e), where it is known already, and e is not used. updates: a cache hook for
+        injected: inject(e), if computed already; e is then not used. updates: a cache hook for
         each layer of the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
         """
         on_x, share = self.inject(e) if injected is None else injected
@@ -165,7 +165,7 @@ class RecurrentGroup(nn.Module):
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
         """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
         pos = span.pos[rows] if rows is not None and span.ragged else span.pos
-        # differs from the paper: with noise in every step its cosines of 0.5 could not be
+        # differs from the paper: noise in every step rules out its cosines of 0.5
         if self.step_noise:
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
         # the step of the rows that still loop, with the keys and values of step k
@@ -187,7 +187,7 @@ class RecurrentGroup(nn.Module):
             if states is not None:
                 states[k] = x
             if k == n_loop - self.bptt_k:
-                # weights that were cast to bf16 without gradient must not serve the steps with it
+                # drop the bf16 weights that were cast without gradients: later steps need them
                 torch.clear_autocast_cache()
         return x
 
@@ -214,7 +214,7 @@ class RecurrentGroup(nn.Module):
             x = self.init_state(e, noise_seed, span.pos)
             x = x if x0 is None else torch.cat((x0, x[:, x0.shape[1]:]), dim=1)
         if exit is not None and caches is None:
-            # side by side all tokens are at the same step: one slot is exact
+            # all tokens are at the same step, so one slot is exact
             caches = [KeysValues(1, T) for _ in self.core]
         f = partial(self.step_of_pass, injected=self.inject(e), noise_seed=noise_seed, span=span,
                     caches=caches)
@@ -244,7 +244,7 @@ class RecurrentGroup(nn.Module):
 
 def states_of(x, n_loop, training):
     """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
-    # a list keeps gradients; one tensor, allocated at once, fails at once where memory is short
+    # a list keeps gradients; one tensor, allocated first, fails early if memory is short
     states = [x] * (n_loop + 1) if training else x.new_empty(n_loop + 1, *x.shape)
     states[0] = x
     return states

@@ -42,17 +42,17 @@ class GPTConfig:
     n_embd: int = 768
     dropout: float = 0.0
     bias: bool = False              # in the linear layers of attention and MLP
-    groups: list = field(           # the layers that loop; paper silent: they count from 0
+    groups: list = field(           # the layers that loop; paper silent: counted from 0
         default_factory=lambda: [[4], [5, 6], [7]])
     mean_recurrence: float = 12.0   # r of the lognormal-Poisson draw; its mean is r + 1
-    bptt_k: int = 8                 # back-propagated loop steps of each group (Geiping 3.3)
+    bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: Literal['concat', 'add', 'none'] = 'concat'  # how e enters each step
     adapter_init: Literal['sum', 'random'] = 'sum'  # 'sum': starts as x + e; 'random': Geiping
     x0: Literal['noise', 'zero', 'e'] = 'noise'     # a group's first state; 'noise': Geiping
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
-    step_noise: float = 0.0         # noise added to the state before each step, in units of x^(0)'s
+    step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
     pos: Literal['learned', 'rotary'] = 'learned'   # positions; 'learned': the paper
-    rope_base: float = 10000.0      # of rotary positions: the slowest pair turns by about 1 / base
+    rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
@@ -65,7 +65,7 @@ class GPTConfig:
             if getattr(self, name) > most:
                 raise ValueError(f'{name} must be at most {most:g}, not {getattr(self, name)}')
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
-            raise ValueError('dropout must lie in [0, 1) and step_noise be a number from 0 on, not '
+            raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
                              f'{self.dropout} and {self.step_noise}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
@@ -103,18 +103,18 @@ class Rotary(nn.Module):
     def __init__(self, config):
         super().__init__()
         D = config.n_embd // config.n_head
-        # on the CPU, also where the weights are shapes alone (load_checkpoint)
+        # on the CPU, even where load_checkpoint builds the model without data
         place, pair = (torch.arange(n, device='cpu') for n in (config.block_size, D // 2))
         angle = place[:, None] * config.rope_base ** -(2 * pair / D)        # (block_size, D / 2)
         self.register_buffer('cos', angle.cos(), persistent=False)
         self.register_buffer('sin', angle.sin(), persistent=False)
 
     def forward(self, x, pos):
-        """x (B, H, T, D), in float32 inside. pos (T,) or (B, T); None = 0 ... T - 1."""
+        """x (B, H, T, D); computes in float32. pos (T,) or (B, T); None = 0 ... T - 1."""
         pos = slice(x.shape[2]) if pos is None else pos[:, None] if pos.dim() == 2 else pos
         cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
         pairs = x.float().unflatten(-1, (-1, 2))                    # (B, H, T, D / 2, 2)
-        if torch.compiler.is_compiling():       # it knows no complex numbers, and fuses these
+        if torch.compiler.is_compiling():       # which fuses these, and has no complex numbers
             x0, x1 = pairs.unbind(-1)
             turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
         else:                                   # the same, in a quarter of the time on a CPU
@@ -132,15 +132,15 @@ class CausalSelfAttention(nn.Module):
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
 
     def qkv(self, x):
-        """x (B, T, C) -> queries, keys and values, before positions turn them (B, T, 3C)."""
+        """x (B, T, C) -> queries, keys and values (B, T, 3C), before rotary positions."""
         return self.c_attn(x)
 
     def forward(self, x, update=None, pos=None):
         """
         x (B, T, C) -> (B, T, C).
 
-        update: a cache hook, which brings in earlier tokens. pos: where rotary positions differ
-        from 0 ... T - 1.
+        update: a cache hook, which brings in earlier tokens. pos: rotary positions, if they
+        are not 0 ... T - 1.
         """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
@@ -187,9 +187,9 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     """
-    The paper's model. Another one is a subclass (zoo/): Config is the dataclass of its shape, block
-    the class of its layers, `build` makes its modules, and `rules` are exit rules that explore.py
-    shows for it beside those of exits.py.
+    The paper's model. To define another, write a subclass (see zoo/): Config is the dataclass of
+    its shape, block the class of its layers, `build` makes its modules, and `rules` are more exit
+    rules that explore.py shows.
     """
     Config, block, rules = GPTConfig, Block, {}
 
@@ -216,7 +216,7 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def tie(self):
-        """The head is the embedding; also called once weights have been loaded."""
+        """Make head and embedding one weight; called again after weights are loaded."""
         self.lm_head.weight = self.wte.weight
 
     @property
@@ -225,7 +225,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Takase's init, as Geiping App. C.1 has it. Norms and parameters of other kinds stay."""
+        """Takase's init, as Geiping App. C.1 has it. Other parameters stay as they are."""
         config = self.config
         for name, module in self.named_modules():
             if not isinstance(module, (nn.Linear, nn.Embedding)):
@@ -253,11 +253,11 @@ class GPT(nn.Module):
         return self.drop(x * math.sqrt(self.config.n_embd))
 
     def readout(self, x, rows=None, span=None, cache=None):
-        """State (..., C) -> logits (..., V); exit rules read it by default, see reader."""
+        """State (..., C) -> logits (..., V), which exit rules read by default, see reader."""
         return self.lm_head(self.ln_f(x))
 
     def through_coda(self, x, rows=None, span=None, cache=None):
-        """The same through the layers behind the last group; rows: of the batch, None for all."""
+        """readout after the layers behind the last group. rows: of the batch, None for all."""
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].leave(x)
         span = span or Span(0, x.shape[1], x.device)
@@ -268,12 +268,12 @@ class GPT(nn.Module):
 
     def reader(self, exit, span=None, cache=None):
         """
-        What a rule reads, as a function of a state (b, T, C) and the rows (b,) that it is of, None
-        for all: the method that exit.reads names. ValueError if this model has no such method.
+        What a rule reads: the method that exit.reads names, as a function of a state (b, T, C) and
+        of its rows (b,), None for all. ValueError if this model has no such method.
         """
         method = getattr(self, exit.reads, None)
         if method is None:
-            raise ValueError(f"the exit rule '{exit.name}' reads {exit.reads}, and a "
+            raise ValueError(f"the exit rule '{exit.name}' needs the method {exit.reads}, and "
                              f'{type(self).__name__} has none: choose another rule, or a model '
                              'that was trained with it (see zoo/)')
         return lambda x, rows=None: method(x, rows, span, cache)
@@ -286,7 +286,7 @@ class GPT(nn.Module):
         if n_loop is None and exit is None:
             n_loop = max(1, round(self.config.mean_recurrence))
         elif n_loop is None:
-            n_loop = 30         # paper silent: the budget of an exit rule, the loops of its Fig. 5
+            n_loop = 30         # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
         if len(counts) != n_groups or not right:
@@ -317,10 +317,10 @@ class GPT(nn.Module):
     def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None,
                trace=None):
         """
-        idx (B, T) -> what the head reads (B, T, C), and where each group ended: a list of its
-        (x (B, T, C), steps_used (B, T)).
+        idx (B, T) -> what the head reads (B, T, C), and for each group a pair: its last state
+        x (B, T, C) and steps_used (B, T).
 
-        counts: loops of each group. span, cache: where the tokens stand, and for each of h the
+        counts: loops of each group. span: where the tokens stand. cache: for each layer of h the
         KeysValues of its blocks (decode.py). warm: for each group the first states of the leading
         tokens, in place of noise.
         """
@@ -401,15 +401,15 @@ def effective_depth(config):
 
 def flops_per_token(config, n_loop, training=False):
     """
-    FLOPs a token of a forward pass with n_loop[g] loops of group g; training: and of the backward
-    pass, which costs twice as much, through the last min(bptt_k, n_loop[g]) steps.
+    FLOPs a token of a forward pass with n_loop[g] loops of group g. In training the backward pass
+    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
 
-    As model FLOPs are usually counted: two for each weight of a matrix product, and attention to
-    the whole window.
+    Counted as usual: two FLOPs for each weight of a matrix product, and attention over the whole
+    window.
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
     block = 2 * 12 * C ** 2 + 4 * config.block_size * C
-    # half of the adapter: its products with e, once a pass, and with x, in every step
+    # half of the adapter multiplies e, once a pass; the other half x, in every step
     half = 2 * C ** 2 if config.injection == 'concat' else 0
     once = 3 if training else 1
     flops = once * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)

@@ -6,7 +6,7 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
     python sample.py --start='def ' --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
-It needs the checkpoint alone, not the data, and uses a pretrained one if you have trained none.
+It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none.
 To answer many prompts at once see serving/.
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
@@ -33,10 +33,10 @@ max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
-tau: float | str | None = None  # None = the rule's usual, auto = as bench.py --calibrate found
+tau: float | str | None = None  # None = the rule's default, auto = from bench.py --calibrate
 past = False                # wait until all earlier tokens have converged (prompts, cache=exact)
-n_loop: int | list | None = None    # or one for each group; None = mean_recurrence, 30 with a rule
-cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = no cache, as exact
+n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
+cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = like exact, uncached
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
@@ -47,14 +47,14 @@ seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
-dtype = 'float32'           # in bfloat16 updates below 2e-3 of the state's norm are rounding
+dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
 # -------------------------------------------------------------------------------------------------
 
 # knobs that shape text and say nothing about the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'stop_at_end')
 
-# loop steps: the ANSI-256 colour from there on, dark blue for few, orange for many
+# {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
 COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}
 
 
@@ -68,7 +68,7 @@ def paint(text, steps):
 
 def print_legend():
     legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
-    print(f'loop steps, mean over the groups, from: {legend}')
+    print(f'colours start at these mean loop steps: {legend}')
 
 
 def print_sample(tokens, encoding, text, with_steps):
@@ -111,7 +111,7 @@ def print_problems(model, task, rule):
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     logits, steps, _ = teacher_forced(model, idx, model.loop_counts(n_loop, rule), rule,
                                       cache or 'exact', ring, noise_seed)
-    steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # no groups, no steps
+    steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     tasks.print_answers(task, x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
     print(f'mean loop steps {steps.mean():.2f}')
@@ -142,7 +142,7 @@ def main():
     # the model and the rule
     dev, autocast = pick_device(device, dtype)
     if (past or tau is not None) and not exit:
-        raise ValueError('--past and --tau are about exit rules: give one, --exit=norm_rel')
+        raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     folder, results = find_run(out_dir)

@@ -9,9 +9,9 @@ To add a task, write three functions and add one line, a Task, to TASKS below:
 
     name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
     name_words(...) -> list of str                  the text of each token
-    name_oracle(words, ...) -> list of str          the right answers, found in another way
+    name_oracle(words, ...) -> list of str          the right answers, computed in another way
 
-The last two take those of the knobs that they need. `python tasks.py NAME` then checks the labels
+The last two take only the knobs that they need. `python tasks.py NAME` then checks the labels
 with the oracle (not the depths), and `python train.py config/calc.py --dataset=NAME
 --out_dir=out-NAME` trains on it.
 
@@ -182,7 +182,7 @@ GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permu
 
 def group(rng, rows, T, name: Literal['S3', 'S5', 'Z2'] = 'S3', reset=0.2):
     """
-    The running product in the group S3, S5 or Z2, where it is the parity.
+    The running product in the group S3, S5 or Z2 (in Z2, the parity).
 
     `=g` sets the value to g, and `g` multiplies it by g from the right. The label of each token is
     the value so far. The first token is a `=g`, and so is each later one with probability `reset`.
@@ -254,7 +254,7 @@ def is_task(dataset):
 
 
 def arguments(function, knobs):
-    """Those of the knobs that the function takes."""
+    """The knobs that the function takes."""
     names = inspect.signature(function).parameters
     return {name: knobs[name] for name in names if name in knobs}
 
@@ -318,7 +318,7 @@ class Problems:
         self.problems = None    # x, y, depth (rows, T)
 
     def check(self, T, rows=1):
-        """ValueError if T, a knob or a batch of so many rows does not fit the task."""
+        """ValueError if T, a knob or the number of rows does not fit the task."""
         make(self.text, np.random.default_rng(0), rows, T)
 
     def batch(self, rng, rows, T, mine=slice(None)):
@@ -351,7 +351,7 @@ def print_answers(text, x, y, guesses, steps, paint):
     """
     Print problems x, right answers y and a model's guesses (rows, T), with wrong ones as !word!.
 
-    paint: a function of a guess's text and its loop steps, steps (rows, T), that colours the text.
+    paint(text, n) colours the text of a guess by its loop steps n, from steps (rows, T).
     """
     words, asked = Words(text).words, y != NOT_ASKED
     width = max(map(len, words)) + 3

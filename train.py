@@ -3,12 +3,12 @@ Train a recurrent-depth GPT.
 
     python train.py                         the small default: torchdocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
-    python train.py --resume                go on where out_dir stopped, with the knobs it had
+    python train.py --resume                continue the run in out_dir, with its knobs
     python train.py --model=zoo.ouro:Gated  another class of model, see zoo/
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
-writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png, on
-a task depth.csv and depth.png.
+writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; on
+a task also depth.csv and depth.png.
 Ctrl-C or SIGTERM: the step is finished and saved. A second one stops at once.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
@@ -42,11 +42,11 @@ from model import MOST_LOOPS, flops_per_token
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
 out_dir = 'out'             # checkpoints, log and figure
-resume = False              # go on from out_dir/ckpt.pt with its knobs; start if there is none
+resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning
 # model: small enough for two CPU cores and some minutes
-model = ''                  # its class, MODULE:CLASS; '' = model:GPT, or that of the checkpoint
-block_size = 48             # tokens of context; attention learns to use few positions sooner
+model = ''                  # the model's class, MODULE:CLASS; '' = model:GPT, or the checkpoint's
+block_size = 48             # tokens of context; attention learns faster with few positions
 n_layer = 6
 n_head = 2
 n_embd = 96
@@ -56,9 +56,9 @@ vocab_size: int | None = None   # None = the data set's, a large one rounded up 
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r of the loop draw, of mean r + 1; evaluation loops r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
-bptt_k = 3                  # loop steps of each group with gradients: a quarter less time than 8
+bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step: concat, add, none
-adapter_init = 'sum'        # concat starts as x + e; or random
+adapter_init = 'sum'        # sum: concat starts as x + e; or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
@@ -84,7 +84,7 @@ eval_windows = 200          # held-out windows each time; all of them at the end
 eval_loops = [1, 2, 4, 8]   # loop counts to evaluate at
 log_interval = 50
 save_interval = 200         # iterations between two ckpt.pt
-keep_iters = [0, 100, 300, 700]     # keep their weights, for the geometry; the last always
+keep_iters = [0, 100, 300, 700]     # iterations whose weights to keep, for geometry.py
 # machine
 device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda
@@ -96,7 +96,7 @@ MAY_CHANGE = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_nois
 
 
 def lr_at(it):
-    """Linear warm-up, then a cosine down to min_lr (0.0 for zero) at lr_decay_iters."""
+    """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
     lowest = learning_rate / 10 if min_lr is None else min_lr
     if it < warmup_iters:
         return learning_rate * (it + 1) / warmup_iters
@@ -105,7 +105,7 @@ def lr_at(it):
     return lowest + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - lowest)
 
 
-# every draw derives from (seed, purpose, it, micro), the same in each process; but for dropout
+# every draw derives from (seed, purpose, it, micro), the same in each process, except dropout
 
 def get_batch(text, it, micro, dev):
     """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
@@ -139,7 +139,7 @@ def check_knobs():
             raise ValueError(f'{knob} must be at least 1, not {config[knob]}')
     for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip'):
         if not 0 <= (config[knob] or 0) < 1e30:
-            raise ValueError(f'{knob} must be a number from 0 on, not {config[knob]}')
+            raise ValueError(f'{knob} must be at least 0 and finite, not {config[knob]}')
     if min_lr is not None and min_lr > learning_rate:
         raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
                          'it out, or give a smaller one')
@@ -159,7 +159,7 @@ def check_text(text, saved, weights):
                          f'of {dataset}: leave it at None')
     if saved and saved['data'] != text.sha256:
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
-                         'differs): make it again as it was')
+                         'differs): restore that text')
     if weights and weights['tokenizer'] not in (None, text.tokenizer):
         raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
                          f'{text.tokenizer}: take the same task, or text that was made with '
@@ -173,14 +173,14 @@ def set_up(saved, weights, text, dev):
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    # its fields: as the checkpoint has them, and where there is a knob, as the knob says
+    # its fields: from the checkpoint; those that are knobs, from the knobs
     names = {field.name for field in fields(kind.Config)}
     of_before = {name: value for name, value in before.get('model_args', {}).items()
                  if name in names}
     of_knobs = {name: globals()[name] for name in names & config.keys()}
     shape = kind.Config(**of_before | of_knobs | dict(vocab_size=vocab))
     torch.manual_seed(derived_seed(seed, 'init'))
-    torch.backends.cuda.matmul.allow_tf32 = True    # here only: small taus need float32 as it is
+    torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     gpt = kind(shape).to(dev)
     if before:
         own = gpt.state_dict()
@@ -195,7 +195,7 @@ def set_up(saved, weights, text, dev):
             raise ValueError(f'the weights do not fit the model class {kind.__name__}: {first}'
                              ) from None
 
-    # what moves it, and what has been seen so far
+    # the optimizers, and how far the run has come
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
@@ -217,8 +217,8 @@ def compiled(dev):
 
 
 def compile_layers(gpt, **how):
-    """Compile each block and loop step, so that no draw compiles again. how: torch.compile's."""
-    # three graphs for each length of core: no gradient, the first step with it, the others
+    """Compile each block and loop step; no draw recompiles. how: arguments of torch.compile."""
+    # three graphs for each core length: no gradients, the first step with them, later steps
     torch._dynamo.config.recompile_limit = 8 + 3 * len(gpt.groups)
     for layer in gpt.h:
         name = 'step' if layer in gpt.groups else 'forward'
@@ -228,7 +228,7 @@ def compile_layers(gpt, **how):
 # the run -----------------------------------------------------------------------------------------
 
 def save(run, it, file, whole=True):
-    """out_dir/file. whole: with all that it takes to resume; otherwise the weights."""
+    """Write out_dir/file. whole: all that resuming needs; otherwise only the weights."""
     if RANK == 0:
         save_run(run, it, os.path.join(out_dir, file), whole)
 
@@ -251,9 +251,9 @@ def update(run, lr):
 
 
 def stopped(run, it):
-    """Save after `it` iterations, and say how to go on."""
+    """Save after `it` iterations, and say how to resume."""
     save(run, it, 'ckpt.pt')
-    say(f"stopped after iteration {it - 1} and saved; go on with "
+    say(f"stopped after iteration {it - 1} and saved; resume with "
         f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{log.flag(out_dir)}")
 
 
@@ -268,7 +268,7 @@ def finish(run, run_log, held_out, eval_counts):
 
 def main():
     begin = time.time()
-    # what to go on from, which sets the knobs to those of the earlier run; machine, text, model
+    # the run to continue from, whose knobs are taken over; then machine, text and model
     saved, path, weights = earlier_run(globals(), MAY_CHANGE)
     check_knobs()
     dev, autocast = join(device, dtype)
@@ -278,10 +278,10 @@ def main():
     check_text(text, saved, weights)
     check_same((saved and saved['iter_num'], text.sha256, config))
     run = set_up(saved, weights, text, dev)
-    del saved, weights                              # of a large model some GB
+    del saved, weights                              # frees some GB if the model is large
     gpt = ddp = run.model               # with one process, ddp is the model itself
     if WORLD > 1:
-        # without injection nothing before a group has a gradient when it loops beyond bptt_k
+        # without injection, layers before a group get no gradient if it loops beyond bptt_k
         ddp = DistributedDataParallel(gpt, find_unused_parameters=injection == 'none')
     since = f', from iteration {run.start}' if run.start else ''
     say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '

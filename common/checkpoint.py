@@ -1,5 +1,5 @@
 """
-Checkpoints: a run on disk that survives a kill at any moment, and what goes on from it.
+Checkpoints: a run on disk that survives a kill at any moment, and how to continue from it.
 
 A checkpoint holds tensors, numbers, strings, lists and dicts only, and is read as such: a file with
 code in it is refused without running the code. The class of the model is imported by its name, from
@@ -62,7 +62,7 @@ def save_checkpoint(checkpoint, path, keep_old=False):
     A dict of tensors and plain values -> path, whole or not at all: after a kill or on a full disk
     what was there before is still there.
 
-    keep_old: that also stays beside the new one, ckpt.pt as ckpt.old.pt. OSError if path cannot be
+    keep_old: keep the earlier file too, ckpt.pt as ckpt.old.pt. OSError if path cannot be
     written.
     """
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
@@ -81,24 +81,24 @@ def save_checkpoint(checkpoint, path, keep_old=False):
             except OSError:         # a file system without links
                 os.replace(path, old)
         os.replace(path + '.tmp', path)
-    except (OSError, RuntimeError) as error:        # torch's writer has its own for a full disk
+    except (OSError, RuntimeError) as error:        # RuntimeError: torch, on a full disk
         with suppress(OSError):
             os.remove(path + '.tmp')
-        raise OSError(f"cannot write '{path}' ({error}): what was there is as it was; make room, "
-                      'then go on with --resume') from error
+        raise OSError(f"cannot write '{path}' ({error}): the earlier file is unchanged; make "
+                      'room, then continue with --resume') from error
 
 
 # the class of a checkpoint's model ----------------------------------------------------------------
 
 def class_of(name, trusted=False):
     """
-    'MODULE:CLASS' -> the class, a GPT. ValueError if it is no such class, or not of model.py or
-    zoo/: importing a file runs it, so any other must be named on the command line (trusted).
+    'MODULE:CLASS' -> the class, a GPT. ValueError if it is not one, or not in model.py or zoo/:
+    importing a file runs it, so others must be named on the command line (trusted).
     """
     module = name.partition(':')[0]
     if not trusted and module != 'model' and not module.startswith('zoo.'):
-        raise ValueError(f"the model is a '{name}', and only files in zoo/ are imported unasked: "
-                         f'put its file there, or train on with train.py --model={name}')
+        raise ValueError(f"the model's class is '{name}', and only zoo/ is imported by itself: "
+                         f'put its file there, or continue with train.py --model={name}')
     kind = imported(name, 'model class', 'zoo.ouro:Ouro')
     is_model = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
     if not is_model or not hasattr(kind, 'Config'):
@@ -206,11 +206,11 @@ def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
     return model, checkpoint, folder, results
 
 
-# what a run goes on from --------------------------------------------------------------------------
+# what a run continues from ------------------------------------------------------------------------
 
 def last_checkpoint(out_dir, trusted=''):
     """
-    What --resume goes on from: out_dir/ckpt.pt, or the one before if it is damaged.
+    What --resume continues from: out_dir/ckpt.pt, or the one before if it is damaged.
 
     Returns its dict and path, or (None, '') if there is none yet. ValueError if none is whole, or
     if it holds weights alone.
@@ -227,29 +227,29 @@ def last_checkpoint(out_dir, trusted=''):
         except ValueError as error:
             if path == paths[-1]:
                 raise
-            say(f'warning: {error}; going on from {paths[-1]}')
-    say(f'no checkpoint in {out_dir} yet: from the beginning')
+            say(f'warning: {error}; resuming {paths[-1]}')
+    say(f'no checkpoint in {out_dir} yet: starting a new run')
     return None, ''
 
 
 def earlier_run(script, may_change):
     """
-    What a training script is to go on from, by its knobs resume, init_from and model.
+    What a training script continues from, as its knobs resume, init_from and model say.
 
-    script: its globals, of which the knobs that were not given are set to those of the earlier run.
+    script: its globals. Knobs that were not given are set to those of the earlier run.
     may_change: fields of the model's Config that may differ from those of init_from's weights.
     Returns the checkpoint to resume with its path, and the one to take weights from: a dict or
     None. ValueError if they do not fit.
     """
     out_dir, init_from, model_class = (script[name] for name in ('out_dir', 'init_from', 'model'))
     if find_run(out_dir)[1] != out_dir:
-        raise ValueError(f'nothing is written to {out_dir}: choose another --out_dir, and '
-                         '--init_from to go on from its weights')
+        raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
+                         'continue from its weights')
     saved, path, weights = None, '', None
     if script['resume']:
         saved, path = last_checkpoint(out_dir, model_class)
     if saved:
-        # what were the defaults then, for knobs that were not there yet
+        # knobs that are newer than the checkpoint had these defaults
         knobs = dict(optimizer='adamw') | saved['model_args'] | saved['config']
         knobs |= dict(model=saved['model_class'])
         del knobs['out_dir'], knobs['resume']
@@ -304,8 +304,8 @@ def read_tau(out_dir, checkpoint, cache, rule, past):
         raise ValueError(f"--tau=auto cannot read '{path}' ({type(error).__name__}): make it with "
                          f'{how}') from error
     if weights != hash_of_weights(checkpoint):
-        raise ValueError(f"the thresholds in '{path}' were found for other weights: make them anew "
-                         f'with {how}')
+        raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
+                         f'ones with {how}')
     cache = cache or 'exact'
     tau = taus.get((cache, rule, past or cache != 'exact'))     # elsewhere a prompt waits anyway
     if tau is None:

@@ -302,7 +302,7 @@ def adopt(script, values, fixed, earlier_run):
             changed.append(f'{key} = {script[key]} (it was {values[key]})')
     if changed:
         raise ValueError(f'{earlier_run} had other knobs: {", ".join(sorted(changed))}; '
-                         'leave them out, or train anew in another --out_dir')
+                         'leave them out, or train in another --out_dir')
 
 
 def plain(value):

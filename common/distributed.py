@@ -45,7 +45,7 @@ def leave():
 
 
 def make_once(work):
-    """work() in the first process of a machine, and then in the others, who find its files."""
+    """work() in the first process of a machine, then in the others, which find its files."""
     if LOCAL_RANK > 0:
         dist.barrier()
     result = work()

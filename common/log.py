@@ -59,7 +59,7 @@ class Log:
         self.flops += flops
 
     def step(self, run, it, loss, lr, norm, n_loop, held_out):
-        """A line and a row: this iteration, and the speed since the row before."""
+        """Print a line and add a row: this iteration, and the speed since the last row."""
         dt_ms = 1e3 * self.seconds / self.iterations
         rate = self.tokens / self.seconds
         tflops = self.flops / self.seconds / 1e12 / WORLD           # of one device
@@ -110,7 +110,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext(), stop_si
     T = model.config.block_size
     numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
     batch = batch or windows_at_once(model.config)
-    # the same number of batches in all processes, since after each they agree whether to go on
+    # the same number of batches in all processes: after each they agree whether to stop
     n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
     work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
     sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
@@ -136,7 +136,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext(), stop_si
 
 @torch.no_grad()
 def by_depth(model, text, loops, dev, autocast=nullcontext()):
-    """Of a task: the held-out labels that are right at each depth and loop count, a row each."""
+    """On a task: the share of right held-out labels, a row for each depth and loop count."""
     model.eval()
     x, y, depth = (torch.from_numpy(values) for values in text.with_depth(model.config.block_size))
     rows = []
@@ -173,8 +173,8 @@ def report(run, it, n_windows, text, loops, dev, autocast, stop_signals, compile
     """
     Held-out losses and health at iteration it, on the screen and as columns of the log.
 
-    run: checkpoint.Run. warm: the iteration from which on there are warnings about health. None as
-    in evaluate.
+    run: checkpoint.Run. warm: no warnings about health before this iteration. None where
+    evaluate returns None.
     """
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
@@ -220,7 +220,7 @@ def health(model, idx, autocast=nullcontext()):
         for group, entry in zip(model.groups, trace):
             e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
             T = x.shape[1]
-            # the cosines of all pairs: the squared sum of unit vectors, less each with itself
+            # the cosines of all pairs: the squared sum of the unit vectors, minus T self-pairs
             unit = torch.nn.functional.normalize(x, dim=-1)
             pairs = unit.sum(1).square().sum(-1) - T
             token_corr = pairs.mean() / (T * (T - 1))
@@ -233,7 +233,7 @@ def health(model, idx, autocast=nullcontext()):
 
 
 def warnings_of(values, groups):
-    """What health returned, in words where it is bad."""
+    """A warning for each bad value that health returned."""
     for group, (token_corr, state_use) in zip(groups, values):
         if token_corr > 0.95:
             yield (f'in group {group} the states of all tokens are nearly the same (token_corr '
@@ -259,7 +259,7 @@ def check_finite(loss, norm, n_loop, it, lr, out_dir):
     last = f'{out_dir}/ckpt.pt'
     loops = '/'.join(map(str, n_loop)) or 'none'
     raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                     f'{loops}, learning rate {lr:.2e}. No weight was touched: train on from the '
+                     f'{loops}, learning rate {lr:.2e}. No weight was touched: continue from the '
                      'last checkpoint with a lower learning rate '
                      f'(--init_from={last} --out_dir=...)')
 
@@ -282,7 +282,7 @@ def listen():
     """
     From now on SIGINT and SIGTERM are noted in a list, which is returned with the old handlers.
 
-    The second one of a kind does what it did before: it ends the program.
+    The second signal of a kind ends the program, as it did before.
     """
     received = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,7 +1,7 @@
 """
 The optimizers: AdamW for all weights, or Muon for the matrices of blocks and adapters.
 
-Muon: Jordan et al. 2024; torch's, with matrices of one shape in one batch.
+Muon: Jordan et al. 2024; torch's version, batching matrices of one shape.
 """
 from collections import defaultdict
 
@@ -32,7 +32,7 @@ def make_optimizers(model, kind, lr, weight_decay, betas):
 
 
 class Muon(torch.optim.Muon):
-    """torch's with adjust_lr_fn='match_rms_adamw', but matrices of one shape go together."""
+    """torch's Muon with adjust_lr_fn='match_rms_adamw'; batches matrices of one shape."""
 
     @torch.no_grad()
     def step(self):
@@ -61,7 +61,7 @@ def orthogonal(g, a, b, c, steps):
     """
     g (N, rows, columns) -> matrices near U V^T of each one's SVD, by Newton-Schulz steps.
 
-    In bfloat16 on CUDA, as torch has it; a CPU is faster in float32.
+    In bfloat16 on CUDA, as in torch; a CPU is faster in float32.
     """
     x = g.bfloat16() if g.is_cuda else g
     tall = x.shape[-2] > x.shape[-1]

@@ -156,7 +156,7 @@ def figure_1(points, tokens, groups, path):
 
 
 def trajectory(ax, points, colour, label=None):
-    """points (K, 2) as a line with a dot for each step, from white to `colour`."""
+    """Draw points (K, 2) as a line with a dot for each step, from white to `colour`."""
     light_to_dark = LinearSegmentedColormap.from_list('', ['white', colour])
     ax.plot(*points.T, color=colour, lw=0.8)
     ax.scatter(*points.T, s=14, c=np.arange(len(points)), cmap=light_to_dark,
@@ -214,7 +214,7 @@ def figure_2(measured, groups, path):
 
 def curves(measured, groups, name, label, clear, path):
     """
-    Fig. 3 and 5: a probe against the loop step k, a panel for each group, a curve a checkpoint.
+    Fig. 3 and 5: a probe against the loop step k; a panel per group, a curve per checkpoint.
 
     name: 'norm' or 'cos' of geometry.measure. The band is one sigma.
     Where the step norm is below `clear` rounding floors the curve is grey and has no band.
@@ -323,7 +323,7 @@ def figure_4(rows, path):
 
 def quality(rows, same, path):
     """
-    The cross-entropy a way to decode adds, against block maps and ms; the best is at lower left.
+    Cross-entropy above the full budget's, against block maps and ms; the best is at lower left.
 
     A column for each way to decode (by_way). Bars are 95% intervals. same: the nats up to which
     quality counts as equal, a dotted line.

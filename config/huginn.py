@@ -1,4 +1,4 @@
-# Geiping's shape at this size (Geiping 3.2, 4): two layers, a core of four looped ones, two layers;
+# Geiping's shape, but small (Geiping 3.2, 4): two layers, a core of four looped ones, two layers;
 # r = 32, a random adapter. A pass costs 4 + 4 * 33 = 136 block evaluations on average, and 8 of 33
 # loops have gradients. For one GPU:
 #   python train.py config/groups.py config/huginn.py

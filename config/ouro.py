@@ -1,4 +1,4 @@
-# Ouro's shape at this size (arXiv 2510.25741): the whole stack loops, four times in training,
+# Ouro's shape, but small (arXiv 2510.25741): all layers loop, four times in training,
 # without injection. The rest is in its class (zoo/ouro.py): norms on the branches, a gated MLP, a
 # head of its own and an exit gate. To train it in its two stages, alone or on top of a config:
 #   python -m zoo.ouro --stage=1 config/ouro.py

@@ -19,13 +19,13 @@ from results.runs import at_checkpoint, column, distinct, mean_std, pick
 
 SAME = 0.005            # nats a token above the full budget that count as equal quality
 
-PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)       # the paper's sweep; ours goes on to 10
+PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)       # the paper's sweep; ours extends to 10
 RULES = ('norm', 'norm_rel', 'kl', 'accel', 'accel_rel')
 NEAR = 0.45, 0.7                            # 0.5 to 0.65, rounded: C2
 
 
 def of(t, name, **conditions):
-    """Rows of the variant that the claims are read from; a CSV without rows is not there."""
+    """Rows of the variant that the claims are read from; a missing CSV has none."""
     return pick(t.get(name, []), variant=t['variant'], **conditions)
 
 
@@ -57,7 +57,7 @@ def before_after(t, key, digits=2):
 # what the benchmark says ------------------------------------------------------------------------
 
 def points(t, rule, rules='accel'):
-    """Rows of bench.csv of a rule by its own signals with `exact`; rules: the sweep, see run.py."""
+    """Rows of bench.csv of a rule with `exact`, not waiting for the past; rules: see run.py."""
     return of(t, 'bench', rules=rules, rule=rule, cache='exact', past='False')
 
 
@@ -72,15 +72,15 @@ def cheapest(rows, cost, gap='diff_high'):
     The least cost of a rule's rows whose CE is within SAME of the full budget with 95% confidence:
     an array, one value a seed, nan where no row is.
 
-    Between the last row that is good enough and the next one it is interpolated, so that the grid
-    of thresholds does not decide; a fixed budget's loops are whole. cost, gap: columns.
+    Costs are interpolated between the last good row and the next, so that the grid of thresholds
+    does not decide; not so for fixed budgets, whose loops are whole. cost, gap: columns.
     """
     return np.array([cheapest_of_seed(pick(rows, seed=seed), cost, gap)
                      for seed in distinct(rows, 'seed')])
 
 
 def cheapest_of_seed(rows, cost, gap):
-    # from the best quality on: of a rule small thresholds, of a budget many loops
+    # best quality first: for a rule the smallest threshold, for a budget the most loops
     fixed = rows[0]['rule'] == 'fixed'
     rows = sorted(rows, key=lambda row: row['tau'], reverse=fixed)
     good = [i for i, row in enumerate(rows) if row[gap] <= SAME]
@@ -117,7 +117,7 @@ def c1(t):
     """
     tenths = by_group(t, 'tenth')
     all_of = np.concatenate(list(tenths.values()))
-    if not (all_of <= 10).all():        # nan, where it never falls, is not
+    if not (all_of <= 10).all():        # nan (it never falls) fails too
         verdict = 'not reproduced'
     else:
         verdict = 'reproduced' if (all_of >= 5).all() else 'it falls faster'
@@ -147,8 +147,8 @@ def c2(t):
 
 def seeds_near(t, group):
     """
-    In how many seeds the mean over the tokens that still move, of which there is at least a tenth,
-    comes into the paper's range at some loop step.
+    The number of seeds in which, at some loop step, at least a tenth of the tokens still move and
+    their mean cosine lies in the paper's range.
     """
     rows = [row for row in at_checkpoint(of(t, 'steps', group=group))
             if row['k'] >= 1 and row['clear'] >= 0.1 and NEAR[0] <= row['cos_clear'] <= NEAR[1]]
@@ -159,8 +159,8 @@ def c3(t):
     """
     both strengthen over training: faster decay, updates nearer to orthogonal, steadier cosines
 
-    in every group: the mean over seeds falls by half a step, the size of the mean cosine by 0.05,
-    its standard deviation over tokens at all
+    in every group, means over seeds: steps to a tenth fall by 0.5, the absolute cosine by 0.05, and
+    its standard deviation over tokens falls
     """
     groups = by_group(t, 'cos')
     moved = {}
@@ -170,7 +170,7 @@ def c3(t):
                          for g in groups)
     n = len(groups)
     measured = (f"cosine {before_after(t, 'cos')}; its standard deviation over tokens "
-                f"{before_after(t, 'cos_std', 3)}; steps see C1")
+                f"{before_after(t, 'cos_std', 3)}; for steps see C1")
     verdict = 'reproduced' if all(count == n for count in moved.values()) else (
         f"of {n} groups: faster in {moved['tenth']}, nearer to orthogonal in {moved['cos']}, "
         f"steadier in {moved['cos_std']}")
@@ -200,18 +200,18 @@ def c4(t):
     far = [K for K, some in bounds.items() if min(some) > 5]
     if len(far) in (0, len(bounds)):
         return measured, reproduced(far)
-    return measured, f'from {min(far):g} loops on: K sets it'
+    return measured, f'only from {min(far):g} loops on: it grows with K'
 
 
 def c5(t):
     """
     tight arcs inside loops, larger jumps between groups
 
-    a jump is longer than the whole path after its first step, at 30 loops, in every seed
+    at 30 loops, a jump is longer than the loop's path after the first step, in every seed
     """
     rows = of(t, 'dlr', reading='jump over arc', loops=30.0)
     before, after = (column(at_checkpoint(rows, which), 'ratio') for which in (min, max))
-    measured = (f'a jump over the whole path in the loop after its first step: '
+    measured = (f'length of a jump over that of the path after the first step: '
                 f'{mean_std(before)} → {mean_std(after)}')
     verdict = reproduced(min(after) > 1)
     if min(after) > 1 and max(before) < min(after):
@@ -221,7 +221,7 @@ def c5(t):
 
 def c6(t):
     """
-    `accel` takes a third less time or better from τ = 1e-5 to 1e-2 (580 → 360 ms, 0.62)
+    `accel` takes at least a third less time at τ = 1e-2 than at 1e-5 (580 → 360 ms, 0.62)
 
     the mean over seeds is at most 2/3
     """
@@ -242,7 +242,7 @@ def c7(t):
     """
     `accel` and KL keep PPL flat over the sweep
 
-    to 0.5%, in every seed, at every τ of the paper's
+    within 0.5% in every seed, at every τ of the paper
     """
     worst = {}
     for rule in RULES:
@@ -276,7 +276,7 @@ def c9(t):
     """
     at equal quality `accel` is faster than KL
 
-    in the mean over seeds, with 50,304 words
+    in the mean over seeds, with 50,304 tokens
     """
     ratio = cost_of(t, 'accel', 'ms_per_token') / cost_of(t, 'kl', 'ms_per_token')
     measured = f'time of `accel` over that of KL: {ratio_in_words(ratio)}'
@@ -306,7 +306,7 @@ def c11(t):
     """
     loss improves with test-time loops and stays stable far past training (Geiping)
 
-    less at 4 loops than at 1 in every seed, and from those of training to 256 never 0.01 more
+    lower at 4 loops than at 1 in every seed; from those of training to 256 never 0.01 worse
     """
     rows = of(t, 'loops')
     losses = {n: np.array(column(pick(rows, loops=n), 'loss')) for n in distinct(rows, 'loops')}
@@ -345,14 +345,14 @@ def c14(t):
                 f'{ratio_in_words(blocks)}')
     least_blocks = np.min(list(sweep(t, 'accel', 'blocks').values()), axis=0)
     if (cost_of(t, 'accel', 'blocks') == least_blocks).all():
-        measured += ', and `accel` can take no fewer than here'
+        measured += ', the fewest that `accel` can take'
     if np.isnan(ratio).any():
         return measured, 'undecided'
     return measured, reproduced(ratio.max() < 1)
 
 
 def best_budgets(t):
-    """Of each seed the fewest blocks of fixed loops by group, within SAME; and these loops."""
+    """For each seed the fixed loops by group with the fewest blocks within SAME: blocks, loops."""
     best = []
     for seed in distinct(of(t, 'budgets'), 'seed'):
         good = [row for row in of(t, 'budgets', seed=seed) if row['gap_high'] <= SAME]
@@ -367,7 +367,7 @@ def q1(t):
     for rule in ('fixed', *RULES, 'oracle'):
         blocks[rule] = cost_of(t, rule, 'blocks')
         words.append(f'`{rule}` {ratio_in_words(blocks[rule])}')
-        if rule != 'oracle':            # its choices cost what no rule could spend
+        if rule != 'oracle':            # whose choices are not timed
             ms[rule] = cost_of(t, rule, 'ms_per_token')
             words[-1] += f' ({mean_std(ms[rule], 1)} ms)'
     by_group_blocks, budgets = best_budgets(t)
@@ -386,7 +386,7 @@ def q2(t):
                'norm', 'norm, two hits')
     blocks = {}
     for change in changes:
-        # as printed, all rules are in one sweep
+        # unchanged rules share one sweep
         rules = 'accel' if change in ('accel', 'norm') else change
         blocks[change] = cost_of(t, change.split(',')[0], 'blocks', rules)
     each = '; '.join(f'{change} {ratio_in_words(values)}' for change, values in blocks.items())

@@ -2,11 +2,11 @@
 Decoding: what waiting for the past buys, what a cache policy costs, whether calibration keeps its
 promise. On problems that need depth and on text, three seeds each.
 
-    python -m results.decoding          45 minutes on two cores; the same command goes on
+    python -m results.decoding          45 minutes on two cores; rerun to continue
     python -m results.decoding --only_table     results/decoding/*.csv -> the tables, nothing is run
 
 Run it in the project's folder. The runs are those of results.depth, in out-depth, and `calc` with a
-core of two layers; what is not there yet is trained. Then bench.py runs twice on each: its points,
+core of two layers; missing runs are trained. Then bench.py runs twice on each: its points,
 and --calibrate. Writes results/decoding/*.csv, assets/decoding.png and the third block of
 results/README.md.
 
@@ -27,8 +27,8 @@ from results.runs import column, distinct, fewest_maps, head, join, line, mean_s
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
-minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
-rules = ['norm_rel', 'kl', 'accel']     # whose points are measured; calibrated are all of them
+minutes: float | None = None    # stop after this many and save; None = run to the end
+rules = ['norm_rel', 'kl', 'accel']     # rules to measure; calibration uses them and the others
 same = 0.002                # nats above the full budget that count as equal quality
 nats = 0.005                # what calibration promises
 n_windows = 256             # of calibration, half for finding and half for checking
@@ -72,7 +72,7 @@ def gather():
 # the tables -------------------------------------------------------------------------------------
 
 def least(t, key, **way):
-    """Of one way, at the fastest point within `same` of the full budget: a value for each seed."""
+    """A column of one way, by seed: where block maps are fewest within `same` of full budget."""
     rows = pick(t['points'], **way)
     return column(fewest_maps(rows, lambda row: row['ce_minus_full'] <= same), key)
 
@@ -90,7 +90,7 @@ def ways_table(t, task):
             name += ' (of distance)'
         evals = least(t, 'mean_evals', **way)
         if len(evals) < len(fixed):
-            yield line(name, f'{len(evals)} of {len(fixed)} seeds get there', '', '')
+            yield line(name, f'reached in {len(evals)} of {len(fixed)} seeds', '', '')
             continue
         times = np.array(least(t, 'ms_per_token', **way)) / fixed
         taus = ', '.join(f'{tau:g}' for tau in least(t, 'tau', **way))
@@ -105,7 +105,7 @@ def given(t):
 def calibration_table(t):
     """How often a calibrated threshold keeps its promise on the other half, by task and way."""
     ways = dict.fromkeys((row['cache'], row['past']) for row in t['calibration'])
-    yield from head(f'promises of {nats:g} nats kept, of those given', *(
+    yield from head(f'thresholds that cost at most {nats:g} nats', *(
         f"`{cache}`{', past' if past == 'True' and cache == 'exact' else ''}"
         for cache, past in ways), 'worst')
     for task in RUNS:
@@ -117,7 +117,7 @@ def calibration_table(t):
 
 
 def markdown(folder=runs.HERE):
-    """What stands between the markers of decoding."""
+    """The block `decoding` of results/README.md."""
     t = runs.load('decoding', folder)
     promises = column(given(t), 'kept')
     kept = promises.count('True')

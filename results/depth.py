@@ -1,7 +1,7 @@
 """
-Problems that need depth: what loops are worth there, and what makes them used.
+Problems that need depth: what loops gain there, and what makes a model use them.
 
-    python -m results.depth             about two hours on two cores; the same command goes on
+    python -m results.depth             about two hours on two cores; rerun to continue
     python -m results.depth --only_table        results/depth/*.csv -> the tables, nothing is run
 
 Run them in the project's folder. They write the runs to out-depth/PART/VARIANT-SEED. When all are
@@ -31,14 +31,14 @@ from results.runs import column, distinct, head, join, line, mean_std, pick
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
-minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
+minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # trainings at a time, with a thread each
 more: list = []             # flags for every training, to make it smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
 CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
-# k x L, with a layer before and one behind: its configs, k and L
+# k x L, with one more layer before and one after: configs, k and L
 STACKS = dict(calc=(CALC, 1, 8), hop=(HOP, 1, 4), text=([], 4, 4))
 # one choice changed, on a shorter calc
 SHORT = ['--max_iters=300', '--eval_interval=300', '--eval_loops=[1,4,8,16]', '--keep_iters=[]']
@@ -169,14 +169,14 @@ def right_share(rows):
 
 
 def markdown(folder=runs.HERE):
-    """What stands between the markers of depth."""
+    """The block `depth` of results/README.md."""
     t = runs.load('depth', folder)
     return join([
         [f'{runs.machine_of(t)}; trainings of one thread, two at a time.'],
         ['**k x L**, % right, and on text the loss:'], stacks_table(t),
-        ['**Deeper than usual**: `calc` trained with resets at a fifth of the tokens, asked with '
-         'resets at a twenty-fifth; % right:'], deeper_table(t),
-        ['**What makes loops used**: `calc`, 300 iterations, one choice changed; % right:'],
+        ['**Deeper than usual**: `calc` trained with resets at 1/5 of the tokens, tested with '
+         'resets at 1/25; % right:'], deeper_table(t),
+        ['**What makes a model use loops**: `calc`, 300 iterations, one choice changed; % right:'],
         levers_table(t)])
 
 
@@ -185,7 +185,7 @@ def markdown(folder=runs.HERE):
 def main():
     until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        data.open_data('torchdocs')     # made once, before all the trainings want it
+        data.open_data('torchdocs')     # made once, before the trainings start
         works = [partial(runs.train, folder_of(*key), flags, until)
                  for key, flags in trainings().items()]
         if not runs.all_done(works, workers):

@@ -4,8 +4,8 @@ run that was never stopped.
 
     python -m results.kills --kills=20              a minute on two cores
 
-The first kill comes while the program starts, each of the others up to 0.1 s, some iterations,
-after a random iteration was printed: during a step, an evaluation or a save. After each kill every
+The first kill comes while the program starts, each other one up to 0.1 s (some iterations) after a
+random iteration is printed: during a step, an evaluation or a save. After each kill every
 checkpoint must be whole. At the end weights, optimiser state and log must be equal.
 """
 import contextlib
@@ -65,16 +65,16 @@ def differences(folder, other):
     a, b = (load_checkpoint(os.path.join(name, 'ckpt.pt'))[1] for name in (folder, other))
     for key in a:
         if key != 'config' and not same(a[key], b[key]):
-            yield f'another {key}'
+            yield f'{key} differs'
     logs = [[{key: row[key] for key in row if key not in TIMES} for row in
              read_csv(os.path.join(name, 'log.csv'))] for name in (folder, other)]
     if logs[0] != logs[1]:
-        yield 'another log'
+        yield 'log differs'
 
 
 def trial(kills, iters, whole=to_the_end):
     """
-    In the current folder: kill a run of so many iterations so often -> what is wrong, a line each.
+    In the current folder: kill a run of `iters` iterations `kills` times -> what is wrong, by line.
     whole(iters, *flags) trains to the end; the tests do that in their own process.
     """
     with open('book.txt', 'w') as f:
@@ -103,7 +103,7 @@ def trial(kills, iters, whole=to_the_end):
 def main():
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         wrong = trial(kills, iters)
-    good = ('weights, optimiser state and log are those of the run never stopped, and every '
+    good = ('weights, optimiser state and log equal those of a run never stopped, and every '
             'checkpoint was whole')
     print(f'{kills} kills in {iters} iterations: {"; ".join(wrong) or good}')
     raise SystemExit(bool(wrong))

@@ -1,15 +1,16 @@
 """
-What the claims need of a run beyond the figures of geometry.py, as rows of results/SCALE/*.csv.
+What the claims need from a run beyond geometry.py's figures, as rows of results/SCALE/*.csv.
 
     python -m results.measure --out_dir=out         writes out/rows.json, {name of a CSV: its rows}
 
-results.run calls it: tokens that turn back, jumps over paths, and on a task what questions.py asks.
+results.run calls it. Measures tokens that turn back, jumps over paths, and on a task the rows of
+questions.py.
 
 Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 
     e, x        the stream that enters a group; its state                       (B, T, C)
     states      x^(0) ... x^(K) of one group                                    (K+1, B, T, C)
-    trace       what each group leaves of one pass: dict(e, states, ...)
+    trace       what each group records in one pass: dict(e, states, ...)
 """
 import json
 import os
@@ -29,13 +30,13 @@ from results.questions import point_rows, short_rows
 
 # ------------------------------------------------------------------------------------------------
 out_dir = 'out'
-tables: list = []           # of these alone; [] = all. `points` and `short` are of tasks
+tables: list = []           # compute only these; [] = all. `points` and `short` need a task
 n_loop = 30                 # loops of each group
 n_windows = 96              # held-out windows of block_size tokens, spread evenly
 noise_draws = 4             # of x^(0), for path independence
 noise_loops = [4, 8, 30]
 dlr_loops = [2, 5, 9, 30]   # K of Eq. 2; r + 1 is 5 on text and 9 on the tasks
-loss_loops = [1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256]    # at which the loss is followed
+loss_loops = [1, 2, 4, 5, 8, 9, 13, 16, 32, 64, 256]    # loop counts for the loss
 budgets: list | None = None     # fixed loops of each group; None = BUDGETS
 short_windows = 128         # of `short`, an even number: half of them are shallow problems
 device = 'auto'
@@ -49,10 +50,10 @@ BUDGETS = {1: range(1, 17), 2: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3: (1, 2, 3, 4
 
 def step_rows(name, states, floor):
     """
-    The norm of one group's steps, and acceleration beside it, over tokens.
+    A row for each step of a group: its norm and its acceleration, over tokens.
 
-    cos_clear: the cosine of the tokens alone whose steps up to this one are clear of rounding, the
-    share `clear` of all. floor: the rounding floor.
+    cos_clear: the mean cosine of tokens whose steps so far are all clear of rounding; `clear` is
+    their share. floor: the rounding floor.
     """
     norms, accels, cosines = (probe(states) for probe in (
         geometry.step_norm, geometry.accel, geometry.step_cos))
@@ -101,7 +102,7 @@ def dlr_rows(names, model, idx):
 
 
 def noise_rows(names, model, idx):
-    """How far the states of one group lie apart after so many loops when x^(0) is drawn anew."""
+    """How far a group's states from different x^(0) lie apart after each of noise_loops."""
     for loops in noise_loops:
         ends = []
         for noise_seed in range(noise_draws):
@@ -167,7 +168,7 @@ def main():
             add('steps', step_rows(name, traced['states'], curves['floor_float32']))
         add('dlr', dlr_rows(names, model, idx))
 
-    # after it
+    # after training only
     add('noise', noise_rows(names, model, idx))
     add('loops', loop_rows(model, dataset, dev))
     add('budgets', budget_rows(model, idx[:64], targets[:64]))

@@ -2,12 +2,12 @@
 Where loops matter: what decoding does token by token, as rows for results/tasks/*.csv.
 
 Not run by itself: measure.py calls point_rows and short_rows. Every token of a problem has a label
-and a depth, the loop steps that it needs at least, so one can ask what a cache policy, a rule or an
+and a depth, the fewest loop steps that it needs, so one can ask what a cache policy, a rule or an
 oracle does to the loops of each token, and whether an answer is wrong because the token exited too
 early.
 
     policy      (cache policy, slots of a ring)
-    early       answers that the full budget has right and a point has not
+    early       answers that the full budget gets right and a point gets wrong
     evals       block maps a group and token
 """
 from functools import partial
@@ -27,7 +27,7 @@ PROMISE = 0.005             # nats, of calibration on short problems
 
 
 def third_of(depth):
-    """0, 1, 2 for depths (B, T) in the lower, the middle, the upper third of those there are."""
+    """0, 1, 2 for depths (B, T) in the lower, the middle, the upper third of their range."""
     return np.minimum(3 * depth // (depth.max() + 1), 2)
 
 
@@ -46,7 +46,7 @@ def point_row(model, point, idx, targets, depth, full):
 def with_depth(steps, depth, targets):
     """
     The correlation of steps (B, T, groups) and depth (B, T) over the tokens that have a label, 0
-    where all of them take as many steps.
+    if all take equally many steps.
     """
     asked = (targets >= 0).numpy(force=True)
     used = steps.double().mean(-1).numpy(force=True)[asked]
@@ -54,7 +54,7 @@ def with_depth(steps, depth, targets):
 
 
 def early(log_p, full, targets, depth):
-    """Of all labels, the share that the full budget has right and this has not, by third."""
+    """The share of labels that the full budget gets right and log_p wrong, also by third."""
     lost = (full.argmax(-1) == targets) & (log_p.argmax(-1) != targets)
     lost, asked = lost.numpy(force=True), (targets >= 0).numpy(force=True)
     third = third_of(depth)
@@ -63,7 +63,7 @@ def early(log_p, full, targets, depth):
 
 
 def answer_row(model, idx, targets, depth, full):
-    """The oracle of the answer: from which fixed budget on a token says what the full one says."""
+    """The oracle of the answer: the fixed budget from which a token answers like the full one."""
     make = partial(make_point, model, n_loop=FULL)
     needed = torch.ones_like(idx)                                               # (B, T)
     for n in range(1, FULL):
@@ -74,7 +74,7 @@ def answer_row(model, idx, targets, depth, full):
 
 
 def point_rows(model, idx, targets, depth):
-    """Q4 to Q7: every policy at every budget, every rule by own signals and waiting, oracles."""
+    """Q4 to Q7: every policy at every budget, every rule with and without waiting, oracles."""
     make = partial(make_point, model, n_loop=FULL)
     full, _, _ = log_probabilities(model, make(FULL, 'fixed'), idx)
     points = []
@@ -93,8 +93,8 @@ def point_rows(model, idx, targets, depth):
 
 def short_rows(model, idx, targets, depth):
     """
-    Q8: thresholds that keep a promise on the shallower half of the windows, and what they cost on
-    the other half.
+    Q8: thresholds that cost at most PROMISE on the shallower half of the windows, and their cost
+    on the other half.
     """
     order = np.argsort(depth.max(axis=1), kind='stable')
     # find_thresholds chooses on the even windows and measures on the odd ones

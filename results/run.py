@@ -2,7 +2,7 @@
 The paper's claims, re-measured: runs the project's own commands and computes the tables from them.
 
     python -m results.run                           small: the default model on text, three seeds;
-                                                    1.5 hours on two cores; the same command goes on
+                                                    1.5 hours on two cores; rerun to continue
     python -m results.run --scale=tasks             where loops matter: calc and hop, an hour more
     python -m results.run --scale=paper --minutes=9         config/groups.py on one GPU, in pieces
     python -m results.run --only_table              results/*/*.csv -> the tables, nothing is run
@@ -30,8 +30,8 @@ from results import depth, runs, table
 # ------------------------------------------------------------------------------------------------
 scale: Literal['small', 'tasks', 'paper'] = 'small'
 dataset: str | None = None  # None = torchdocs for small, fineweb for paper; tasks have their own
-seeds = [1337, 1, 2]        # the paper's scale has the first alone
-minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
+seeds = [1337, 1, 2]        # the paper's scale uses only the first
+minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # runs at a time on a CPU, with a thread each
 more: list = []             # flags for every training, to make it smaller
 only_table = False
@@ -61,7 +61,7 @@ TASKS = {
 SHARED = dict(small=dict(main=('text', 'looped')), paper={},
               tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped')))
 
-# the sweeps: rules as printed, then changes of one (Q2), which count block maps and no time
+# the sweeps: the unchanged rules, then one rule changed (Q2), without timing
 SWEEP = ['--n_windows=64', '--rounds=4', '--epsilons=[0.3,1,2,4,8]',
          '--budgets=[1,2,3,4,5,6,7,8,10,12,14,16,20,30]']
 CHANGED = ['--cache=exact', '--past=False', '--budgets=[30]', '--epsilons=[]', '--rounds=1',
@@ -96,7 +96,7 @@ def variants():
         return dict(main=['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'])
     if scale == 'tasks':
         return TASKS
-    # what the claims look at, other loop draws, the open choices (Q3)
+    # the variants of the claims, other loop draws, the open choices (Q3)
     full = dict(main=[], random=['--adapter_init=random'],
                 fixed=['--loop_draw=fixed', '--keep_iters=[]'],
                 uniform=['--loop_draw=uniform', '--keep_iters=[]'])
@@ -124,7 +124,7 @@ def train(key, flags, until):
 
 
 def measure(key, _, until):
-    """What the claims need of a run's geometry, and of a task's decoding. True if it is done."""
+    """Measure what the claims need: geometry, and on a task decoding. True if it is done."""
     (variant, _), flags = key, []
     if variant not in SWEPT and variant not in TASKS:
         flags = ['--tables=["steps","settled","dlr","loops"]']
@@ -133,7 +133,7 @@ def measure(key, _, until):
 
 def sweep(key, _, until):
     """All of RULES on a run that is swept, one after another. True if they are done."""
-    names = reversed(RULES) if key[0] in SWEPT else []      # of 'accel', the last, the figures stay
+    names = reversed(RULES) if key[0] in SWEPT else []      # 'accel' last: its figures stay
     return all(runs.bench(folder_of(*key), f'bench {name}', [*SWEEP, *RULES[name]], until)
                for name in names)
 
@@ -173,8 +173,8 @@ def main():
         raise ValueError('--dataset: the tasks have data of their own')
     if not only_table:
         if dataset_name():
-            data.open_data(dataset_name())      # made once, before all the trainings want it
-        # a sweep times its points in turn, so what a neighbour takes, it takes from all alike
+            data.open_data(dataset_name())      # made once, before the trainings start
+        # a sweep times its points in turn, so another process slows all of them alike
         for phase in (train, measure, sweep):
             works = [partial(phase, *of, until) for of in trainings().items()]
             if not runs.all_done(works, 1 if scale == 'paper' else workers):

@@ -31,29 +31,29 @@ KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff
 
 def deadline(seeds, workers, minutes):
     """
-    When (time.time()) to stop, from the knobs that all files have that run something; inf without
-    --minutes. ValueError for a value that makes no sense.
+    The time.time() to stop at, inf without --minutes; checks the knobs that the scripts share.
+    ValueError for a bad value.
     """
     if not seeds or workers < 1:
-        raise ValueError('--seeds must name one seed at least, and --workers be 1 at least')
+        raise ValueError('--seeds must name at least one seed, and --workers be at least 1')
     if minutes is not None and not minutes > 0:
         raise ValueError(f'--minutes must be more than 0, not {minutes}')
     return math.inf if minutes is None else time.time() + 60 * minutes
 
 
 def all_done(works, workers):
-    """Call all works, `workers` at a time. True if each returns that it came to its end."""
+    """Call all works, `workers` at a time. True if each one returns True (done)."""
     with ThreadPoolExecutor(workers) as pool:
         done = list(pool.map(lambda work: work(), works))
     if not all(done):
-        print('the time is up: the same command goes on')
+        print('time is up: run the same command to continue')
     return all(done)
 
 
 def command(script, *flags, log, until=math.inf):
     """
     Run one of the project's scripts, or a module of a folder (zoo.etd), with one thread. True if it
-    came to its end, False if the time was up.
+    finished, False if the time was up.
 
     log: the file that gets its output. until: when (time.time()) it is sent SIGTERM. ValueError if
     it fails.
@@ -89,7 +89,7 @@ def once(folder, what, script, *flags, until=math.inf):
     if state != 'done' and time.time() < until:
         os.makedirs(folder, exist_ok=True)
         begin = time.time()
-        # only a training can go on where it was stopped
+        # only a training can be resumed
         stop = until if script == 'train.py' else math.inf
         done = command(script, *flags, f'--out_dir={folder}', until=stop,
                        log=os.path.join(folder, what + '.txt'))
@@ -101,7 +101,7 @@ def once(folder, what, script, *flags, until=math.inf):
 
 
 def train(folder, flags, until):
-    """Train the run in this folder, or go on with it. True if it is done."""
+    """Train the run in this folder, or resume it. True if it is done."""
     return once(folder, 'train', 'train.py', *flags, '--resume', until=until)
 
 
@@ -182,7 +182,7 @@ def machine_row():
 
 
 def last_losses(folder):
-    """The held-out losses at the end of a run, of a task with accuracies, by loops."""
+    """The held-out losses at the end of a run, and accuracies on a task, by loops."""
     row = read_csv(os.path.join(folder, 'log.csv'))[-1]
     for key, loss in row.items():
         if key.startswith('val_loss_'):
@@ -201,7 +201,7 @@ def minutes_rows(folder):
 def bench_rows(folder, name):
     """
     The points of a benchmark (`bench`): the columns KEPT, and `blocks`, the layers evaluated in the
-    groups, a token.
+    groups per token.
     """
     for row in read_csv(os.path.join(folder, name + '.csv')):
         layers = {key: key.count('-') + 1 for key in row if key.startswith('evals_')}
@@ -235,7 +235,7 @@ def at_checkpoint(rows, which=max):
 
 
 def fewest_maps(rows, good):
-    """Of each seed the row with the fewest block maps among those for which good(row) holds."""
+    """For each seed the row with the fewest block maps among those for which good(row) holds."""
     rows = [row for row in rows if good(row)]
     return [min(pick(rows, seed=seed), key=lambda row: row['mean_evals'])
             for seed in distinct(rows, 'seed')]

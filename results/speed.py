@@ -29,7 +29,7 @@ only: Literal['all', 'adaptive', 'checks', 'machinery'] = 'all'
 out_dir = 'out'
 rounds = 9                  # of each comparison
 batch_size = 16             # of `machinery`, in which windows have 48 tokens
-injection = 'concat'        # of its looped model
+injection = 'concat'        # of the looped model in `machinery`
 # ------------------------------------------------------------------------------------------------
 
 
@@ -74,7 +74,7 @@ def decode_last(model, prompt, counts, rule, n):
 
 @torch.no_grad()
 def adaptive():
-    """A token with an exit rule over one with a fixed budget of the same mean of block maps."""
+    """Time of a token with an exit rule over that with as many mean block maps, fixed."""
     trained, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
     paper = GPT(GPTConfig(block_size=64)).eval()
     for model, tau, n, repeats in ((trained, 0.1, 12, 3 * rounds), (paper, 1.0, 6, min(rounds, 5))):
@@ -115,7 +115,7 @@ def checks():
 # training ---------------------------------------------------------------------------------------
 
 def machinery():
-    """Training the default model at 5 loops over training as many plain layers."""
+    """Training speed of as many plain layers over that of the default model at 5 loops."""
     idx = torch.randint(257, (batch_size, 48))
 
     def train(model, optimizer):

@@ -127,7 +127,7 @@ def q5(t):
 
 
 def q6(t):
-    """Q6: how far is each from the oracles, and do steps follow depth?"""
+    """Q6: how far is each rule from the oracles, and do steps follow depth?"""
     yield from head('Q6: block maps a group', 'best fixed', 'best rule, own', 'best rule, waiting',
                     'oracle of distance', 'oracle of the answer',
                     'steps and depth, correlation: own', 'waiting', 'oracle of the answer')
@@ -142,7 +142,7 @@ def q6(t):
 
 
 def best_rule(t, model, past):
-    """The rule that needs the fewest block maps, and how its steps go with depth, both in words."""
+    """The rule with the fewest block maps; its correlation of steps and depth; both in words."""
     maps = {rule: maps_of(t, model, part='rules', rule=rule, past=past) for rule in RULES}
     everywhere = [rule for rule in RULES if not np.isnan(maps[rule]).any()]
     if not everywhere:
@@ -154,7 +154,7 @@ def best_rule(t, model, past):
 
 
 def q7(t):
-    """Q7: how often is an answer lost because somebody left too early?"""
+    """Q7: how often is an answer lost because a token exited too early?"""
     columns = [(past, tau) for past in ('False', 'True') for tau in (1e-2, 0.1, 0.3, 1.0)]
     yield from head('Q7: answers lost, %: shallow / middle / deep third ± over seeds', *(
         f"{'waiting' if past == 'True' else 'own'}, τ = {tau:g}" for past, tau in columns))
@@ -191,8 +191,8 @@ def q8(t):
 
 def in_time(t):
     """
-    {way: time over that of the fastest fixed budget of `exact`, one a seed}, of ways within SAME of
-    the full budget with 95% confidence in every seed.
+    {way: its time over that of the fastest fixed budget of `exact`, by seed}, for the ways within
+    SAME of the full budget with 95% confidence in every seed.
     """
     swept = pick(t['bench'], variant=t['variant'], rules='accel')
     seeds, times = distinct(swept, 'seed'), {}
@@ -207,11 +207,11 @@ def in_time(t):
 
 
 def advice(small, tasks):
-    """Use this rule, at this tau, with this cache: computed, a line for each regime."""
+    """The recommended rule, tau and cache, computed: a line for each regime."""
     times = dict(text=in_time(small), calc=in_time(tasks | dict(variant='calc groups')),
                  hop=in_time(tasks | dict(variant='hop groups')))
     yield from head('where', 'use', 'time over that of the best fixed budget of `exact`')
-    regimes = {name: [name] for name in times} | {'one does not know which': list(times)}
+    regimes = {name: [name] for name in times} | {'any of these': list(times)}
     for name, of in regimes.items():
         ways = set.intersection(*(set(times[regime]) for regime in of))
         worst = {way: max(np.mean(times[regime][way]) for regime in of) for way in ways}
@@ -234,7 +234,7 @@ def in_words(way):
 # the page ---------------------------------------------------------------------------------------
 
 def markdown(folder=runs.HERE):
-    """What stands between the markers: the machine, the claims, the open choices, the questions."""
+    """The block `claims` of the page: the machine, the claims, the open choices, the questions."""
     found = regimes(folder)
     small, tasks = runs.load('small', folder), runs.load('tasks', folder, 'calc groups')
     t = {'text': small, '`calc`': tasks, '`hop`': tasks | dict(variant='hop groups')}
@@ -244,13 +244,13 @@ def markdown(folder=runs.HERE):
          f"Tasks: {runs.machine_of(tasks)}."],
         ['**Verdicts**:'], verdict_table(found),
         ['**What was measured**:'], measured_table(found),
-        ['**Is acceleration a signal of its own?** Own signals, `exact`; the ratio is the median '
-         'over tokens, mean over steps that are clear of rounding:'], accel_table(t),
+        ['**Is acceleration a signal of its own?** With `exact`, no waiting; the ratio is the '
+         'median over tokens, mean over steps that are clear of rounding:'], accel_table(t),
         ['**Q3, the open choices** on text (400 iterations unless the row says more):'],
         choices_table(small),
         [f'**Q4 to Q8**, within {SAME} nats of the full budget with 95% confidence. '
          + q4.__doc__], q4(tasks),
         [q5.__doc__], q5(tasks), [q6.__doc__], q6(tasks), [q7.__doc__], q7(tasks),
         [q8.__doc__], q8(tasks),
-        [f'**What to use**, computed: the fastest way within {SAME} nats in every seed; of '
-         'several regimes the one whose worst is best.'], advice(small, tasks)])
+        [f'**What to use**, computed: the fastest way within {SAME} nats in every seed; for '
+         'several regimes, the way with the best worst time.'], advice(small, tasks)])

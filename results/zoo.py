@@ -1,7 +1,7 @@
 """
 Other looped models and rules beside ours: Ouro with its gate, ETD, Geiping's criteria.
 
-    python -m results.zoo               an hour and a half on two cores; the same command goes on
+    python -m results.zoo               an hour and a half on two cores; rerun to continue
     python -m results.zoo --only_table  results/zoo/*.csv -> the tables, nothing is run
 
 Run it in the project's folder. It writes its runs to out-zoo, and shares those of results.depth in
@@ -11,7 +11,7 @@ out-depth; then results/zoo/*.csv and the fourth block of results/README.md.
                 etd: a plain model, its thinking block, and mid-training with that block and others;
                 criteria: Geiping's rules on the default run and on calc
     task        text, calc
-    evals       block maps a token: of ouro one is the whole stack
+    evals       block maps a token; in ouro a block map is the whole stack
 """
 import json
 import os
@@ -32,7 +32,7 @@ from zoo.huginn import EXITS as CRITERIA
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
-minutes: float | None = None    # save and stop after so many, to be called again; None = at the end
+minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # runs at a time, with a thread each
 more: list = []             # flags for every training, to make it smaller
 only_table = False
@@ -180,7 +180,7 @@ def ouro_table(t):
 
 
 def ways_of(rows):
-    """Each rule, by own signals and waiting: (its name, conditions for its rows)."""
+    """Each rule, with and without waiting: (its name, conditions for its rows)."""
     for rule, past in dict.fromkeys((row['rule'], row['past']) for row in rows):
         waits = past == 'True' and any(row['cache'] == 'exact' for row in rows)
         yield rule + (', past' if waits else ''), dict(rule=rule, past=past)
@@ -188,14 +188,14 @@ def ways_of(rows):
 
 def fewest(rows, same, fixed):
     """
-    In words the fewest block maps within `same` nats of the best of the `fixed` rows of each seed,
-    and their thresholds. Not of the full budget: a model may grow worse with loops.
+    In words: the fewest block maps within `same` nats of each seed's best `fixed` row, and their
+    thresholds. Not of the full budget, because more loops may be worse.
     """
     seeds = distinct(rows, 'seed')
     best = {seed: min(column(pick(fixed, seed=seed), 'ce')) for seed in seeds}
     found = fewest_maps(rows, lambda row: row['ce'] <= best[row['seed']] + same)
     if len(found) < len(seeds):
-        return f'{len(found)} of {len(seeds)} seeds get there'
+        return f'{len(found)} of {len(seeds)} seeds reach this'
     taus = ', '.join(f'{tau:g}' for tau in column(found, 'tau'))
     return f"{mean_std(column(found, 'mean_evals'))} ({taus})"
 
@@ -249,14 +249,14 @@ def block_of(t, task, seed):
 
 
 def markdown(folder=runs.HERE):
-    """What stands between the markers of the zoo."""
+    """The block `zoo` of results/README.md."""
     t = runs.load('zoo', folder)
     chosen = '; '.join(
         f'{task} ' + ', '.join(block_of(t, task, seed) for seed in distinct(t['angles'], 'seed'))
         for task in TASKS)
     return join([
-        [f"{runs.machine_of(t)}; {len(distinct(t['points'], 'seed'))} seeds. Equal quality: so "
-         'many nats above the best fixed budget of the same model and seed; in brackets the '
+        [f"{runs.machine_of(t)}; {len(distinct(t['points'], 'seed'))} seeds. Nats are counted "
+         'above the best fixed budget of the same model and seed; in brackets the '
          'thresholds of the seeds.'],
         ['**Ouro**:'], ouro_table(t),
         ['**Its gate** beside rules that need no training, `exact`:'], gate_table(t),
@@ -269,7 +269,7 @@ def markdown(folder=runs.HERE):
 def main():
     until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        data.open_data('torchdocs')        # made once, before all the trainings want it
+        data.open_data('torchdocs')        # made once, before the trainings start
         if not runs.all_done(works(until), workers):
             return
         gather()

@@ -2,7 +2,7 @@
 Continuous depth-wise batching: many requests in one batch, each row at its own loop step.
 
     python -m serving.batching --requests=FILE      answer a file of JSON lines, see requests.py
-    python -m serving.batching                      the gain over static batches, random requests
+    python -m serving.batching                      speed-up over static batches, random requests
 
 When each token exits on its own, a batch in lockstep waits for its slowest row in every group, for
 every token. Here a tick runs one stage of the model for all rows that are at it, each at its own
@@ -14,8 +14,8 @@ position and loop step, and a row whose request has ended takes the next one:
     row 2             k = 2     k = 3
 
 A row gets what it would get alone from decode.stream with prefill_chunk=1: it has its own keys,
-values and random numbers. Its prompt goes through the same stages, one token after another. Bae et
-al. 2024 has the idea; the one slot of `latest` (Geiping 5) serves rows at any loop step.
+values and random numbers. Its prompt goes through the same stages, one token after another. The
+idea is from Bae et al. 2024; the one slot of `latest` (Geiping 5) serves rows at any loop step.
 
     B, b    rows of the batch; those of a tick
     g       a recurrent group, from 0
@@ -41,13 +41,13 @@ from serving.requests import Request, answer, read
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
-requests: str | None = None     # a file of JSON lines to answer; None = show the gain
-n_requests = 128            # random ones, where there is no file
+requests: str | None = None     # a file of JSON lines to answer; None = time random ones
+n_requests = 128            # random requests, if there is no file
 rows = 32                   # of the batch
 exit: str | None = 'norm_rel'   # None = fixed loops
-tau: float | None = 0.1     # None = the rule's usual
+tau: float | None = 0.1     # None = the rule's default
 past = False                # exit only once all earlier tokens have converged, with --cache=exact
-n_loop: int | list | None = None    # one or one a group; None = mean_recurrence, 30 with a rule
+n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
 cache: Literal['latest', 'exact'] = 'latest'
 temperature: float = 0.0    # of requests that give none; 0 = greedy
 seed = 0                    # of requests that give none, and of the random ones
@@ -76,8 +76,8 @@ def next_stage(waiting):
     {stage: how many rows wait for it} -> the stage of the next tick: the one with most rows,
     because a tick for one row takes nearly as long as one for many.
 
-    A loop step counts half as much again, because rows join and leave the loops in every tick,
-    while at the other stages they gather. The prelude goes first, because it feeds the loops.
+    Rows at a loop step count 1.5 times, because rows join and leave the loops in every tick,
+    while they gather at the other stages. The prelude goes first, because it feeds the loops.
     """
     if PRELUDE in waiting:
         return PRELUDE
@@ -93,12 +93,12 @@ class Row:
     def __init__(self, request, n_groups):
         self.request, self.tokens = request, list(request.prompt)
         self.stage, self.steps_used = PRELUDE, [0] * n_groups
-        # the first token in its context window, and the position there of the one at work
+        # the first token of its context window, and the current token's position in it
         self.start, self.pos = 0, 0
 
 
 def draw(logits, rows):
-    """Logits (b, V), finite -> a token for each row, as its request wants it drawn."""
+    """Logits (b, V), finite -> a token for each row, drawn as its request says."""
     tokens = torch.zeros(len(rows), 1, dtype=torch.long, device=logits.device)
     ways = [(row.request.temperature, row.request.top_k) for row in rows]
     for way in set(ways):
@@ -129,7 +129,7 @@ class Batch:
         model.hidden(idx, [1] * len(counts), cache=self.cache)
 
     def run(self, stage, numbers):
-        """Run a stage for the rows that are at it. Behind the head it returns logits (b, V)."""
+        """Run a stage for the rows that wait for it. Returns logits (b, V) after the head."""
         rows, at = [self.rows[i] for i in numbers], on_device(numbers, self.x)
         span = Span([row.pos if row else 0 for row in self.rows], 1, self.x.device)
         if stage.kind == 'loop':
@@ -161,13 +161,13 @@ class Batch:
     def loop_step(self, g, rows, numbers, at, span):
         """One loop step of group g, with each row at a k of its own; see exits.loop_until_exit."""
         layer, k = self.groups[g], self.k[numbers] + 1
-        every = self.one_slot and len(rows) == len(self.rows)       # they read keys without a copy
+        every = self.one_slot and len(rows) == len(self.rows)       # reads keys without a copy
         x0 = self.x[at]
         x1 = self.model.h[layer].step_of_pass(
             x0, on_device(k, x0), None if every else at, injected=(self.on_x[g], self.share),
             noise_seed=self.noise_seed, span=span, caches=self.cache[layer])
 
-        # the rule's signal; all rows are at their first step, or none
+        # the rule's signal; either all rows are at their first step or none is
         read = partial(self.model.reader(self.rule, span, self.cache), rows=at)
         memo = None if self.memo is None or k[0] == 1 else self.memo[at]
         value, memo = self.rule.signal(x0, x1, memo, read)
@@ -180,7 +180,7 @@ class Batch:
             active = np.ones((len(rows), 1), dtype=bool)
             value = self.signals[g].wait(value[:, None], active, k[:, None], numbers)[:, 0]
 
-        # who exits, and who of them takes the new state?
+        # which rows exit, and which take the new state?
         streak, exits, takes = self.rule.decide(value, self.streak[numbers],
                                                 last=k == self.counts[g])
         if not np.all(takes):
@@ -197,8 +197,8 @@ class Batch:
 
     def postprocess(self, numbers, logits):
         """
-        Rows that have run the head, logits (b, V), go on to their next token, which is drawn where
-        the prompt has been read. Yields answers, see serve.
+        Move rows that have run the head, logits (b, V), to their next token, and draw it if the
+        prompt has been read. Yields answers, see serve.
         """
         ready = []
         for i, (number, finite) in enumerate(zip(numbers, logits.isfinite().all(dim=-1).tolist())):
@@ -219,7 +219,7 @@ class Batch:
             row = self.rows[number]
             row.tokens.append(token)
             start = window(len(row.tokens), self.model.config.block_size)
-            if start != row.start:          # it has moved on: read it from its first token
+            if start != row.start:          # the window has moved: read it from its start
                 row.start, row.pos = start, 0
             made = len(row.tokens) - len(row.request.prompt)
             if made == row.request.max_new_tokens or token == row.request.stop:
@@ -233,14 +233,14 @@ def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', nois
     Answer requests, an iterator of Request (or None while there is none), in a batch of `rows`.
 
     Yields (request, token, steps_used (groups,)) for each token as it comes. A request that is bad,
-    or meets a NaN, yields (request, ValueError, None) once, and the others go on. n_loop, exit,
+    or meets a NaN, yields (request, ValueError, None) once; other requests continue. n_loop, exit,
     cache, noise_seed: see decode.stream. ValueError for rows, cache or n_loop out of range, or
     step_noise.
     """
     if rows < 1:
         raise ValueError(f'rows must be at least 1, not {rows}')
     if model.config.step_noise:
-        raise ValueError('rows at different loop steps need a model without step_noise, which is '
+        raise ValueError('rows at different loop steps need a model with step_noise = 0, not '
                          f'{model.config.step_noise}')
     batch = Batch(model, rows, model.loop_counts(n_loop, exit), exit or FIXED, cache, noise_seed)
     requests, more = iter(requests), True
@@ -305,10 +305,10 @@ def show_gain(model, how):
 def check_knobs():
     """ValueError for knobs that are out of range, or that cannot be used together."""
     if not exit and (past or 'tau' in given):
-        raise ValueError('--past and --tau are about exit rules: give one, --exit=norm_rel')
+        raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel')
     if past and cache == 'latest':
-        raise ValueError('--past needs --cache=exact: with latest a token reads the earlier ones '
-                         'as they were at their last step')
+        raise ValueError('--past needs --cache=exact: with latest a token reads the last states '
+                         'of earlier ones, so it need not wait')
     if n_requests < 1 or rows < 1:
         raise ValueError(f'n_requests and rows must be at least 1, not {n_requests}, {rows}')
 

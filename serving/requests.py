@@ -1,12 +1,12 @@
 """
-Requests: prompts to continue, each with its own wishes, and files of them, one JSON object a line.
+Requests: prompts to continue, each with its settings, and files of them, one JSON object a line.
 
 Not run by itself: `python -m serving.batching --requests=FILE` answers such a file:
 
     {"prompt": "def f(", "max_new_tokens": 40, "temperature": 0.8, "seed": 1}
     {"tokens": [1, 2, 3], "name": "a prompt as token numbers"}
 
-Every line gets an answer, also one that cannot be read; the others go on.
+Every line gets an answer; one that cannot be read gets an error, and does not stop the others.
 """
 import json
 import time
@@ -43,16 +43,16 @@ class Request:
             raise ValueError(f'seed must be a whole number from 0 to 2**63 - 1, not {self.seed}')
 
 
-# the keys of a line: the fields of a Request but stop, or tokens in place of prompt
+# the keys of a line: the fields of a Request except stop; tokens can replace prompt
 KEYS = {field.name for field in fields(Request)} - {'stop'} | {'tokens'}
 
 
 def read(path, encoding, usual):
     """
-    The requests of a file, in order; for a line that is not one a dict with its name and error.
+    The requests of a file, in order; for each bad line a dict with its name and error.
 
-    encoding: of their text. usual: {field: value} where a line gives none; the name is then the
-    line's number. ValueError if the file cannot be read.
+    encoding: of their text. usual: {field: value}, the defaults; the default name is the line's
+    number. ValueError if the file cannot be read.
     """
     try:
         with open(path, encoding='utf-8-sig') as f:
@@ -112,7 +112,7 @@ def answer(serve, requests, encoding, write=print):
                 continue
             tokens, steps = zip(*made)
             text = b''.join(encoding.decode_single_token_bytes(token) for token in tokens
-                            if token < encoding.n_vocab)    # a padded vocabulary has more
+                            if token < encoding.n_vocab)    # padded vocabulary: no text
             line = dict(text=text.decode('utf-8', 'replace'), tokens=tokens,
                         steps=[round(sum(of_group) / len(made), 2) for of_group in zip(*steps)],
                         seconds=round(time.perf_counter() - begin, 3))

@@ -6,18 +6,18 @@ Encode, think, decode: which layers of a plain model to loop (Koishekenov et al.
     python train.py --init_from=out-etd/ckpt.pt --out_dir=out-etd-trained --max_iters=500
                                                             mid-training, with loops
 
-Prints how far each layer turns the state, the block between the two knees of that curve, and the
-held-out loss of every block of layers when it loops 1 to 4 times, as it is and damped; writes
+Prints how far each layer turns the state, the block between the two knees of that curve, and, for
+every block of layers, the held-out loss when it loops 1 to 4 times, plain and damped. Writes
 out_dir/ckpt.pt, angles.png and blocks.csv. The block loops without injection from x^(0) = e, so
 that one loop is the plain model.
 
-The curve falls from the front to its lowest layer and rises to the back. A knee is the point of one
-side that is farthest below the chord from that side's first point to the lowest one, both axes
-scaled to 0 ... 1; the thinking block goes from knee to knee, both in it.
+The curve falls from the front to its lowest layer and rises to the back. The knee of a
+side is its point farthest below the chord from the side's end to the lowest layer, with both axes
+scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
 
     angle       arccos(cosine) / pi of the states before and after a layer, at the last token, the
                 mean over held-out windows
-    damped      x <- x + (f(x) - x) / n, n times (arXiv 2605.23872): no further than one step of f
+    damped      x <- x + (f(x) - x) / n, n times (arXiv 2605.23872): about one step of f in all
     f           one pass through the block
 """
 import csv
@@ -67,7 +67,7 @@ def angles(model, idx):
 
 
 def knee(curve):
-    """The knee of a falling curve (n,): the place farthest below its chord; without one the end."""
+    """The knee of a falling curve (n,): the place farthest below its chord, or else the end."""
     n, fall = len(curve), curve[0] - curve[-1]
     if n < 3 or fall <= 0:
         return n - 1
@@ -85,7 +85,7 @@ def thinking_block(curve):
 
 class Looped(GPT):
     """A plain model in which layers loop; a group has no norm besides those of its layers."""
-    __module__ = 'zoo.etd'          # and not __main__ where this file is run, for the checkpoint
+    __module__ = 'zoo.etd'          # for the checkpoint, even if this file runs as __main__
 
     def build(self, config):
         super().build(config)
@@ -94,10 +94,10 @@ class Looped(GPT):
 
 
 def looped(model, block, mean_recurrence=2):
-    """A plain model -> one with its modules whose layers `block` loop, from x^(0) = e."""
+    """A plain model -> a model of the same modules that loops the layers `block`, x^(0) = e."""
     config = replace(model.config, groups=[block], injection='none', x0='e',
                      mean_recurrence=mean_recurrence)
-    with torch.device('meta'):          # its modules make way for those of the plain model
+    with torch.device('meta'):          # the plain model's modules replace these
         new = Looped(config)
     group, before, after = new.groups[0], model.h[:block[0]], model.h[block[-1] + 1:]
     group.core = model.h[block[0]:block[-1] + 1]
@@ -109,7 +109,7 @@ def looped(model, block, mean_recurrence=2):
 
 @contextmanager
 def damping(model, n):
-    """In this context each step of a group goes an n-th of its way."""
+    """A context in which each step of a group is scaled by 1 / n."""
     for group in model.groups:
         def step(x, *given, f=group.step, **more):
             return x + (f(x, *given, **more) - x) / n
@@ -136,10 +136,10 @@ def check_knobs(model):
     """ValueError for a knob that is out of range, or if the model is not a plain one."""
     if type(model) is not GPT or model.groups:
         raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
-                         f'{model.config.groups}: this is for a plain one, python train.py '
+                         f'{model.config.groups}: train a plain one with python train.py '
                          '--groups=[] --out_dir=out-plain')
     if not loops or not all(isinstance(n, int) and n >= 1 for n in loops):
-        raise ValueError(f'loops must be a list of counts from 1 on, not {loops}')
+        raise ValueError(f'loops must be a list of counts of at least 1, not {loops}')
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
@@ -161,7 +161,7 @@ def main():
     curve = angles(model, idx.to(dev))
     found = thinking_block(curve)
     chosen = block or found
-    looping = looped(model, chosen)         # a ValueError if the layers of block are no group
+    looping = looped(model, chosen)         # ValueError if block cannot be a group
     print(f'{init_from}, {windows} held-out windows; angle of each layer, over pi:')
     print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
     print(f'encoder {list(range(found[0]))}, thinking block {found}, '
@@ -176,7 +176,7 @@ def main():
         plain, damped = (' '.join(f"{row[f'{kind}_{n}']:7.4f}" for n in loops)
                          for kind in ('loss', 'damped'))
         print(f"{mark} {row['block']:9s}  {plain}          {damped}")
-    print('* written')
+    print('* the block in ckpt.pt')
 
     # files
     os.makedirs(out_dir, exist_ok=True)

@@ -40,7 +40,7 @@ dry_run = False             # look, and write nothing
 # the model ----------------------------------------------------------------------------------------
 
 class BiasedAttention(CausalSelfAttention):
-    """With a bias on queries and keys, added before positions turn them."""
+    """Attention with a bias on queries and keys, added before rotary positions."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -65,11 +65,11 @@ class Huginn(GPT):
 
 # criteria: signals as in exits.py, each with one value for a whole row ----------------------------
 #
-# All tokens of a row exit together, by their mean (of states) or by the last token (of logits); a
-# token that is decoded alone is a row of its own. The logits are those behind the coda.
+# All tokens of a row exit together: by their mean signal if it is read from states, by the last
+# token's if from logits (after the coda). A token that is decoded alone is a row of its own.
 
 def of_row(signal, which):
-    """A signal of tokens (b, T) -> the same of rows. which: 'mean' or 'last'."""
+    """A signal of tokens (b, T) -> one signal per row. which: 'mean' or 'last'."""
     def of_rows(x0, x1, memo, read):
         value, memo = signal(x0, x1, memo, read)
         row = value.mean(dim=1, keepdim=True) if which == 'mean' else value[:, -1:]
@@ -94,7 +94,7 @@ def kl(x0, x1, memo, read):
 
 
 def minp_kl(x0, x1, memo, read):
-    """kl of a p in which all that is below a tenth of the largest is replaced by 1 / V."""
+    """kl of p after all entries below a tenth of the largest are replaced by 1 / V."""
     p = read(x1).float().softmax(-1)
     p = torch.where(p < 0.1 * p.amax(-1, keepdim=True), 1 / p.shape[-1], p)
     log_p1 = (p / p.sum(-1, keepdim=True)).log()
@@ -125,7 +125,7 @@ def argmax_stability(x0, x1, memo, read):
     return 1 / (1 + unchanged.float()), torch.stack((token, unchanged), dim=-1)
 
 
-# tau: the published thresholds; that of argmax-stability is five steps
+# tau: the published thresholds; 1 / 5 in argmax-stability stands for five steps
 EXITS = {
     'latent-diff': Exit(of_row(latent_diff, 'mean'), tau=0.03, by_row=True),
     'cosine': Exit(of_row(cosine, 'mean'), tau=1e-3, by_row=True),
@@ -139,7 +139,7 @@ EXITS = {
 
 # public checkpoints -------------------------------------------------------------------------------
 
-# the numbers of config.json; 0 stands for those that it must hold
+# the numbers of config.json with their defaults; 0 marks required ones
 NUMBERS = dict(n_embd=0, n_heads=0, intermediate_size=0, block_size=0, vocab_size=0, rope_base=0.0,
                n_layers_in_prelude=0, n_layers_in_recurrent_block=0, n_layers_in_coda=0,
                mean_recurrence=0.0, mean_backprop_depth=0, norm_eps=1e-6, padding_multiple=1)

@@ -8,10 +8,10 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python -m zoo.ouro --stage=2 --init_from=out-ouro/ckpt.pt --out_dir=out-ouro-2 --max_iters=300
                                                     trains the gate alone
 
-A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files; --resume goes
-on with it. --init_from, on the command line, can be any checkpoint with groups: a model without a
-gate gets one. Each of several groups has exits of its own, and the losses of an early group are
-those of ln_f and the head on its states.
+A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files; --resume
+continues it. --init_from, on the command line, can be any checkpoint with groups: a model without a
+gate gets one. If there are several groups, each has its own exits; an early group's
+losses come from ln_f and the head on its states.
 
 The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
 `gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
@@ -42,7 +42,7 @@ block_size: int | None = None   # tokens of context; None = as config.json says,
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
-BETA = 0.05                 # stage I: the loss that a nat of entropy is worth
+BETA = 0.05                 # stage I: weight of the entropy in the loss
 SLOPE, LEAST = 50, 0.005    # stage II: an improvement above LEAST nats is worth another step
 
 
@@ -81,7 +81,7 @@ class Gated(GPT):
         return self.gate(x).squeeze(-1)
 
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
-        """As GPT has it; in training mode the loss is the mean of stage_loss over the groups."""
+        """As in GPT, but in training mode the loss is the mean of stage_loss over the groups."""
         if not self.training or targets is None:
             return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
         trace, losses = [] if trace is None else trace, []
@@ -107,7 +107,7 @@ class Gated(GPT):
 
 
 class GateOnly(Gated):
-    """The same in stage II, which trains the gate alone."""
+    """A Gated model in stage II, which trains only the gate."""
 
     def build(self, config):
         super().build(config)
@@ -136,7 +136,7 @@ class OuroBlock(Block):
 
 
 class Ouro(Gated):
-    """Ouro's blocks; the embedding is not scaled, and the norm in the loop is the last one."""
+    """Ouro's blocks; the embedding is not scaled, and no norm follows the one in the loop."""
     Config, block = PublicConfig, OuroBlock
 
     def build(self, config):
@@ -178,7 +178,7 @@ def last_value(flag, args):
 
 
 def stage_model(stage, args):
-    """The class to train in a stage, as a list of flags: none where a run goes on with its own."""
+    """The class to train in a stage, as a list of flags: empty if a resumed run has its own."""
     out_dir, init_from = last_value('--out_dir', args), last_value('--init_from', args)
     saved = [os.path.join(out_dir, file) for file in ('ckpt.pt', 'ckpt.old.pt')]
     resume = '--resume' in args or '--resume=True' in args
@@ -196,7 +196,7 @@ def train(args):
     """train.py in a stage; args: --stage=1 or 2, and flags and config files of train.py."""
     stage = next(arg for arg in args if arg.startswith('--stage'))
     if stage not in STAGES:
-        raise ValueError(f'{stage} is no stage: say --stage=1 or --stage=2')
+        raise ValueError(f'{stage} is not a stage: use --stage=1 or --stage=2')
     args = [*STAGES[stage][-1], *(arg for arg in args if arg != stage)]
     model = stage_model(stage, args)
     # in stage 1 a config file may name another class
@@ -208,7 +208,7 @@ def train(args):
 
 # public checkpoints -------------------------------------------------------------------------------
 
-# the numbers of config.json; 0 stands for those that it must hold
+# the numbers of config.json with their defaults; 0 marks required ones
 NUMBERS = dict(vocab_size=0, hidden_size=0, intermediate_size=0, num_hidden_layers=0,
                num_attention_heads=0, total_ut_steps=0, rope_theta=0.0,
                max_position_embeddings=4096, rms_norm_eps=1e-6)

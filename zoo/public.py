@@ -1,13 +1,13 @@
 """
-Public checkpoints: a folder as the hubs have it -> out_dir/ckpt.pt in our format.
+Public checkpoints: a folder in the format of the hubs -> out_dir/ckpt.pt in our format.
 
 Not run by itself: huginn.py and ouro.py say which models they read and how the tensors of such a
 model are named. A folder holds config.json, *.safetensors (with or without an index) and usually a
 tokenizer.json.
 
 The files are mapped into memory and read one tensor at a time. Where all weights are in bfloat16
-our checkpoint keeps them so; loading it makes them float32. What both public models have, and ours
-does not, is at the end.
+our checkpoint keeps them so; loading it makes them float32. The classes that both public models
+share are at the end.
 
     C, W    n_embd; width of the gated MLP
 """
@@ -33,7 +33,7 @@ BYTES = dict(F32=4, BF16=2, F16=2)      # of a number, by the name of its dtype
 
 @dataclass
 class Piece:
-    """A public tensor: its shape, and where it goes: to the rows from `row` on of our tensors."""
+    """A public tensor: its shape, and its place in ours, which starts at `row`."""
     shape: tuple
     names: list
     row: int = 0
@@ -44,8 +44,8 @@ class Piece:
 
 def read_config(path, family, defaults, allowed):
     """
-    path/config.json -> a dict. defaults: the numbers that it must hold, each with the value that it
-    has where it is missing, or 0 if it may not be missing. allowed: {name: values that we know}.
+    path/config.json -> a dict. defaults: the numbers that we need, with the value of each one if it
+    is missing, 0 if it must not be. allowed: {name: values that we support}.
 
     ValueError if the file is missing, or is not of a model of this family.
     """
@@ -75,8 +75,8 @@ def headers_of(path):
     """
     headers, shards = {}, sorted(glob.glob(os.path.join(path, '*.safetensors')))
     if not shards:
-        raise ValueError(f"there is no '{path}/*.safetensors': other files may hold code and are "
-                         'not read, so take a folder that has them')
+        raise ValueError(f"there is no '{path}/*.safetensors': take a folder with such files: "
+                         'others may hold code and are not read')
     for shard in shards:
         try:
             with safe_open(shard, framework='pt') as f:
@@ -84,7 +84,7 @@ def headers_of(path):
                     tensor = f.get_slice(name)
                     headers[name] = shard, tuple(tensor.get_shape()), tensor.get_dtype()
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"'{shard}' is no whole safetensors file ({error}): fetch it "
+            raise ValueError(f"'{shard}' is not a complete safetensors file ({error}): get it "
                              'again') from None
     return headers
 
