@@ -356,24 +356,22 @@ def loss_of(model, prompt, new, n_loop, seed=0):
     return F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
 
 
-def continuations(model, points, prompts, new_tokens, n_loop, temperature=0.0, seed=0):
+def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, seed=0):
     """
-    Continue prompts (N, n) at every point, one prompt after the other with all points in turn.
+    Continue a prompt (n,) at every point. Adds to each point what continue_prompt measures, and
 
-    Adds to each point, for each prompt (N,): what continue_prompt measures; identical, is the text
-    that of n_loop fixed loops under `exact`? prefix, the share of it before the first difference;
-    text_loss, the full budget's loss on the text.
+        identical       is the text that of n_loop fixed loops under `exact`?
+        prefix          the share of the text before the first difference
+        text_loss       the full budget's loss on the text
     """
-    full_budget = make_point(model, n_loop, 'fixed')
-    for i, prompt in enumerate(prompts):
-        how = new_tokens, temperature, seed + i
-        reference, _ = continue_prompt(model, full_budget, prompt, *how)
-        for point in points:
-            new, costs = continue_prompt(model, point, prompt, *how)
-            same = (new == reference).cumprod(0).float().mean().item()
-            loss = loss_of(model, prompt, new, n_loop)
-            found = dict(prefix=same, identical=float(same == 1), text_loss=loss) | costs
-            point.add(**{name: np.array([value]) for name, value in found.items()})
+    how = new_tokens, temperature, seed
+    full, _ = continue_prompt(model, make_point(model, n_loop, 'fixed'), prompt, *how)
+    for point in points:
+        new, costs = continue_prompt(model, point, prompt, *how)
+        prefix = (new == full).cumprod(0).float().mean().item()
+        found = dict(identical=float(prefix == 1), prefix=prefix,
+                     text_loss=loss_of(model, prompt, new, n_loop)) | costs
+        point.add(**{name: np.array([value]) for name, value in found.items()})
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
@@ -587,12 +585,13 @@ def check_knobs(block_size):
     for knob, value in dict(n_windows=n_windows, rounds=rounds, timed_rows=timed_rows).items():
         if value < 1:
             raise ValueError(f'{knob} must be at least 1, not {value}')
-    if not 0 <= n_prompts <= n_windows or new_tokens < 2:
-        raise ValueError(f'n_prompts must lie between 0 and n_windows = {n_windows}, and '
-                         f'new_tokens be at least 2, not {n_prompts} and {new_tokens}')
+    if n_prompts < 0 or new_tokens < 2:
+        raise ValueError('n_prompts must be at least 0 and new_tokens at least 2, not '
+                         f'{n_prompts} and {new_tokens}')
     for knob, pairs in dict(drafts=drafts, waves=waves).items():
-        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
-            raise ValueError(f'{knob} must be a list of pairs of numbers, not {pairs}')
+        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and min(pair) >= 1
+                   for pair in pairs):
+            raise ValueError(f'{knob} must be a list of pairs of numbers from 1 on, not {pairs}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
     fits = start >= 1 and timed_tokens >= 1 and start + timed_tokens <= block_size
     if calibrate is None and not fits:
@@ -616,9 +615,8 @@ def measure(model, points, of_text, idx, targets, start, folder):
                 point.add(ms=decode_window(model, point, idx[numbers, :start + timed_tokens],
                                            start, seed))
             save(points, groups, folder)
-        for i in range(n_prompts if of_text else 0):
-            continuations(model, of_text, idx[i:i + 1, :start], new_tokens, n_loop, temperature,
-                          seed + i)
+        for i, window in enumerate(idx[:n_prompts] if of_text else []):
+            continuations(model, of_text, window[:start], new_tokens, n_loop, temperature, seed + i)
             save(every, groups, folder)
     except KeyboardInterrupt:
         print(f'{folder}/bench.csv holds what was measured so far')

@@ -8,7 +8,8 @@ One pass at fixed loops is recorded. For each group, token and loop step the pag
 each exit rule, the five likeliest next tokens, the loss of the right one, the distance to the last
 state, and two principal coordinates. The page (its template is explore.html) computes the exits
 from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
-pass in which no token exits: how an exit changes the tokens after it is not shown.
+pass in which no token exits: how an exit changes the tokens after it is not shown. Below it, a wave
+(wave.py) continues the prompt, pass by pass.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
 
@@ -30,14 +31,19 @@ import tasks
 from common.checkpoint import open_run
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
-from exits import EXITS
+from exits import EXITS, make_exit
 from geometry import pca_2d, texts_of
 from sample import read_prompt
+from wave import stream_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 start = 'The method returns a list of'      # the prompt, or FILE:prompt.txt
 n_loop = 32
+wave = 8                    # tokens of the wave that continues the prompt; 0 = no wave
+wave_steps = 1              # loop steps of a pass
+wave_tau = 0.01             # threshold of its rule, norm_rel
+new_tokens = 32             # of the wave
 seed = 0                    # of the problem, on a task
 noise_seed = 0
 path: str | None = None     # where to write the page; None = out_dir/explore.html
@@ -73,6 +79,18 @@ def record(model, idx, right, n_loop, noise_seed=0):
         groups.append(dict(signals=signals, top=top, nats=nats, distance=short(distance, 4),
                            path=short(path, 4)))
     return groups
+
+
+def record_wave(model, idx, new_tokens, width, steps, tau):
+    """
+    The passes of a wave that continues idx (T,) greedily: a list of dict(position=of the first new
+    token, tokens=what the wave predicts, steps=loop steps of each, leave=how many leave).
+    """
+    trace = []
+    list(stream_wave(model, [idx], new_tokens, temperature=0, exit=make_exit('norm_rel', tau),
+                     width=width, steps=steps, trace=trace))
+    return [dict(position=one['position'], tokens=one['tokens'], leave=one['leave'],
+                 steps=[age * steps for age in one['age']]) for one in trace]
 
 
 def predictions(logits, right):
@@ -143,9 +161,10 @@ def main():
     dataset, depth = checkpoint['config']['dataset'], None
     encoding = get_encoding(checkpoint['tokenizer'], folder)
     is_task = tasks.is_task(dataset)
-    unused = 'start' if is_task else 'seed'
-    if unused in given:
-        raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
+    of_text = ('start', 'wave', 'wave_steps', 'wave_tau', 'new_tokens')
+    for unused in of_text if is_task else ['seed']:
+        if unused in given:
+            raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
     if is_task:
         idx, right, depth = problem(dataset, T, seed)
     else:
@@ -158,14 +177,18 @@ def main():
 
     # what it thinks
     recorded = record(model, idx.to(dev), right.to(dev), n_loop, noise_seed)
+    passes = None
+    if wave and not is_task:
+        passes = record_wave(model, idx.to(dev), new_tokens, wave, wave_steps, wave_tau)
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]
-    shown = sorted({*idx.tolist(), *right[right >= 0].tolist(), *likeliest})
+    waved = [token for one in passes or [] for token in one['tokens']]
+    shown = sorted({*idx.tolist(), *right[right >= 0].tolist(), *likeliest, *waved})
     texts = dict(zip(shown, texts_of(shown, encoding)))
     rules = {name: dict(hits=rule.hits, keep=rule.keep)
              for name, rule in (EXITS | model.rules).items()}
     everything = dict(tokens=idx.tolist(), right=right.tolist(), depth=depth, texts=texts,
-                      rules=rules, groups=recorded, loops=n_loop,
+                      rules=rules, groups=recorded, loops=n_loop, wave=passes,
                       names=['layer ' + '-'.join(map(str, group)) for group in groups])
 
     # the page

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import TAUS
 from test_train import TINY, make_book
+from torch.nn import functional as F
 
 import bench
 import data
@@ -25,7 +26,8 @@ from exits import EXITS, make_exit
 
 SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[0.3,100.0]', '--budgets=[1,2,5,2]',
          '--epsilons=[0.0,0.3]', '--n_loop=5', '--n_windows=6', '--rounds=1', '--timed_tokens=2',
-         '--device=cpu', '--cache=exact', '--past=False']
+         '--device=cpu', '--cache=exact', '--past=False', '--n_prompts=2', '--new_tokens=8',
+         '--drafts=[[1,3]]', '--waves=[[3,2]]']
 RULES = [name for name in EXITS if name != 'accel_hat']       # bench.py's default
 ONE_RULE = [*SMALL, '--rules=["accel"]']
 NINE = [('fixed', 1), ('fixed', 2), ('fixed', 5), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
@@ -43,7 +45,7 @@ def names(rows):
 
 def value(rows, rule, tau, column='ce', cache='exact', past='False'):
     row, = [row for row in rows if (row['cache'], row['rule'], row['past']) == (cache, rule, past)
-            and float(row['tau']) == tau]
+            and float(row['tau']) == tau and row['windows']]
     return float(row[column])
 
 
@@ -95,17 +97,53 @@ def test_every_point_once(benched, folder):
     bounds = [('fixed', n) for n in (1, 2, 5)] + [('oracle', eps) for eps in (0, 0.3)]
     expected = {('exact', 'False'): of_rules + bounds, ('exact', 'True'): large,
                 ('latest', 'False'): bounds, ('latest', 'True'): large}
+    of_windows, others = ([row for row in rows if bool(row['windows']) == has]
+                          for has in (True, False))
     for way, points in expected.items():
-        mine = [row for row in rows if (row['cache'], row['past']) == way]
+        mine = [row for row in of_windows if (row['cache'], row['past']) == way]
         assert sorted(names(mine)) == sorted(points)
-    assert len(rows) == sum(map(len, expected.values()))
-    for row in rows:
-        words = ('rule', 'extension', 'cache', 'past')
-        assert all(math.isfinite(float(row[key])) for key in row if key not in words)
-    assert {row['tau'] for row in rows if row['extension'] == 'True'} == {'100.0'}
-    for name in ('figure_4', 'frontier'):
+    assert len(of_windows) == sum(map(len, expected.values()))
+    assert {row['tau'] for row in of_windows if row['extension'] == 'True'} == {'100.0'}
+    assert names(others) == [('fixed', 3)] + [(name, tau) for name in RULES for tau in (1e-2, 0.3)]
+    # texts: of all but oracles and rules that wait under `exact` or have a small tau
+    continued = [row for row in rows if row['prompts']]
+    assert len(continued) == 3 + 2 * len(RULES) + 3 + 2 * len(RULES) + len(others)
+    for row, measured in ((row, measured) for measured in (of_windows, continued)
+                          for row in measured):
+        columns = ('ce', 'mean_evals', 'ms_per_token') if measured is of_windows else (
+            'identical', 'prefix', 'text_loss', 'passes', 'token_passes', 'block_maps', 'ms_text')
+        assert all(math.isfinite(float(row[column])) for column in columns)
+    for name in ('figure_4', 'quality', 'frontier'):
         assert os.path.getsize(folder / 'out' / f'{name}.png') > 5000
-    assert 'nats of the full budget' in printed
+    assert 'nats of the full budget' in printed and '% of the texts' in printed
+
+
+@torch.no_grad()
+def test_what_continuations_cost(benched, held_out):
+    rows, _ = benched
+    model, idx, _ = held_out
+    of = {(row['kind'], row['rule'], float(row['tau'])): {
+        name: float(row[name]) for name in (*bench.OF_TEXT, 'prompts')}
+        for row in rows if row['prompts']}
+    full, two = of['fixed budgets, exact', 'fixed', 5], of['fixed budgets, exact', 'fixed', 2]
+    assert full['identical'] == full['prefix'] == full['passes'] == full['token_passes'] == 1
+    assert full['prompts'] == 2 and full['block_maps'] == 5 and two['block_maps'] == 2
+    # the loss of the two texts, and how much of them are equal, by other code
+    texts = {n: model.generate(idx[:2, :8], 8, temperature=0, n_loop=n)[0] for n in (5, 2)}
+    for n, found in ((5, full), (2, two)):
+        logits, _ = model(texts[n][:, :-1], n_loop=5)
+        loss = F.cross_entropy(logits[:, 7:].flatten(0, 1), texts[n][:, 8:].flatten())
+        assert found['text_loss'] == pytest.approx(loss.item(), rel=1e-5)
+    same = (texts[5] == texts[2])[:, 8:]
+    assert two['identical'] == same.all(dim=1).double().mean().item()
+    assert two['prefix'] == pytest.approx(same.cumprod(1).double().mean().item())
+    # a draft of one loop is checked by three, and drafts have the text of the check
+    drafts = of['drafts', 'fixed', 3]
+    assert drafts['passes'] > 1 or drafts['token_passes'] > 1
+    # a wave has up to three tokens, each pass with two loop steps
+    for wave in (found for (kind, *_), found in of.items() if kind == 'waves'):
+        assert wave['block_maps'] == pytest.approx(2 * wave['token_passes'])
+        assert wave['passes'] < wave['token_passes'] <= 3 * wave['passes']
 
 
 @torch.no_grad()
@@ -284,7 +322,7 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(monkeypatch, capsys):
     assert kl == dict(cache='latest', rule='kl', past=False, tau=None)
     bench.print_thresholds([accel, kl], 0.1)
     printed = capsys.readouterr().out
-    assert 'the promise is not kept' in printed and 'none from 31.6 to 0.0001' in printed
+    assert 'above the limit here' in printed and 'none from 31.6 to 0.0001' in printed
 
 
 def test_sample_uses_the_thresholds_that_the_command_finds(wave, monkeypatch):
@@ -313,8 +351,9 @@ def test_sample_uses_the_thresholds_that_the_command_finds(wave, monkeypatch):
 
 def test_the_verdict_is_computed():
     def row(rule, tau, diff, ms, cache='exact', past=False):
+        kind = Point(rule, tau, [], None, cache, 8).kind
         return dict(cache=cache, rule=rule, past=past, tau=tau, ce_minus_full=diff, diff_low=diff,
-                    diff_high=diff, ms_per_token=ms, mean_evals=ms)
+                    diff_high=diff, ms_per_token=ms, mean_evals=ms, kind=kind)
     rows = [row('fixed', 4, 0.001, 3.0), row('fixed', 1, 0.5, 1.0), row('norm', 0.1, 0.002, 2.0),
             row('norm', 1.0, 0.02, 1.5), row('kl', 0.1, 0.0, 4.0),
             row('accel', 0.1, 0.0, 6.0, past=True), row('oracle', 0.1, 0.0, 0.5)]
@@ -322,18 +361,35 @@ def test_the_verdict_is_computed():
     def says():
         return bench.verdict(rows, [[row['ms_per_token']] * 5 for row in rows], same=0.005)
     fastest, fixed, waiting = says()
-    assert fastest == ('Within 0.005 nats of the full budget the fastest is norm at tau 0.1 under '
-                       'exact: 2.00 ms a token, 2.00 block maps a group, CE +0.0020 [+0.0020, '
-                       '+0.0020].')
-    assert fixed.startswith('1.50 [1.50, 1.50] times as long: a fixed budget of 4 under exact')
-    assert waiting.startswith('3.00 [3.00, 3.00] times as long: accel at tau 0.1 under exact, '
-                              'waiting for the past: 6.00 ms')
+    assert fastest == ('Within 0.005 nats of the full budget the fastest is norm 0.1, exact: 2.00 '
+                       'ms a token, 2.00 block maps a group, CE +0.0020 [+0.0020, +0.0020].')
+    assert fixed.startswith('1.50 [1.50, 1.50] times as long: 4 fixed loops, exact')
+    assert waiting.startswith('3.00 [3.00, 3.00] times as long: accel 0.1, exact, waiting for the '
+                              'past: 6.00 ms')
     rows.append(row('fixed', 2, 0.001, 1.0, cache='latest'))
     fastest, *others, last = says()
-    assert 'the fastest is a fixed budget of 2 under latest: 1.00 ms' in fastest
+    assert 'the fastest is 2 fixed loops, latest: 1.00 ms' in fastest
     assert len(others) == 3 and last.startswith('No rule is worth its cost here')
     del rows[2:], rows[0]
     assert says() == ['No point comes within 0.005 nats of the full budget.']
+
+
+def test_the_verdict_on_texts():
+    def row(kind, identical, ms, **more):
+        return dict(kind=kind, rule='kl', tau=0.1, cache='latest', past=True, identical=identical,
+                    ms_text=ms, draft_loops=2, wave=8, wave_steps=1) | more
+    rows = [row('fixed budgets, latest', 1.0, 4.0, rule='fixed', tau=6), row('waves', 0.96, 2.0),
+            row('waves', 0.9, 1.0), row('drafts', 1.0, 3.0), row('rules, latest', 0.5, 1.0)]
+    times = [[row['ms_text']] * 3 for row in rows]
+    assert bench.text_verdict(rows, times, 0.95) == [
+        'With at least 95% of the texts of the full budget the fastest is wave 8 x 1, kl 0.1: 2.00 '
+        'ms a token, 96.0% of the texts.',
+        '2.00 [2.00, 2.00] times as long: 6 fixed loops, latest: 4.00 ms a token, 100.0% of the '
+        'texts.',
+        '1.50 [1.50, 1.50] times as long: drafts of 2, checked by 0.1: 3.00 ms a token, 100.0% of '
+        'the texts.']
+    assert bench.text_verdict(rows[-1:], times[-1:], 0.95) == [
+        'No point has 95% of the texts of the full budget.']
 
 
 # bad input ----------------------------------------------------------------------------------------
@@ -346,6 +402,8 @@ def test_the_verdict_is_computed():
     (['--prompt_tokens=15'], 'do not fit block_size = 16'),
     (['--cache=newest'], "unknown cache policy 'newest'"),
     (['--rounds=0'], 'rounds must be'),
+    (['--n_prompts=-1'], 'n_prompts must be'), (['--waves=[8]'], 'waves must be a list of pairs'),
+    (['--waves=[[0,1]]'], 'wave'), (['--drafts=[[3,3]]'], 'draft_loops must lie between 1 and'),
     (['--calibrate=0'], 'must be more than 0 nats'),
     (['--calibrate=0.1'], '6 windows are too few to halve: --n_windows=16'),
     (['--n_windows=9999'], 'windows of 16 tokens'),

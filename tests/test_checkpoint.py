@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
     content = Path('out/ckpt.pt').read_bytes()
     Path('out/ckpt.pt').write_bytes(content[:len(content) // 2])
     printed = trained('--resume')
-    assert 'going on from out/ckpt.old.pt' in printed and 'from iteration 10' in printed
+    assert 'resuming out/ckpt.old.pt' in printed and 'from iteration 10' in printed
     assert load_checkpoint('out/ckpt.old.pt')[1]['iter_num'] == 10
     assert same_weights(whole, 'out')
 
@@ -167,7 +167,7 @@ def test_the_pretrained_models_are_found_from_any_folder(capsys):
     assert find_run(None) == find_run('pretrained/text') == (f'{pretrained}/text', 'out')
     assert find_run('pretrained/calc') == (f'{pretrained}/calc', 'out')
     assert find_run('nowhere') == ('nowhere', 'nowhere')
-    assert 'nothing is written to pretrained/text' in refused('--out_dir=pretrained/text')
+    assert 'pretrained/text is read-only' in refused('--out_dir=pretrained/text')
     os.mkdir('out')
     Path('out', 'ckpt.pt').touch()
     assert find_run(None) == ('out', 'out')
@@ -231,7 +231,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot write 'out/ckpt.pt'" in line
-    assert 'make room, then go on with --resume' in line
+    assert 'make room, then continue with --resume' in line
     assert saved('out')['iter_num'] == 5
     assert not os.path.exists('out/ckpt.pt.tmp')
 

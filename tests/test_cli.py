@@ -29,7 +29,7 @@ SMALL = {
     'geometry.py': ['--n_loop=5', '--n_windows=2'],
     'bench.py': [
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
-        '--n_windows=16', '--rounds=1', '--timed_tokens=2'],
+        '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--n_prompts=1', '--new_tokens=4'],
     'results/run.py': ['--dataset=book', '--minutes=1e-9'],
     'results/depth.py': ['--minutes=1e-9'],
     'results/decoding.py': ['--minutes=1e-9'],
@@ -38,6 +38,7 @@ SMALL = {
     'serving/batching.py': ['--n_requests=4', '--rows=2', '--n_loop=2'],
     'model.py': [], 'loops.py': ['--draws=100'], 'exits.py': [], 'cache.py': [],
     'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
+    'wave.py': ['--max_new_tokens=3', '--n_loop=3'],
     'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
                     '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
@@ -143,9 +144,9 @@ LAST_WORDS = {
     'sample.py': 'tokens/s',
     '--out_dir=out-calc': 'answers right',
     'tasks.py': '20 problems: the oracle disagrees with 0',
-    'results.run': 'the time is up: the same command goes on',
-    'results.depth': 'the time is up: the same command goes on',
-    'results.zoo': 'the time is up: the same command goes on',
+    'results.run': 'time is up: run the same command to continue',
+    'results.depth': 'time is up: run the same command to continue',
+    'results.zoo': 'time is up: run the same command to continue',
     '--requests=requests.jsonl': '"tokens": [',
     'zoo.etd': 'next: python train.py',
     'explore.py': 'open it in a browser',
@@ -200,8 +201,8 @@ def test_the_core_alone_trains_and_samples(tmp_path):
     """The files that train.py and sample.py import are those that README.md names, and enough."""
     files = closure(['train.py', 'sample.py'])
     with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
-        named = re.search(r'To fork the core, take (.*?) \(\.py\)', f.read(), re.S)[1]
-    named = {f'{name}.py' for name in re.findall(r'\w+', named) if name != 'and'}
+        listed = f.read().split('To fork the core,')[1].split('common/')[0]
+    named = set(re.findall(r'\w+\.py', listed))
     assert named == {file for file in files if '/' not in file}
     assert all(file.startswith('common/') for file in files - named)
     for file in files:

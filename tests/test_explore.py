@@ -47,6 +47,18 @@ def record_of(page):
 
 # what is recorded ---------------------------------------------------------------------------------
 
+def test_the_wave_continues_the_prompt(tiny, idx):
+    """What leaves the wave is what follows the prompt and its first new token."""
+    model = tiny()
+    passes = explore.record_wave(model, idx[0, :5], 9, 3, 2, 0.1)
+    waved = model.generate(idx[:1, :5], 9, temperature=0, wave=3, wave_steps=2,
+                           exit=make_exit('norm_rel', 0.1))[0][0].tolist()
+    left = [token for one in passes for token in one['tokens'][:one['leave']]]
+    assert left == waved[6:] and passes[0]['position'] == 5
+    assert all(len(one['tokens']) == len(one['steps']) <= 3 for one in passes)
+    assert {step % 2 for one in passes for step in one['steps']} == {0}
+
+
 @pytest.mark.parametrize('norm_inside', [True, False])
 def test_the_record_is_the_model(tiny, idx, norm_inside):
     model, tokens = tiny(norm_inside=norm_inside), idx[0]

@@ -164,7 +164,7 @@ def test_through_the_coda_a_rule_reads_the_logits_of_the_model(tiny, idx, change
 
 
 def test_a_rule_that_reads_what_the_model_has_not(tiny, idx):
-    with pytest.raises(ValueError, match="exit rule 'mine' reads gate_logit, and a GPT has none"):
+    with pytest.raises(ValueError, match='needs the method gate_logit, and GPT has none'):
         tiny()(idx, exit=Exit(None, reads='gate_logit', name='mine'))
 
 

@@ -80,7 +80,7 @@ def test_each_way_to_decode_has_its_panels(drawn):
             *bench_rows('fixed', cache='latest'), *bench_rows('kl', cache='latest', past=True)]
     rows[-1]['ms_per_token'] = ''               # not timed
     plots.figure_4(rows, 'figure_4.png')
-    plots.frontier(rows, 0.005, 'frontier.png')
+    plots.quality(rows, 0.005, 'quality.png')
     titles = ['exact, own', 'exact, past', 'latest']
     colour, marker = plots.style('mine')
 
@@ -95,8 +95,8 @@ def test_each_way_to_decode_has_its_panels(drawn):
     patch, = by_tau[0].patches                  # shaded: beyond the paper's thresholds
     assert np.isclose(patch.get_x(), 1.5e-2) and np.isclose(patch.get_width(), 0.135)
 
-    # the frontier has all; its points are in the order of what they cost
-    by_cost = drawn['frontier.png'].axes
+    # that of the quality has all; its points are in the order of what they cost
+    by_cost = drawn['quality.png'].axes
     assert [ax.get_title() for ax in by_cost] == 2 * titles
     rules = [[bars.get_label() for bars in ax.containers] for ax in by_cost]
     assert rules == 2 * [['fixed', 'mine'], ['fixed', 'norm'], ['fixed', 'kl']]
@@ -110,8 +110,8 @@ def test_each_way_to_decode_has_its_panels(drawn):
 
 def test_error_bars_reach_from_low_to_high(drawn):
     rows = bench_rows('accel')
-    plots.frontier(rows, 0.005, 'frontier.png')
-    for ax in drawn['frontier.png'].axes:
+    plots.quality(rows, 0.005, 'quality.png')
+    for ax in drawn['quality.png'].axes:
         bars, = ax.containers[0].lines[2]       # a vertical line for each point
         ends = sorted(segment[:, 1].tolist() for segment in bars.get_segments())
         assert np.allclose(ends, [[row['diff_low'], row['diff_high']] for row in rows])

@@ -281,13 +281,13 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
     assert not runs.all_done(works, workers=1)
     assert 'stopped after iteration' in printed.read_text() and os.path.exists('out/ckpt.pt')
     assert not os.path.exists('later')
-    assert 'the time is up: the same command goes on' in capsys.readouterr().out
+    assert 'time is up: run the same command to continue' in capsys.readouterr().out
     assert list(runs.minutes_rows('out')) == [dict(what='train', minutes='0.017')]  # by that clock
 
 
 @pytest.mark.parametrize('module, knob, value, words', [
-    (decoding, 'seeds', [], '--seeds must name one'), (run, 'workers', 0, '--workers be 1'),
-    (zoo, 'minutes', -1.0, '--minutes'), (depth, 'seeds', [], '--seeds must name one')])
+    (decoding, 'seeds', [], 'name at least one'), (run, 'workers', 0, 'be at least 1'),
+    (zoo, 'minutes', -1.0, '--minutes'), (depth, 'seeds', [], 'name at least one')])
 def test_bad_input(module, knob, value, words, monkeypatch):
     monkeypatch.setattr(module, knob, value)
     with pytest.raises(ValueError, match=words):

@@ -71,7 +71,7 @@ def test_each_token_on_the_colour_of_its_steps(sample):
                      '--cache=exact')
     assert printed.count('1.00 in group [1], 5.00 in group [2, 3]\n') == 2
     assert printed.count('\x1b[48;5;25m') > 6       # from three steps on
-    assert 'loop steps, mean over the groups, from:' in printed
+    assert 'colours start at these mean loop steps:' in printed
 
 
 def test_a_long_prompt_is_its_last_block(sample):
@@ -137,7 +137,7 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
 # what it refuses ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args, words', [
-    ('--past', 'are about exit rules'),
+    ('--past', 'need an exit rule'),
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),

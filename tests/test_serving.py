@@ -160,7 +160,8 @@ def test_a_nan_ends_its_own_request_alone(tiny, name, cache):
 
 @pytest.mark.parametrize('how, words', [
     (dict(rows=0), 'rows'), (dict(step_noise=0.1), 'step_noise'), (dict(cache='no'), 'policy'),
-    (dict(n_loop=0), 'n_loop'), (dict(exit=Exit(None, reads='gate_logit')), 'reads')])
+    (dict(n_loop=0), 'n_loop'),
+    (dict(exit=Exit(None, reads='gate_logit')), 'needs the method')])
 def test_bad_settings(tiny, how, words):
     model = tiny(step_noise=how.pop('step_noise', 0.0))
     with pytest.raises(ValueError, match=words):
@@ -222,7 +223,7 @@ def test_an_answer_ends_at_its_stop(capsys):
 @pytest.mark.parametrize('args, words', [
     (['--n_requests=0'], 'n_requests'), (['--rows=0'], 'rows'), (['--cache=ring'], 'latest, exact'),
     (['--exit=no'], 'unknown exit rule'), (['--temperature=-1'], 'temperature'),
-    (['--past'], '--cache=exact'), (['--exit=None', '--tau=1'], 'exit rules'),
+    (['--past'], '--cache=exact'), (['--exit=None', '--tau=1'], 'need an exit rule'),
     (['--requests=none.jsonl'], "'none.jsonl'")])
 def test_bad_knobs(folder, monkeypatch, args, words):
     monkeypatch.chdir(folder)

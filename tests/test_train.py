@@ -299,7 +299,7 @@ def signalled(monkeypatch):
 def test_a_signal_finishes_the_step_and_saves(whole, signalled):
     """Ctrl-C; test_results.py sends a SIGTERM to a process of its own."""
     printed, passes = signalled(signal.SIGINT, 5, *TINY, training=True)
-    last = 'stopped after iteration 4 and saved; go on with python train.py --resume'
+    last = 'stopped after iteration 4 and saved; resume with python train.py --resume'
     assert len(passes) == 5 and printed.splitlines()[-1] == last
     assert saved('out')['iter_num'] == 5
     assert log_of('out')[-1]['iter'] == '4'
@@ -315,7 +315,7 @@ def test_a_signal_in_an_evaluation_stops_there(whole, signalled, n, iteration):
     printed, passes = signalled(signal.SIGTERM, n, *TINY, training=False)
     assert passes == [1, 3, 1, 3, 1][:n]        # it went on no further
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
-                                        'go on with python train.py --resume')
+                                        'resume with python train.py --resume')
     assert saved('out')['iter_num'] == iteration
 
     trained('--resume')
@@ -359,7 +359,7 @@ def test_a_run_from_before_the_optimizer_was_a_knob_goes_on():
 
 
 def test_resume_of_nothing_begins(whole):
-    assert 'no checkpoint in out yet: from the beginning' in trained(*TINY, '--resume')
+    assert 'no checkpoint in out yet: starting a new run' in trained(*TINY, '--resume')
     assert same_weights(whole, 'out')
 
 

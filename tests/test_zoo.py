@@ -349,7 +349,7 @@ def with_field(**fields):
     (with_field(num_attention_heads=0), 'has no number for num_attention_heads'),
     (with_field(hidden_act='gelu'), "has hidden_act = 'gelu'"),
     (lambda folder: (folder / 'model-0.safetensors').write_bytes(b'cut short'),
-     'is no whole safetensors file'),
+     'is not a complete safetensors file'),
     (lambda folder: os.remove(folder / 'model-0.safetensors'), "*.safetensors'"),
     (with_tensor('lm_head.weight', None), 'missing: lm_head.weight'),
     (with_tensor('lm_head.weight', torch.zeros(3, 32)), 'shape: lm_head.weight is (3, 32)'),
@@ -488,13 +488,13 @@ def test_stages_resume(book, monkeypatch):
 
 
 @pytest.mark.parametrize('args, script, words', [
-    (['--exit=zoo.ouro:gate'], 'sample.py', 'reads gate_logit, and a GPT has none'),
+    (['--exit=zoo.ouro:gate'], 'sample.py', 'needs the method gate_logit, and GPT has none'),
     (['--exit=zoo.huginn:none'], 'sample.py', 'unknown exit rule'),
-    (['--init_from=out/ckpt.pt'], 'zoo/etd.py', 'this is for a plain one'),
+    (['--init_from=out/ckpt.pt'], 'zoo/etd.py', 'train a plain one'),
     (['--init_from=out-plain/ckpt.pt', '--block=[2,9]'], 'zoo/etd.py', 'must follow one another'),
     (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'loops must be'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
-    (['--stage=3'], 'zoo/ouro.py', 'is no stage'),
+    (['--stage=3'], 'zoo/ouro.py', 'is not a stage'),
     (['--stage=2'], 'zoo/ouro.py', 'stage 2 needs --init_from=CHECKPOINT, or --resume'),
     (['--stage=2', '--init_from=nowhere.pt'], 'zoo/ouro.py', 'no checkpoint at'),
     (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups'),
