@@ -1,9 +1,9 @@
-import json
 import lzma
 import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,8 +34,7 @@ def text_of(name, split):
 
 def make_good():
     """A small data set `own`, of one file with 500 bytes -> its meta."""
-    with open('good.txt', 'w') as f:
-        f.write(''.join(f'line {i:03}\n' for i in range(50)) + 50 * '-')
+    Path('good.txt').write_text(''.join(f'line {i:03}\n' for i in range(50)) + 50 * '-')
     return data.make('own', 'good.txt')
 
 
@@ -91,8 +90,7 @@ def test_a_tokenizer_json_is_read_byte_by_byte():
     assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
 
     # a data set in its tokens
-    with open('book.txt', 'w') as f:
-        f.write('the quick brown fox jumps over the lazy dog\n' * 20)
+    Path('book.txt').write_text('the quick brown fox jumps over the lazy dog\n' * 20)
     meta = data.make('book', 'book.txt', tokenizer='tokenizer.json')
     assert 'the quick brown fox' in text_of('book', 'train')[0]
     assert (meta['tokenizer'], meta['vocab_size']) == ('tokenizer.json', encoding.n_vocab)
@@ -120,8 +118,7 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
 def test_a_bad_tokenizer_json():
     from tokenizers import Tokenizer, models
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
-    with open('empty.json', 'w') as f:
-        f.write('{}')
+    Path('empty.json').write_text('{}')
     for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
                             missing='No such file').items():
         with pytest.raises(ValueError, match=words):
@@ -389,16 +386,13 @@ def test_a_full_disk(web, breaking):
 
 # reading -----------------------------------------------------------------------------------------
 
-def test_one_file_gives_its_last_part():
+def test_windows_of_a_text_and_what_fits_it():
+    """Of one file the last part is held out."""
     meta = make_good()
     (train,), (val,) = text_of('own', 'train'), text_of('own', 'val')
-    with open('good.txt') as f:
-        assert train + val == f.read()
+    assert train + val == Path('good.txt').read_text()
     assert (len(train), len(val), meta['source']) == (475, 25, 'good.txt')
-
-
-def test_windows_of_a_text_and_what_fits_it():
-    make_good()                 # 476 tokens for training and 26 held out, with their ends
+    # with their ends 476 and 26 tokens
     text = data.open_data('own', reads='bytes', vocab_size=257)
     ids = torch.from_numpy(text.train.astype(np.int64))
     for x, y in zip(*text.batch(np.random.default_rng(0), 9, 475)):     # there is only one window
@@ -421,13 +415,11 @@ def test_windows_of_a_text_and_what_fits_it():
 @pytest.mark.parametrize('path, content, words', [
     ('missing.txt', None, 'no text at'),
     ('empty.txt', b' \n', 'is empty'),
-    ('latin.txt', b'caf\xe9 au lait', 'not UTF-8 text .* position 3'),
-])
+    ('latin.txt', b'caf\xe9 au lait', 'not UTF-8 text .* position 3')])
 def test_bad_text_and_nothing_lost(path, content, words):
     before = make_good()
     if content is not None:
-        with open(path, 'wb') as f:
-            f.write(content)
+        Path(path).write_bytes(content)
     with pytest.raises(ValueError, match=words):
         data.make('own', path)
     assert data.load('own')[2] == before and sorted(os.listdir('data/own')) == WHOLE
@@ -445,31 +437,28 @@ def test_bad_text_and_nothing_lost(path, content, words):
     (data.make, ('own', 'good.txt', 'bytes', '300M', 0.9), 'val_fraction'),
     (data.count_tokens, ('many',), 'not a number'),
     (data.count_tokens, ('-3M',), 'not a number'),
-    (data.count_tokens, ('1e999',), 'not a number'),
-])
+    (data.count_tokens, ('1e999',), 'not a number')])
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match=words):
         function(*args)
 
 
 def test_count_tokens():
-    assert data.count_tokens('300M') == 300_000_000
-    assert data.count_tokens('1.5b') == 1_500_000_000
-    assert data.count_tokens(70) == 70
+    counts = [data.count_tokens(text) for text in ('300M', '1.5b', 70)]
+    assert counts == [300_000_000, 1_500_000_000, 70]
 
 
-@pytest.mark.parametrize('harm', ['flipped', 'gone', 'meta', 'no json'])
-def test_damaged_data_is_refused(harm, tmp_path):
+@pytest.mark.parametrize('file, harm', [
+    ('train.bin', lambda content: content[:-4] + b'\0\0' + content[-2:]),
+    ('train.bin', None),                # it is gone
+    ('meta.json', lambda content: content.replace(b'"train"', b'"training"')),
+    ('meta.json', lambda content: b'{')])
+def test_damaged_data_is_refused(file, harm):
     make_good()
-    train, meta = tmp_path / 'data/own/train.bin', tmp_path / 'data/own/meta.json'
-    content = train.read_bytes()
-    if harm == 'flipped':
-        train.write_bytes(content[:-4] + b'\0\0' + content[-2:])
-    elif harm == 'gone':
-        train.unlink()
-    elif harm == 'meta':
-        meta.write_text(json.dumps(json.loads(meta.read_text()) | dict(train={})))
-    else:
-        meta.write_text('{')
+    path = Path('data/own', file)
+    content = path.read_bytes()
+    path.unlink()
+    if harm:
+        path.write_bytes(harm(content))
     with pytest.raises(ValueError, match='data/own is damaged .* make it again'):
         data.load('own')

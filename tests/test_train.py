@@ -1,6 +1,5 @@
 """A run of train.py: its draws, its recipe, its start, and how it stops and goes on."""
 import contextlib
-import csv
 import math
 import os
 import shutil
@@ -18,6 +17,7 @@ import data
 import train
 from common import plots
 from common.checkpoint import load_checkpoint
+from common.log import read_log
 from loops import derived_seed, sample_n_loop
 from model import GPT
 from results import kills
@@ -50,22 +50,24 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp('whole')
     with contextlib.chdir(folder):
         make_book()
-        done = run(*TINY)
-        assert done.returncode == 0, done.stderr
-        Path('out/printed.txt').write_text(done.stdout)
+        printed = trained(*TINY)
+        Path('out/printed.txt').write_text(printed)
     return folder / 'out'
 
 
-def trained(*args):
-    """A run that must come to its end -> what it printed."""
-    done = run(*args)
+def finished(*args, script='train.py'):
+    """A script that must come to its end -> what it printed."""
+    done = run(*args, script=script)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def refused(*args):
-    """A run that must end in one line with status 2 -> the line."""
-    done = run(*args)
+trained = finished
+
+
+def refused(*args, script='train.py'):
+    """A script that must end in one line with status 2 -> the line."""
+    done = run(*args, script=script)
     assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
     return done.stderr
 
@@ -76,8 +78,7 @@ def saved(out_dir):
 
 
 def log_of(out_dir):
-    with open(os.path.join(out_dir, 'log.csv'), newline='') as f:
-        return list(csv.DictReader(f))
+    return read_log(os.path.join(out_dir, 'log.csv'))
 
 
 def same_weights(a, b):
@@ -186,10 +187,14 @@ def test_a_run_from_end_to_end(whole):
 
 
 def test_nothing_but_the_seed_matters(whole):
-    """Evaluation, logging and kept weights disturb nothing; the seed does, and the data order."""
+    """
+    Evaluation, logging, kept weights and --resume without a checkpoint disturb nothing; the seed
+    does.
+    """
     watched_less = ['--eval_interval=100', '--log_interval=100', '--keep_iters=[]',
                     '--eval_loops=[2]']
-    trained(*TINY, *watched_less, '--out_dir=out-less')
+    printed = trained(*TINY, *watched_less, '--resume', '--out_dir=out-less')
+    assert 'no checkpoint in out-less yet: from the beginning' in printed
     trained(*TINY, '--seed=7', '--out_dir=out-seed')
     assert same_weights(whole, 'out-less') and not same_weights(whole, 'out-seed')
 
@@ -231,14 +236,19 @@ def test_fine_tuning_starts_from_weights():
     # what the model computes is the checkpoint's
     assert new['model_args'] == old['model_args'] | dict(bptt_k=2)
 
-    wrong = {
-        '--out_dir=out': 'would be overwritten',
-        '--x0=e': 'x0 = e (it was zero)',
-        '--n_layer=5': 'n_layer = 5 (it was 4)',
-        '--init_from=nowhere.pt': "no checkpoint at 'nowhere.pt'"}
-    for flag, words in wrong.items():
-        assert words in refused(*start, '--out_dir=out-no', flag)
-        assert not os.path.exists('out-no')
+
+@pytest.mark.parametrize('flag, words', [
+    ('--out_dir=out', 'would be overwritten'),
+    ('--x0=e', 'x0 = e (it was noise)'),
+    ('--n_layer=5', 'n_layer = 5 (it was 4)'),
+    ('--init_from=nowhere.pt', "no checkpoint at 'nowhere.pt'"),
+    ('--dataset=calc', 'reads bytes and calc is calc:p=5: take the same task, or text'),
+    ('--model=zoo.ouro:Ouro', 'do not fit the model class Ouro: size mismatch for h.0.mlp')])
+def test_weights_that_do_not_fit_are_refused(whole, flag, words):
+    shutil.copytree(whole, 'out')
+    start = ['--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-no']
+    assert words in refused(*start, flag)
+    assert not os.path.exists('out-no')
 
 
 def test_a_large_vocabulary_is_rounded_up_for_speed():
@@ -296,27 +306,19 @@ def signalled(monkeypatch):
         signal.signal(number, handler)
 
 
-def test_a_signal_finishes_the_step_and_saves(whole, signalled):
-    """Ctrl-C; test_results.py sends a SIGTERM to a process of its own."""
-    printed, passes = signalled(signal.SIGINT, 5, *TINY, training=True)
-    last = 'stopped after iteration 4 and saved; resume with python train.py --resume'
-    assert len(passes) == 5 and printed.splitlines()[-1] == last
-    assert saved('out')['iter_num'] == 5
-    assert log_of('out')[-1]['iter'] == '4'
-
-    trained('--resume')
-    assert list(kills.differences(whole, 'out')) == []
-
-
-# of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops
-@pytest.mark.parametrize('n, iteration', [(1, 5), (5, 12)], ids=['first', 'last'])
-def test_a_signal_in_an_evaluation_stops_there(whole, signalled, n, iteration):
-    """In the middle, after the last iteration: nothing is lost or differs."""
-    printed, passes = signalled(signal.SIGTERM, n, *TINY, training=False)
-    assert passes == [1, 3, 1, 3, 1][:n]        # it went on no further
+# in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
+# the first and one after the last iteration
+@pytest.mark.parametrize('number, training, n, iteration', [
+    (signal.SIGINT, True, 5, 5), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
+def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, n, iteration):
+    """test_results.py sends a SIGTERM to a process of its own."""
+    printed, passes = signalled(number, n, *TINY, training=training)
+    assert len(passes) == n             # the step is finished, and an evaluation is not
+    assert training or passes == [1, 3, 1, 3, 1][:n]
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
                                         'resume with python train.py --resume')
     assert saved('out')['iter_num'] == iteration
+    assert log_of('out')[-1]['iter'] == str(iteration - 1)
 
     trained('--resume')
     assert list(kills.differences(whole, 'out')) == []
@@ -348,21 +350,6 @@ def test_resume_takes_the_knobs_of_its_run(whole):
     assert log_of('out')[-1]['iter'] == '20'
 
 
-def test_a_run_from_before_the_optimizer_was_a_knob_goes_on():
-    """Then it was AdamW, whatever the default is now."""
-    trained(*TINY, '--optimizer=adamw', '--max_iters=6')
-    checkpoint = torch.load('out/ckpt.pt')
-    del checkpoint['config']['optimizer']
-    torch.save(checkpoint, 'out/ckpt.pt')
-    trained('--resume', '--max_iters=8')
-    assert saved('out')['iter_num'] == 8 and 'muon' not in saved('out')
-
-
-def test_resume_of_nothing_begins(whole):
-    assert 'no checkpoint in out yet: starting a new run' in trained(*TINY, '--resume')
-    assert same_weights(whole, 'out')
-
-
 @pytest.mark.parametrize('flag, words', [
     ('--batch_size=8', 'batch_size = 8 (it was 4)'),
     ('--seed=1', 'seed = 1 (it was 1337)'),
@@ -388,13 +375,6 @@ def test_resume_refuses_other_data_and_weights_alone(whole):
     assert 'holds weights and nothing to resume' in refused('--resume')
 
 
-def test_weights_that_read_something_else_are_refused(whole):
-    done = run(f'--init_from={whole}/ckpt.pt', '--dataset=calc', '--out_dir=out-no')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1
-    assert 'reads bytes and calc is calc:p=5: take the same task, or text' in done.stderr
-    assert not os.path.exists('out-no')
-
-
 # numbers that go wrong ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize('clip', ['1.0', '0.0'])
@@ -412,51 +392,33 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     assert all(state['exp_avg'].isfinite().all() for state in last['optimizer'].values())
 
 
-def test_a_run_that_fails_early_leaves_the_checkpoint_of_another():
-    """In its second step, before its first save."""
-    os.mkdir('out')
-    Path('out/ckpt.pt').write_text('what was there before')
-    refused(*TINY, '--learning_rate=1e29', '--warmup_iters=0')
-    assert Path('out/ckpt.pt').read_text() == 'what was there before'
-    assert not os.path.exists('out/ckpt.old.pt')
-
-
-def test_weights_of_another_architecture_are_refused_in_one_line(whole):
-    line = refused(*TINY, f'--init_from={whole}/ckpt.pt', '--model=zoo.ouro:Ouro',
-                   '--out_dir=out-no')
-    assert 'do not fit the model class Ouro: size mismatch for h.0.mlp' in line
-
-
 @pytest.mark.parametrize('flag, words', [
     ('--groups=[[1],[1,2]]', 'groups overlap'),
-    ('--groups=[[9]]', 'out of range'),
-    ('--groups=[[1,3]]', 'must follow one another'),
-    ('--groups=[[]]', 'at least one in it'),
     ('--n_head=3', 'not divisible by n_head = 3'),
     ('--block_size=100000', 'longer than the'),
     ('--dataset=nothing', 'python data.py nothing --path=TEXT'),
     ('--device=tpu', "device 'tpu' is not available"),
     ('--dtype=int8', "unknown dtype 'int8'"),
     ('--vocab_size=100', 'less than the 257 tokens'),
-    ('--learning_rte=1', "did you mean 'learning_rate'"),
     ('--injection=mul', 'injection must be one of concat, add, none'),
     ('--optimizer=sgd', 'optimizer must be one of muon, adamw'),
     ('--batch_size=100000000', 'batch_size'),
     ('--n_embd=100000000', 'not enough memory: lower batch_size'),
     ('--model=os:path', 'subclass of model.GPT'),
-    ('--save_interval=0', 'save_interval'),
     ('--grad_clip=-1.0', 'grad_clip'),
     ('--learning_rate=1e39', 'learning_rate'),
     ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
     ('--eval_loops=[0]', 'eval_loops'),
-    ('--max_iters=0', 'max_iters'),
-    ('--batch_size=-1', 'batch_size'),
-    ('--log_interval=0', 'log_interval')])
+    ('--learning_rate=1e29', 'not finite at iteration 1'),      # before its first save
+    *((f'--{knob}=0', f'{knob} must be at least 1') for knob in (
+        'batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval', 'eval_windows',
+        'log_interval', 'save_interval'))])
 def test_bad_input_is_one_line_and_loses_nothing(flag, words):
     os.mkdir('out')
     Path('out/ckpt.pt').write_text('what was there before')
     assert words in refused(*TINY, flag)
     assert Path('out/ckpt.pt').read_text() == 'what was there before'
+    assert not os.path.exists('out/ckpt.old.pt')
 
 
 # several processes -------------------------------------------------------------------------------
