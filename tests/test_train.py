@@ -309,7 +309,7 @@ def signalled(monkeypatch):
 # in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
 # the first and one after the last iteration
 @pytest.mark.parametrize('number, training, n, iteration', [
-    (signal.SIGINT, True, 5, 5), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
+    (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
 def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, n, iteration):
     """test_results.py sends a SIGTERM to a process of its own."""
     printed, passes = signalled(number, n, *TINY, training=training)
