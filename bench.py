@@ -416,6 +416,41 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
     return rows
 
 
+def wave_thresholds(model, make, prompts):
+    """
+    For each of the waves the largest tau of norm_rel with which, of the texts that continue half of
+    the prompts (N, n), a share `fidelity` is that of the full budget: rows as in find_thresholds.
+    identical: that share of the other half.
+    """
+    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop)
+
+    def missed(point, rows, most=math.inf):
+        """How many of these texts differ; counting stops above `most`."""
+        n = 0
+        for b in rows:
+            new, _ = continue_prompt(model, point, prompts[b], new_tokens)
+            n += not torch.equal(new, full[b, prompts.shape[1]:])
+            if n > most:
+                break
+        return n
+
+    rows, half = [], len(prompts) // 2
+    for width, steps in waves:
+        row = dict(rule='norm_rel', cache='latest', past=True, wave=[width, steps], tau=None)
+        for tau in [tau for tau in TAU_GRID if tau <= 1]:
+            point = make(tau, 'norm_rel', 'latest', wave=width, wave_steps=steps)
+            if missed(point, range(half), most=(1 - fidelity) * half) <= (1 - fidelity) * half:
+                share = 1 - missed(point, range(half, len(prompts))) / (len(prompts) - half)
+                row |= dict(tau=tau, identical=share)
+                break
+        rows.append(row)
+        print(f'  wave {width} x {steps}, norm_rel: ' + (
+            'no tau is small enough' if row['tau'] is None else
+            f"{row['tau']:g}, {100 * row['identical']:.1f}% of the other texts are the full "
+            "budget's"))
+    return rows
+
+
 def print_thresholds(rows, nats):
     print(f'\nthe largest tau within {nats:g} nats of the full budget on half of the windows, and '
           'what it costs on the others:')
@@ -626,11 +661,13 @@ def measure(model, points, of_text, idx, targets, start, folder):
     return every
 
 
-def calibrate_rules(model, checkpoint, make, idx, targets, folder):
+def calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder):
     """--calibrate: folder/exits.json, and a table of what its thresholds cost."""
     kinds = [kind for policy in as_list(cache) for kind in kinds_of(policy)]
     rows = find_thresholds(model, make, kinds, idx, targets, calibrate, n_loop, seed)
     print_thresholds(rows, calibrate)
+    if prompts is not None:
+        rows += wave_thresholds(model, make, prompts)
     save_thresholds(folder, checkpoint, rows, nats=calibrate, n_loop=n_loop)
     print(f'{folder}/exits.json: python sample.py --exit=norm_rel --tau=auto uses it')
 
@@ -655,7 +692,8 @@ def main():
           f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
     if calibrate is not None:
         with autocast:
-            calibrate_rules(model, checkpoint, make, idx, targets, folder)
+            prompts = idx[:, :start] if of_text else None
+            calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder)
         return
 
     # figures, table, verdict

@@ -1,7 +1,8 @@
 """
 Text from a checkpoint, or answers where the model has learned a task, with any exit rule.
 
-    python sample.py --exit accel                           text, then tokens/s and mean loop steps
+    python sample.py                                        text by waves: several tokens at once
+    python sample.py --exit accel                           one at a time, by the paper's rule
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start='def ' --temperature=0 --cache=exact --draft_loops=2
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
@@ -11,7 +12,6 @@ To answer many prompts at once see serving/.
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
-import os
 import re
 import time
 
@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 import tasks
-from common.checkpoint import find_run, load_checkpoint, read_tau
+from common.checkpoint import open_run, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
 from decode import teacher_forced
 from exits import make_exit
+from wave import can_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -40,8 +41,8 @@ cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = like
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
-wave = 0                    # decode this many tokens at once, see wave.py; 0 = one at a time
-wave_steps = 1              # loop steps of a wave's pass
+wave: int | None = None     # tokens at once, see wave.py; 0 = one at a time; None = see `way`
+wave_steps = 2              # loop steps of a wave's pass
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
@@ -52,7 +53,9 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 
 # knobs that shape text and say nothing about the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
-              'stop_at_end')
+              'wave', 'wave_steps', 'stop_at_end')
+# what a wave uses if it is given no rule and no threshold has been calibrated for it
+WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 0.01
 
 # {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
 COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}
@@ -101,6 +104,29 @@ def read_prompt(start):
                          '--start=FILE:PATH') from error
 
 
+def way(model, checkpoint, results):
+    """
+    The knobs -> how many tokens to decode at once (0 = one at a time), and the exit rule.
+
+    A wave is the default, because it is the fastest (README.md), unless a knob asks for what a wave
+    does not have, or for a rule or a budget that stops each token.
+    """
+    width, name, threshold = wave, exit, tau
+    if width is None:
+        single = exit or past or n_loop or draft_loops or warm_start or cache != 'latest'
+        width = 0 if single or not can_wave(model) else WAVE
+    if width and not name:
+        name = WAVE_RULE
+        if threshold is None:
+            try:
+                threshold = read_tau(results, checkpoint, cache, name, past, width, wave_steps)
+            except ValueError:      # none has been calibrated
+                threshold = WAVE_TAU
+    if threshold == 'auto':
+        threshold = read_tau(results, checkpoint, cache, name, past, width, wave_steps)
+    return width, make_exit(name, threshold, past=past) if name else None
+
+
 def print_problems(model, task, rule):
     """Problems of the task that the model has learned, the right answers and the model's."""
     unused = [knob for knob in TEXT_KNOBS if knob in given]
@@ -117,8 +143,8 @@ def print_problems(model, task, rule):
     print(f'mean loop steps {steps.mean():.2f}')
 
 
-def print_text(model, encoding, rule, dev):
-    """num_samples continuations of the prompt, token by token."""
+def print_text(model, encoding, rule, width, dev):
+    """num_samples continuations of the prompt, one token at a time or by waves of width tokens."""
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     block_size, groups = model.config.block_size, model.config.groups
@@ -128,38 +154,35 @@ def print_text(model, encoding, rule, dev):
         tokens = model.stream(
             [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
             top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
-            warm_start=warm_start, draft_loops=draft_loops, wave=wave, wave_steps=wave_steps,
+            warm_start=warm_start, draft_loops=draft_loops, wave=width, wave_steps=wave_steps,
             stop=encoding.eot_token if stop_at_end else None, seed=seed + i)
         begin = time.perf_counter()
         steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
         rate = len(steps) / (time.perf_counter() - begin)
         means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
                           in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-        print(f'--- {rate:.1f} tokens/s' + (f'; mean loop steps {means}' if groups else ''))
+        by = f' by waves of {width} tokens, {rule.name} {rule.tau:g}' if width else ''
+        print(f'--- {rate:.1f} tokens/s{by}' + (f'; mean loop steps {means}' if groups else ''))
 
 
 def main():
     # the model and the rule
     dev, autocast = pick_device(device, dtype)
-    if (past or tau is not None) and not exit:
+    if (past or tau is not None) and not (exit or wave):
         raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
-    folder, results = find_run(out_dir)
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
-    threshold = tau if tau != 'auto' else read_tau(results, checkpoint, cache, exit, past)
-    rule = make_exit(exit, threshold, past=past) if exit else None
-    if rule and not model.groups:
-        raise ValueError(f'the model in {folder} has no recurrent groups, so there is nothing to '
-                         'exit from: leave --exit out')
+    no_exit = 'there is nothing to exit from: leave --exit and --wave out'
+    model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
+    task = checkpoint['config']['dataset']
+    width, rule = way(model, checkpoint, results)
 
     # problems or text
-    task = checkpoint['config']['dataset']
     with autocast:
         if tasks.is_task(task):
-            print_problems(model, task, rule)
+            print_problems(model, task, rule if exit else None)
         else:
-            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, dev)
+            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, width, dev)
     if show_steps and model.groups:
         print_legend()
 

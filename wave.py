@@ -168,12 +168,17 @@ class Wave:
                                  for kept in (self.age, self.streak))
 
 
+def can_wave(model):
+    """A wave goes on looping while its input changes, so the loops must read their input."""
+    return bool(model.groups) and model.config.injection != 'none'
+
+
 def check_wave(model, rows, width, rule):
     if len(rows) != 1:
         raise ValueError(f'a wave is for one row, not {len(rows)}: give wave=0')
     if width < 1:
         raise ValueError(f'wave must be a number of tokens, or 0 for one at a time, not {width}')
-    if not model.groups or model.config.injection == 'none':
+    if not can_wave(model):
         raise ValueError('a wave needs a model with recurrent groups that read their input in '
                          'every step: give wave=0')
     if rule and (rule.by_row or rule.reads == 'through_coda'):

@@ -287,9 +287,10 @@ def save_thresholds(out_dir, checkpoint, rows, **about):
     os.replace(path + '.tmp', path)
 
 
-def read_tau(out_dir, checkpoint, cache, rule, past):
+def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
     """
     The threshold of a rule in out_dir/exits.json; without a cache (None) it is that of `exact`.
+    With a wave it is the one that lets tokens of such a wave go.
 
     ValueError if there is none, or if it was found for another checkpoint.
     """
@@ -299,7 +300,8 @@ def read_tau(out_dir, checkpoint, cache, rule, past):
         with open(path) as f:
             found = json.load(f)
         weights = found['weights']
-        taus = {(row['cache'], row['rule'], row['past']): row['tau'] for row in found['exits']}
+        taus = {(row['cache'], row['rule'], row['past'], *row.get('wave', ())): row['tau']
+                for row in found['exits']}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--tau=auto cannot read '{path}' ({type(error).__name__}): make it with "
                          f'{how}') from error
@@ -307,9 +309,10 @@ def read_tau(out_dir, checkpoint, cache, rule, past):
         raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
                          f'ones with {how}')
     cache = cache or 'exact'
-    tau = taus.get((cache, rule, past or cache != 'exact'))     # elsewhere a prompt waits anyway
+    way = (wave, wave_steps) if wave else ()
+    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # elsewhere prompts wait anyway
     if tau is None:
-        waiting = ' that waits for the past' if past else ''
+        waiting = ' that waits for the past' if past else f' of a wave {way}' if way else ''
         raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "
                          f"'{cache}': give --tau=NUMBER, or see what {how} finds")
     return tau

@@ -194,7 +194,7 @@ def test_nothing_but_the_seed_matters(whole):
     watched_less = ['--eval_interval=100', '--log_interval=100', '--keep_iters=[]',
                     '--eval_loops=[2]']
     printed = trained(*TINY, *watched_less, '--resume', '--out_dir=out-less')
-    assert 'no checkpoint in out-less yet: from the beginning' in printed
+    assert 'no checkpoint in out-less yet: starting a new run' in printed
     trained(*TINY, '--seed=7', '--out_dir=out-seed')
     assert same_weights(whole, 'out-less') and not same_weights(whole, 'out-seed')
 
