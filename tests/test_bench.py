@@ -347,6 +347,33 @@ def test_sample_uses_the_thresholds_that_the_command_finds(wave, monkeypatch):
     assert done.returncode == 0 and 'mean loop steps' in done.stdout
 
 
+def test_a_wave_uses_the_threshold_that_was_found_for_it(here):
+    """The largest tau with which all texts of half of the prompts are the full budget's."""
+    how = [*SMALL[:-1], '--rules=["kl"]', '--calibrate=9', '--n_windows=16', '--fidelity=1']
+    done = conftest.run(*how, '--waves=[[3,2]]', script='bench.py')
+    assert done.returncode == 0, done.stderr
+    with open('out/exits.json') as f:
+        *_, row = json.load(f)['exits']
+    assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
+    model, _ = load_checkpoint('out/ckpt.pt')
+    book = data.open_data('book')
+    prompts = book.held_out(data.spread(book, 16, 16), 16)[0][:, :8]
+
+    def same(tau, half):
+        rule, n_equal = make_exit('norm_rel', tau), 0
+        for prompt in prompts[half].split(1):
+            full, _ = model.generate(prompt, 8, temperature=0, n_loop=5)
+            waved, _ = model.generate(prompt, 8, temperature=0, n_loop=5, exit=rule, wave=3,
+                                      wave_steps=2)
+            n_equal += torch.equal(waved, full)
+        return n_equal / 8
+    assert same(row['tau'], slice(8)) == 1 and same(row['tau'], slice(8, None)) == row['identical']
+    larger = [tau for tau in bench.TAU_GRID if row['tau'] < tau <= 1]
+    assert not larger or same(larger[-1], slice(8)) < 1
+    done = conftest.run('--wave=3', '--max_new_tokens=3', script='sample.py')
+    assert f"by waves of 3 tokens, norm_rel {row['tau']:g};" in done.stdout
+
+
 # the verdict --------------------------------------------------------------------------------------
 
 def test_the_verdict_is_computed():

@@ -79,11 +79,18 @@ def test_a_long_prompt_is_its_last_block(sample):
     assert 'the prompt has 40 tokens: its last 16 (block_size) are used' in printed
 
 
-@pytest.mark.parametrize('args', [
-    ['--cache=ring', '--ring=2'], ['--cache=exact'], ['--cache=None'], ['--warm_start'],
-    ['--temperature=0', '--n_loop=4', '--cache=exact', '--draft_loops=1']], ids=' '.join)
-def test_ways_to_decode(sample, args):
-    assert 'tokens/s' in sample(*args)
+@pytest.mark.parametrize('args, by', [
+    ([], 'waves of 8 tokens, norm_rel 0.01'),
+    (['--wave=3', '--tau=0.2'], 'waves of 3 tokens, norm_rel 0.2'),
+    (['--wave=2', '--exit=kl', '--tau=0'], 'waves of 2 tokens, kl 0'),
+    *((args.split(), None) for args in (
+        '--wave=0', '--exit=accel', '--n_loop=3', '--warm_start', '--cache=ring --ring=2',
+        '--cache=exact', '--cache=None', '--n_loop=4 --cache=exact --draft_loops=1'))], ids=str)
+def test_ways_to_decode(sample, args, by):
+    """By waves, unless the knobs ask for something that a wave does not have."""
+    printed = sample(*args)
+    assert 'tokens/s' in printed
+    assert f'tokens/s by {by};' in printed if by else ' by ' not in printed
 
 
 # sample.py, to which a Ctrl-C comes before its 21st token
@@ -147,7 +154,8 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     ('--max_new_tokens=0', 'max_new_tokens'),
     ('--cache=newest', 'unknown cache policy'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--draft_loops=1', 'works on one row'),
+    ('--draft_loops=1', 'works on one row'), ('--wave=-1', 'not -1'),
+    ('--wave=2 --cache=exact', "leave out cache='exact'"), ('--wave=2 --tau=auto', 'cannot read'),
     ('--top_k=0', 'top_k')])
 def test_bad_input(refused, args, words):
     assert words in refused(*args.split())
