@@ -4,27 +4,25 @@ Decode several tokens at once, each at its own depth.
     python wave.py                      a prompt continued by a wave, pass by pass
     python wave.py --wave=12 --wave_steps=3 --tau=0.03
 
-A token that is still looping can already be read by the next one. So a wave of tokens goes through
-the whole model side by side, again and again: one pass is the prelude, `steps` loop steps of every
-group, the coda and the head. Each token continues from its own last states, and what it predicts is
-the input of the token behind it. Two tokens are certain once a rule says that the first one has
-converged, and so the wave advances:
+A rule that stops a token early saves loop steps; a rule that tells when a token is certain lets the
+tokens behind it start before. So a wave of tokens goes through the whole model side by side, pass
+by pass: the prelude, `steps` loop steps of every group, the coda and the head. Each token continues
+from its own last states, and what it predicts is the input of the token behind it. Passes of a real
+wave (positions across; what a token predicts, and the passes since its input last changed):
 
-              position   7    8    9   10   11   12
-    pass 1              (1)                             the last token of the prompt
-    pass 2              [2]   1
-    pass 3                   [2]   1
-    pass 4                    .    2    1
-    pass 5                        [3]  [2]   1          two leave at once
-    pass 6                                  [2]   1
+    pass 21    e5   _4   s3   t2   l1   n1   o1
+    pass 22   [e6] [_5]  s4   t3   a1   e1   e1   r1
+    pass 23              s5   t4   a2   t1   _1   _1   n1
+    pass 24             [s6] [t5]  a3   g2   e1   o1   o1
+    pass 25                        a4   g3   e1   _1   _1
+    pass 26                       [a5]  g4   e2   _2   o1
 
-The numbers count the passes of a token since its input last changed; a token in brackets leaves:
-the rule has triggered in every group, and its input is committed. A new token joins at the end in
-each pass. When a token predicts something new, the token behind it keeps its states and starts to
-count again.
+In brackets: the token leaves, because the rule has triggered in every group and its input is
+certain. In each pass a token joins at the end. In pass 22 the token behind the t predicts an a and
+no longer an l, so the token behind it has a new input: it keeps its states, and counts from 1.
 
-Geiping et al. 2025b (arXiv 2510.14961) describe it for one recurrent core. Here the keys and values
-are those of the cache policy `latest`: each pass overwrites what the one before left.
+Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
+`latest`: each pass overwrites the keys and values of the wave.
 
     w        tokens of the wave, at most `width`; row, 1, of the batch
     age      passes of a token since its input last changed
@@ -56,11 +54,13 @@ n_loop = 30                 # loop steps after which the first token of the wave
 def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
                 noise_seed=0, stop=None, seed=None, width=8, steps=1, trace=None):
     """
-    Yield (token (1, 1), steps_used (1, groups)) as decode.stream does for one row, several at once.
+    Yield (token (1, 1), steps_used (1, groups)) for one row, as decode.stream does.
 
-    width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit, on
-    the change of a token's states from pass to pass, lets it go; without a rule, and at the latest,
-    it goes after n_loop steps. steps_used counts all its passes. The rest: see decode.stream.
+    width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit: a
+    rule, which is applied to the change of a token's states from one pass to the next; the token
+    keeps the last one, whatever rule.keep says. A token leaves after n_loop steps at the latest,
+    counted from the last change of its input; steps_used counts all of them. The rest: see
+    decode.stream.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens leave).
 
@@ -100,7 +100,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
         guesses = [inputs[0], *tokens[:, 0].tolist()]       # the inputs of tokens 0 ... w
         converged = live.converged([state for state, _ in ends])
 
-        # the leading tokens leave that have converged and whose input is right
+        # leading tokens leave if they have converged and their input is what the one before predicts
         right = [a == b for a, b in zip(guesses, inputs)]
         leave = int((converged & right).cumprod().sum())
         if trace is not None:
@@ -108,7 +108,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
                               age=live.age.tolist()))
         for i in range(leave):
             row = torch.cat((row, tokens[i]))
-            yield tokens[i:i + 1], live.passes[i] * torch.tensor([steps], device=dev)
+            yield tokens[i:i + 1], int(live.passes[i]) * torch.tensor([steps], device=dev)
             if stop is not None and tokens[i] == stop:
                 return
         live.advance(leave, right)
