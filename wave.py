@@ -100,7 +100,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
         guesses = [inputs[0], *tokens[:, 0].tolist()]       # the inputs of tokens 0 ... w
         converged = live.converged([state for state, _ in ends])
 
-        # leading tokens leave if they have converged and their input is what the one before predicts
+        # the leading tokens leave that have converged and whose input is certain
         right = [a == b for a, b in zip(guesses, inputs)]
         leave = int((converged & right).cumprod().sum())
         if trace is not None:
