@@ -2,16 +2,17 @@
 How fast decoding and training are, as ratios of things that are timed in turn.
 
     python -m results.speed                     all of it: a minute on two cores
-    python -m results.speed --only=machinery    one of adaptive, checks, machinery
+    python -m results.speed --only=machinery    one of adaptive, checks, passes, machinery
 
-`adaptive` takes the checkpoint in out_dir, and random weights at the paper's shape. A ratio is the
-median of all rounds.
+`adaptive` takes the checkpoint in out_dir, and random weights at the paper's shape, as `passes`
+does. A ratio is the median of all rounds.
 
     counts      loops of each group
 """
 import os
 import time
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from exits import EXITS, make_exit
 from model import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------------------------
-only: Literal['all', 'adaptive', 'checks', 'machinery'] = 'all'
+only: Literal['all', 'adaptive', 'checks', 'passes', 'machinery'] = 'all'
 out_dir = 'out'
 rounds = 9                  # of each comparison
 batch_size = 16             # of `machinery`, in which windows have 48 tokens
@@ -112,6 +113,26 @@ def checks():
                   f'{100 * np.median(checked / plain - 1):.0f}% to a loop step')
 
 
+@torch.no_grad()
+def passes():
+    """A pass over the tokens of a wave at the paper's shape; one token with 12 and 30 loops."""
+    model, first = GPT(GPTConfig(block_size=64)).eval(), 32
+    idx = torch.randint(50257, (1, first + 16))
+    cache = make_cache(model, [1] * 3, 'latest')
+    prefill(model, [idx[0, :first]], [1] * 3, None, 0, cache)
+
+    def one_pass(tokens, loops):
+        x, _ = model.hidden(idx[:, first:first + tokens], [loops] * 3, span=Span(first, tokens),
+                            cache=cache)
+        model.lm_head(x)
+    cases = [(1, 12), (1, 30), *product((1, 2, 4, 8, 16), (1, 2, 3))]
+    times = in_turn(*(partial(one_pass, *case) for case in cases))
+    for case, seconds in zip(cases, times):
+        ratios = (f'{np.median(seconds / others):.2f}' for others in times[:2])
+        print('passes: {} tokens, {} loops: '.format(*case) + f'{ms(seconds, 1)}; over one token '
+              f'with 12 and 30 loops {", ".join(ratios)}')
+
+
 # training ---------------------------------------------------------------------------------------
 
 def machinery():
@@ -135,7 +156,7 @@ def machinery():
 
 def main():
     print(f'torch {torch.__version__}, {torch.get_num_threads()} threads')
-    for measure in (adaptive, checks, machinery):
+    for measure in (adaptive, checks, passes, machinery):
         if only in ('all', measure.__name__):
             measure()
 
