@@ -4,6 +4,7 @@ Turn text into tokens on disk, and read them back.
     python data.py                         torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
                                            glob pattern
+    python data.py NAME --path=TEXT --bpe=4096      ... with a byte-level BPE trained on it
     python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin (or .bin.xz)
     python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
                                            the same command continues where it stopped
@@ -13,10 +14,12 @@ writes data/NAME:
     train.bin, val.bin    tokens as uint16, little-endian; an end-of-text token ends each document
     meta.json             tokenizer, vocab_size, dtype, source; for each split its documents,
                           tokens, bytes of text, and sha256
+    tokenizer.json        with --bpe: the tokenizer, which checkpoints take along
 
 Every n-th document is held out as a whole, so no document is in both files. A single document is
 cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
-tiktoken's, such as gpt2, or the path of a tokenizer.json.
+tiktoken's, such as gpt2, or the path of a tokenizer.json. A BPE is trained on the documents that
+are not held out.
 
 Paper: App. B (FineWeb, 300M tokens).
 
@@ -51,6 +54,7 @@ from common.configurator import configure, did_you_mean, run
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
 path = ''                           # own text: a file, folder or pattern; fineweb: another data set
 tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
+bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
@@ -84,13 +88,13 @@ def explain(what, advice, errors=Exception):
 
 # tokenizers ---------------------------------------------------------------------------------------
 
-def get_encoding(name, folder='.'):
+def get_encoding(name, folder=None):
     """
     The encoding of this name: a tiktoken.Encoding, or an object with the methods of it that we use.
 
-    name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json, which is also looked
-    for in `folder`, beside the checkpoint. ValueError if it is unavailable, or if its ids do not
-    fit in uint16.
+    name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json. A file of its name in
+    `folder`, where the checkpoint is, comes first. ValueError if it is unavailable, or if its ids
+    do not fit in uint16.
     """
     if name is None:
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
@@ -104,7 +108,13 @@ def get_encoding(name, folder='.'):
 
     public = tiktoken.list_encoding_names()
     if name.endswith('.json'):
-        encoding = TokenizerJson(name, folder)
+        from tokenizers import Tokenizer
+        beside = os.path.join(folder or '', os.path.basename(name))
+        here = beside if folder and os.path.exists(beside) else name
+        with explain(f"cannot read '{here}' as a tokenizer.json",
+                     'take the file that came with the weights'):
+            tokenizer = Tokenizer.from_file(here)
+        encoding = TokenizerJson(tokenizer, name)
     elif name in public:
         with explain(f"the '{name}' encoding is not on this machine and could not be fetched",
                      'go online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or make '
@@ -119,22 +129,32 @@ def get_encoding(name, folder='.'):
     return encoding
 
 
-class TokenizerJson:
-    """The tokenizer.json of a public model, with the methods of tiktoken.Encoding that we use."""
+def train_bpe(documents, vocab_size, path):
+    """
+    A byte-level BPE trained on these documents, which will be stored at path, a tokenizer.json.
 
-    def __init__(self, path, folder='.'):
-        from tokenizers import Tokenizer
-        here = path if os.path.exists(path) else os.path.join(folder, os.path.basename(path))
-        with explain(f"cannot read '{here}' as a tokenizer.json", 'take the file that came with '
-                     'the weights'):
-            self.tokenizer = Tokenizer.from_file(here)
-        self.name = path
-        self.n_vocab = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values())
-        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
-        ends = [self.tokenizer.token_to_id(end) for end in ENDS]
+    vocab_size: at most as many tokens: 256 bytes, the end of text, and merges of pairs that occur
+    at least twice. ValueError if it is out of range.
+    """
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+    if not 257 <= vocab_size <= 2 ** 16:
+        raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(documents, vocab_size, special_tokens=[EOT], show_progress=False)
+    return TokenizerJson(Tokenizer.from_str(bpe.to_str()), path)
+
+
+class TokenizerJson:
+    """A tokenizers.Tokenizer, with the methods of tiktoken.Encoding that we use."""
+
+    def __init__(self, tokenizer, name):
+        self.tokenizer, self.name = tokenizer, name
+        self.n_vocab = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.byte_level = 'ByteLevel' in str(tokenizer.decoder)
+        ends = [tokenizer.token_to_id(end) for end in ENDS]
         self.eot_token = next((token for token in ends if token is not None), None)
         if self.eot_token is None:
-            raise ValueError(f"'{here}' has no end-of-text token: one of {', '.join(ENDS)}")
+            raise ValueError(f"'{name}' has no end-of-text token: one of {', '.join(ENDS)}")
 
     def encode(self, text, allowed_special=()):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -257,7 +277,7 @@ class FineWeb:
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
-         revision=None):
+         revision=None, bpe=None):
     """Write data/NAME; returns its meta. ValueError if its source is missing or is not text."""
     if not re.fullmatch(r'\w[\w.-]*', name):
         raise ValueError(f"'{name}' cannot be the name of a folder in data/: "
@@ -269,6 +289,9 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
                          f'no files, so run python train.py config/calc.py --dataset={name}')
     folder = f'data/{name}'
     are_tokens = os.path.isdir(path) and all(glob.glob(f'{path}/{split}.bin*') for split in SPLITS)
+    if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
+        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
+                         'give --path a file or a folder of .txt files')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
     if are_tokens:
         return import_tokens(folder, path, encoding)
@@ -291,6 +314,10 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
         cut = int(len(documents[0]) * (1 - val_fraction))
         documents, val_fraction = [documents[0][cut:], documents[0][:cut]], 0.5
+    if bpe is not None:
+        val_every = round(1 / val_fraction)
+        training = (text for i, text in enumerate(documents) if i % val_every)
+        encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
     return write_dataset(folder, documents, encoding, val_fraction, source)
 
 
@@ -394,6 +421,8 @@ def finish(folder, counts, encoding, source):
         meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
     for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
+    if encoding.name == f'{folder}/tokenizer.json':     # trained on this text
+        encoding.tokenizer.save(encoding.name)
     write_json(meta, f'{folder}/meta.json')
     shutil.rmtree(f'{folder}/part')
     return meta
@@ -561,7 +590,7 @@ def windows(data, starts, block_size):
 
 def main():
     started = time.time()
-    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision)
+    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe)
     print(f'{total(meta, "bytes") / 1e6:.1f} MB of text in {time.time() - started:.1f} s')
     for split in SPLITS:
         n_documents, n_tokens = meta[split]['documents'], meta[split]['tokens']

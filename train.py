@@ -8,7 +8,7 @@ Train a recurrent-depth GPT.
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; on
-a task also depth.csv and depth.png.
+a task also depth.csv and depth.png; the tokenizer.json of the text, if it has one.
 Ctrl-C or SIGTERM: the step is finished and saved. A second one stops at once.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
@@ -20,6 +20,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 """
 import math
 import os
+import shutil
 import time
 from dataclasses import fields
 from functools import partial
@@ -289,6 +290,8 @@ def main():
     eval_counts = eval_loops if gpt.groups else [1]
     n_windows = text.n_held_out(block_size)
     os.makedirs(out_dir, exist_ok=True)
+    if RANK == 0 and text.tokenizer.endswith('.json') and os.path.exists(text.tokenizer):
+        shutil.copy(text.tokenizer, out_dir)        # sample.py needs it beside the checkpoint
     run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
     stop_signals, handlers = log.listen()

@@ -125,6 +125,40 @@ def test_a_bad_tokenizer_json():
             data.get_encoding(f'{name}.json')
 
 
+def test_a_bpe_is_trained_on_the_training_documents_alone():
+    os.mkdir('texts')
+    for i in range(6):          # documents 0 and 3 are held out
+        word = 'held-out words' if i % 3 == 0 else 'größer than the fox'
+        Path(f'texts/{i}.txt').write_text(f'{word} ' * 50)
+    meta = data.make('own', 'texts', val_fraction=1 / 3, bpe=300)
+    encoding = data.get_encoding(meta['tokenizer'])
+    assert meta['tokenizer'] == 'data/own/tokenizer.json'
+    assert meta['vocab_size'] == encoding.n_vocab <= 300
+    assert text_of('own', 'val') == ['held-out words ' * 50] * 2
+    assert text_of('own', 'train') == ['größer than the fox ' * 50] * 4
+    pieces = [encoding.decode_single_token_bytes(token) for token in range(encoding.n_vocab)]
+    assert b' fox' in pieces and b' words' not in pieces
+
+    # the same tokenizer for another text, and from a copy beside a checkpoint
+    meta = data.make('more', 'texts', tokenizer='data/own/tokenizer.json')
+    assert meta['tokenizer'] == 'data/own/tokenizer.json'
+    os.mkdir('out')
+    os.rename('data/own/tokenizer.json', 'out/tokenizer.json')
+    assert data.get_encoding(meta['tokenizer'], 'out').encode('fox') == encoding.encode('fox')
+
+
+def test_bad_bpe():
+    before = make_good()
+    for how, words in ((dict(bpe=256), 'from 257 to 65536, not 256'),
+                       (dict(bpe=0), 'from 257'),
+                       (dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')):
+        with pytest.raises(ValueError, match=words):
+            data.make('own', 'good.txt', **how)
+    with pytest.raises(ValueError, match='text of your own'):
+        data.make('fineweb', bpe=300)
+    assert data.load('own')[2] == before and sorted(os.listdir('data/own')) == WHOLE
+
+
 # text on this machine ----------------------------------------------------------------------------
 
 def test_torchdocs_is_made_on_first_use_and_made_again_if_damaged(capsys, monkeypatch):

@@ -1,0 +1,18 @@
+# The paper's layout at a scale that two CPU cores can train: 12 layers, groups 4 / 5-6 / 7, C = 192,
+# on any folder of .txt files, with a BPE of its own.
+#   python data.py wiki --path=FOLDER --bpe=4096 && python train.py config/medium.py
+dataset = 'wiki'
+out_dir = 'out-medium'
+block_size = 128
+n_layer, n_head, n_embd = 12, 4, 192
+groups = [[4], [5, 6], [7]]
+mean_recurrence = 6             # differs from the paper: r = 12 and bptt_k 8 take twice as long
+bptt_k = 4
+batch_size = 16
+max_iters = 2500
+optimizer = 'adamw'
+learning_rate = 1.5e-3
+eval_interval = 500
+eval_windows = 100
+eval_loops = [1, 2, 4, 8, 16, 32]
+keep_iters = [0, 100, 300, 700, 1500]
