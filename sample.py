@@ -42,7 +42,7 @@ ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
 wave: int | None = None     # tokens at once, see wave.py; 0 = one at a time; None = see `way`
-wave_steps = 2              # loop steps of a wave's pass
+wave_steps: int | None = None   # loop steps of its passes; None = a sixth of mean_recurrence
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
@@ -106,25 +106,28 @@ def read_prompt(start):
 
 def way(model, checkpoint, results):
     """
-    The knobs -> how many tokens to decode at once (0 = one at a time), and the exit rule.
+    The knobs -> how many tokens to decode at once (0 = one at a time), the loop steps of a pass,
+    and the exit rule.
 
     A wave is the default, because it is the fastest (README.md), unless a knob asks for what a wave
     does not have, or for a rule or a budget that stops each token.
     """
-    width, name, threshold = wave, exit, tau
+    width, steps, name, threshold = wave, wave_steps, exit, tau
     if width is None:
         single = exit or past or n_loop or draft_loops or warm_start or cache != 'latest'
         width = 0 if single or not can_wave(model) else WAVE
+    if steps is None:
+        steps = max(1, round(model.config.mean_recurrence / 6))
     if width and not name:
         name = WAVE_RULE
         if threshold is None:
             try:
-                threshold = read_tau(results, checkpoint, cache, name, past, width, wave_steps)
+                threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
             except ValueError:      # none has been calibrated
                 threshold = WAVE_TAU
     if threshold == 'auto':
-        threshold = read_tau(results, checkpoint, cache, name, past, width, wave_steps)
-    return width, make_exit(name, threshold, past=past) if name else None
+        threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
+    return width, steps, make_exit(name, threshold, past=past) if name else None
 
 
 def print_problems(model, task, rule):
@@ -143,8 +146,11 @@ def print_problems(model, task, rule):
     print(f'mean loop steps {steps.mean():.2f}')
 
 
-def print_text(model, encoding, rule, width, dev):
-    """num_samples continuations of the prompt, one token at a time or by waves of width tokens."""
+def print_text(model, encoding, rule, width, pass_steps, dev):
+    """
+    num_samples continuations of the prompt: one token at a time, or by waves of width tokens, with
+    pass_steps loop steps in each pass.
+    """
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     block_size, groups = model.config.block_size, model.config.groups
@@ -154,14 +160,14 @@ def print_text(model, encoding, rule, width, dev):
         tokens = model.stream(
             [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
             top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
-            warm_start=warm_start, draft_loops=draft_loops, wave=width, wave_steps=wave_steps,
+            warm_start=warm_start, draft_loops=draft_loops, wave=width, wave_steps=pass_steps,
             stop=encoding.eot_token if stop_at_end else None, seed=seed + i)
         begin = time.perf_counter()
         steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
         rate = len(steps) / (time.perf_counter() - begin)
         means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
                           in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-        by = f' by waves of {width} tokens, {rule.name} {rule.tau:g}' if width else ''
+        by = f' by waves of {width} x {pass_steps}, {rule.name} {rule.tau:g}' if width else ''
         print(f'--- {rate:.1f} tokens/s{by}' + (f'; mean loop steps {means}' if groups else ''))
 
 
@@ -175,14 +181,15 @@ def main():
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
     task = checkpoint['config']['dataset']
-    width, rule = way(model, checkpoint, results)
+    width, pass_steps, rule = way(model, checkpoint, results)
 
     # problems or text
     with autocast:
         if tasks.is_task(task):
             print_problems(model, task, rule if exit else None)
         else:
-            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, width, dev)
+            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, width,
+                       pass_steps, dev)
     if show_steps and model.groups:
         print_legend()
 

@@ -80,9 +80,9 @@ def test_a_long_prompt_is_its_last_block(sample):
 
 
 @pytest.mark.parametrize('args, by', [
-    ([], 'waves of 8 tokens, norm_rel 0.01'),
-    (['--wave=3', '--tau=0.2'], 'waves of 3 tokens, norm_rel 0.2'),
-    (['--wave=2', '--exit=kl', '--tau=0'], 'waves of 2 tokens, kl 0'),
+    ([], 'waves of 8 x 1, norm_rel 0.01'),
+    (['--wave=3', '--tau=0.2'], 'waves of 3 x 1, norm_rel 0.2'),
+    (['--wave=2', '--exit=kl', '--tau=0'], 'waves of 2 x 1, kl 0'),
     *((args.split(), None) for args in (
         '--wave=0', '--exit=accel', '--n_loop=3', '--warm_start', '--cache=ring --ring=2',
         '--cache=exact', '--cache=None', '--n_loop=4 --cache=exact --draft_loops=1'))], ids=str)
@@ -114,11 +114,11 @@ runpy.run_path(script, run_name='__main__')
 
 def test_ctrl_c_loses_none_of_the_text(sample):
     """Also in a file, for which Python collects what is printed; and it ends with status 130."""
-    args = ['--start=The', '--stop_at_end=False']
+    args = ['--start=The', '--stop_at_end=False', '--wave=0']
     code = [sys.executable, '-c', INTERRUPTED, os.path.join(ROOT, 'sample.py')]
     settings = dict(PYTHONPATH=ROOT, OMP_NUM_THREADS='1', PYTHONUTF8='1', PYTHONUNBUFFERED='')
     with open('text.txt', 'w') as text:
-        done = subprocess.run([*code, *args, '--max_new_tokens=100000'], stdout=text,
+        done = subprocess.run([*code, *args, '--max_new_tokens=2000'], stdout=text,
                               stderr=subprocess.PIPE, text=True, env=os.environ | settings)
     assert (done.returncode, done.stderr) == (130, '\nstopped\n')
     printed = Path('text.txt').read_bytes().decode()
