@@ -1,5 +1,5 @@
-# The paper's layout at a scale that two CPU cores can train: 12 layers, groups 4 / 5-6 / 7, C = 192,
-# on any folder of .txt files, with a BPE of its own.
+# The paper's layout at a scale that two CPU cores can train: 12 layers, groups 4 / 5-6 / 7 and
+# C = 192, on any folder of .txt files, with a BPE of its own.
 #   python data.py wiki --path=FOLDER --bpe=4096 && python train.py config/medium.py
 dataset = 'wiki'
 out_dir = 'out-medium'
