@@ -100,12 +100,12 @@ def once(folder, what, script, *flags, until=math.inf):
     return state == 'done'
 
 
-def train(folder, flags, until):
+def train(folder, flags, until=math.inf):
     """Train the run in this folder, or resume it. True if it is done."""
     return once(folder, 'train', 'train.py', *flags, '--resume', until=until)
 
 
-def bench(folder, name, flags, until):
+def bench(folder, name, flags, until=math.inf):
     """bench.py on a run, whose bench.csv is copied to NAME.csv. True if it is done."""
     done = once(folder, name, 'bench.py', '--n_prompts=0', *flags, until=until)
     source, path = (os.path.join(folder, file + '.csv') for file in ('bench', name))
@@ -283,9 +283,9 @@ def markers(page, block):
     return begin, page.index(f'<!-- end of {block} -->')
 
 
-def write(block, text, folder=HERE):
-    """Put a text between the markers of a block in the folder's README.md."""
-    path = os.path.join(folder, 'README.md')
+def write(block, text, folder=HERE, page='README.md'):
+    """Put a text between the markers of a block in a page of the folder."""
+    path = os.path.join(folder, page)
     with open(path, encoding='utf-8') as f:
         page = f.read()
     begin, end = markers(page, block)
