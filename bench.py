@@ -2,12 +2,12 @@
 How good and how fast is each way to decode: fixed budgets, exit rules, drafts, waves, an oracle.
 
     python bench.py                     the default run's checkpoint, three minutes on two cores
-    python bench.py --cache=exact       one cache policy only; --past=False: own signals only
+    python bench.py --cache=exact       one cache policy; --past=False: no waiting for the past
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
 Writes out_dir/bench.csv, figure_4.png, quality.png and frontier.png, and prints tables and verdicts
-that are computed from it. A row of bench.csv is a point: a cache policy together with a rule at a
+that are computed from bench.csv. Its rows are points: a cache policy together with a rule at a
 threshold, a fixed budget, an oracle, drafts, or a wave. The file is written after each stage, and
 on Ctrl-C with what has been measured by then: `windows` and `prompts` say how many of them a row is
 a mean of, and what has not been measured is empty.
@@ -71,14 +71,14 @@ hits: int | None = None     # small values in a row before a token exits; None =
 keep: bool | None = None    # keep the step that triggered? None = the rule's own
 cache: str | list = ['exact', 'latest']     # policies: exact, ring, latest
 past: bool | list = [False, True]   # under exact: do rules wait for the past?
-ring = 8                    # slots of the policy ring
+ring = 8                    # slots of the ring policy
 same = 0.005                # nats above the full budget that count as equal quality
 n_prompts = 8               # held-out prompts to continue; 0 = none
 new_tokens = 24             # of each
 temperature = 0.0           # of the continuations
 drafts = [[1, 6], [2, 8]]   # loops of the drafts, and of the check
 waves = [[8, 1], [8, 3]]    # tokens of a wave, and loop steps of a pass
-fidelity = 0.95             # share of texts equal to the full budget's that is asked for
+fidelity = 0.95             # required share of texts that equal the full budget's
 calibrate: float | None = None      # nats: find the thresholds that cost at most this
 seed = 0                    # of x^(0) and the bootstrap
 device = 'auto'
@@ -104,7 +104,7 @@ class Point:
     loops: list                 # the loop budget of each group
     exit: Exit | None
     cache: str                  # the cache policy
-    ring: int                   # slots of the policy ring
+    ring: int                   # slots of the ring policy
     draft_loops: int | None = None
     wave: int = 0               # tokens at once
     wave_steps: int = 1
@@ -200,7 +200,7 @@ def oracle_forward(plain, eps):
         last, _, _ = plain(e, n_loop, None, None, noise_seed, span, caches, x0)     # (B, T, C)
 
         def distance(x, x1, memo, read):
-            memo = last if memo is None else memo       # later: of the rows that still loop
+            memo = last if memo is None else memo       # later: only rows that still loop
             return vector_norm(x1 - memo, dim=-1), memo
 
         rule = Exit(distance, eps, name='oracle')
@@ -293,8 +293,8 @@ def decode_window(model, point, idx, start, seed=0):
     # an oracle chooses its loop steps beforehand, and only running them is timed
     T, schedule = idx.shape[1], None
     if point.rule == 'oracle':
-        _, _, evals = log_probabilities(model, point, idx, seed)            # most of any row:
-        schedule = evals.amax(dim=0).tolist()                               # (T, groups)
+        _, _, evals = log_probabilities(model, point, idx, seed)
+        schedule = evals.amax(dim=0).tolist()       # the most of any row, (T, groups)
     kept = make_cache(model, point.loops, point.cache, point.ring, T)
     prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept,
             converge=point.cache == 'latest')
@@ -322,7 +322,7 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
     """
     Continue a prompt (n,) -> the new tokens (new,), and what each of them but the first took:
     ms_text (ms), passes of the model, token_passes (tokens that went through it), and block_maps
-    (of a group, in the mean).
+    (mean over groups).
     """
     evals = []
     hooks = [group.register_forward_hook(lambda *call: evals.append(call[-1][2]))
@@ -332,7 +332,7 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
             [prompt], new_tokens, point.cache, point.wave, point.wave_steps, n_loop=point.loops,
             exit=point.exit, ring=point.ring, draft_loops=point.draft_loops,
             temperature=temperature, seed=seed)
-        made = [next(tokens)[0]]        # with it the prompt is read
+        made = [next(tokens)[0]]        # this also reads the prompt
         evals.clear()
         begin = now(prompt.device)
         made += [token for token, _ in tokens]
@@ -418,9 +418,9 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
 
 def wave_thresholds(model, make, prompts):
     """
-    For each of the waves the largest tau of norm_rel with which, of the texts that continue half of
-    the prompts (N, n), a share `fidelity` is that of the full budget: rows as in find_thresholds.
-    identical: that share of the other half.
+    For each of the waves, the largest tau of norm_rel with which a share `fidelity` of the texts
+    equals the full budget's, on half of the prompts (N, n): rows as in find_thresholds.
+    identical: that share on the other half.
     """
     full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop)
 
@@ -520,7 +520,7 @@ def print_table(rows):
 
 
 def print_texts(rows):
-    """What continuations cost: of each kind the points that no other one of it beats."""
+    """What continuations cost: of each kind the points that no other of that kind beats."""
     print(f"\n{'continuations':34s} {'identical':>9s} {'prefix':>6s} {'loss':>6s} {'passes':>6s} "
           f"{'tokens':>6s} {'maps':>6s} {'ms/token':>8s}")
     for mine in plots.by_kind(rows).values():
@@ -560,7 +560,7 @@ def verdict(rows, times, same, seed=0):
 
 
 def text_verdict(rows, times, fidelity, seed=0):
-    """Sentences: what is fastest of all that write that share of the full budget's texts?"""
+    """Sentences: what is the fastest way to a share `fidelity` of the full budget's texts?"""
     good = [(row, ms) for row, ms in zip(rows, times) if row['identical'] >= fidelity]
     if not good:
         return [f'No point has {100 * fidelity:g}% of the texts of the full budget.']
@@ -637,7 +637,7 @@ def check_knobs(block_size):
 
 def measure(model, points, of_text, idx, targets, start, folder):
     """
-    Quality, latency, texts -> all points measured. bench.csv is written even if interrupted.
+    Measure quality, latency and texts -> all points. Writes bench.csv even if interrupted.
     """
     groups, every = model.config.groups, [*points, *[p for p in of_text if p not in points]]
     try:

@@ -19,16 +19,16 @@ computed from the state before step k. That is the policy `exact`. With fewer sl
 steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % slots. That takes
 less memory and changes the result, because older steps are overwritten.
 
-The model looks for states x = f(x) in which a token's state depends on those before it, so a cache
-policy is an iteration scheme:
+The model looks for a fixed point x = f(x) in which a token's state depends on earlier tokens, so a
+cache policy is an iteration scheme. At step k a token reads:
 
-    exact     at step k all tokens as they were at step k                 Jacobi
+    exact     the earlier tokens as they were at step k                   Jacobi
     latest    the earlier tokens as they were at their last step          Gauss-Seidel
     ring      in between
 
 Where loops are path independent (the last state does not depend on the path), all three reach the
-same fixed point. They differ in memory and in the number of steps. With `exact`, information that
-has to pass through many tokens advances by one block map in each step; with `latest` it is already
+same fixed point. They differ in memory and in the number of steps. With `exact`, information
+takes up to one more step for each token that it has to pass through; with `latest` it is already
 there when a new token begins.
 
     B, b     rows of the batch; those of them that still loop
@@ -49,7 +49,7 @@ n_layer = 6
 n_embd = 96
 groups = [[1], [2, 3], [4]]
 n_loop = 8                  # loop steps of each group
-ring = 4                    # slots of the policy ring
+ring = 4                    # slots of the ring policy
 # -------------------------------------------------------------------------------------------------
 
 
@@ -162,11 +162,11 @@ class KeysValues:
 
 class Signals:
     """
-    For rules that wait for the past: at each loop step, the largest signal among the tokens up to
-    each place of a row that still looped, (B, 1 + T_max, k_max); -inf if none did. The token at
+    For rules that wait for the past: for each place of a row and each loop step, the largest signal
+    of the tokens up to it that still looped, (B, 1 + T_max, k_max); -inf if none did. The token at
     position t has place t + 1, because place 0 stands for the time before the first token.
 
-    With these, a token that is decoded alone waits as it would beside the others. Only `exact` has
+    With these, a token that is decoded alone waits as in a pass with the others. Only `exact` has
     them: under `latest` a new token reads the others' last states, so it need not wait.
     """
 

@@ -14,7 +14,7 @@ writes data/NAME:
     train.bin, val.bin    tokens as uint16, little-endian; an end-of-text token ends each document
     meta.json             tokenizer, vocab_size, dtype, source; for each split its documents,
                           tokens, bytes of text, and sha256
-    tokenizer.json        with --bpe: the tokenizer, which checkpoints take along
+    tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
 Every n-th document is held out as a whole, so no document is in both files. A single document is
 cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
@@ -90,10 +90,10 @@ def explain(what, advice, errors=Exception):
 
 def get_encoding(name, folder=None):
     """
-    The encoding of this name: a tiktoken.Encoding, or an object with the methods of it that we use.
+    The encoding of this name: a tiktoken.Encoding, or an object with the methods that we use.
 
     name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json. A file of its name in
-    `folder`, where the checkpoint is, comes first. ValueError if it is unavailable, or if its ids
+    `folder`, where the checkpoint is, is preferred. ValueError if it is unavailable, or if its ids
     do not fit in uint16.
     """
     if name is None:
@@ -131,9 +131,9 @@ def get_encoding(name, folder=None):
 
 def train_bpe(documents, vocab_size, path):
     """
-    A byte-level BPE trained on these documents, which will be stored at path, a tokenizer.json.
+    A byte-level BPE trained on these documents. path: where it will be saved, a tokenizer.json.
 
-    vocab_size: at most as many tokens: 256 bytes, the end of text, and merges of pairs that occur
+    vocab_size: at most this many tokens: 256 bytes, the end of text, and merges of pairs that occur
     at least twice. ValueError if it is out of range.
     """
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
@@ -172,7 +172,7 @@ class TokenizerJson:
             return b''.join(BYTES.get(letter, letter.encode()) for letter in text)
         if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
             return bytes.fromhex(text[3:5])
-        return text.replace('\u2581', ' ').encode()         # its blank
+        return text.replace('\u2581', ' ').encode()         # SentencePiece's space
 
 
 # where text comes from ----------------------------------------------------------------------------
@@ -487,10 +487,10 @@ def open_data(name, reads=None, vocab_size=None):
     is_task = ':' in name or name in tasks.TASKS
     text = tasks.Problems(name) if is_task else Text(name)
     if reads and text.tokenizer != reads:
-        raise ValueError(f"the model reads {reads} tokens, data set '{name}' holds "
+        raise ValueError(f"the model reads {reads} tokens, but data set '{name}' holds "
                          f'{text.tokenizer}: choose another --dataset')
     if vocab_size and text.vocab_size > vocab_size:
-        raise ValueError(f"the model knows {vocab_size} tokens, data set '{name}' has "
+        raise ValueError(f"the model knows {vocab_size} tokens, but data set '{name}' has "
                          f'{text.vocab_size}: choose another --dataset')
     return text
 
@@ -499,8 +499,9 @@ def load(name):
     """
     data/NAME as (train, val, meta): two uint16 memmaps and meta.json.
 
-    torchdocs is made if it is missing or damaged, with a warning if its text differs from the
-    README's. ValueError, with the command that helps, if another data set is missing or damaged.
+    torchdocs is made if it is missing or damaged, with a warning if its text is not the one
+    behind the README's losses. ValueError, with the command that helps, if another data set is
+    missing or damaged.
     """
     folder = f'data/{name}'
     if name == 'torchdocs':
@@ -548,7 +549,7 @@ class Text:
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
 
     def check(self, T, rows=1):
-        """ValueError if a split is shorter than a window of T tokens, or has fewer than rows."""
+        """ValueError if a split has no window of T tokens, or training has fewer than `rows`."""
         for split, ids in dict(train=self.train, val=self.val).items():
             if len(ids) <= T:
                 raise ValueError(f'block_size = {T} is longer than the {split} text of {self.name} '

@@ -6,7 +6,7 @@ Decoding: the prompt at once, then one token at a time.
 
 GPT.generate and sample.py call GPT.stream, which calls `stream` or, for several tokens at once,
 wave.py: prompts go in, and tokens (B, 1) come out one after another, each with the loop steps that
-it took. Both know nothing about text.
+it took. Neither knows anything about text.
 
 The cache policy says how many slots of keys and values a looped layer has (see cache.py).
 `exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
@@ -38,7 +38,7 @@ start = 'The method returns '
 max_new_tokens = 24
 n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
 tau = 0.1                   # threshold of norm_rel; accel uses ten times this
-ring = 4                    # slots of the policy ring
+ring = 4                    # slots of the ring policy
 # -------------------------------------------------------------------------------------------------
 
 POLICIES = ('exact', 'ring', 'latest')
@@ -78,7 +78,7 @@ def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=
 
     rows: 1-D tensors of any lengths. converge: see until_converged. chunk: how many tokens at a
     time, each chunk after those before it; None = all. Returns the logits (B, V) after each row's
-    last token, its steps_used (B, groups), and what each group handed on for it (B, 1, C).
+    last token, its steps_used (B, groups), and each group's output for it (B, 1, C).
     """
     # attention is causal, so the padding behind the end of a row is not read
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
@@ -156,7 +156,7 @@ def choose(logits, temperature, top_k, keys):
     Logits (B, V) -> tokens (B, 1), drawn from softmax(logits / temperature), or from its top_k most
     likely tokens; temperature 0 takes the most likely one.
 
-    keys: (seed, position) of each token, on which the draw depends, and on nothing else. So every
+    keys: (seed, position) of each token; the draw depends on nothing else. So every
     way of decoding that gives the same logits gives the same text. ValueError for a NaN.
     """
     if not logits.isfinite().all():
@@ -353,7 +353,7 @@ def check_drafts(rows, counts, cache, warm_start, draft_loops):
 # the demonstration, and what it shares with that of wave.py ---------------------------------------
 
 def some_model(out_dir, start):
-    """The model of a run; a prompt for it, and the text of a token."""
+    """The model of a run, a prompt for it, and a function from a token to its text."""
     import tasks
     from common.checkpoint import open_run
     from data import get_encoding

@@ -91,7 +91,7 @@ def accel(x0, x1, memo, read):
 
 
 def accel_hat(x0, x1, memo, read):
-    """Eq. 6: over the norms of both updates, and so in [0, 1] by the triangle inequality."""
+    """Eq. 6: acceleration over the norms of both updates, in [0, 1] (triangle inequality)."""
     delta = x1 - x0
     if memo is None:
         return None, delta
@@ -278,7 +278,7 @@ def on_host(value, rule, k):
 
 def on_device(array, x):
     """A NumPy array as a tensor on the device of x."""
-    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # copies views
+    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # a writable copy
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ One pass at fixed loops is recorded. For each group, token and loop step the pag
 each exit rule, the five likeliest next tokens, the loss of the right one, the distance to the last
 state, and two principal coordinates. The page (its template is explore.html) computes the exits
 from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
-pass in which no token exits: how an exit changes the tokens after it is not shown. Below it, a wave
+pass in which no token exits: how an exit changes the tokens after it is not shown. Below, a wave
 (wave.py) continues the prompt, pass by pass.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
@@ -84,7 +84,7 @@ def record(model, idx, right, n_loop, noise_seed=0):
 def record_wave(model, idx, new_tokens, width, steps, tau):
     """
     The passes of a wave that continues idx (T,) greedily: a list of dict(position=of the first new
-    token, tokens=what the wave predicts, steps=loop steps of each, leave=how many leave).
+    token, tokens=what the wave predicts, steps=loop steps of each, leave=how many are committed).
     """
     trace = []
     list(stream_wave(model, [idx], new_tokens, temperature=0, exit=make_exit('norm_rel', tau),

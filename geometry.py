@@ -37,8 +37,8 @@ n_windows = 24              # held-out windows of block_size tokens
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
-# A step that is longer than this many rounding floors is clear of rounding: rounding turns its
-# direction by 2 degrees at most.
+# A step longer than this many rounding floors (see rounding_floor) is clear of rounding: its
+# direction is off by 2 degrees at most.
 CLEAR = 30
 
 
@@ -159,7 +159,7 @@ def load_run(out_dir, device):
             raise ValueError(f'{path} is later than ckpt.pt: resume the run, or remove the file if '
                              'it is of another run')
         if differing:
-            raise ValueError(f"{path} is of another run than ckpt.pt ({', '.join(differing)}): "
+            raise ValueError(f"{path} and ckpt.pt are of different runs ({', '.join(differing)}): "
                              'remove it')
         models.setdefault(checkpoint['iter_num'], model)
     if not model.groups:
@@ -186,7 +186,7 @@ def measure(model, idx, n_loop):
         floor_float32, floor_bfloat16           rounding floors
         settled (B, T)                          cosine of each token, see last_clear_cos
 
-    Beside each mean stands its standard deviation over the tokens, NAME_std.
+    Each mean comes with its standard deviation over the tokens, NAME_std.
     """
     trace = trace_of(model, idx, n_loop)
     measured = []

@@ -1,8 +1,8 @@
 """
 A group of layers that loops, its first state, and the draw of how often it loops.
 
-    python loops.py                     how often training loops, and how the steps of a trained
-                                        model shrink
+    python loops.py                     loop counts drawn in training, and how the steps of a
+                                        trained model shrink
     python loops.py --mean_recurrence=12 --draw=uniform
 
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
@@ -165,7 +165,7 @@ class RecurrentGroup(nn.Module):
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
         """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
         pos = span.pos[rows] if rows is not None and span.ragged else span.pos
-        # differs from the paper: noise in every step rules out its cosines of 0.5
+        # differs from the paper: with noise in every step, its cosines of 0.5 are impossible
         if self.step_noise:
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
         # the step of the rows that still loop, with the keys and values of step k
@@ -187,7 +187,7 @@ class RecurrentGroup(nn.Module):
             if states is not None:
                 states[k] = x
             if k == n_loop - self.bptt_k:
-                # drop the bf16 weights that were cast without gradients: later steps need them
+                # drop the bf16 weights that were cast without gradients: later steps need gradients
                 torch.clear_autocast_cache()
         return x
 

@@ -85,8 +85,8 @@ def checked_groups(groups, n_layer):
             raise ValueError('a group is a list of layer numbers with at least one in it, '
                              f'not {group!r}: groups = {groups}')
         if list(group) != list(range(group[0], group[0] + len(group))):
-            raise ValueError(f'the layers of a group must follow one another, {list(group)} do '
-                             f'not: groups = {groups}')
+            raise ValueError('the layers of a group must follow one another, and not be '
+                             f'{list(group)}: groups = {groups}')
         if group[0] < 0 or group[-1] >= n_layer:
             raise ValueError(f'group {list(group)} is out of range: n_layer = {n_layer}, '
                              f'layers 0 to {n_layer - 1}')
@@ -114,7 +114,7 @@ class Rotary(nn.Module):
         pos = slice(x.shape[2]) if pos is None else pos[:, None] if pos.dim() == 2 else pos
         cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
         pairs = x.float().unflatten(-1, (-1, 2))                    # (B, H, T, D / 2, 2)
-        if torch.compiler.is_compiling():       # which fuses these, and has no complex numbers
+        if torch.compiler.is_compiling():       # the compiler fuses these; it lacks complex numbers
             x0, x1 = pairs.unbind(-1)
             turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
         else:                                   # the same, in a quarter of the time on a CPU
@@ -225,7 +225,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Takase's init, as Geiping App. C.1 has it. Other parameters stay as they are."""
+        """Takase's init of linear layers and embeddings, and of nothing else (Geiping App. C.1)."""
         config = self.config
         for name, module in self.named_modules():
             if not isinstance(module, (nn.Linear, nn.Embedding)):
@@ -257,7 +257,7 @@ class GPT(nn.Module):
         return self.lm_head(self.ln_f(x))
 
     def through_coda(self, x, rows=None, span=None, cache=None):
-        """readout after the layers behind the last group. rows: of the batch, None for all."""
+        """The layers after the last group, then readout. rows: of the batch, None for all."""
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].leave(x)
         span = span or Span(0, x.shape[1], x.device)
@@ -279,7 +279,7 @@ class GPT(nn.Module):
         return lambda x, rows=None: method(x, rows, span, cache)
 
     def loop_counts(self, n_loop=None, exit=None, knob='n_loop'):
-        """n_loop, as forward takes it -> a list with one count for each group. knob: its name."""
+        """n_loop, as forward takes it -> a list, one count a group. knob: its name in errors."""
         n_groups = len(self.config.groups)
         if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
@@ -349,8 +349,8 @@ class GPT(nn.Module):
         time by decode.stream, or wave > 0 of them at once by wave.stream_wave.
 
         rows, how: see there. cache: 'exact', 'ring', 'latest', or None = recompute the context for
-        each token; 'auto' is 'exact', and 'latest' with a wave. ValueError for a wave with what it
-        cannot be used with.
+        each token; 'auto' is 'exact', and 'latest' with a wave. ValueError for an option that a
+        wave does not support.
         """
         if not wave:
             return decode.stream(self, rows, max_new_tokens,
@@ -358,8 +358,8 @@ class GPT(nn.Module):
         others = [name for name in ('warm_start', 'draft_loops') if how.pop(name, None)]
         if cache not in ('auto', 'latest') or others:
             what = f'cache={cache!r}' if cache not in ('auto', 'latest') else others[0]
-            raise ValueError(f"a wave has the cache 'latest' and no drafts: leave out {what}, or "
-                             'give wave=0')
+            raise ValueError("a wave needs cache='latest', without drafts or warm start: leave out "
+                             f'{what}, or give wave=0')
         how = {name: value for name, value in how.items() if name not in ('ring', 'prefill_chunk')}
         return stream_wave(self, rows, max_new_tokens, width=wave, steps=wave_steps, **how)
 
@@ -367,12 +367,12 @@ class GPT(nn.Module):
                  cache='auto', noise_seed=0, lengths=None, stop=None, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
-        the loop steps that chose each of them.
+        the loop steps that each of them took.
 
         n_loop, exit, noise_seed as in forward. temperature 0 is greedy. cache: see stream. lengths:
-        of rows that are shorter than T and padded at the end; a row's new tokens come right after
-        its own, and padding after them. See decode.stream for the rest, for the window beyond
-        block_size, and for what raises ValueError.
+        those of the rows without padding, if some are padded at the end. New tokens come right
+        after a row's own, and padding after them. See decode.stream for the rest, for rows
+        longer than block_size, and for what raises ValueError.
         """
         lengths = lengths or [idx.shape[1]] * len(idx)
         if len(lengths) != len(idx) or not all(0 < n <= idx.shape[1] for n in lengths):

@@ -35,14 +35,14 @@ temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
 tau: float | str | None = None  # None = the rule's default, auto = from bench.py --calibrate
-past = False                # wait until all earlier tokens have converged (prompts, cache=exact)
+past = False                # wait until earlier tokens have converged (in prompts, or cache=exact)
 n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
 cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = like exact, uncached
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
-wave: int | None = None     # tokens at once, see wave.py; 0 = one at a time; None = see `way`
-wave_steps: int | None = None   # loop steps of its passes; None = a sixth of mean_recurrence
+wave: int | None = None     # tokens at once (wave.py); 0 = no wave; None = 8, 0 with exit or n_loop
+wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of mean_recurrence
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
@@ -51,7 +51,7 @@ device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
 # -------------------------------------------------------------------------------------------------
 
-# knobs that shape text and say nothing about the answers to problems
+# knobs that shape text and do not apply to the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'wave', 'wave_steps', 'stop_at_end')
 # what a wave uses if it is given no rule and no threshold has been calibrated for it
@@ -109,8 +109,8 @@ def way(model, checkpoint, results):
     The knobs -> how many tokens to decode at once (0 = one at a time), the loop steps of a pass,
     and the exit rule.
 
-    A wave is the default, because it is the fastest (README.md), unless a knob asks for what a wave
-    does not have, or for a rule or a budget that stops each token.
+    A wave is the default, because it is the fastest (README.md), unless a knob asks for what waves
+    do not support, or sets the exit rule or the loop budget.
     """
     width, steps, name, threshold = wave, wave_steps, exit, tau
     if width is None:

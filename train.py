@@ -59,14 +59,14 @@ mean_recurrence: float = 4.0    # r of the loop draw, of mean r + 1; evaluation 
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step: concat, add, none
-adapter_init = 'sum'        # sum: concat starts as x + e; or random
+adapter_init = 'sum'        # sum: the adapter starts as x + e; or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
 pos = 'learned'             # positions: learned, rotary
 rope_base = 10000.0         # of rotary positions; 100 for short problems
 # training
-batch_size = 16             # sequences of a step, shared by all processes
+batch_size = 16             # sequences of a step, split among all processes
 gradient_accumulation_steps = 1
 max_iters = 1500
 optimizer: Literal['muon', 'adamw'] = 'muon'    # muon: for the matrices of blocks and adapters
@@ -163,8 +163,8 @@ def check_text(text, saved, weights):
                          'differs): restore that text')
     if weights and weights['tokenizer'] not in (None, text.tokenizer):
         raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
-                         f'{text.tokenizer}: take the same task, or text that was made with '
-                         'that --tokenizer of data.py')
+                         f'{text.tokenizer}: take the same task, or text that data.py made '
+                         'with that --tokenizer')
 
 
 def set_up(saved, weights, text, dev):
@@ -218,7 +218,7 @@ def compiled(dev):
 
 
 def compile_layers(gpt, **how):
-    """Compile each block and loop step; no draw recompiles. how: arguments of torch.compile."""
+    """Compile each block and loop step; loop counts never recompile. how: see torch.compile."""
     # three graphs for each core length: no gradients, the first step with them, later steps
     torch._dynamo.config.recompile_limit = 8 + 3 * len(gpt.groups)
     for layer in gpt.h:

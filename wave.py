@@ -4,11 +4,11 @@ Decode several tokens at once, each at its own depth.
     python wave.py                      a prompt continued by a wave, pass by pass
     python wave.py --wave=12 --wave_steps=3 --tau=0.03
 
-A rule that stops a token early saves loop steps; a rule that tells when a token is certain lets the
-tokens behind it start before. So a wave of tokens goes through the whole model side by side, pass
-by pass: the prelude, `steps` loop steps of every group, the coda and the head. Each token continues
-from its own last states, and what it predicts is the input of the token behind it. Passes of a real
-wave (positions across; what a token predicts, and the passes since its input last changed):
+An exit rule says when a token is certain, but the tokens after it can start before that. So a wave
+of tokens goes through the whole model side by side, pass by pass: the prelude, `steps` loop steps
+of every group, the coda and the head. Each token continues from its own last states, and what it
+predicts is the input of the next token. Passes of a real wave (positions across; for each token
+what it predicts, and the passes since its input last changed):
 
     pass 21    e5   _4   s3   t2   l1   n1   o1
     pass 22   [e6] [_5]  s4   t3   a1   e1   e1   r1
@@ -17,16 +17,16 @@ wave (positions across; what a token predicts, and the passes since its input la
     pass 25                        a4   g3   e1   _1   _1
     pass 26                       [a5]  g4   e2   _2   o1
 
-In brackets: the token leaves, because the rule has triggered in every group and its input is
-certain. In each pass a token joins at the end. In pass 22 the token behind the t predicts an a and
-no longer an l, so the token behind it has a new input: it keeps its states, and counts from 1.
+In brackets: the token is committed and leaves the wave, because the rule has triggered in every
+group and its input is certain. In each pass a token joins at the end. In pass 22 the token after t
+predicts a instead of l, so the next token has a new input: it keeps its states, and counts from 1.
 
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
 
-    w        tokens of the wave, at most `width`; row, 1, of the batch
+    w        tokens of the wave, at most `width`; the batch has 1 row
     age      passes of a token since its input last changed
-    steps    loop steps of a pass, of each group
+    steps    loop steps of each group in a pass
 """
 from functools import partial
 
@@ -44,9 +44,9 @@ start = 'The method returns '
 max_new_tokens = 24
 wave = 8                    # tokens at once
 wave_steps = 1              # loop steps of a pass
-exit: str | None = 'norm_rel'   # the rule that lets tokens go; None = n_loop steps for each
+exit: str | None = 'norm_rel'   # the rule that commits tokens; None = n_loop steps for each
 tau: float | None = 0.01    # its threshold
-n_loop = 30                 # loop steps after which the first token of the wave goes at the latest
+n_loop = 30                 # most loop steps until the first token of the wave is committed
 # -------------------------------------------------------------------------------------------------
 
 
@@ -58,20 +58,20 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
 
     width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit: a
     rule, which is applied to the change of a token's states from one pass to the next; the token
-    keeps the last one, whatever rule.keep says. A token leaves after n_loop steps at the latest,
-    counted from the last change of its input; steps_used counts all of them. The rest: see
-    decode.stream.
+    keeps its last states, whatever rule.keep says. It counts as converged n_loop steps after the
+    last change of its input at the latest; steps_used counts all steps since it joined the wave.
+    The rest: see decode.stream.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
-    leave=how many tokens leave).
+    leave=how many tokens are committed).
 
-    ValueError for more than one row, a width or steps below 1, a rule for whole rows or through the
+    ValueError for more than one row, a width or steps below 1, a rule that needs whole rows or the
     coda, a model without groups or whose loops do not read their input, and as in decode.stream.
     """
     check(rows, max_new_tokens, temperature, top_k, 'latest', False)
     check_wave(model, rows, width, exit)
     counts, steps = model.loop_counts(n_loop, exit), model.loop_counts(steps, knob='wave_steps')
     row, block, dev = rows[0][-model.config.block_size:], model.config.block_size, rows[0].device
-    # the passes of n_loop steps; the row's number of tokens in the end
+    # the passes that n_loop steps take; the row's final number of tokens
     most, end = max(-(-n // k) for n, k in zip(counts, steps)), len(row) + max_new_tokens
     draw = partial(choose_from, temperature=temperature, top_k=top_k, seed=row_seeds(seed, 1)[0],
                    cut=len(rows[0]) - len(row))
@@ -80,7 +80,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
     while len(row) < end:
         begin_before, begin = begin, window(len(row), block)
         if begin != begin_before:
-            # a new window is read at once; the token after it is then the wave
+            # a new window is read at once; the token after it then starts the wave
             cache = make_cache(model, counts, 'latest', T_max=min(block, end - begin))
             logits, used, _ = prefill(model, [row[begin:]], counts, exit, noise_seed, cache, True)
             token = draw(logits, len(row))
@@ -100,7 +100,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
         guesses = [inputs[0], *tokens[:, 0].tolist()]       # the inputs of tokens 0 ... w
         converged = live.converged([state for state, _ in ends])
 
-        # the leading tokens leave that have converged and whose input is certain
+        # commit the leading tokens that have converged and whose input is certain
         right = [a == b for a, b in zip(guesses, inputs)]
         leave = int((converged & right).cumprod().sum())
         if trace is not None:
@@ -127,7 +127,7 @@ class Wave:
         self.streak = np.zeros((len(model.groups), 0), dtype=np.int64)
 
     def converged(self, states):
-        """Take in the states after a pass, (1, w, C) of each group -> (w,): who may leave?"""
+        """Store the states after a pass, (1, w, C) of each group -> (w,): who has converged?"""
         before, self.states = self.states, states
         joined = states[0].shape[1] - len(self.age)
         self.passes, self.age, self.streak = (
@@ -138,7 +138,7 @@ class Wave:
         if self.rule is None:
             return last
 
-        # the rule sees the change from pass to pass, so it has no signal of a token's first one
+        # the rule sees the change from pass to pass, so a token's first pass has no signal
         value = np.full(self.streak.shape, np.inf)
         if before is not None:
             n = before[0].shape[1]
@@ -150,7 +150,7 @@ class Wave:
         return exits.all(axis=0)
 
     def signal(self, x0, x1, memo):
-        """The rule's signal, and what it remembers, of tokens of which the leading have a memo."""
+        """The rule's signal and memo for tokens, of which only the leading ones have a memo yet."""
         n = 0 if memo is None else memo.shape[1]
         if n == 0 or n == x0.shape[1]:
             return self.rule.signal(x0, x1, memo if n else None, self.read)
@@ -160,7 +160,7 @@ class Wave:
         return torch.cat((value, first), dim=1), torch.cat((memo, new), dim=1)
 
     def advance(self, leave, right):
-        """Forget the leading tokens that leave, and the age of those whose input was not right."""
+        """Drop the leading tokens, now committed; reset the age of those whose input was wrong."""
         self.states = [x[:, leave:] for x in self.states]
         self.memo = [None if memo is None else memo[:, leave:] for memo in self.memo]
         self.passes = self.passes[leave:]
@@ -196,7 +196,7 @@ def main():
     tokens, steps = zip(*stream_wave(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
                                      width=wave, steps=wave_steps, trace=trace))
 
-    print('pass   what each token of the wave predicts; *: this is certain, and the token leaves')
+    print('pass   what each token of the wave predicts; *: certain, so the token is committed')
     for n, one in enumerate(trace, start=1):
         line = '  ' * (one['position'] - len(prompt))
         for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
@@ -209,8 +209,8 @@ def main():
     same = sum(bool(a == b) for a, b in zip(tokens, full))
     in_the_wave = max(1, len(tokens) - 1)       # the first one comes from the prompt
     print(f'{len(tokens)} tokens, {len(trace) / in_the_wave:.2f} passes and '
-          f'{torch.cat(steps[1:] or steps).float().mean():.1f} loop steps a token; with {n_loop} '
-          f'fixed loops {same} are equal')
+          f'{torch.cat(steps[1:] or steps).float().mean():.1f} loop steps a token; {same} '
+          f'tokens are those of {n_loop} fixed loops')
 
 
 if __name__ == '__main__':

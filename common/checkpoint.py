@@ -97,12 +97,12 @@ def class_of(name, trusted=False):
     """
     module = name.partition(':')[0]
     if not trusted and module != 'model' and not module.startswith('zoo.'):
-        raise ValueError(f"the model's class is '{name}', and only zoo/ is imported by itself: "
+        raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
     kind = imported(name, 'model class', 'zoo.ouro:Ouro')
     is_model = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
     if not is_model or not hasattr(kind, 'Config'):
-        raise ValueError(f"'{name}' is not a class of models: it must be a subclass of model.GPT")
+        raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
     return kind
 
 
@@ -290,7 +290,7 @@ def save_thresholds(out_dir, checkpoint, rows, **about):
 def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
     """
     The threshold of a rule in out_dir/exits.json; without a cache (None) it is that of `exact`.
-    With a wave it is the one that lets tokens of such a wave go.
+    With a wave it is the one calibrated for such a wave.
 
     ValueError if there is none, or if it was found for another checkpoint.
     """
@@ -310,7 +310,7 @@ def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
                          f'ones with {how}')
     cache = cache or 'exact'
     way = (wave, wave_steps) if wave else ()
-    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # elsewhere prompts wait anyway
+    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # otherwise prompts wait anyway
     if tau is None:
         waiting = ' that waits for the past' if past else f' of a wave {way}' if way else ''
         raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "

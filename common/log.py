@@ -282,7 +282,7 @@ def listen():
     """
     From now on SIGINT and SIGTERM are noted in a list, which is returned with the old handlers.
 
-    The second signal of a kind ends the program, as it did before.
+    The second signal of a kind goes to the old handler, which ends the program.
     """
     received = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -2,7 +2,7 @@
 #   python train.py config/calc.py && python sample.py --out_dir=out-calc
 dataset = 'calc'
 out_dir = 'out-calc'
-pos = 'rotary'                  # learned ones learn "the token before" anew at each position
+pos = 'rotary'                  # learned positions relearn "the token before" at each place
 rope_base = 100.0
 block_size = 24
 n_layer, n_head, n_embd = 3, 2, 64

@@ -28,7 +28,7 @@ from results.runs import column, distinct, fewest_maps, head, join, line, mean_s
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
 minutes: float | None = None    # stop after this many and save; None = run to the end
-rules = ['norm_rel', 'kl', 'accel']     # rules to measure; calibration uses them and the others
+rules = ['norm_rel', 'kl', 'accel']     # rules to measure; calibration uses bench.py's default ones
 same = 0.002                # nats above the full budget that count as equal quality
 nats = 0.005                # what calibration promises
 n_windows = 256             # of calibration, half for finding and half for checking
@@ -78,7 +78,7 @@ def least(t, key, **way):
 
 
 def ways_table(t, task):
-    """A line for each way to decode: block maps, time over the exact fixed budget's, its taus."""
+    """A line for each way: block maps, time over the exact fixed budget's, tau in each seed."""
     yield from head(task, 'block maps a group and token',
                     'ms a token, over fixed loops with `exact`', 'at tau or loops')
     fixed = np.array(least(t, 'ms_per_token', task=task, cache='exact', rule='fixed'))

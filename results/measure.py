@@ -3,8 +3,8 @@ What the claims need from a run beyond geometry.py's figures, as rows of results
 
     python -m results.measure --out_dir=out         writes out/rows.json, {name of a CSV: its rows}
 
-results.run calls it. Measures tokens that turn back, jumps over paths, and on a task the rows of
-questions.py.
+results.run calls it. Measures tokens that turn back, jumps relative to paths, and on a task the
+rows of questions.py.
 
 Paper: sec. 3, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 
@@ -84,7 +84,7 @@ def settled_row(name, measured):
 # between groups, and far beyond training --------------------------------------------------------
 
 def dlr_rows(names, model, idx):
-    """Drift-to-loop ratios of each hand-off against K, and the jump over the path in the loop."""
+    """Drift-to-loop ratios of each hand-off against K, and the jump relative to the path."""
     for K in dlr_loops if len(names) > 1 else ():
         trace = geometry.trace_of(model, idx, K)
         for g in range(len(names) - 1):

@@ -63,7 +63,7 @@ def early(log_p, full, targets, depth):
 
 
 def answer_row(model, idx, targets, depth, full):
-    """The oracle of the answer: the fixed budget from which a token answers like the full one."""
+    """The oracle of the answer: the fixed budget from which on a token agrees with the full one."""
     make = partial(make_point, model, n_loop=FULL)
     needed = torch.ones_like(idx)                                               # (B, T)
     for n in range(1, FULL):

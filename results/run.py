@@ -13,7 +13,7 @@ assets/*.png and the tables of results/README.md.
 
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
 
-    variant     a training. On text 'main' is the default model and 'random' has Geiping's adapter,
+    variant     a training. On text 'main' is the default model and 'random' has Geiping's adapter;
                 the rest are open choices and other draws; tasks: see TASKS
     run, key    (variant, seed)
 """
@@ -78,7 +78,7 @@ SWEPT = 'main', 'random', 'calc groups', 'hop groups'
 
 FIGURES = ('figure_4.png', 'quality.png', 'figures/figure_1.png', 'figures/figure_2.png',
            'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')
-# the runs whose figures go to assets/, of the first seed: under which prefix, and which of them
+# the runs whose figures go to assets/ (first seed): the prefix of their names, and which figures
 SHOWN = dict(small={'main': ('', FIGURES)}, paper={'main': ('paper_', FIGURES)},
              tasks={'calc': ('wave_', FIGURES[-1:]), 'calc groups': ('calc_', FIGURES)})
 

@@ -4,8 +4,8 @@ How fast decoding and training are, as ratios of things that are timed in turn.
     python -m results.speed                     all of it: a minute on two cores
     python -m results.speed --only=machinery    one of adaptive, checks, passes, machinery
 
-`adaptive` takes the checkpoint in out_dir, and random weights at the paper's shape, as `passes`
-does. A ratio is the median of all rounds.
+`adaptive` uses the checkpoint in out_dir and random weights at the paper's shape, `passes` only the
+latter. A ratio is the median of all rounds.
 
     counts      loops of each group
 """
@@ -75,7 +75,7 @@ def decode_last(model, prompt, counts, rule, n):
 
 @torch.no_grad()
 def adaptive():
-    """Time of a token with an exit rule over that with as many mean block maps, fixed."""
+    """Time of a token with an exit rule over that of a fixed budget with as many block maps."""
     trained, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
     paper = GPT(GPTConfig(block_size=64)).eval()
     for model, tau, n, repeats in ((trained, 0.1, 12, 3 * rounds), (paper, 1.0, 6, min(rounds, 5))):
@@ -136,7 +136,7 @@ def passes():
 # training ---------------------------------------------------------------------------------------
 
 def machinery():
-    """Training speed of as many plain layers over that of the default model at 5 loops."""
+    """Training speed of an equally deep plain stack over the default model's at 5 loops."""
     idx = torch.randint(257, (batch_size, 48))
 
     def train(model, optimizer):

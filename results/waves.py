@@ -22,7 +22,7 @@ from results.runs import distinct, head, join, line, pick
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
-fidelity = 0.95             # the share of identical continuations that is asked for
+fidelity = 0.95             # the required share of identical continuations
 workers = 2                 # runs at a time, with a thread each
 more: list = []             # flags for every training and benchmark, to make them smaller
 only_table = False
@@ -56,7 +56,7 @@ def benches(name, seed):
 
 
 def measure(name, seed):
-    """Train a run and measure it, as far as that was not done before -> True."""
+    """Train a run and measure it, except for what was done before -> True."""
     folder = folder_of(name, seed)
     runs.train(folder, [*RUNS[name][0], '--device=cpu', f'--seed={seed}', *more])
     for what, flags in benches(name, seed):
@@ -76,7 +76,7 @@ def gather():
 # the tables -------------------------------------------------------------------------------------
 
 def fastest(rows):
-    """The fastest of these points that has the fidelity asked for; None if there is none."""
+    """The fastest of these points that has the required fidelity; None if there is none."""
     return min((row for row in rows if row['identical'] >= fidelity),
                key=lambda row: row['ms_text'], default=None)
 

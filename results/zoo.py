@@ -189,7 +189,7 @@ def ways_of(rows):
 def fewest(rows, same, fixed):
     """
     In words: the fewest block maps within `same` nats of each seed's best `fixed` row, and their
-    thresholds. Not of the full budget, because more loops may be worse.
+    thresholds. Not the full budget's loss, because more loops may be worse.
     """
     seeds = distinct(rows, 'seed')
     best = {seed: min(column(pick(fixed, seed=seed), 'ce')) for seed in seeds}

@@ -61,8 +61,8 @@ class Stage(NamedTuple):
     """
     What a row runs in one tick. Stages compare in the order in which a token passes them.
 
-    kind: 'layers', the single-pass layers before group g and its first loop step, or, behind the
-    last group, the coda and the head; 'loop', another loop step of group g.
+    kind: 'layers', the single-pass layers before group g, then its first loop step; after the last
+    group, the coda and the head. 'loop', another loop step of group g.
     """
     g: int
     kind: str

@@ -434,7 +434,7 @@ def test_the_verdict_on_texts():
     (['--calibrate=0'], 'must be more than 0 nats'),
     (['--calibrate=0.1'], '6 windows are too few to halve: --n_windows=16'),
     (['--n_windows=9999'], 'windows of 16 tokens'),
-    (['--dataset=calc'], "reads bytes tokens, data set 'calc' holds calc:p=5"),
+    (['--dataset=calc'], "reads bytes tokens, but data set 'calc' holds calc:p=5"),
     (['--budgets=[0]'], 'n_loop must be an int from 1'),
     (['--n_loop=100000000'], 'n_loop must be an int from 1'),
 ])

@@ -182,7 +182,7 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeyp
     models, last = geo.load_run('logged', 'cpu')
     assert list(models) == [3, 12] and last['iter_num'] == 12
     another_run('logged', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)
-    with pytest.raises(ValueError, match='another run than ckpt.pt .learning_rate = 0.5.'):
+    with pytest.raises(ValueError, match='different runs .learning_rate = 0.5.'):
         geo.load_run('logged', 'cpu')
     another_run('later', iter_num=4)
     another_run('later', name='ckpt_000008.pt', iter_num=8)

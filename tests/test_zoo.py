@@ -338,7 +338,7 @@ def with_field(**fields):
     (lambda folder: os.remove(folder / 'config.json'), "config.json' (FileNotFoundError)"),
     (lambda folder: (folder / 'config.json').write_text('[]'), "config.json' (TypeError)"),
     (lambda folder: (folder / 'config.json').write_text('{"model_type": "llama"}'),
-     'has no number for vocab_size: this reads Ouro alone'),
+     'has no number for vocab_size: only Ouro can be read'),
     (with_field(num_hidden_layers=3.0), 'has no number for num_hidden_layers'),
     (with_field(num_attention_heads=0), 'has no number for num_attention_heads'),
     (with_field(hidden_act='gelu'), "has hidden_act = 'gelu'"),

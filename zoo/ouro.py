@@ -116,8 +116,8 @@ class GateOnly(Gated):
 
     def stage_loss(self, nats, gates):
         """
-        Stage II: the cross-entropy of looping on, 1 - lambda_t, to sigmoid(50 (I_t - .005)), where
-        I_t = max(0, L_(t-1) - L_t), for t from 2 on.
+        Stage II: cross-entropy of the probability to loop on, 1 - lambda_t, for the target
+        sigmoid(50 (I_t - .005)), where I_t = max(0, L_(t-1) - L_t), for t from 2 on.
         """
         wanted = torch.sigmoid(SLOPE * ((nats[:-1] - nats[1:]).clamp(min=0) - LEAST))
         return F.binary_cross_entropy_with_logits(-gates[1:], wanted)

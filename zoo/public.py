@@ -44,8 +44,8 @@ class Piece:
 
 def read_config(path, family, defaults, allowed):
     """
-    path/config.json -> a dict. defaults: the numbers that we need, with the value of each one if it
-    is missing, 0 if it must not be. allowed: {name: values that we support}.
+    path/config.json -> a dict. defaults: the numbers that we need, with the value to use for a
+    missing one; 0 = required. allowed: {name: values that we support}.
 
     ValueError if the file is missing, or is not of a model of this family.
     """
@@ -58,11 +58,11 @@ def read_config(path, family, defaults, allowed):
                          'with config.json and *.safetensors') from None
     for name, default in defaults.items():
         if type(config[name]) not in (int, type(default)) or not config[name] > 0:
-            raise ValueError(f"'{file}' has no number for {name}: this reads {family} alone")
+            raise ValueError(f"'{file}' has no number for {name}: only {family} can be read")
     for name, values in allowed.items():
         if config.get(name, values[0]) not in values:
-            raise ValueError(f"'{file}' has {name} = {config[name]!r}: this reads {family} with "
-                             f"{' or '.join(map(repr, values))} alone")
+            raise ValueError(f"'{file}' has {name} = {config[name]!r}: only {family} with "
+                             f"{' or '.join(map(repr, values))} can be read")
     return config
 
 
@@ -186,7 +186,7 @@ class GatedMLP(nn.Module):
 
 
 def set_eps(model):
-    """The epsilon of all norms, once they have been built."""
+    """Set the epsilon of all norms, once they have been built."""
     for module in model.modules():
         if isinstance(module, nn.RMSNorm):
             module.eps = model.config.norm_eps
