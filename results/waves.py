@@ -28,16 +28,16 @@ more: list = []             # flags for every training and benchmark, to make th
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
-# name: flags of the training, and the wave that sample.py takes
-RUNS = dict(default=([], [8, 1]), recipe=(['config/recipe.py'], [8, 2]))
+# name: flags of the training, the waves to measure, and the one of them that sample.py takes
+RUNS = dict(default=([], [[8, 1], [8, 2]], [8, 1]),
+            recipe=(['config/recipe.py'], [[8, 1], [8, 2], [8, 3]], [8, 2]))
 # of all benchmarks: 12 + 36 tokens fill the context window
 COMMON = ['--cache=latest', '--epsilons=[]', '--rounds=1', '--prompt_tokens=12', '--new_tokens=36',
           '--least_tau=3e-3', '--taus=[3e-3,1e-2,3e-2]']
 METHODS = [*COMMON, "--rules=['norm_rel']", '--more_taus=[0.1]', '--n_windows=64', '--n_prompts=64',
-           '--budgets=[2,3,4,5,6,7,8,10,12]', '--drafts=[[1,6],[2,6],[2,8],[3,8],[2,12]]',
-           '--waves=[[8,1],[8,2],[8,3]]']
+           '--budgets=[2,3,4,5,6,7,8,10,12]', '--drafts=[[1,6],[2,6],[2,8],[3,8]]']
 RULES = [*COMMON, "--rules=['norm_rel','kl','accel','accel_rel']", '--more_taus=[0.1,0.3,1,3]',
-         '--n_windows=32', '--n_prompts=32', '--budgets=[4,8]', '--drafts=[]']
+         '--n_windows=32', '--n_prompts=32', '--budgets=[]', '--drafts=[]']
 COLUMNS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
            'identical', 'prefix', 'text_loss', 'passes', 'token_passes', 'block_maps', 'ms_text')
 
@@ -48,11 +48,11 @@ def folder_of(name, seed):
 
 def benches(name, seed):
     """The benchmarks of a run: (name, flags)."""
-    yield 'methods', METHODS
+    _, waves, usual = RUNS[name]
+    yield 'methods', [*METHODS, f'--waves={waves}']
     if seed == seeds[0]:
-        yield 'warm', [*METHODS, '--temperature=0.8']
-    if seed in seeds[:2]:
-        yield 'rules', [*RULES, f'--waves=[{RUNS[name][1]}]'.replace(' ', '')]
+        yield 'warm', [*METHODS, f'--waves={waves}', '--temperature=0.8']
+        yield 'rules', [*RULES, f'--waves={[usual]}']
 
 
 def measure(name, seed):
@@ -104,7 +104,7 @@ def methods_table(t, bench):
     points = pick(t['points'], bench=bench)
     for name, seed in product(RUNS, distinct(points, 'seed')):
         rows = pick(points, run=name, seed=seed)
-        width, steps = RUNS[name][1]
+        width, steps = RUNS[name][2]
         usual, = pick(rows, wave=width, wave_steps=steps, rule='norm_rel', tau=0.01)
         kinds = ('fixed budgets, latest', 'rules, latest', 'drafts', 'waves')
         best = [fastest(pick(rows, kind=kind)) for kind in kinds]
@@ -142,9 +142,9 @@ def markdown(folder=runs.HERE):
         ['**At temperature 0.8**'],
         methods_table(t, 'warm'),
         ['**Which rule commits best?** The fastest wave with this fidelity, by tau, and the '
-         f'smallest tau that misses it; 32 prompts. Waves of {RUNS["default"][1][0]} tokens, '
-         f'{RUNS["default"][1][1]} loop step a pass in the default run and '
-         f'{RUNS["recipe"][1][1]} in the recipe.'],
+         f'smallest tau that misses it; 32 prompts. Waves of {RUNS["default"][2][0]} tokens, '
+         f'{RUNS["default"][2][1]} loop step a pass in the default run and '
+         f'{RUNS["recipe"][2][1]} in the recipe.'],
         rules_table(t)])
 
 
