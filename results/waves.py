@@ -5,9 +5,9 @@ default run and of the paper's recipe.
     python -m results.waves                 two hours on two cores; rerun to continue
     python -m results.waves --only_table    results/waves/*.csv -> results/waves.md, nothing is run
 
-Run it in the project's folder. It trains into out-waves and continues 64 held-out prompts by every
-way with bench.py, one thread each; then 32 prompts with four rules and wide ranges of tau. Writes
-results/waves/*.csv and the tables of results/waves.md.
+Run it in the project's folder. It trains into out-waves and continues held-out prompts by every
+way with bench.py, one thread each: at temperature 0, and for the first seed also at 0.8 and with
+four rules over wide ranges of tau. Writes results/waves/*.csv and the tables of results/waves.md.
 
     identical       the share of continuations that are those of 30 fixed loops with `exact`
     point           a way to decode: a row of bench.csv
@@ -22,22 +22,23 @@ from results.runs import distinct, head, join, line, pick
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
+prompts = 64                # held-out prompts to continue
 fidelity = 0.95             # the required share of identical continuations
 workers = 2                 # runs at a time, with a thread each
 more: list = []             # flags for every training and benchmark, to make them smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
-# name: flags of the training, the waves to measure, and the one of them that sample.py takes
-RUNS = dict(default=([], [[8, 1], [8, 2]], [8, 1]),
-            recipe=(['config/recipe.py'], [[8, 1], [8, 2], [8, 3]], [8, 2]))
+# name: flags of the training, and of its benchmark; the wave that sample.py takes
+RUNS = dict(
+    default=([], ['--budgets=[2,3,4,5,6,8]', '--drafts=[[1,6],[2,6]]'], [8, 1]),
+    recipe=(['config/recipe.py'], ['--budgets=[4,6,7,8,10,12]', '--drafts=[[2,8],[3,8]]'], [8, 2]))
 # of all benchmarks: 12 + 36 tokens fill the context window
 COMMON = ['--cache=latest', '--epsilons=[]', '--rounds=1', '--prompt_tokens=12', '--new_tokens=36',
-          '--least_tau=3e-3', '--taus=[3e-3,1e-2,3e-2]']
-METHODS = [*COMMON, "--rules=['norm_rel']", '--more_taus=[0.1]', '--n_windows=64', '--n_prompts=64',
-           '--budgets=[2,3,4,5,6,7,8,10,12]', '--drafts=[[1,6],[2,6],[2,8],[3,8]]']
-RULES = [*COMMON, "--rules=['norm_rel','kl','accel','accel_rel']", '--more_taus=[0.1,0.3,1,3]',
-         '--n_windows=32', '--n_prompts=32', '--budgets=[]', '--drafts=[]']
+          '--least_tau=3e-3']
+METHODS = [*COMMON, "--rules=['norm_rel']", '--taus=[3e-3,1e-2,3e-2]', '--more_taus=[0.1]']
+RULES = [*COMMON, "--rules=['norm_rel','kl','accel','accel_rel']", '--taus=[1e-2,3e-2]',
+         '--more_taus=[0.1,0.3,1]', '--budgets=[]', '--drafts=[]']
 COLUMNS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
            'identical', 'prefix', 'text_loss', 'passes', 'token_passes', 'block_maps', 'ms_text')
 
@@ -48,11 +49,12 @@ def folder_of(name, seed):
 
 def benches(name, seed):
     """The benchmarks of a run: (name, flags)."""
-    _, waves, usual = RUNS[name]
-    yield 'methods', [*METHODS, f'--waves={waves}']
+    _, points, usual = RUNS[name]
+    flags = [f'--waves={[usual]}', f'--n_windows={prompts}', f'--n_prompts={prompts}']
+    yield 'methods', [*METHODS, *points, *flags]
     if seed == seeds[0]:
-        yield 'warm', [*METHODS, f'--waves={waves}', '--temperature=0.8']
-        yield 'rules', [*RULES, f'--waves={[usual]}']
+        yield 'rules', [*RULES, *flags]
+        yield 'warm', [*METHODS, *points, *flags, '--temperature=0.8']
 
 
 def measure(name, seed):
@@ -104,8 +106,7 @@ def methods_table(t, bench):
     points = pick(t['points'], bench=bench)
     for name, seed in product(RUNS, distinct(points, 'seed')):
         rows = pick(points, run=name, seed=seed)
-        width, steps = RUNS[name][2]
-        usual, = pick(rows, wave=width, wave_steps=steps, rule='norm_rel', tau=0.01)
+        usual, = pick(rows, kind='waves', tau=0.01)
         kinds = ('fixed budgets, latest', 'rules, latest', 'drafts', 'waves')
         best = [fastest(pick(rows, kind=kind)) for kind in kinds]
         yield line(f'{name}, seed {seed:g}', *(cell(row, best[0]) for row in [*best, usual]))
@@ -133,18 +134,18 @@ def rules_table(t):
 
 def markdown(folder=runs.HERE):
     t = runs.load('waves', folder)
-    asked = f'{100 * fidelity:g}%'
+    n = int(t['points'][0]['prompts'])
+    steps = {name: usual[1] for name, (_, _, usual) in RUNS.items()}
     return join([
-        [f'{runs.machine_of(t)}; 64 prompts of 12 tokens, 36 new tokens, one thread, all ways in '
-         f'turn. Of each kind the fastest point with at least {asked} identical continuations, and '
-         'in bold its time over that of fixed loops.'],
+        [f"{runs.machine_of(t)}; {n} prompts of 12 tokens, 36 new tokens, one thread, all ways in "
+         f'turn. Of each kind the fastest point with at least {100 * fidelity:g}% identical '
+         'continuations, and in bold its time over that of fixed loops. A wave has 8 tokens and '
+         + ', '.join(f'{k} loop steps a pass ({name})' for name, k in steps.items()) + '.'],
         methods_table(t, 'methods'),
         ['**At temperature 0.8**'],
         methods_table(t, 'warm'),
-        ['**Which rule commits best?** The fastest wave with this fidelity, by tau, and the '
-         f'smallest tau that misses it; 32 prompts. Waves of {RUNS["default"][2][0]} tokens, '
-         f'{RUNS["default"][2][1]} loop step a pass in the default run and '
-         f'{RUNS["recipe"][2][1]} in the recipe.'],
+        ['**Which rule commits best?** For each rule the fastest wave with this fidelity, by tau, '
+         'and the smallest tau that misses it.'],
         rules_table(t)])
 
 
