@@ -50,11 +50,12 @@ def folder_of(name, seed):
 def benches(name, seed):
     """The benchmarks of a run: (name, flags)."""
     _, points, usual = RUNS[name]
-    flags = [f'--waves={[usual]}', f'--n_windows={prompts}', f'--n_prompts={prompts}']
-    yield 'methods', [*METHODS, *points, *flags]
+    flags = [f'--waves={[usual]}', f'--n_windows={prompts}']
+    half = f'--n_prompts={prompts // 2}'
+    yield 'methods', [*METHODS, *points, *flags, f'--n_prompts={prompts}']
     if seed == seeds[0]:
-        yield 'rules', [*RULES, *flags]
-        yield 'warm', [*METHODS, *points, *flags, '--temperature=0.8']
+        yield 'rules', [*RULES, *flags, half]
+        yield 'warm', [*METHODS, *points, *flags, half, '--temperature=0.8']
 
 
 def measure(name, seed):
@@ -142,10 +143,10 @@ def markdown(folder=runs.HERE):
          'continuations, and in bold its time over that of fixed loops. A wave has 8 tokens and '
          + ', '.join(f'{k} loop steps a pass ({name})' for name, k in steps.items()) + '.'],
         methods_table(t, 'methods'),
-        ['**At temperature 0.8**'],
+        [f'**At temperature 0.8**, {n // 2} of these prompts'],
         methods_table(t, 'warm'),
         ['**Which rule commits best?** For each rule the fastest wave with this fidelity, by tau, '
-         'and the smallest tau that misses it.'],
+         f'and the smallest tau that misses it; the same {n // 2} prompts.'],
         rules_table(t)])
 
 
