@@ -51,6 +51,7 @@ from common.configurator import configure, pick_device, run
 from common.log import windows_at_once
 from decode import make_cache, one_token, prefill, teacher_forced
 from exits import EXITS, Exit, make_exit
+from wave import can_wave
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -77,7 +78,7 @@ n_prompts = 8               # held-out prompts to continue; 0 = none
 new_tokens = 24             # of each
 temperature = 0.0           # of the continuations
 drafts = [[1, 6], [2, 8]]   # loops of the drafts, and of the check
-waves = [[8, 1], [8, 3]]    # tokens of a wave, and loop steps of a pass
+waves = [[8, 1], [8, 2]]    # tokens of a wave, and loop steps of a pass
 fidelity = 0.95             # required share of texts that equal the full budget's
 calibrate: float | None = None      # nats: find the thresholds that cost at most this
 seed = 0                    # of x^(0) and the bootstrap
@@ -151,14 +152,15 @@ def make_points(make):
     return points
 
 
-def points_for_text(make, points):
+def points_for_text(model, make, points):
     """The points with which prompts are continued: drafts, waves, and those that take few steps."""
     chosen = [p for p in points if p.rule != 'oracle' and not (p.past and p.cache == 'exact')
               and (p.tau < n_loop if p.rule == 'fixed' else p.tau >= least_tau)]
     chosen += [make(n, 'fixed', 'exact', draft_loops=loops) for loops, n in drafts]
     wave_taus = [tau for tau in dict.fromkeys(taus + more_taus) if 1e-3 <= tau <= 3]
-    return chosen + [make(tau, name, 'latest', wave=width, wave_steps=steps)
-                     for width, steps in waves for name in rules for tau in wave_taus]
+    waved = [make(tau, name, 'latest', wave=width, wave_steps=steps)
+             for width, steps in waves for name in rules for tau in wave_taus]
+    return chosen + [point for point in waved if can_wave(model, point.exit)]
 
 
 def kinds_of(policy):
@@ -684,7 +686,7 @@ def main():
     idx, targets = (tokens.to(dev) for tokens in windows)       # (n_windows, T)
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(make)
-    of_text = [] if text.is_task or not n_prompts else points_for_text(make, points)
+    of_text = [] if text.is_task or not n_prompts else points_for_text(model, make, points)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
@@ -692,7 +694,7 @@ def main():
           f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
     if calibrate is not None:
         with autocast:
-            prompts = idx[:, :start] if of_text else None
+            prompts = idx[:, :start] if of_text and can_wave(model) else None
             calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder)
         return
 

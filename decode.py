@@ -197,8 +197,8 @@ def row_seeds(seed, n):
     """
     if seed is None:
         seed = torch.randint(2 ** 62, ()).item()
-    seeds = seed if isinstance(seed, list) else [seed + i for i in range(n)]
-    if len(seeds) != n or not all(isinstance(one, int) for one in seeds):
+    seeds = [seed + i for i in range(n)] if isinstance(seed, int) else seed
+    if not isinstance(seeds, list) or list(map(type, seeds)) != [int] * n:
         raise ValueError(f'seed must be an int, or a list with one for each of the {n} rows, not '
                          f'{seed!r}')
     return seeds

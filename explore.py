@@ -34,7 +34,7 @@ from data import EOT, get_encoding
 from exits import EXITS, make_exit
 from geometry import pca_2d, texts_of
 from sample import read_prompt
-from wave import stream_wave
+from wave import can_wave, stream_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -43,7 +43,7 @@ n_loop = 32
 wave = 8                    # tokens of the wave that continues the prompt; 0 = no wave
 wave_steps = 1              # loop steps of a pass
 wave_tau = 0.01             # threshold of its rule, norm_rel
-new_tokens = 32             # of the wave
+new_tokens = 20             # of the wave
 seed = 0                    # of the problem, on a task
 noise_seed = 0
 path: str | None = None     # where to write the page; None = out_dir/explore.html
@@ -178,7 +178,7 @@ def main():
     # what it thinks
     recorded = record(model, idx.to(dev), right.to(dev), n_loop, noise_seed)
     passes = None
-    if wave and not is_task:
+    if wave and not is_task and ('wave' in given or can_wave(model)):
         passes = record_wave(model, idx.to(dev), new_tokens, wave, wave_steps, wave_tau)
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]

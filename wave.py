@@ -58,8 +58,9 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
 
     width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit: a
     rule, which is applied to the change of a token's states from one pass to the next; the token
-    keeps its last states, whatever rule.keep says. It counts as converged n_loop steps after the
-    last change of its input at the latest; steps_used counts all steps since it joined the wave.
+    keeps its last states, whatever rule.keep says. The first token of the wave counts as converged
+    n_loop steps after the last change of its input at the latest; steps_used counts all steps of a
+    token since it joined the wave.
     The rest: see decode.stream.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
@@ -134,7 +135,7 @@ class Wave:
             np.append(kept, np.zeros((*kept.shape[:-1], joined), dtype=np.int64), axis=-1)
             for kept in (self.passes, self.age, self.streak))
         self.passes, self.age = self.passes + 1, self.age + 1
-        last = self.age >= self.most
+        last = (self.age >= self.most) & (np.arange(len(self.age)) == 0)
         if self.rule is None:
             return last
 
@@ -168,21 +169,25 @@ class Wave:
                                  for kept in (self.age, self.streak))
 
 
-def can_wave(model):
-    """A wave goes on looping while its input changes, so the loops must read their input."""
-    return bool(model.groups) and model.config.injection != 'none'
+def can_wave(model, rule=None):
+    """
+    A wave goes on looping while its input changes, so the loops must read their input. A rule must
+    work on a token's own states of the last two or three passes.
+    """
+    own = rule is None or rule.reads == 'readout' and not rule.by_row
+    return bool(model.groups) and model.config.injection != 'none' and own
 
 
 def check_wave(model, rows, width, rule):
     if len(rows) != 1:
         raise ValueError(f'a wave is for one row, not {len(rows)}: give wave=0')
     if width < 1:
-        raise ValueError(f'wave must be a number of tokens, or 0 for one at a time, not {width}')
+        raise ValueError(f'wave must be at least 1 token, not {width}')
     if not can_wave(model):
         raise ValueError('a wave needs a model with recurrent groups that read their input in '
                          'every step: give wave=0')
-    if rule and (rule.by_row or rule.reads == 'through_coda'):
-        raise ValueError(f"the rule '{rule.name}' needs more than a token's own state, which a "
+    if not can_wave(model, rule):
+        raise ValueError(f"the rule '{rule.name}' needs more than a token's last states, which a "
                          'wave does not give it: choose another, or wave=0')
 
 
@@ -198,7 +203,7 @@ def main():
 
     print('pass   what each token of the wave predicts; *: certain, so the token is committed')
     for n, one in enumerate(trace, start=1):
-        line = '  ' * (one['position'] - len(prompt))
+        line = '  ' * (one['position'] - trace[0]['position'])
         for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
             shown = text_of(token)[:1] if text_of(token).isprintable() else ' '
             line += paint(f"{shown}{'*' if i < one['leave'] else ' '}", age * wave_steps)

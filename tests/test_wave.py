@@ -52,6 +52,7 @@ def test_who_leaves_when(tiny, idx, name):
         for one, after in zip(trace, trace[1:] + [None]):
             n = one['leave']
             ages += one['age'][:n]
+            assert one['inputs'][1:n] == one['tokens'][:max(0, n - 1)]      # their inputs are right
             if after and after['position'] == one['position'] + n:     # no new window between them
                 # the tokens behind those that left go on, with what was predicted for them
                 expected = ([one['inputs'][0]] + one['tokens'])[n:]
@@ -95,19 +96,20 @@ def test_the_same_for_other_groups_and_prompts(tiny, idx):
 
 def test_a_wave_ends_at_stop(trained):
     model, prompt = trained
-    how = dict(temperature=0, n_loop=30, exit=make_exit('norm_rel', 0.01), wave=6)
-    tokens = model.generate(prompt, 20, **how)[0][0, 19:].tolist()
-    stop = tokens[9]
-    stopped, steps = model.generate(prompt, 20, stop=stop, **how)
-    n = tokens.index(stop) + 1
-    assert stopped[0, 19:].tolist() == tokens[:n] and steps.shape[1] == n
+    how = dict(temperature=0, n_loop=30, exit=make_exit('norm_rel', 0.3), wave=6)
+    trace, tokens = passes_of(model, prompt[0], 20, **how)
+    # a stop in the middle of what one pass commits
+    one = next(one for one in trace if one['leave'] > 1)
+    n = one['position'] - 19 + 2
+    _, stopped = passes_of(model, prompt[0], 20, stop=tokens[n - 1], **how)
+    assert stopped == tokens[:tokens.index(tokens[n - 1]) + 1]
 
 
 def test_a_nan_ends_it(tiny, idx):
     model = tiny()
-    model.groups[1].norm.weight.data[3] = math.nan
+    model.wpe.weight.data[12] = math.nan        # the prompt ends before it
     with pytest.raises(ValueError, match='not finite'):
-        model.generate(idx[:1], 3, wave=4)
+        model.generate(idx[:1, :8], 8, wave=4)
 
 
 @pytest.mark.parametrize('how, words', [
