@@ -32,11 +32,11 @@ only_table = False
 # name: flags of the training, and of its benchmark; the wave that sample.py takes
 RUNS = dict(
     default=([], ['--budgets=[2,3,4,5,6,8]', '--drafts=[[1,6],[2,6]]'], [8, 1]),
-    recipe=(['config/recipe.py'], ['--budgets=[4,6,7,8,10,12]', '--drafts=[[2,8],[3,8]]'], [8, 2]))
+    recipe=(['config/recipe.py'], ['--budgets=[4,6,8,10,12]', '--drafts=[[3,8],[3,12]]'], [8, 2]))
 # of all benchmarks: 12 + 36 tokens fill the context window
 COMMON = ['--cache=latest', '--epsilons=[]', '--rounds=1', '--prompt_tokens=12', '--new_tokens=36',
           '--least_tau=3e-3']
-METHODS = [*COMMON, "--rules=['norm_rel']", '--taus=[3e-3,1e-2,3e-2]', '--more_taus=[0.1]']
+METHODS = [*COMMON, "--rules=['norm_rel']", '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]']
 RULES = [*COMMON, "--rules=['norm_rel','kl','accel','accel_rel']", '--taus=[1e-2,3e-2]',
          '--more_taus=[0.1,0.3,1]', '--budgets=[]', '--drafts=[]']
 COLUMNS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
