@@ -296,7 +296,7 @@ def c10(t):
     fewest = min(column(points(t, 'accel'), 'mean_evals'))
     measured = 'worst CE above that of the full budget: ' + ', '.join(
         f'`{rule}` {mean_std(gap, 4)}' for rule, gap in gaps.items())
-    measured += f'; `accel` never takes fewer than {fewest:.1f} block maps'
+    measured += f'; up to there `accel` takes {fewest:.1f} block maps or more'
     verdict = reproduced(worst['accel'] <= SAME)
     others = [f'`{rule}`' for rule in RULES if rule != 'accel' and worst[rule] <= SAME]
     return measured, verdict + (', and so is ' + ', '.join(others) if others else '')
@@ -345,7 +345,7 @@ def c14(t):
                 f'{ratio_in_words(blocks)}')
     least_blocks = np.min(list(sweep(t, 'accel', 'blocks').values()), axis=0)
     if (cost_of(t, 'accel', 'blocks') == least_blocks).all():
-        measured += ', the fewest that `accel` can take'
+        measured += ', its fewest up to τ = 10'
     if np.isnan(ratio).any():
         return measured, 'undecided'
     return measured, reproduced(ratio.max() < 1)

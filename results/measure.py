@@ -158,15 +158,15 @@ def main():
         if table in tables or not tables:       # else the generator `new` is never computed
             rows[table] += [dict(iteration=iteration, **row) for row in new]
 
-    # before and after training
-    for iteration in sorted({min(models), max(models)}):
-        model = models[iteration]
+    # along training; most of it before and after training only
+    for iteration, model in models.items():
         measured = geometry.measure(model, idx, n_loop)
-        trace = geometry.trace_of(model, idx, n_loop)
-        for name, curves, traced in zip(names, measured, trace):
-            add('settled', [settled_row(name, curves)])
-            add('steps', step_rows(name, traced['states'], curves['floor_float32']))
-        add('dlr', dlr_rows(names, model, idx))
+        add('settled', [settled_row(name, curves) for name, curves in zip(names, measured)])
+        if iteration in (min(models), max(models)):
+            trace = geometry.trace_of(model, idx, n_loop)
+            for name, curves, traced in zip(names, measured, trace):
+                add('steps', step_rows(name, traced['states'], curves['floor_float32']))
+            add('dlr', dlr_rows(names, model, idx))
 
     # after training only
     add('noise', noise_rows(names, model, idx))
