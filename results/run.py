@@ -3,18 +3,20 @@ The paper's claims, re-measured: runs the project's own commands and computes th
 
     python -m results.run                           small: the default model on text, three seeds;
                                                     1.5 hours on two cores; rerun to continue
+    python -m results.run --scale=recipe            text with the paper's recipe, two hours
     python -m results.run --scale=tasks             where loops matter: calc and hop, an hour more
     python -m results.run --scale=paper --minutes=9         config/groups.py on one GPU, in pieces
     python -m results.run --only_table              results/*/*.csv -> the tables, nothing is run
 
 Run them in the project's folder. They write the runs to out-claims/SCALE/NAME, and share those of
-results.depth in out-depth. When all runs of a scale are done they write results/SCALE/*.csv,
-assets/*.png and the tables of results/README.md.
+results.depth in out-depth and of results.waves in out-waves. When all runs of a scale are done they
+write results/SCALE/*.csv, assets/*.png and the tables of results/README.md.
 
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
 
     variant     a training. On text 'main' is the default model and 'random' has Geiping's adapter;
-                the rest are open choices and other draws; tasks: see TASKS
+                the rest are open choices and other draws; recipe: 'main' and 'random' with the
+                paper's recipe; tasks: see TASKS
     run, key    (variant, seed)
 """
 import json
@@ -25,11 +27,11 @@ from typing import Literal
 
 import data
 from common.configurator import configure, run
-from results import depth, runs, table
+from results import depth, runs, table, waves
 
 # ------------------------------------------------------------------------------------------------
-scale: Literal['small', 'tasks', 'paper'] = 'small'
-dataset: str | None = None  # None = torchdocs for small, fineweb for paper; tasks have their own
+scale: Literal['small', 'recipe', 'tasks', 'paper'] = 'small'
+dataset: str | None = None  # None = torchdocs, fineweb for paper; tasks have their own
 seeds = [1337, 1, 2]        # the paper's scale uses only the first
 minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # runs at a time on a CPU, with a thread each
@@ -58,7 +60,7 @@ TASKS = {
     'hop groups': [*depth.HOP, *GROUPS, '--max_iters=1000'],
 }
 # runs of results.depth that serve here too: {variant: (part, variant there)}
-SHARED = dict(small=dict(main=('text', 'looped')), paper={},
+SHARED = dict(small=dict(main=('text', 'looped')), recipe={}, paper={},
               tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped')))
 
 # the sweeps: the unchanged rules, then one rule changed (Q2), without timing
@@ -79,7 +81,8 @@ SWEPT = 'main', 'random', 'calc groups', 'hop groups'
 FIGURES = ('figure_4.png', 'quality.png', 'figures/figure_1.png', 'figures/figure_2.png',
            'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')
 # the runs whose figures go to assets/ (first seed): the prefix of their names, and which figures
-SHOWN = dict(small={'main': ('', FIGURES)}, paper={'main': ('paper_', FIGURES)},
+SHOWN = dict(small={'main': ('', FIGURES)}, recipe={'main': ('recipe_', FIGURES)},
+             paper={'main': ('paper_', FIGURES)},
              tasks={'calc': ('wave_', FIGURES[-1:]), 'calc groups': ('calc_', FIGURES)})
 
 
@@ -87,7 +90,7 @@ SHOWN = dict(small={'main': ('', FIGURES)}, paper={'main': ('paper_', FIGURES)},
 
 def dataset_name():
     """The data set of this scale; a task needs none."""
-    return dataset or dict(small='torchdocs', tasks=None, paper='fineweb')[scale]
+    return dataset or dict(tasks=None, paper='fineweb').get(scale, 'torchdocs')
 
 
 def variants():
@@ -96,6 +99,8 @@ def variants():
         return dict(main=['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'])
     if scale == 'tasks':
         return TASKS
+    if scale == 'recipe':
+        return dict(main=['config/recipe.py'], random=['config/recipe.py', '--adapter_init=random'])
     # the variants of the claims, other loop draws, the open choices (Q3)
     full = dict(main=[], random=['--adapter_init=random'],
                 fixed=['--loop_draw=fixed', '--keep_iters=[]'],
@@ -116,6 +121,8 @@ def trainings():
 def folder_of(variant, seed):
     if variant in SHARED[scale] and dataset is None:
         return depth.folder_of(*SHARED[scale][variant], seed)
+    if (scale, variant, dataset) == ('recipe', 'main', None):
+        return waves.folder_of('recipe', seed)
     return os.path.join('out-claims', scale, f"{variant.replace(' ', '_')}-{seed}")
 
 

@@ -20,6 +20,7 @@ from results.runs import at_checkpoint, column, distinct, head, join, line, mean
 
 # the columns of the claims: (scale, variant), and what the page calls it
 REGIMES = {('small', 'main'): 'text', ('small', 'random'): 'text, random adapter',
+           ('recipe', 'main'): "text, the paper's recipe",
            ('tasks', 'calc groups'): '`calc`', ('tasks', 'hop groups'): '`hop`',
            ('paper', 'main'): 'paper scale'}
 # the full trainings among those of Q3
@@ -37,7 +38,7 @@ def regimes(folder):
     """{what the page calls a regime: its verdicts}, {} where it has not been run."""
     found = {}
     for (scale, variant), name in REGIMES.items():
-        there = os.path.exists(os.path.join(folder, scale, 'bench.csv'))
+        there = os.path.exists(os.path.join(folder, scale, 'settled.csv'))
         found[name] = verdicts(runs.load(scale, folder, variant)) if there else {}
     return found
 
@@ -241,6 +242,7 @@ def markdown(folder=runs.HERE):
     return join([
         [f"{len(distinct(small['bench'], 'seed'))} seeds. "
          f"Text: {runs.machine_of(small)}. "
+         f"The paper's recipe: {runs.machine_of(runs.load('recipe', folder))}. "
          f"Tasks: {runs.machine_of(tasks)}."],
         ['**Verdicts**:'], verdict_table(found),
         ['**What was measured**:'], measured_table(found),
