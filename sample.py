@@ -55,7 +55,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'wave', 'wave_steps', 'stop_at_end')
 # what a wave uses if it is given no rule and no threshold has been calibrated for it
-WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 0.01
+WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 3e-3
 
 # {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
 COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}

@@ -109,9 +109,8 @@ def gather():
 
 
 def draw_figures(tables):
-    """The first seed: its losses on text, its depths on calc, and depths beyond training."""
-    for part, figure in dict(text='loss.png', calc='depth.png').items():
-        runs.show(os.path.join(folder_of(part, 'looped', seeds[0]), figure))
+    """The first seed: its losses on text, and its depths on problems deeper than in training."""
+    runs.show(os.path.join(folder_of('text', 'looped', seeds[0]), 'loss.png'))
     plots.depth(pick(tables['deeper'], seed=seeds[0]), 'out-depth/deeper.png')
     runs.show('out-depth/deeper.png')
 

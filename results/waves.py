@@ -19,6 +19,7 @@ from itertools import product
 from common.configurator import configure, run
 from results import runs
 from results.runs import distinct, head, join, line, pick
+from sample import WAVE_TAU
 
 # ------------------------------------------------------------------------------------------------
 seeds = [1337, 1, 2]
@@ -51,11 +52,11 @@ def benches(name, seed):
     """The benchmarks of a run: (name, flags)."""
     _, points, usual = RUNS[name]
     flags = [f'--waves={[usual]}', f'--n_windows={prompts}']
-    half = f'--n_prompts={prompts // 2}'
+    half, quarter = (f'--n_prompts={prompts // n}' for n in (2, 4))
     yield 'methods', [*METHODS, *points, *flags, f'--n_prompts={prompts}']
     if seed == seeds[0]:
         yield 'rules', [*RULES, *flags, half]
-        yield 'warm', [*METHODS, *points, *flags, half, '--temperature=0.8']
+        yield 'warm', [*METHODS, *points, *flags, quarter, '--temperature=0.8']
 
 
 def measure(name, seed):
@@ -103,11 +104,11 @@ def cell(row, fixed):
 def methods_table(t, bench):
     """A line for each run: of each kind of decoding the fastest point with this fidelity."""
     yield from head('run', 'fixed loops', 'a rule that stops', 'drafts', 'a wave',
-                    'the wave that is the default')
+                    f'that of sample.py, τ = {WAVE_TAU:g}')
     points = pick(t['points'], bench=bench)
     for name, seed in product(RUNS, distinct(points, 'seed')):
         rows = pick(points, run=name, seed=seed)
-        usual, = pick(rows, kind='waves', tau=0.01)
+        usual, = pick(rows, kind='waves', tau=WAVE_TAU)
         kinds = ('fixed budgets, latest', 'rules, latest', 'drafts', 'waves')
         best = [fastest(pick(rows, kind=kind)) for kind in kinds]
         yield line(f'{name}, seed {seed:g}', *(cell(row, best[0]) for row in [*best, usual]))
@@ -143,10 +144,10 @@ def markdown(folder=runs.HERE):
          'continuations, and in bold its time over that of fixed loops. A wave has 8 tokens and '
          + ', '.join(f'{k} loop steps a pass ({name})' for name, k in steps.items()) + '.'],
         methods_table(t, 'methods'),
-        [f'**At temperature 0.8**, {n // 2} of these prompts'],
+        [f'**At temperature 0.8**, {n // 4} of these prompts'],
         methods_table(t, 'warm'),
         ['**Which rule commits best?** For each rule the fastest wave with this fidelity, by tau, '
-         f'and the smallest tau that misses it; the same {n // 2} prompts.'],
+         f'and the smallest tau that misses it; {n // 2} of the prompts.'],
         rules_table(t)])
 
 

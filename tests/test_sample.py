@@ -80,7 +80,7 @@ def test_a_long_prompt_is_its_last_block(sample):
 
 
 @pytest.mark.parametrize('args, by', [
-    ([], 'waves of 8 x 1, norm_rel 0.01'),
+    ([], 'waves of 8 x 1, norm_rel 0.003'),
     (['--wave=3', '--tau=0.2'], 'waves of 3 x 1, norm_rel 0.2'),
     (['--wave=2', '--exit=kl', '--tau=0'], 'waves of 2 x 1, kl 0'),
     *((args.split(), None) for args in (
