@@ -19,6 +19,7 @@ sys.path.insert(0, ROOT)
 os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
 torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
+import data  # noqa: E402
 import tasks  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
@@ -26,6 +27,21 @@ from model import GPT, GPTConfig  # noqa: E402
 # stop at different steps. Tests go through these names and not through EXITS, so that a rule that
 # you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
+
+
+# a run of seconds, with two groups
+TINY = [
+    '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
+    '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
+    '--eval_loops=[1,3]', '--log_interval=4', '--save_interval=5', '--keep_iters=[0,3]',
+    '--device=cpu']
+
+
+def make_book():
+    """The data set `book`, 17,000 tokens, in the current folder."""
+    with open('book.txt', 'w') as f:
+        f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
+    data.make('book', 'book.txt')
 
 
 def run(*args, script='train.py'):
@@ -43,6 +59,20 @@ def run(*args, script='train.py'):
     finally:
         sys.argv = argv_before
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
+
+
+def finished(*args, script='train.py'):
+    """A script that must come to its end -> what it printed."""
+    done = run(*args, script=script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*args, script='train.py'):
+    """A script that must end in one line with status 2 -> the line."""
+    done = run(*args, script=script)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    return done.stderr
 
 
 def exit_by_hand(f, x, k_max, rule, read=None):

@@ -12,8 +12,7 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import TAUS
-from test_train import TINY, make_book
+from conftest import TAUS, TINY, make_book
 from torch.nn import functional as F
 
 import bench

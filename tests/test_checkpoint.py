@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import test_train
 import torch
-from conftest import ROOT
-from test_train import TINY, refused, same_weights, saved, trained
+from conftest import ROOT, TINY, finished, make_book, refused
+from test_train import same_weights, saved
 
 import tasks
 from common import checkpoint
@@ -33,8 +33,8 @@ here, whole = test_train.here, test_train.whole
 def adamw(tmp_path_factory):
     """As `whole`, with the optimiser that all runs had before it was a knob, and with tuples."""
     with contextlib.chdir(tmp_path_factory.mktemp('adamw')):
-        test_train.make_book()
-        trained(*TINY, '--optimizer=adamw', '--groups=((1,),(2,))')
+        make_book()
+        finished(*TINY, '--optimizer=adamw', '--groups=((1,),(2,))')
         return Path('out').absolute()
 
 
@@ -100,7 +100,7 @@ def test_a_run_of_an_earlier_version_goes_on(adamw):
     earlier['model_args'] |= checkpoint.ONCE_FIELDS         # which GPTConfig once had
     earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
     torch.save(earlier, 'out/ckpt.pt')
-    assert 'from iteration 10' in trained('--resume')
+    assert 'from iteration 10' in finished('--resume')
     assert list(kills.differences(adamw, 'out')) == []
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
     shutil.copytree(whole, 'out')
     content = Path('out/ckpt.pt').read_bytes()
     Path('out/ckpt.pt').write_bytes(content[:len(content) // 2])
-    printed = trained('--resume')
+    printed = finished('--resume')
     assert 'resuming out/ckpt.old.pt' in printed and 'from iteration 10' in printed
     assert load_checkpoint('out/ckpt.old.pt')[1]['iter_num'] == 10
     assert same_weights(whole, 'out')
@@ -226,5 +226,5 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
     assert saved('out')['iter_num'] == 5
     assert not os.path.exists('out/ckpt.pt.tmp')
 
-    trained('--resume')
+    finished('--resume')
     assert same_weights(whole, 'out')

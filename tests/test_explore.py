@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_train import TINY, finished, make_book, refused
+from conftest import TINY, finished, make_book, refused
 
 import explore
 import tasks

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_train import TINY, finished, make_book, refused
+from conftest import TINY, finished, make_book, refused
 
 import data
 import geometry as geo

@@ -11,8 +11,7 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
-from test_train import TINY, make_book
+from conftest import ROOT, TINY, make_book
 
 import bench
 import data

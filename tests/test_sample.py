@@ -9,8 +9,7 @@ from pathlib import Path
 
 import conftest
 import pytest
-from conftest import ROOT
-from test_train import TINY, make_book, trained
+from conftest import ROOT, TINY, finished, make_book
 
 
 @pytest.fixture(scope='module')
@@ -19,7 +18,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('sample')
     with contextlib.chdir(folder):
         make_book()
-        trained(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
+        finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
         shutil.rmtree('data')
     (folder / 'prompt.txt').write_text('The quick brown')
     return folder

@@ -12,8 +12,7 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TAUS
-from test_train import TINY, make_book, trained
+from conftest import ROOT, TAUS, TINY, finished, make_book
 
 from decode import stream
 from exits import Exit, make_exit
@@ -175,7 +174,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('serving')
     with contextlib.chdir(folder):
         make_book()
-        trained(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=2')
+        finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=2')
     return folder
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import ROOT, TINY, finished, make_book, refused
 
 import data
 import train
@@ -21,19 +21,6 @@ from common.log import read_log
 from loops import derived_seed, sample_n_loop
 from model import GPT
 from results import kills
-
-TINY = [
-    '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
-    '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
-    '--eval_loops=[1,3]', '--log_interval=4', '--save_interval=5', '--keep_iters=[0,3]',
-    '--device=cpu']
-
-
-def make_book():
-    """The data set `book`, 17,000 tokens, in the current folder."""
-    with open('book.txt', 'w') as f:
-        f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
-    data.make('book', 'book.txt')
 
 
 @pytest.fixture(autouse=True)
@@ -50,26 +37,9 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp('whole')
     with contextlib.chdir(folder):
         make_book()
-        printed = trained(*TINY)
+        printed = finished(*TINY)
         Path('out/printed.txt').write_text(printed)
     return folder / 'out'
-
-
-def finished(*args, script='train.py'):
-    """A script that must come to its end -> what it printed."""
-    done = run(*args, script=script)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-trained = finished
-
-
-def refused(*args, script='train.py'):
-    """A script that must end in one line with status 2 -> the line."""
-    done = run(*args, script=script)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
-    return done.stderr
 
 
 def saved(out_dir):
@@ -193,9 +163,9 @@ def test_nothing_but_the_seed_matters(whole):
     """
     watched_less = ['--eval_interval=100', '--log_interval=100', '--keep_iters=[]',
                     '--eval_loops=[2]']
-    printed = trained(*TINY, *watched_less, '--resume', '--out_dir=out-less')
+    printed = finished(*TINY, *watched_less, '--resume', '--out_dir=out-less')
     assert 'no checkpoint in out-less yet: starting a new run' in printed
-    trained(*TINY, '--seed=7', '--out_dir=out-seed')
+    finished(*TINY, '--seed=7', '--out_dir=out-seed')
     assert same_weights(whole, 'out-less') and not same_weights(whole, 'out-seed')
 
 
@@ -210,7 +180,7 @@ def test_accumulated_gradients_train(monkeypatch):
         return windows(tokens, starts, block_size)
 
     monkeypatch.setattr(data, 'windows', spy)
-    trained(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
+    finished(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
             '--dropout=0.1', '--max_iters=4')
     assert len(batches) == len(set(batches)) == 2 * 4
     # before any training all 257 tokens are equally likely
@@ -218,16 +188,16 @@ def test_accumulated_gradients_train(monkeypatch):
 
 
 def test_loss_falls():
-    trained(*TINY, '--max_iters=60', '--learning_rate=1e-2', '--warmup_iters=10',
+    finished(*TINY, '--max_iters=60', '--learning_rate=1e-2', '--warmup_iters=10',
             '--eval_interval=1000')
     losses = [float(row['loss']) for row in log_of('out') if row['loss']]
     assert losses[0] > 5 and losses[-1] < 2.5
 
 
 def test_fine_tuning_starts_from_weights():
-    trained(*TINY, '--x0=zero', '--norm_inside=False', '--mean_recurrence=2', '--max_iters=2')
+    finished(*TINY, '--x0=zero', '--norm_inside=False', '--mean_recurrence=2', '--max_iters=2')
     start = ['--init_from=out/ckpt.pt', '--dataset=book']
-    printed = trained(*start, '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7',
+    printed = finished(*start, '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7',
                       '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0', '--bptt_k=2')
     assert 'groups [[1], [2]]' in printed
     old, new = saved('out'), saved('out-fine')
@@ -253,7 +223,7 @@ def test_weights_that_do_not_fit_are_refused(whole, flag, words):
 
 def test_a_large_vocabulary_is_rounded_up_for_speed():
     for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
-        trained(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
+        finished(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
                 '--eval_loops=[1]')
         assert saved('out')['model_args']['vocab_size'] == vocab_size
 
@@ -267,7 +237,7 @@ def test_killed_at_random_and_resumed():
     `python -m results.kills --kills=20` does more.
     """
     def to_the_end(iters, *flags):
-        return trained(*kills.SMALL, f'--max_iters={iters}', *flags)
+        return finished(*kills.SMALL, f'--max_iters={iters}', *flags)
     assert kills.trial(2, 20, whole=to_the_end) == []
 
 
@@ -292,7 +262,7 @@ def signalled(monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(GPT, 'forward', spy)
-            printed = trained(*args)
+            printed = finished(*args)
         # the handlers are as they were
         assert all(signal.getsignal(number) is ignore for number in handlers)
         return printed, passes
@@ -320,7 +290,7 @@ def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, 
     assert saved('out')['iter_num'] == iteration
     assert log_of('out')[-1]['iter'] == str(iteration - 1)
 
-    trained('--resume')
+    finished('--resume')
     assert list(kills.differences(whole, 'out')) == []
 
 
@@ -328,8 +298,8 @@ def test_a_task_goes_on_as_if_never_stopped(signalled):
     args = [*TINY, '--dataset=calc:p=3', '--pos=rotary']
     signalled(signal.SIGINT, 5, *args, training=True)
     assert saved('out')['iter_num'] == 5
-    trained('--resume')
-    trained(*args, '--out_dir=out-whole')
+    finished('--resume')
+    finished(*args, '--out_dir=out-whole')
     assert list(kills.differences('out-whole', 'out')) == []
 
 
@@ -340,9 +310,9 @@ def test_resume_takes_the_knobs_of_its_run(whole):
     """
     shutil.copytree(whole, 'out')
     same_as_before = '--gradient_accumulation_steps=1'
-    printed = trained('--resume', '--max_iters=20', '--log_interval=3', same_as_before)
+    printed = finished('--resume', '--max_iters=20', '--log_interval=3', same_as_before)
     assert 'from iteration 12' in printed
-    trained(*TINY, '--max_iters=20', '--lr_decay_iters=12', '--out_dir=out-long')
+    finished(*TINY, '--max_iters=20', '--lr_decay_iters=12', '--out_dir=out-long')
 
     resumed, long = saved('out'), saved('out-long')
     for key in ('model', 'optimizer', 'trend', 'iter_num', 'val_loss'):
@@ -436,7 +406,7 @@ def test_two_processes_are_one():
     done = subprocess.run([*torchrun, *one_step, '--out_dir=out-two'], capture_output=True,
                           text=True)
     assert done.returncode == 0 and done.stdout.count('iter 0: ') == 1, done.stderr
-    trained(*one_step, '--out_dir=out-one-step')
+    finished(*one_step, '--out_dir=out-one-step')
 
     # after one step
     one, two = saved('out-one-step'), saved('out-two')
@@ -453,8 +423,8 @@ def test_two_processes_are_one():
         assert math.isclose(loss, two['val_loss'][n_loop], abs_tol=1e-4)
 
     # to the end
-    trained(*args, '--out_dir=out-one')
-    trained('--resume', '--out_dir=out-two', '--max_iters=12')
+    finished(*args, '--out_dir=out-one')
+    finished('--resume', '--out_dir=out-two', '--max_iters=12')
     iterations = [[row for row in log_of(out_dir) if row['loss']]
                   for out_dir in ('out-one', 'out-two')]
     for a, b in zip(*iterations, strict=True):

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TAUS
+from conftest import ROOT, TAUS, TINY, finished, make_book, refused
 from safetensors.torch import load_file, save_file
 from test_data import make_tokenizer_json
-from test_train import TINY, finished, make_book, refused
 
 import geometry
 from common.checkpoint import ONCE_CLASSES, ONCE_FIELDS, load_checkpoint
