@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, finished, make_book, refused
@@ -70,54 +69,20 @@ def test_learning_rate():
 
 # the draws ---------------------------------------------------------------------------------------
 
-KEYS = [(it, micro) for it in range(3) for micro in range(3)]
-
-
-def batch_at(it, micro):
-    """Where the rows of a batch begin."""
-    text = data.Text.__new__(data.Text)         # of no file
-    text.train = np.arange(60_000, dtype='<u2')     # each its own position
-    x, y = train.get_batch(text, it, micro, 'cpu')
-    assert x.shape == (train.batch_size, train.block_size) or train.WORLD > 1
-    assert torch.equal(y, x + 1)
-    return tuple(x[:, 0].tolist())
-
-
-def test_every_micro_step_has_a_batch_of_its_own():
-    batches = [batch_at(*key) for key in KEYS]
-    assert len(set(batches)) == len(KEYS)
-    assert batches == [batch_at(*key) for key in KEYS]      # the same key, the same batch
-
-
-def test_processes_share_a_batch(monkeypatch):
-    whole, parts = batch_at(5, 1), []
-    monkeypatch.setattr(train, 'WORLD', 2)
-    for rank in range(2):
-        monkeypatch.setattr(train, 'RANK', rank)
-        parts.append(batch_at(5, 1))
-    assert parts == [whole[:train.batch_size // 2], whole[train.batch_size // 2:]]
-
-
-def test_every_micro_step_draws_its_loops():
-    over_iterations = [train.draw_loops(it, 0) for it in range(20)]
-    over_micro_steps = [train.draw_loops(0, micro) for micro in range(20)]
-    for draws in (over_iterations, over_micro_steps):
-        assert len(set(map(tuple, draws))) > 10
-        assert all(len(draw) == len(train.groups) for draw in draws)
-    assert over_micro_steps == [train.draw_loops(0, micro) for micro in range(20)]
-
-
-def test_every_micro_step_draws_its_noise_and_dropout(tiny):
-    model = tiny()
+def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
+    model, keys = tiny(), [(it, micro) for it in range(5) for micro in range(5)]
 
     def numbers(it, micro):
         train.seed_noise(model, it, micro, 'cpu')
         of_groups = [torch.rand(1, generator=group.generator).item() for group in model.groups]
         return *of_groups, torch.rand(1).item()
 
-    draws = [numbers(*key) for key in KEYS]
-    assert len({number for draw in draws for number in draw}) == 3 * len(KEYS)
-    assert draws == [numbers(*key) for key in KEYS]
+    draws = [numbers(*key) for key in keys]
+    assert len({number for draw in draws for number in draw}) == 3 * len(keys)
+    assert draws == [numbers(*key) for key in keys]
+    for its, micros in (range(20), [0]), ([0], range(20)):
+        loops = {tuple(train.draw_loops(it, micro)) for it in its for micro in micros}
+        assert len(loops) > 10 and {len(draw) for draw in loops} == {len(train.groups)}
 
 
 # whole runs --------------------------------------------------------------------------------------
@@ -128,10 +93,7 @@ def test_a_run_from_end_to_end(whole):
     n_windows = (len(data.load('book')[1]) - 1) // 16
     assert 'held-out loss over 7 windows' in printed
     assert f'held-out loss over {n_windows} windows' in printed
-    assert lines[-2].startswith('done in ') and ' GB at most' in lines[-2]
     assert lines[-1] == 'next: python sample.py --exit accel'
-
-    # the files
     assert sorted(os.listdir(whole)) == [
         'ckpt.old.pt', 'ckpt.pt', 'ckpt_000000.pt', 'ckpt_000003.pt', 'log.csv', 'loss.png',
         'printed.txt']
@@ -210,8 +172,6 @@ def test_fine_tuning_starts_from_weights():
 @pytest.mark.parametrize('flag, words', [
     ('--out_dir=out', 'would be overwritten'),
     ('--x0=e', 'x0 = e (it was noise)'),
-    ('--n_layer=5', 'n_layer = 5 (it was 4)'),
-    ('--init_from=nowhere.pt', "no checkpoint at 'nowhere.pt'"),
     ('--dataset=calc', 'reads bytes and calc is calc:p=5: take the same task, or text'),
     ('--model=zoo.ouro:Ouro', 'do not fit the model class Ouro: size mismatch for h.0.mlp')])
 def test_weights_that_do_not_fit_are_refused(whole, flag, words):
@@ -321,12 +281,8 @@ def test_resume_takes_the_knobs_of_its_run(whole):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--batch_size=8', 'batch_size = 8 (it was 4)'),
-    ('--seed=1', 'seed = 1 (it was 1337)'),
-    ('--groups=[[1,2]]', 'groups = [[1, 2]] (it was [[1], [2]])'),
     ('--learning_rate=1e-2', 'learning_rate = 0.01 (it was 0.005)'),
-    ('--max_iters=5', 'has 12 iterations already'),
-    ('--dataset=other', 'dataset = other (it was book)')])
+    ('--max_iters=5', 'has 12 iterations already')])
 def test_resume_refuses_another_run(whole, flag, words):
     shutil.copytree(whole, 'out')
     assert words in refused('--resume', flag)
@@ -363,16 +319,10 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--groups=[[1],[1,2]]', 'groups overlap'),
     ('--n_head=3', 'not divisible by n_head = 3'),
     ('--block_size=100000', 'longer than the'),
-    ('--dataset=nothing', 'python data.py nothing --path=TEXT'),
-    ('--device=tpu', "device 'tpu' is not available"),
     ('--dtype=int8', "unknown dtype 'int8'"),
     ('--vocab_size=100', 'less than the 257 tokens'),
-    ('--injection=mul', 'injection must be one of concat, add, none'),
-    ('--optimizer=sgd', 'optimizer must be one of muon, adamw'),
-    ('--batch_size=100000000', 'batch_size'),
     ('--n_embd=100000000', 'not enough memory: lower batch_size'),
     ('--model=os:path', 'subclass of model.GPT'),
     ('--grad_clip=-1.0', 'grad_clip'),
