@@ -21,7 +21,7 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 
 import data  # noqa: E402
 import tasks  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
+from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
 # stop at different steps. Tests go through these names and not through EXITS, so that a rule that
@@ -95,15 +95,15 @@ def exit_by_hand(f, x, k_max, rule, read=None):
 @pytest.fixture
 def tiny():
     """
-    tiny(**changes): a small model in evaluation, its weights from a fixed seed.
+    tiny(kind=GPT, **changes): a small model in evaluation, its weights from a fixed seed.
 
     The weights of its norms are not all 1, so that a norm in the wrong place shows.
     """
-    def build(seed=0, **changes):
+    def build(seed=0, kind=GPT, **changes):
         torch.manual_seed(seed)
         args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16,
                     groups=[[1], [2, 3]], mean_recurrence=3)
-        model = GPT(GPTConfig(**args | changes))
+        model = kind(kind.Config(**args | changes))
         for p in model.parameters():
             if p.dim() == 1:
                 torch.nn.init.normal_(p, 1.0, 0.1)
