@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import runpy
+import shutil
 import sys
 from functools import partialmethod
 from types import SimpleNamespace
@@ -126,6 +127,18 @@ def wave(tmp_path_factory):
                    '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
                    '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope='session')
+def short_run(tmp_path_factory):
+    """The folder of a run with two groups, out/ckpt.pt. Its data are gone: decoding needs none."""
+    folder = tmp_path_factory.mktemp('short')
+    with contextlib.chdir(folder):
+        make_book()
+        finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
+    shutil.rmtree(folder / 'data')
+    (folder / 'prompt.txt').write_text('The quick brown')
     return folder
 
 

@@ -60,8 +60,6 @@ def test_encodings_that_are_unavailable(monkeypatch):
     monkeypatch.setattr(data.tiktoken, 'get_encoding', lambda name: large)
     with pytest.raises(ValueError, match='has 65537 tokens, and uint16 has room for 65536'):
         data.get_encoding('cl100k_base')
-    with pytest.raises(ValueError, match='came without a tokenizer.json'):
-        data.get_encoding(None)
 
 
 def make_tokenizer_json(path, size=270):
@@ -88,12 +86,6 @@ def test_a_tokenizer_json_is_read_byte_by_byte():
     assert len(ids) < len(text.encode())                # merges are used
     assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
     assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
-
-    # a data set in its tokens
-    Path('book.txt').write_text('the quick brown fox jumps over the lazy dog\n' * 20)
-    meta = data.make('book', 'book.txt', tokenizer='tokenizer.json')
-    assert 'the quick brown fox' in text_of('book', 'train')[0]
-    assert (meta['tokenizer'], meta['vocab_size']) == ('tokenizer.json', encoding.n_vocab)
 
 
 def test_a_tokenizer_json_whose_rare_letters_are_bytes():
@@ -150,7 +142,6 @@ def test_a_bpe_is_trained_on_the_training_documents_alone():
 def test_bad_bpe():
     before = make_good()
     for how, words in ((dict(bpe=256), 'from 257 to 65536, not 256'),
-                       (dict(bpe=0), 'from 257'),
                        (dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')):
         with pytest.raises(ValueError, match=words):
             data.make('own', 'good.txt', **how)
@@ -238,16 +229,12 @@ def test_tokens_of_nanogpt(tmp_path):
     assert (meta['train']['documents'], meta['train']['bytes'], meta['val']['tokens']) == (2, 6, 6)
 
     # bad ones are refused, and the good ones stay
-    def refused(message):
-        with pytest.raises(ValueError, match=message):
+    for file, content, reason in (
+            ('val.bin', b'\x2c\x01', r' of bytes \(it has the token 300\)'),
+            ('val.bin', b'123', ''), ('train.bin.xz', packed[:-9], '')):
+        (nano / file).write_bytes(content)
+        with pytest.raises(ValueError, match='.bin cannot be read as uint16 tokens' + reason):
             data.make('nano', 'nano', tokenizer='bytes')
-
-    for content, reason in {b'\x2c\x01': r' of bytes \(it has the token 300\)', b'123': '',
-                            b'': ''}.items():
-        (nano / 'val.bin').write_bytes(content)
-        refused('val.bin cannot be read as uint16 tokens' + reason)
-    (nano / 'train.bin.xz').write_bytes(packed[:-9])
-    refused('train.bin cannot be read as uint16 tokens')
     assert data.load('nano')[2] == meta
     assert sorted(os.listdir('data/nano')) == WHOLE
 
@@ -339,8 +326,6 @@ def test_fineweb_schema(web):
     check_web(web[:100])
     with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
         make_web(config='CC-MAIN-2013-20')
-    with pytest.raises(ValueError, match='cannot stream nowhere .*check .* the network'):
-        data.make('fineweb', 'nowhere', tokenizer='bytes')
 
 
 def test_fineweb_as_a_user_runs_it(web):
@@ -466,6 +451,7 @@ def test_bad_text_and_nothing_lost(path, content, words):
     (data.open_data, ('clac',), "did you mean 'calc'"),
     (data.open_data, ('',), 'name one with --dataset'),
     (data.get_encoding, ('gpt9',), 'unknown tokenizer'),
+    (data.get_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('../out',), 'cannot be the name of a folder'),
     (data.make, ('calc',), 'is a task'),
     (data.make, ('own', 'good.txt', 'bytes', '300M', 0.9), 'val_fraction'),
@@ -482,17 +468,10 @@ def test_count_tokens():
     assert counts == [300_000_000, 1_500_000_000, 70]
 
 
-@pytest.mark.parametrize('file, harm', [
-    ('train.bin', lambda content: content[:-4] + b'\0\0' + content[-2:]),
-    ('train.bin', None),                # it is gone
-    ('meta.json', lambda content: content.replace(b'"train"', b'"training"')),
-    ('meta.json', lambda content: b'{')])
-def test_damaged_data_is_refused(file, harm):
+@pytest.mark.parametrize('file', ['train.bin', 'meta.json'])
+def test_damaged_data_is_refused(file):
     make_good()
     path = Path('data/own', file)
-    content = path.read_bytes()
-    path.unlink()
-    if harm:
-        path.write_bytes(harm(content))
+    path.write_bytes(path.read_bytes().replace(b'l', b'm'))
     with pytest.raises(ValueError, match='data/own is damaged .* make it again'):
         data.load('own')

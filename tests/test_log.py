@@ -1,5 +1,4 @@
 """What a run reports: its log, its held-out losses, its health, how far it is."""
-import itertools
 import math
 import signal
 from contextlib import nullcontext
@@ -123,30 +122,6 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
         assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
         assert parts[0][n_loop] > parts[1][n_loop]
     assert looks == [0] * 6 + [1] * 6
-
-
-def test_evaluate_stops_when_asked(tiny, text):
-    model, asked = tiny(), []
-    sizes = batch_sizes(model)
-
-    def ask(*pass_of_the_model):
-        if len(sizes) == 3:
-            asked.append(signal.SIGTERM)
-
-    model.register_forward_pre_hook(ask)
-    assert evaluate(model, text, batch=2, stop_signals=asked) is None
-    assert len(sizes) == 3 and model.training
-
-
-def test_evaluate_says_how_far_it_is(tiny, text, monkeypatch, capsys):
-    model = tiny()
-    evaluate(model, text, loops=[1], batch=2)
-    assert capsys.readouterr().out == ''        # quick ones say nothing
-    clock = SimpleNamespace(time=itertools.count(0, 6).__next__)    # six seconds from look to look
-    monkeypatch.setattr(log, 'time', clock)
-    evaluate(model, text, loops=[1], batch=2)
-    assert capsys.readouterr().out == ('held-out loss: 2 of 5 batches\n'
-                                       'held-out loss: 4 of 5 batches\n')
 
 
 # health ------------------------------------------------------------------------------------------
