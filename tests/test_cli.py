@@ -4,6 +4,7 @@ each made small by flags behind it. And the files of config/ that they do not na
 """
 import ast
 import contextlib
+import glob
 import os
 import re
 import shlex
@@ -177,26 +178,41 @@ def test_other_config(folder, name):
     assert LAST_WORDS['train.py'] in printed
 
 
-# a fork of the core -------------------------------------------------------------------------------
+# imports, and a fork of the core ------------------------------------------------------------------
+
+def imports(file):
+    """The modules that a file of the project imports, lazy imports included; `from` with names."""
+    with open(os.path.join(ROOT, file), encoding='utf-8') as f:
+        tree = ast.parse(f.read())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (node.module, *(f'{node.module}.{alias.name}' for alias in node.names))
+
+
+def test_imports_point_one_way():
+    """Only plots.py imports matplotlib, and common/ imports nothing that stands above it."""
+    root = glob.glob('*.py', root_dir=ROOT)
+    files = [file for folder in ('common', 'config', 'results', 'serving', 'zoo')
+             for file in glob.glob(f'{folder}/**/*.py', root_dir=ROOT, recursive=True)]
+    found = {file: {name.split('.')[0] for name in imports(file)} for file in root + files}
+    assert [file for file, names in found.items() if 'matplotlib' in names] == ['common/plots.py']
+    above = {file.removesuffix('.py') for file in root} | {'config', 'results', 'serving', 'zoo'}
+    assert above > {'model', 'loops', 'train', 'data'} and 'common/checkpoint.py' in found
+    assert not {file: names & above for file, names in found.items()
+                if file.startswith('common/') and names & above}
+    assert 'common' not in found['common/plots.py']
+
 
 def closure(roots):
-    """The project's files that these import, lazy imports included."""
+    """The project's files that these import."""
     found, todo = set(), list(roots)
     while todo:
         file = todo.pop()
-        if file in found or not os.path.exists(os.path.join(ROOT, file)):
-            continue
-        found.add(file)
-        with open(os.path.join(ROOT, file), encoding='utf-8') as f:
-            tree = ast.parse(f.read())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module, *(f'{node.module}.{alias.name}' for alias in node.names)]
-            else:
-                continue
-            todo += [name.replace('.', '/') + '.py' for name in names]
+        if file not in found and os.path.exists(os.path.join(ROOT, file)):
+            found.add(file)
+            todo += [name.replace('.', '/') + '.py' for name in imports(file)]
     return found
 
 

@@ -211,8 +211,7 @@ def test_tokens_appear_as_they_are(pages):
     ('--n_loop=1', 'n_loop must be at least 2'),
     ('--n_loop=9000', 'more than a page holds'),
     ('--path=.', 'Is a directory'),
-    ('--out_dir=out-plain', 'no recurrent groups'),
-    ('--start=FILE:none.txt', 'cannot read the prompt file')])
+    ('--out_dir=out-plain', 'no recurrent groups')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)
     assert words in refused(flag, script='explore.py')

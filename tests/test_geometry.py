@@ -71,7 +71,7 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
+    """In the folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
     folder = tmp_path_factory.mktemp('run')
     with contextlib.chdir(folder):
         make_book()

@@ -1,12 +1,8 @@
-"""What sample.py prints, what it refuses, and that a Ctrl-C loses none of it."""
-import os
+"""What sample.py prints, and what it refuses."""
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, finished, refused
+from conftest import finished, refused
 
 
 @pytest.fixture(autouse=True)
@@ -61,42 +57,6 @@ def test_ways_to_decode(args, by):
     printed = sample(*args)
     assert 'tokens/s' in printed
     assert f'tokens/s by {by};' in printed if by else ' by ' not in printed
-
-
-# sample.py, to which a Ctrl-C comes before its 21st token
-INTERRUPTED = """
-import runpy, signal, sys
-import decode
-
-def interrupted(*args, stream=decode.stream, **more):
-    for n, token in enumerate(stream(*args, **more)):
-        if n == 20:
-            signal.raise_signal(signal.SIGINT)
-        yield token
-
-decode.stream = interrupted
-# also where the tests run in the background of a shell, which has Ctrl-C ignored
-signal.signal(signal.SIGINT, signal.default_int_handler)
-script = sys.argv.pop(1)
-runpy.run_path(script, run_name='__main__')
-"""
-
-
-def test_ctrl_c_loses_none_of_the_text():
-    """Also in a file, for which Python collects what is printed; and it ends with status 130."""
-    args = ['--start=The', '--stop_at_end=False', '--wave=0']
-    code = [sys.executable, '-c', INTERRUPTED, os.path.join(ROOT, 'sample.py')]
-    settings = dict(PYTHONPATH=ROOT, OMP_NUM_THREADS='1', PYTHONUTF8='1', PYTHONUNBUFFERED='')
-    with open('text.txt', 'w') as text:
-        done = subprocess.run([*code, *args, '--max_new_tokens=2000'], stdout=text,
-                              stderr=subprocess.PIPE, text=True, env=os.environ | settings)
-    assert (done.returncode, done.stderr) == (130, '\nstopped\n')
-    printed = Path('text.txt').read_bytes().decode()
-
-    # but for half a character, for which the shorter run prints a sign at its end
-    wanted = sample(*args, '--max_new_tokens=20').split('\n---')[0]
-    assert len(printed) > 13
-    assert printed.rstrip('\ufffd') == wanted.rstrip('\ufffd')
 
 
 def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
