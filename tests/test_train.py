@@ -143,7 +143,7 @@ def test_accumulated_gradients_train(monkeypatch):
 
     monkeypatch.setattr(data, 'windows', spy)
     finished(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
-            '--dropout=0.1', '--max_iters=4')
+             '--dropout=0.1', '--max_iters=4')
     assert len(batches) == len(set(batches)) == 2 * 4
     # before any training all 257 tokens are equally likely
     assert math.isclose(float(log_of('out')[0]['loss']), math.log(257), abs_tol=0.5)
@@ -151,7 +151,7 @@ def test_accumulated_gradients_train(monkeypatch):
 
 def test_loss_falls():
     finished(*TINY, '--max_iters=60', '--learning_rate=1e-2', '--warmup_iters=10',
-            '--eval_interval=1000')
+             '--eval_interval=1000')
     losses = [float(row['loss']) for row in log_of('out') if row['loss']]
     assert losses[0] > 5 and losses[-1] < 2.5
 
@@ -160,7 +160,7 @@ def test_fine_tuning_starts_from_weights():
     finished(*TINY, '--x0=zero', '--norm_inside=False', '--mean_recurrence=2', '--max_iters=2')
     start = ['--init_from=out/ckpt.pt', '--dataset=book']
     printed = finished(*start, '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7',
-                      '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0', '--bptt_k=2')
+                       '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0', '--bptt_k=2')
     assert 'groups [[1], [2]]' in printed
     old, new = saved('out'), saved('out-fine')
     for name, weight in old['model'].items():
@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_are_refused(whole, flag, words):
 def test_a_large_vocabulary_is_rounded_up_for_speed():
     for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
         finished(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
-                '--eval_loops=[1]')
+                 '--eval_loops=[1]')
         assert saved('out')['model_args']['vocab_size'] == vocab_size
 
 
@@ -201,48 +201,34 @@ def test_killed_at_random_and_resumed():
     assert kills.trial(2, 20, whole=to_the_end) == []
 
 
-@pytest.fixture
-def signalled(monkeypatch):
+def signalled(monkeypatch, number, n, *args, training):
     """
-    signalled(number, n, *args, training): a run that gets that signal in its n-th pass, of those
-    in training or of those of held-out losses -> what it printed, and the loop counts of these
-    passes.
+    A run that gets this signal in its n-th pass, of those in training or of those of held-out
+    losses -> what it printed, and the loop counts of these passes.
     """
-    forward = GPT.forward
+    passes, forward, handler = [], GPT.forward, signal.getsignal(number)
 
-    def run_with_signal(number, n, *args, training):
-        passes = []
+    def spy(model, idx, targets=None, **how):
+        if targets is not None and model.training == training:
+            passes.append(how['n_loop'])
+            if len(passes) == n:
+                signal.raise_signal(number)
+        return forward(model, idx, targets, **how)
 
-        def spy(model, idx, targets=None, **how):
-            if targets is not None and model.training == training:
-                passes.append(how['n_loop'])
-                if len(passes) == n:
-                    signal.raise_signal(number)
-            return forward(model, idx, targets, **how)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(GPT, 'forward', spy)
-            printed = finished(*args)
-        # the handlers are as they were
-        assert all(signal.getsignal(number) is ignore for number in handlers)
-        return printed, passes
-
-    def ignore(number, frame):
-        """A run that does not listen must not end the tests."""
-
-    handlers = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield run_with_signal
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, 'forward', spy)
+        printed = finished(*args)
+    assert signal.getsignal(number) is handler
+    return printed, passes
 
 
 # in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
 # the first and one after the last iteration
 @pytest.mark.parametrize('number, training, n, iteration', [
     (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
-def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, n, iteration):
+def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
     """test_results.py sends a SIGTERM to a process of its own."""
-    printed, passes = signalled(number, n, *TINY, training=training)
+    printed, passes = signalled(monkeypatch, number, n, *TINY, training=training)
     assert len(passes) == n             # the step is finished, and an evaluation is not
     assert training or passes == [1, 3, 1, 3, 1][:n]
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
@@ -254,9 +240,9 @@ def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, 
     assert list(kills.differences(whole, 'out')) == []
 
 
-def test_a_task_goes_on_as_if_never_stopped(signalled):
+def test_a_task_goes_on_as_if_never_stopped(monkeypatch):
     args = [*TINY, '--dataset=calc:p=3', '--pos=rotary']
-    signalled(signal.SIGINT, 5, *args, training=True)
+    signalled(monkeypatch, signal.SIGINT, 5, *args, training=True)
     assert saved('out')['iter_num'] == 5
     finished('--resume')
     finished(*args, '--out_dir=out-whole')
