@@ -58,8 +58,6 @@ class Code:
         return os.mkdir, ('code-was-run',)
 
 
-# what is in them ---------------------------------------------------------------------------------
-
 def test_the_parts_of_a_checkpoint(adamw):
     last = torch.load(adamw / 'ckpt.pt', weights_only=True)
     kept = torch.load(adamw / 'ckpt_000003.pt', weights_only=True)
@@ -82,8 +80,6 @@ def test_a_run_of_an_earlier_version_goes_on(adamw):
     assert 'from iteration 10' in finished('--resume')
     assert list(kills.differences(adamw, 'out')) == []
 
-
-# reading them ------------------------------------------------------------------------------------
 
 def test_load_checkpoint(tiny, idx):
     model = tiny()
@@ -129,8 +125,6 @@ def test_last_checkpoint_without_a_whole_one():
         last_checkpoint('out')
 
 
-# pretrained/ -------------------------------------------------------------------------------------
-
 def test_the_pretrained_models_are_found_from_any_folder(capsys):
     """Without --out_dir it is out/ if that holds a checkpoint; results never go to pretrained/."""
     pretrained = os.path.join(ROOT, 'pretrained')
@@ -166,8 +160,6 @@ def test_thresholds_belong_to_the_weights():
     with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
         read_tau('out', stored, 'latest', 'kl', False)
 
-
-# writing them ------------------------------------------------------------------------------------
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

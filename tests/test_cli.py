@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from matplotlib.figure import Figure
-from test_data import parquet
+from test_data import make_fineweb
 
 SMALL = {
     'train.py': [
@@ -79,12 +79,7 @@ def folder(tmp_path_factory):
     (folder / 'requests.jsonl').write_text('{"prompt": "The", "max_new_tokens": 2}')
     os.symlink(os.path.join(ROOT, 'config'), folder / 'config')
 
-    parquet(folder / 'web' / 'sample' / '10BT', [f'Web page {i}. ' * 5 for i in range(60)],
-            '000_00000')
-    page = ['---', 'configs:', '- config_name: sample-10BT', '  data_files:', '  - split: train',
-            '    path: sample/10BT/*', '---', '']
-    (folder / 'web' / 'README.md').write_text('\n'.join(page))
-
+    make_fineweb(folder / 'web', [f'Web page {i}. ' * 5 for i in range(60)])
     tokens = folder / 'nanoGPT' / 'data' / 'openwebtext'
     tokens.mkdir(parents=True)
     for split in ('train', 'val'):

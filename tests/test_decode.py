@@ -34,8 +34,6 @@ def assert_same(generated, other):
     assert all(torch.equal(a, b) for a, b in zip(generated, other, strict=True))
 
 
-# given tokens ------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('name, seed, changes', [
     *((name, 0, {}) for name in [None, *TAUS]), (None, 0, dict(step_noise=0.1)),
     *((name and f'{name}, past', 1, ROTARY) for name in [None, *TAUS])])
@@ -207,8 +205,6 @@ def test_choose():
         assert chi_squared < 16.3               # 3 degrees of freedom: 1 in 1000 is above
 
 
-# drafts ------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('name, draft_loops, new, changes', [
     (None, 1, 14, ROTARY), ('kl', 9, 3, {}), ('accel, past', 2, 14, {})])
 def test_speculative_is_greedy(tiny, idx, name, draft_loops, new, changes):
@@ -232,8 +228,6 @@ def test_good_drafts_take_few_full_passes(tiny, idx):
     assert loops_of_pass.count(12) == 1 + math.ceil(39 / 5)
     assert loops_of_pass.count(11) == 7 * 4 + 3
 
-
-# bad input ---------------------------------------------------------------------------------------
 
 def test_a_nan_stops_with_a_clear_error(tiny, idx):
     model = tiny()

@@ -204,8 +204,6 @@ def test_a_nan_is_no_signal(B):
         loop_until_exit(step, torch.zeros(B, 1, 2), 9, make_exit('norm', 0.1))
 
 
-# waiting for the past ----------------------------------------------------------------------------
-
 @pytest.mark.parametrize('name, hits', [('norm_rel', 1), ('kl', 2), ('accel', 1), ('accel', 2)])
 def test_waiting_is_its_definition(name, hits):
     """On a map that treats tokens apart, the own signals of all tokens are known beforehand."""

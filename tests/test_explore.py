@@ -42,8 +42,6 @@ def record_of(page):
     return json.loads(text)
 
 
-# what is recorded ---------------------------------------------------------------------------------
-
 def test_the_wave_continues_the_prompt(tiny, idx):
     """What leaves the wave is what follows the prompt and its first new token."""
     model = tiny()
@@ -107,8 +105,6 @@ def test_a_problem_has_its_answers_and_their_depth(pages):
     dots = in_browser(pages.task, "document.querySelectorAll('#heat circle').length")
     assert dots == (y >= 0).sum()
 
-
-# what a browser makes of it -----------------------------------------------------------------------
 
 def in_browser(page, script):
     """The value of a JavaScript expression on the page."""
@@ -203,8 +199,6 @@ def test_tokens_appear_as_they_are(pages):
     assert shown == [signs.get(text, text) for text in texts] and scripts == 0
     assert wide <= inner == 500
 
-
-# bad input ----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('flag, words', [
     ('--start=' + 'x' * 97, 'the prompt has 97 tokens'),

@@ -17,8 +17,6 @@ from model import GPT, GPTConfig
 FIGURES = ['convergence', 'figure_1', 'figure_2', 'figure_3a', 'figure_5']
 
 
-# probes -------------------------------------------------------------------------------------------
-
 def test_ratios_by_hand():
     states = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 3.0]])     # steps of 1 and 3: mean 2
     assert geo.dlr(states, torch.tensor([1.0, 13.0])) == 5
@@ -66,8 +64,6 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
     assert geo.last_clear_cos(states, floor=0.015).tolist() == [[pytest.approx(1.0)]]
     assert geo.last_clear_cos(states, floor=1.0).isnan().all()
 
-
-# a run --------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):

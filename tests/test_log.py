@@ -34,8 +34,6 @@ def evaluate(model, text, n_windows=10, loops=(1, 4), **how):
     return found and found[0]
 
 
-# the log -----------------------------------------------------------------------------------------
-
 def new_log(path, start):
     return log.Log(path, [1, 4], start=start, max_iters=9)
 
@@ -55,8 +53,6 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
     assert rows[1]['val_loss_1'] == '2.125'
 
-
-# held-out losses ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('n_windows, windows', [(10, range(10)), (4, [0, 3, 6, 9])])
 def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows):
@@ -124,8 +120,6 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     assert looks == [0] * 6 + [1] * 6
 
 
-# health ------------------------------------------------------------------------------------------
-
 def test_spikes():
     trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
     # a loss that falls, with noise
@@ -164,8 +158,6 @@ def test_token_corr_is_the_mean_cosine_of_pairs(tiny):
         cosines = [torch.cosine_similarity(x[i], x[j], dim=0) for i in range(6) for j in range(i)]
         assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
 
-
-# being asked to stop -----------------------------------------------------------------------------
 
 def test_the_second_signal_does_what_it_did_before():
     noted = []

@@ -14,8 +14,6 @@ from loops import derived_seed, sample_n_loop
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
 
-# looping is unrolling ----------------------------------------------------------------------------
-
 def unrolled_group(group, config, e, n_loop):
     """norm(core(adapter([x ; e]))) n_loop times, in the words of the paper."""
     starts = dict(noise=group.noise(e, 0, 0, slice(e.shape[1])), zero=torch.zeros_like(e), e=e)

@@ -11,8 +11,6 @@ from model import GPT, GPTConfig, flops_per_token
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
 
-# blocks ------------------------------------------------------------------------------------------
-
 def rms(x, weight):
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
@@ -81,8 +79,6 @@ def test_dropout_is_for_training(tiny, idx):
     assert not torch.allclose(model.train()(idx)[0], plain(idx)[0], atol=1e-2)
 
 
-# init --------------------------------------------------------------------------------------------
-
 def test_init_by_kind_of_weight():
     torch.manual_seed(0)
     C = 192
@@ -130,8 +126,6 @@ def test_h_is_the_list_of_blocks_and_groups():
         (4, 0), (5, 1), (6, 2)]
 
 
-# what a rule reads -------------------------------------------------------------------------------
-
 @torch.no_grad()
 def test_through_the_coda_a_rule_reads_the_logits_of_the_model(tiny, idx):
     """test_decode.py compares whole passes with single tokens and with rows of any lengths."""
@@ -144,8 +138,6 @@ def test_a_rule_that_reads_what_the_model_has_not(tiny, idx):
     with pytest.raises(ValueError, match='needs the method gate_logit, and GPT has none'):
         tiny()(idx, exit=Exit(None, reads='gate_logit', name='mine'))
 
-
-# loop counts, costs, configs ---------------------------------------------------------------------
 
 def test_loop_counts(tiny):
     model = tiny()

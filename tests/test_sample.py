@@ -15,8 +15,6 @@ def sample(*args):
     return finished('--max_new_tokens=6', *args, script='sample.py')
 
 
-# what it prints ----------------------------------------------------------------------------------
-
 def test_text_speed_and_steps():
     printed = sample('--start=FILE:prompt.txt', '--exit=accel', '--tau=0.1')
     assert printed.startswith('model: out/ckpt.pt\nThe quick brown')
@@ -69,8 +67,6 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
         means.append(float(re.search(r'mean loop steps ([0-9.]+)', printed)[1]))
     assert means[0] < means[1] == means[2]
 
-
-# what it refuses ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args, words', [
     ('--past', 'need an exit rule'),

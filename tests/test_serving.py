@@ -59,8 +59,6 @@ def answers_of(model, requests, **how):
     return found
 
 
-# rows of a batch ----------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('cache', ['latest', 'exact'])
 @pytest.mark.parametrize('name', [None, 'kl', 'accel', 'accel, past'])
 def test_each_row_gets_what_it_gets_alone(tiny, monkeypatch, name, cache):
@@ -104,8 +102,6 @@ def test_other_models_rules_and_numbers_of_rows(tiny, changes, how):
         assert found[request.name] == alone(model, request, how['exit'], n_loop=how['n_loop'],
                                             cache=how.get('cache', 'latest'))
 
-
-# faults -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('changes, words', [
     (dict(prompt=[]), 'empty'), (dict(prompt=[1] * 17), '17 tokens'),
@@ -154,8 +150,6 @@ def test_bad_settings(tiny, how, words):
     with pytest.raises(ValueError, match=words):
         next(serve(model, [Request([1])], **how))
 
-
-# the program --------------------------------------------------------------------------------------
 
 def test_a_file_of_requests(short_run, monkeypatch):
     """Each line is answered as by itself, in the order in which they end; bad ones with a line."""

@@ -54,8 +54,6 @@ def same_weights(a, b):
     return kills.same(saved(a)['model'], saved(b)['model'])
 
 
-# the recipe --------------------------------------------------------------------------------------
-
 def test_learning_rate():
     middle = (train.warmup_iters + train.max_iters) // 2
     lowest = train.learning_rate / 10           # unless min_lr says otherwise
@@ -66,8 +64,6 @@ def test_learning_rate():
     assert math.isclose(train.lr_at(train.max_iters), lowest)
     assert train.lr_at(10 ** 9) == lowest
 
-
-# the draws ---------------------------------------------------------------------------------------
 
 def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
     model, keys = tiny(), [(it, micro) for it in range(5) for micro in range(5)]
@@ -327,7 +323,7 @@ def test_bad_input_is_one_line_and_loses_nothing(flag, words):
     assert not os.path.exists('out/ckpt.old.pt')
 
 
-# several processes -------------------------------------------------------------------------------
+# several processes --------------------------------------------------------------------------------
 
 def test_two_processes_are_one():
     """
