@@ -116,8 +116,8 @@ def run(folder, command):
     if 'data.py fineweb' in command:
         args.append('--path=web')
 
-    if script in as_process:
-        as_process.remove(script)
+    if script in as_process or 'data.py fineweb' in command:    # it ends with its stream open
+        as_process.discard(script)
         done = subprocess.run([sys.executable, *start, *args], cwd=folder, capture_output=True,
                               text=True, env=os.environ | settings | dict(OMP_NUM_THREADS='1'))
     else:

@@ -211,17 +211,6 @@ def test_adopt_takes_the_knobs_that_were_not_given(script):
     assert {key: names[key] for key in config} == config
 
 
-def test_adopt_refuses_another_value_of_a_fixed_knob(script):
-    names = script('--count=5', '--rate=1', '--layers=(1, 2)')
-    earlier = dict(count=7, rate=2.0, layers=[1, 2])
-    # a tuple is the list that a checkpoint holds for it, and rate is not fixed
-    message = r'the run in out had other knobs: count = 5 \(it was 7\); leave them out'
-    with pytest.raises(ValueError, match=message):
-        adopt(names, earlier, {'count', 'layers', 'name'}, 'the run in out')
-    adopt(names, earlier, {'layers'}, 'the run in out')
-    assert plain((1, (2.5, None), ['a', True])) == [1, [2.5, None], ['a', True]]
-
-
 def test_imported():
     assert imported('common.configurator:plain', 'rule', 'x:y') is plain
     for name in ('nowhere:plain', 'common.configurator:nothing', 'plain'):
