@@ -84,11 +84,10 @@ def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
 
 def test_a_run_from_end_to_end(whole):
     printed = (whole / 'printed.txt').read_text()
-    lines = printed.splitlines()
     n_windows = (len(data.load('book')[1]) - 1) // 16
     assert 'held-out loss over 7 windows' in printed
     assert f'held-out loss over {n_windows} windows' in printed
-    assert lines[-1] == 'next: python sample.py --exit accel'
+    assert printed.endswith('next: python sample.py --exit accel\n')
     assert sorted(os.listdir(whole)) == [
         'ckpt.old.pt', 'ckpt.pt', 'ckpt_000000.pt', 'ckpt_000003.pt', 'log.csv', 'loss.png',
         'printed.txt']
@@ -99,11 +98,10 @@ def test_a_run_from_end_to_end(whole):
     # each iteration of the log: `iter 8: loss 2.912, loops 5/8, 98 ms, 7.8k tok/s, 41 s left`
     rows = log_of(whole)
     iterations = [row for row in rows if row['loss']]
-    shown = [line for line in lines if ' ms, ' in line]
     assert [row['iter'] for row in iterations] == ['0', '4', '5', '8', '10', '11']
-    for line, row in zip(shown, iterations, strict=True):
+    for row in iterations:
         loss = f"iter {row['iter']}: loss {float(row['loss']):.3f}, loops {row['loops']}, "
-        assert line.startswith(loss) and line.endswith(' s left')
+        assert printed.count(loss) == 1
 
     # each evaluation of the log
     evaluations = [row for row in rows if row['val_loss_3']]
