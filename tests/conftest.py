@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import runpy
+import shutil
 import sys
 from functools import partialmethod
 from types import SimpleNamespace
@@ -19,13 +20,29 @@ sys.path.insert(0, ROOT)
 os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
 torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
+import data  # noqa: E402
 import tasks  # noqa: E402
-from model import GPT, GPTConfig  # noqa: E402
+from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
 # stop at different steps. Tests go through these names and not through EXITS, so that a rule that
 # you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
+
+
+# a run of seconds, with two groups
+TINY = [
+    '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
+    '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
+    '--eval_loops=[1,3]', '--log_interval=4', '--save_interval=5', '--keep_iters=[0,3]',
+    '--device=cpu']
+
+
+def make_book():
+    """The data set `book`, 17,000 tokens, in the current folder."""
+    with open('book.txt', 'w') as f:
+        f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
+    data.make('book', 'book.txt')
 
 
 def run(*args, script='train.py'):
@@ -43,6 +60,20 @@ def run(*args, script='train.py'):
     finally:
         sys.argv = argv_before
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
+
+
+def finished(*args, script='train.py'):
+    """A script that must come to its end -> what it printed."""
+    done = run(*args, script=script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*args, script='train.py'):
+    """A script that must end in one line with status 2 -> the line."""
+    done = run(*args, script=script)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    return done.stderr
 
 
 def exit_by_hand(f, x, k_max, rule, read=None):
@@ -65,15 +96,15 @@ def exit_by_hand(f, x, k_max, rule, read=None):
 @pytest.fixture
 def tiny():
     """
-    tiny(**changes): a small model in evaluation, its weights from a fixed seed.
+    tiny(kind=GPT, **changes): a small model in evaluation, its weights from a fixed seed.
 
     The weights of its norms are not all 1, so that a norm in the wrong place shows.
     """
-    def build(seed=0, **changes):
+    def build(seed=0, kind=GPT, **changes):
         torch.manual_seed(seed)
         args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16,
                     groups=[[1], [2, 3]], mean_recurrence=3)
-        model = GPT(GPTConfig(**args | changes))
+        model = kind(kind.Config(**args | changes))
         for p in model.parameters():
             if p.dim() == 1:
                 torch.nn.init.normal_(p, 1.0, 0.1)
@@ -96,6 +127,18 @@ def wave(tmp_path_factory):
                    '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
                    '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope='session')
+def short_run(tmp_path_factory):
+    """The folder of a run with two groups, out/ckpt.pt. Its data are gone: decoding needs none."""
+    folder = tmp_path_factory.mktemp('short')
+    with contextlib.chdir(folder):
+        make_book()
+        finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
+    shutil.rmtree(folder / 'data')
+    (folder / 'prompt.txt').write_text('The quick brown')
     return folder
 
 

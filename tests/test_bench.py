@@ -12,8 +12,7 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import TAUS
-from test_train import TINY, make_book
+from conftest import TINY, finished, make_book, refused
 from torch.nn import functional as F
 
 import bench
@@ -21,7 +20,7 @@ import data
 import decode
 from bench import Point, log_probabilities
 from common import log, plots
-from common.checkpoint import load_checkpoint, save_checkpoint
+from common.checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 
 SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[0.3,100.0]', '--budgets=[1,2,5,2]',
@@ -55,7 +54,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('bench')
     with contextlib.chdir(folder):
         make_book()
-        assert conftest.run(*TINY, '--max_iters=60', '--warmup_iters=5').returncode == 0
+        finished(*TINY, '--max_iters=60', '--warmup_iters=5')
     return folder
 
 
@@ -72,10 +71,9 @@ def here(folder, monkeypatch):
 def benched(folder):
     """A whole benchmark: its rows and what it printed."""
     with contextlib.chdir(folder):
-        done = conftest.run(*SMALL, '--least_tau=0.3', '--cache=["exact","latest"]',
-                            '--past=[False,True]', script='bench.py')
-        assert done.returncode == 0, done.stderr
-        return read_rows(), done.stdout
+        printed = finished(*SMALL, '--least_tau=0.3', '--cache=["exact","latest"]',
+                           '--past=[False,True]', script='bench.py')
+        return read_rows(), printed
 
 
 @pytest.fixture(scope='module')
@@ -160,27 +158,15 @@ def test_quality_is_the_models_own(benched, held_out):
         full = model(idx, n_loop=5)[0]
         agree = (logits.argmax(-1) == full.argmax(-1)).double().mean().item()
         assert value(rows, 'fixed', n, 'agreement') == pytest.approx(agree, rel=1e-6)
-    trace = []
-    loss = model(idx, targets, n_loop=5, exit=make_exit('norm', 0.3), trace=trace)[1]
-    assert value(rows, 'norm', 0.3) == pytest.approx(loss.item(), rel=1e-6)
-    evals = [entry['evals'].double().mean().item() for entry in trace]
-    assert [value(rows, 'norm', 0.3, f'evals_{g}') for g in (1, 2)] == pytest.approx(evals)
-    assert evals[0] != evals[1]
+    for past in (False, True):
+        trace, row = [], ('norm', 0.3)
+        rule = make_exit(*row, past=past)
+        loss = model(idx, targets, n_loop=5, exit=rule, trace=trace)[1]
+        assert value(rows, *row, past=str(past)) == pytest.approx(loss.item(), rel=1e-6)
+        evals = [entry['evals'].double().mean().item() for entry in trace]
+        found = [value(rows, *row, f'evals_{g}', past=str(past)) for g in (1, 2)]
+        assert found == pytest.approx(evals) and evals[0] != evals[1]
     assert value(rows, 'fixed', 5, 'ce_minus_full') == 0
-
-
-def test_tau_zero_is_the_full_budget_and_a_larger_tau_exits_earlier(benched):
-    rows, _ = benched
-    for name in (*RULES, 'oracle'):
-        assert value(rows, name, 0) == pytest.approx(value(rows, 'fixed', 5), rel=1e-6)
-        assert value(rows, name, 0, 'mean_steps') == 5
-        mine = [row for row in rows if row['rule'] == name and row['cache'] == 'exact'
-                and row['past'] == 'False']
-        steps = [float(row['mean_steps']) for row in sorted(mine, key=lambda r: float(r['tau']))]
-        assert steps == sorted(steps, reverse=True) and steps[0] > steps[-1]
-        if name != 'oracle':        # a token that waits exits later
-            steps = (value(rows, name, 0.3, 'mean_steps', past=wait) for wait in ('True', 'False'))
-            assert float.__ge__(*steps)
     # Algorithm 1 at a huge tau: the second hit comes at step 3, which is dropped
     assert value(rows, 'accel', 100, 'mean_steps') == 2
     assert value(rows, 'accel', 100, 'mean_evals') == 3
@@ -188,8 +174,8 @@ def test_tau_zero_is_the_full_budget_and_a_larger_tau_exits_earlier(benched):
 
 def test_a_rule_with_one_part_changed(here):
     """One hit comes at the first check, at step 2, which is kept."""
-    assert conftest.run(*ONE_RULE, '--hits=1', '--keep=True', '--cache=latest', '--timed_rows=2',
-                        '--n_windows=1', '--dtype=bfloat16', script='bench.py').returncode == 0
+    finished(*ONE_RULE, '--hits=1', '--keep=True', '--cache=latest', '--timed_rows=2',
+             '--n_windows=1', '--dtype=bfloat16', script='bench.py')
     for column in ('mean_steps', 'mean_evals'):
         assert value(read_rows(), 'accel', 100, column, 'latest', 'True') == 2
 
@@ -234,11 +220,11 @@ def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
 
 
 @pytest.mark.parametrize('tokens, timed_before, timed_after', [(3 * 4, 0, 4), (3 * 9, 9, 9)])
-def test_ctrl_c_in_a_timing_round_loses_nothing(benched, here, monkeypatch, tokens, timed_before,
+def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch, tokens, timed_before,
                                                 timed_after):
     """
     Two tokens of each of three ways warm up, then each point decodes three tokens a round: four
-    points of the first round are timed, or the first round is over. Quality is as in `benched`.
+    points of the first round are timed, or the first round is over.
     """
     at_hand = []
     interrupt(monkeypatch, 'one_token', 2 * 3 + tokens + 1, lambda: at_hand.extend(read_rows()))
@@ -246,10 +232,6 @@ def test_ctrl_c_in_a_timing_round_loses_nothing(benched, here, monkeypatch, toke
         assert names(rows) == NINE and {row['windows'] for row in rows} == {'6'}
         assert all(float(row['ms_per_token']) > 0 for row in rows[:timed])
         assert all(row['ms_per_token'] == '' for row in rows[timed:])
-        for row in rows:
-            for column in ('ce', 'diff_low', 'agreement', 'evals_1'):
-                assert float(row[column]) == value(benched[0], row['rule'], float(row['tau']),
-                                                   column)
 
 
 # quality and the oracle ---------------------------------------------------------------------------
@@ -262,16 +244,6 @@ def at(model, idx, rule=None, cache='exact', ring=8, epsilon=None):
 def assert_same(one, other):
     torch.testing.assert_close(one[0], other[0], rtol=0, atol=1e-4)
     assert torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
-
-
-def test_whole_windows_of_exact_are_what_decoding_gives(tiny, idx):
-    """A ring with a slot for each step is exact, token by token; latest is a ring of one slot."""
-    model = tiny(adapter_init='random')
-    for rule in None, make_exit('kl', TAUS['kl']), make_exit('accel', TAUS['accel'], past=True):
-        exact, latest = at(model, idx, rule), at(model, idx, rule, 'latest')
-        assert_same(exact, at(model, idx, rule, 'ring', 9))
-        assert_same(latest, at(model, idx, rule, 'ring', 1))
-        assert (exact[0] - latest[0]).abs().max() > 1e-3
 
 
 def test_the_oracle_exits_at_the_first_step_within_epsilon(tiny, idx):
@@ -327,9 +299,8 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(monkeypatch, capsys):
 
 def test_sample_uses_the_thresholds_that_the_command_finds(wave, monkeypatch):
     monkeypatch.chdir(wave)
-    done = conftest.run('--rules=["norm_rel","kl"]', '--calibrate=0.02', '--n_windows=64',
-                        '--n_loop=16', '--device=cpu', script='bench.py')
-    assert done.returncode == 0, done.stderr
+    finished('--rules=["norm_rel","kl"]', '--calibrate=0.02', '--n_windows=64', '--n_loop=16',
+             '--device=cpu', script='bench.py')
     with open('out/exits.json') as f:
         found = json.load(f)['exits']
     assert len(found) == 6          # two rules: own signals, waiting, and under latest
@@ -343,15 +314,14 @@ def test_sample_uses_the_thresholds_that_the_command_finds(wave, monkeypatch):
         rule = make_exit('kl', waiting['tau'], past=True)
         loss, full = (model(idx, targets, n_loop=16, exit=exit)[1] for exit in (rule, None))
     assert waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
-    done = conftest.run('--exit=kl', '--past', '--tau=auto', script='sample.py')
-    assert done.returncode == 0 and 'mean loop steps' in done.stdout
+    printed = finished('--exit=kl', '--past', '--tau=auto', script='sample.py')
+    assert 'mean loop steps' in printed
 
 
 def test_a_wave_uses_the_threshold_that_was_found_for_it(here):
     """The largest tau with which all texts of half of the prompts are the full budget's."""
-    how = [*SMALL[:-1], '--rules=["kl"]', '--calibrate=9', '--n_windows=16', '--fidelity=1']
-    done = conftest.run(*how, '--waves=[[3,2]]', script='bench.py')
-    assert done.returncode == 0, done.stderr
+    finished(*SMALL, '--rules=["kl"]', '--calibrate=9', '--n_windows=16', '--fidelity=1',
+             script='bench.py')
     with open('out/exits.json') as f:
         *_, row = json.load(f)['exits']
     assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
@@ -370,8 +340,8 @@ def test_a_wave_uses_the_threshold_that_was_found_for_it(here):
     assert same(row['tau'], slice(8)) == 1 and same(row['tau'], slice(8, None)) == row['identical']
     larger = [tau for tau in bench.TAU_GRID if row['tau'] < tau <= 1]
     assert not larger or same(larger[-1], slice(8)) < 1
-    done = conftest.run('--wave=3', '--max_new_tokens=3', script='sample.py')
-    assert f"by waves of 3 tokens, norm_rel {row['tau']:g};" in done.stdout
+    printed = finished('--wave=3', '--wave_steps=2', '--max_new_tokens=3', script='sample.py')
+    assert f"by waves of 3 x 2, norm_rel {row['tau']:g};" in printed
 
 
 # the verdict --------------------------------------------------------------------------------------
@@ -408,47 +378,24 @@ def test_the_verdict_on_texts():
     rows = [row('fixed budgets, latest', 1.0, 4.0, rule='fixed', tau=6), row('waves', 0.96, 2.0),
             row('waves', 0.9, 1.0), row('drafts', 1.0, 3.0), row('rules, latest', 0.5, 1.0)]
     times = [[row['ms_text']] * 3 for row in rows]
-    assert bench.text_verdict(rows, times, 0.95) == [
-        'With at least 95% of the texts of the full budget the fastest is wave 8 x 1, kl 0.1: 2.00 '
-        'ms a token, 96.0% of the texts.',
-        '2.00 [2.00, 2.00] times as long: 6 fixed loops, latest: 4.00 ms a token, 100.0% of the '
-        'texts.',
-        '1.50 [1.50, 1.50] times as long: drafts of 2, checked by 0.1: 3.00 ms a token, 100.0% of '
-        'the texts.']
-    assert bench.text_verdict(rows[-1:], times[-1:], 0.95) == [
-        'No point has 95% of the texts of the full budget.']
+    fastest, fixed, drafts = bench.text_verdict(rows, times, 0.95)
+    assert 'the fastest is wave 8 x 1, kl 0.1: 2.00 ms a token, 96.0% of the texts' in fastest
+    assert fixed.startswith('2.00 [2.00, 2.00] times as long: 6 fixed loops, latest: 4.00 ms')
+    assert drafts.startswith('1.50 [1.50, 1.50] times as long: drafts of 2, checked by 0.1')
+    assert bench.text_verdict(rows[-1:], times[-1:], 0.95)[0].startswith('No point has 95%')
 
 
 # bad input ----------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('args, words', [
-    (['--out_dir=nowhere'], 'no checkpoint at'),
-    (['--taus=[]'], 'taus and rules must not be empty'),
-    (['--rules=["acel"]'], 'unknown exit rule'),
-    (['--taus=[-1.0]'], 'tau must be'),
-    (['--prompt_tokens=15'], 'do not fit block_size = 16'),
-    (['--cache=newest'], "unknown cache policy 'newest'"),
-    (['--rounds=0'], 'rounds must be'),
-    (['--n_prompts=-1'], 'n_prompts must be'), (['--waves=[8]'], 'waves must be a list of pairs'),
-    (['--waves=[[0,1]]'], 'wave'), (['--drafts=[[3,3]]'], 'draft_loops must lie between 1 and'),
-    (['--calibrate=0'], 'must be more than 0 nats'),
-    (['--calibrate=0.1'], '6 windows are too few to halve: --n_windows=16'),
-    (['--n_windows=9999'], 'windows of 16 tokens'),
-    (['--dataset=calc'], "reads bytes tokens, but data set 'calc' holds calc:p=5"),
-    (['--budgets=[0]'], 'n_loop must be an int from 1'),
-    (['--n_loop=100000000'], 'n_loop must be an int from 1'),
-])
-def test_bad_input(here, args, words):
-    done = conftest.run(*SMALL, *args, script='bench.py')
-    assert done.returncode == 2
-    assert done.stderr.count('\n') == 1 and words in done.stderr
-
-
-def test_a_nan_in_the_model_is_one_line(here):
-    model, checkpoint = load_checkpoint('out/ckpt.pt')
-    with torch.no_grad():
-        model.groups[1].norm.weight[3] = math.nan
-    save_checkpoint(checkpoint | dict(model=model.state_dict()), 'broken/ckpt.pt')
-    done = conftest.run(*ONE_RULE, '--out_dir=broken', script='bench.py')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1
-    assert "the state is not finite at loop step 2: rule 'accel' met a NaN" in done.stderr
+@pytest.mark.parametrize('flag, words', [
+    ('--taus=[]', 'taus and rules must not be empty'),
+    ('--prompt_tokens=15', 'do not fit block_size = 16'),
+    ('--cache=newest', "unknown cache policy 'newest'"), ('--rounds=0', 'rounds must be'),
+    ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'waves must be a list of pairs'),
+    ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3]]', 'draft_loops must lie between 1 and'),
+    ('--calibrate=0', 'must be more than 0 nats'),
+    ('--calibrate=0.1', '6 windows are too few to halve: --n_windows=16'),
+    ('--dataset=calc', 'holds calc:p=5'),
+    ('--budgets=[0]', 'n_loop must be an int from 1')])
+def test_bad_input(here, flag, words):
+    assert words in refused(*SMALL, flag, script='bench.py')

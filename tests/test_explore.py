@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_train import TINY, finished, make_book, refused
+from conftest import TINY, finished, make_book, refused
 
 import explore
 import tasks
@@ -41,8 +41,6 @@ def record_of(page):
     text = page.read_text(encoding='utf-8').split('id="record">')[1].split('</script>')[0]
     return json.loads(text)
 
-
-# what is recorded ---------------------------------------------------------------------------------
 
 def test_the_wave_continues_the_prompt(tiny, idx):
     """What leaves the wave is what follows the prompt and its first new token."""
@@ -107,8 +105,6 @@ def test_a_problem_has_its_answers_and_their_depth(pages):
     dots = in_browser(pages.task, "document.querySelectorAll('#heat circle').length")
     assert dots == (y >= 0).sum()
 
-
-# what a browser makes of it -----------------------------------------------------------------------
 
 def in_browser(page, script):
     """The value of a JavaScript expression on the page."""
@@ -204,15 +200,12 @@ def test_tokens_appear_as_they_are(pages):
     assert wide <= inner == 500
 
 
-# bad input ----------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('flag, words', [
     ('--start=' + 'x' * 97, 'the prompt has 97 tokens'),
     ('--n_loop=1', 'n_loop must be at least 2'),
     ('--n_loop=9000', 'more than a page holds'),
     ('--path=.', 'Is a directory'),
-    ('--out_dir=out-plain', 'no recurrent groups'),
-    ('--start=FILE:none.txt', 'cannot read the prompt file')])
+    ('--out_dir=out-plain', 'no recurrent groups')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)
     assert words in refused(flag, script='explore.py')

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_train import TINY, finished, make_book, refused
+from conftest import TINY, finished, make_book, refused
 
 import data
 import geometry as geo
@@ -15,22 +15,6 @@ from common.checkpoint import load_checkpoint
 from model import GPT, GPTConfig
 
 FIGURES = ['convergence', 'figure_1', 'figure_2', 'figure_3a', 'figure_5']
-
-
-# probes -------------------------------------------------------------------------------------------
-
-def test_probes_against_naive_loops():
-    states = torch.randn(7, 2, 8, generator=torch.Generator().manual_seed(1))
-    norms, cosines, accels = geo.step_norm(states), geo.step_cos(states), geo.accel(states)
-    assert norms.shape == (6, 2) and cosines.shape == accels.shape == (5, 2)
-    for t in range(2):
-        d = [states[k + 1, t] - states[k, t] for k in range(6)]
-        for k in range(6):
-            assert math.isclose(norms[k, t], d[k].square().sum().sqrt(), rel_tol=1e-5)
-        for k in range(1, 6):
-            cos = (d[k] @ d[k - 1]) / d[k].norm() / d[k - 1].norm()
-            assert math.isclose(cosines[k - 1, t], cos, rel_tol=1e-4)
-            assert math.isclose(accels[k - 1, t], (d[k] - d[k - 1]).norm(), rel_tol=1e-5)
 
 
 def test_ratios_by_hand():
@@ -81,11 +65,9 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
     assert geo.last_clear_cos(states, floor=1.0).isnan().all()
 
 
-# a run --------------------------------------------------------------------------------------------
-
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
+    """In the folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
     folder = tmp_path_factory.mktemp('run')
     with contextlib.chdir(folder):
         make_book()
@@ -182,7 +164,7 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeyp
     models, last = geo.load_run('logged', 'cpu')
     assert list(models) == [3, 12] and last['iter_num'] == 12
     another_run('logged', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)
-    with pytest.raises(ValueError, match='different runs .learning_rate = 0.5.'):
+    with pytest.raises(ValueError, match='.learning_rate = 0.5.'):
         geo.load_run('logged', 'cpu')
     another_run('later', iter_num=4)
     another_run('later', name='ckpt_000008.pt', iter_num=8)
@@ -191,11 +173,9 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeyp
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--out_dir=nowhere', "no checkpoint at 'nowhere/ckpt.pt'"),
     ('--out_dir=plain', 'no recurrent groups'),
     ('--n_loop=1', 'n_loop must be at least 2'),
-    ('--n_windows=0', 'n_windows at least 1, not 8 and 0'),
-    ('--dataset=nothing', 'python data.py nothing')])
+    ('--n_windows=0', 'n_windows at least 1, not 8 and 0')])
 def test_bad_input(trained, monkeypatch, flag, words):
     monkeypatch.chdir(trained)
     another_run('plain', groups=[])

@@ -1,5 +1,4 @@
 """What a run reports: its log, its held-out losses, its health, how far it is."""
-import itertools
 import math
 import signal
 from contextlib import nullcontext
@@ -35,8 +34,6 @@ def evaluate(model, text, n_windows=10, loops=(1, 4), **how):
     return found and found[0]
 
 
-# the log -----------------------------------------------------------------------------------------
-
 def new_log(path, start):
     return log.Log(path, [1, 4], start=start, max_iters=9)
 
@@ -56,8 +53,6 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
     assert rows[1]['val_loss_1'] == '2.125'
 
-
-# held-out losses ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('n_windows, windows', [(10, range(10)), (4, [0, 3, 6, 9])])
 def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows):
@@ -125,32 +120,6 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     assert looks == [0] * 6 + [1] * 6
 
 
-def test_evaluate_stops_when_asked(tiny, text):
-    model, asked = tiny(), []
-    sizes = batch_sizes(model)
-
-    def ask(*pass_of_the_model):
-        if len(sizes) == 3:
-            asked.append(signal.SIGTERM)
-
-    model.register_forward_pre_hook(ask)
-    assert evaluate(model, text, batch=2, stop_signals=asked) is None
-    assert len(sizes) == 3 and model.training
-
-
-def test_evaluate_says_how_far_it_is(tiny, text, monkeypatch, capsys):
-    model = tiny()
-    evaluate(model, text, loops=[1], batch=2)
-    assert capsys.readouterr().out == ''        # quick ones say nothing
-    clock = SimpleNamespace(time=itertools.count(0, 6).__next__)    # six seconds from look to look
-    monkeypatch.setattr(log, 'time', clock)
-    evaluate(model, text, loops=[1], batch=2)
-    assert capsys.readouterr().out == ('held-out loss: 2 of 5 batches\n'
-                                       'held-out loss: 4 of 5 batches\n')
-
-
-# health ------------------------------------------------------------------------------------------
-
 def test_spikes():
     trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
     # a loss that falls, with noise
@@ -189,8 +158,6 @@ def test_token_corr_is_the_mean_cosine_of_pairs(tiny):
         cosines = [torch.cosine_similarity(x[i], x[j], dim=0) for i in range(6) for j in range(i)]
         assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
 
-
-# being asked to stop -----------------------------------------------------------------------------
 
 def test_the_second_signal_does_what_it_did_before():
     noted = []

@@ -14,8 +14,6 @@ from loops import derived_seed, sample_n_loop
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
 
-# looping is unrolling ----------------------------------------------------------------------------
-
 def unrolled_group(group, config, e, n_loop):
     """norm(core(adapter([x ; e]))) n_loop times, in the words of the paper."""
     starts = dict(noise=group.noise(e, 0, 0, slice(e.shape[1])), zero=torch.zeros_like(e), e=e)
@@ -87,28 +85,6 @@ def test_the_state_is_float32_under_bf16(tiny, idx):
 
 
 # gradients, and what training needs --------------------------------------------------------------
-
-@pytest.mark.parametrize('n_loop, bptt_k', [(5, 2), (3, 8), (4, 1)])
-def test_truncated_gradient_is_a_graph_cut_by_hand(tiny, n_loop, bptt_k):
-    group = tiny(adapter_init='random', bptt_k=bptt_k).groups[1]
-    e, weight = torch.randn(2, 6, 16, requires_grad=True), torch.randn(2, 6, 16)
-
-    def gradients(x):
-        e.grad = None
-        group.zero_grad()
-        (x * weight).sum().backward()
-        return [e.grad] + [p.grad for p in group.parameters()]
-
-    got = gradients(group(e, n_loop)[0])
-    x = group.init_state(e)
-    for k in range(n_loop):
-        if k == n_loop - bptt_k:
-            x = x.detach()
-        x = group.step(x, e)
-    for truncated, by_hand in zip(got, gradients(x)):
-        assert by_hand.abs().max() > 1e-6
-        torch.testing.assert_close(truncated, by_hand, rtol=1e-4, atol=1e-5)
-
 
 def test_truncated_gradient_reaches_the_weights_under_autocast(tiny):
     group = tiny(bptt_k=1).groups[0]
@@ -190,23 +166,14 @@ def test_first_states_in_evaluation_depend_on_seed_group_and_position_alone(tiny
     assert torch.equal(x0, group.init_state(e))         # another seed in between changes nothing
 
 
-def test_processes_share_the_fresh_noise_of_one(tiny):
-    """Each takes its rows of the whole batch's draw, and so their number changes nothing."""
-    group = tiny().train().groups[0]
-
-    def first_states(world, rank, generator=None):
-        group.world, group.rank, group.generator = world, rank, generator
-        if generator is None:
-            torch.manual_seed(0)
-        return group.init_state(torch.zeros(6 // world, 4, 16))
-
-    of_three = [first_states(3, rank) for rank in range(3)]
-    assert torch.equal(first_states(1, 0), torch.cat(of_three))
-    # from a generator of its own; in training each row and pass has its own noise
-    generator = torch.Generator().manual_seed(0)
-    assert torch.equal(first_states(1, 0, generator), torch.cat(of_three))
-    assert not torch.equal(first_states(1, 0, generator), torch.cat(of_three))
-    assert not torch.equal(of_three[0][0], of_three[0][1])
+def test_in_training_each_row_and_pass_has_its_own_noise(tiny):
+    """From the generator of the group. test_train.py compares one process with two."""
+    group, e = tiny().train().groups[0], torch.zeros(2, 4, 16)
+    group.generator = torch.Generator().manual_seed(0)
+    first, second = group.init_state(e), group.init_state(e)
+    assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
+    group.generator.manual_seed(0)
+    assert torch.equal(group.init_state(e), first)
 
 
 # exits, all tokens of a pass side by side --------------------------------------------------------

@@ -7,12 +7,10 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
-import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
-from test_train import TINY, make_book
+from conftest import ROOT, TINY, finished, make_book
 
 import bench
 import data
@@ -132,13 +130,6 @@ def test_answers_lost_and_the_oracle_of_the_answer(wave, monkeypatch):
         sum(share * one[f'early_{i}'] for i, share in enumerate(shares)))
 
 
-def test_thresholds_of_shallow_problems_are_measured_on_deep_ones(monkeypatch):
-    monkeypatch.setattr(questions, 'find_thresholds', lambda model, make, kinds, *windows: windows)
-    rows = torch.tensor([5, 0, 3, 1])
-    idx, targets, *_ = questions.short_rows(None, rows, 10 * rows, np.array([[5], [0], [3], [1]]))
-    assert idx.tolist() == [0, 3, 1, 5] and targets.tolist() == [0, 30, 10, 50]
-
-
 # the machinery ----------------------------------------------------------------------------------
 
 def change(monkeypatch, module, **settings):
@@ -161,8 +152,7 @@ def in_process(monkeypatch, folder, data_set, more):
         calls.append(script)
         path = script if script.endswith('.py') else script.replace('.', '/') + '.py'
         if more.get(script, ()) is not None:
-            done = conftest.run(*flags, *more.get(script, ()), script=path)
-            assert done.returncode == 0, done.stderr
+            finished(*flags, *more.get(script, ()), script=path)
         return True
     # all_done: signals need the main thread
     change(monkeypatch, runs, command=command, write=lambda block, text: calls.append(block),
@@ -303,7 +293,7 @@ def test_a_command_that_fails_names_its_log(tmp_path):
 def test_every_figure_of_speed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_book()
-    assert conftest.run(*TINY, '--max_iters=2', '--keep_iters=[]').returncode == 0
+    finished(*TINY, '--max_iters=2', '--keep_iters=[]')
     small = dict(n_embd=24, n_head=2, block_size=130)
     change(monkeypatch, speed, rounds=2, batch_size=2,
            GPTConfig=lambda **shape: GPTConfig(**shape | small))

@@ -1,57 +1,21 @@
-"""What sample.py prints, what it refuses, and that a Ctrl-C loses none of it."""
-import contextlib
-import os
+"""What sample.py prints, and what it refuses."""
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
-import conftest
 import pytest
-from conftest import ROOT
-from test_train import TINY, make_book, trained
+from conftest import finished, refused
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    """A folder with a checkpoint in out and a prompt. The data are gone: it needs none."""
-    folder = tmp_path_factory.mktemp('sample')
-    with contextlib.chdir(folder):
-        make_book()
-        trained(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=4')
-        shutil.rmtree('data')
-    (folder / 'prompt.txt').write_text('The quick brown')
-    return folder
+@pytest.fixture(autouse=True)
+def here(short_run, monkeypatch):
+    monkeypatch.chdir(short_run)
 
 
-@pytest.fixture
-def sample(folder, monkeypatch):
-    """sample(*args): sample.py in that folder -> what it printed."""
-    monkeypatch.chdir(folder)
-
-    def run(*args):
-        done = conftest.run('--max_new_tokens=6', *args, script='sample.py')
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-    return run
+def sample(*args):
+    """sample.py -> what it printed."""
+    return finished('--max_new_tokens=6', *args, script='sample.py')
 
 
-@pytest.fixture
-def refused(folder, monkeypatch):
-    """refused(*args): sample.py must end in one line with status 2 -> the line."""
-    monkeypatch.chdir(folder)
-
-    def run(*args):
-        done = conftest.run(*args, script='sample.py')
-        assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
-        return done.stderr
-    return run
-
-
-# what it prints ----------------------------------------------------------------------------------
-
-def test_text_speed_and_steps(sample):
+def test_text_speed_and_steps():
     printed = sample('--start=FILE:prompt.txt', '--exit=accel', '--tau=0.1')
     assert printed.startswith('model: out/ckpt.pt\nThe quick brown')
     number = r'[\d.]+'
@@ -59,14 +23,14 @@ def test_text_speed_and_steps(sample):
                      rf'{number} in group \[2, 3\]\n$', printed)
 
 
-def test_the_seed_makes_the_text(sample):
+def test_the_seed_makes_the_text():
     def text(*args):
         return sample('--start=FILE:prompt.txt', *args).split('---')[0]
     assert text('--seed=1') == text('--seed=1') != text('--seed=2')
     assert text('--temperature=0', '--seed=1') == text('--temperature=0', '--seed=2')
 
 
-def test_each_token_on_the_colour_of_its_steps(sample):
+def test_each_token_on_the_colour_of_its_steps():
     printed = sample('--start=The', '--show_steps', '--n_loop=[1,5]', '--num_samples=2',
                      '--cache=exact')
     assert printed.count('1.00 in group [1], 5.00 in group [2, 3]\n') == 2
@@ -74,7 +38,7 @@ def test_each_token_on_the_colour_of_its_steps(sample):
     assert 'colours start at these mean loop steps:' in printed
 
 
-def test_a_long_prompt_is_its_last_block(sample):
+def test_a_long_prompt_is_its_last_block():
     printed = sample('--start=' + 'x' * 40)
     assert 'the prompt has 40 tokens: its last 16 (block_size) are used' in printed
 
@@ -86,47 +50,11 @@ def test_a_long_prompt_is_its_last_block(sample):
     *((args.split(), None) for args in (
         '--wave=0', '--exit=accel', '--n_loop=3', '--warm_start', '--cache=ring --ring=2',
         '--cache=exact', '--cache=None', '--n_loop=4 --cache=exact --draft_loops=1'))], ids=str)
-def test_ways_to_decode(sample, args, by):
+def test_ways_to_decode(args, by):
     """By waves, unless the knobs ask for something that a wave does not have."""
     printed = sample(*args)
     assert 'tokens/s' in printed
     assert f'tokens/s by {by};' in printed if by else ' by ' not in printed
-
-
-# sample.py, to which a Ctrl-C comes before its 21st token
-INTERRUPTED = """
-import runpy, signal, sys
-import decode
-
-def interrupted(*args, stream=decode.stream, **more):
-    for n, token in enumerate(stream(*args, **more)):
-        if n == 20:
-            signal.raise_signal(signal.SIGINT)
-        yield token
-
-decode.stream = interrupted
-# also where the tests run in the background of a shell, which has Ctrl-C ignored
-signal.signal(signal.SIGINT, signal.default_int_handler)
-script = sys.argv.pop(1)
-runpy.run_path(script, run_name='__main__')
-"""
-
-
-def test_ctrl_c_loses_none_of_the_text(sample):
-    """Also in a file, for which Python collects what is printed; and it ends with status 130."""
-    args = ['--start=The', '--stop_at_end=False', '--wave=0']
-    code = [sys.executable, '-c', INTERRUPTED, os.path.join(ROOT, 'sample.py')]
-    settings = dict(PYTHONPATH=ROOT, OMP_NUM_THREADS='1', PYTHONUTF8='1', PYTHONUNBUFFERED='')
-    with open('text.txt', 'w') as text:
-        done = subprocess.run([*code, *args, '--max_new_tokens=2000'], stdout=text,
-                              stderr=subprocess.PIPE, text=True, env=os.environ | settings)
-    assert (done.returncode, done.stderr) == (130, '\nstopped\n')
-    printed = Path('text.txt').read_bytes().decode()
-
-    # but for half a character, for which the shorter run prints a sign at its end
-    wanted = sample(*args, '--max_new_tokens=20').split('\n---')[0]
-    assert len(printed) > 13
-    assert printed.rstrip('\ufffd') == wanted.rstrip('\ufffd')
 
 
 def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
@@ -134,35 +62,27 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     monkeypatch.chdir(wave)
     means = []
     for how in ('latest', 'exact', 'None'):
-        done = conftest.run('--exit=norm_rel', '--tau=0.1', '--past', f'--cache={how}',
-                            '--num_samples=20', '--device=cpu', script='sample.py')
-        assert done.returncode == 0, done.stderr
-        means.append(float(re.search(r'mean loop steps ([0-9.]+)', done.stdout)[1]))
+        printed = finished('--exit=norm_rel', '--tau=0.1', '--past', f'--cache={how}',
+                           '--num_samples=20', '--device=cpu', script='sample.py')
+        means.append(float(re.search(r'mean loop steps ([0-9.]+)', printed)[1]))
     assert means[0] < means[1] == means[2]
 
-
-# what it refuses ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args, words', [
     ('--past', 'need an exit rule'),
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),
-    ('--device=tpu', 'not available'),
     # what others refuse, one for each knob of which no other test sees that it gets there
-    ('--exit=accel --tau=-1', 'tau must be a number >= 0'),
-    ('--max_new_tokens=0', 'max_new_tokens'),
-    ('--cache=newest', 'unknown cache policy'),
+    ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
     ('--draft_loops=1', 'works on one row'), ('--wave=-1', 'not -1'),
-    ('--wave=2 --cache=exact', "leave out cache='exact'"), ('--wave=2 --tau=auto', 'cannot read'),
-    ('--top_k=0', 'top_k')])
-def test_bad_input(refused, args, words):
-    assert words in refused(*args.split())
+    ('--wave=2 --cache=exact', "leave out cache='exact'"), ('--wave=2 --tau=auto', 'cannot read')])
+def test_bad_input(args, words):
+    assert words in refused(*args.split(), script='sample.py')
 
 
 def test_a_task_takes_no_flags_of_text(wave, monkeypatch):
     monkeypatch.chdir(wave)
-    done = conftest.run('--start=1', '--draft_loops=2', script='sample.py')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1
-    assert 'leave out --start, --draft_loops' in done.stderr
+    line = refused('--start=1', '--draft_loops=2', script='sample.py')
+    assert 'leave out --start, --draft_loops' in line

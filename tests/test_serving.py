@@ -1,23 +1,21 @@
 """Rows at different loop steps in one batch: each gets what it gets alone."""
-import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
-import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TAUS
-from test_train import TINY, make_book, trained
+from conftest import ROOT, TAUS, finished, refused
 
 from decode import stream
 from exits import Exit, make_exit
-from serving.batching import Batch, Stage, next_stage, serve
+from serving.batching import Batch, serve
 from serving.requests import Request, answer
 
 
@@ -60,8 +58,6 @@ def answers_of(model, requests, **how):
         found.setdefault(request.name, []).append(pair)
     return found
 
-
-# rows of a batch ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('cache', ['latest', 'exact'])
 @pytest.mark.parametrize('name', [None, 'kl', 'accel', 'accel, past'])
@@ -107,24 +103,11 @@ def test_other_models_rules_and_numbers_of_rows(tiny, changes, how):
                                             cache=how.get('cache', 'latest'))
 
 
-def test_which_stage_goes_next():
-    before, loop, between, loop_1, coda = [Stage(g, kind) for g, kind in (
-        (0, 'layers'), (0, 'loop'), (1, 'layers'), (1, 'loop'), (2, 'layers'))]
-    for waiting, expected in [({before: 1, loop: 9}, before), ({loop: 5, between: 7}, loop),
-                              ({loop: 4, between: 7}, between), ({loop: 3, loop_1: 3}, loop_1),
-                              ({loop: 2, coda: 3}, coda), ({coda: 1}, coda)]:
-        assert next_stage(waiting) == expected
-
-
-# faults -------------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('changes, words', [
     (dict(prompt=[]), 'empty'), (dict(prompt=[1] * 17), '17 tokens'),
-    (dict(prompt=[50]), '0 to 49'), (dict(prompt=[-1]), '0 to 49'),
-    (dict(prompt='ab'), 'must be list'), (dict(prompt=[True]), 'whole numbers'),
-    (dict(max_new_tokens=0), 'max_new_tokens'), (dict(max_new_tokens=2.0), 'max_new_tokens'),
-    (dict(temperature=float('nan')), 'temperature'), (dict(temperature=10 ** 400), 'temperature'),
-    (dict(top_k=0), 'top_k'), (dict(seed=-1), 'seed'), (dict(seed=2 ** 63), 'seed')])
+    (dict(prompt=[50]), '0 to 49'), (dict(prompt='ab'), 'must be list'),
+    (dict(prompt=[True]), 'whole numbers'), (dict(temperature=10 ** 400), 'temperature'),
+    (dict(seed=2 ** 63), 'seed')])
 def test_a_bad_request_harms_no_other(tiny, changes, words):
     model, good = tiny(), Request([1, 2], 4, name='good')
     bad = Request(**dict(prompt=[1], name='bad') | changes)
@@ -168,28 +151,18 @@ def test_bad_settings(tiny, how, words):
         next(serve(model, [Request([1])], **how))
 
 
-# the program --------------------------------------------------------------------------------------
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('serving')
-    with contextlib.chdir(folder):
-        make_book()
-        trained(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=2')
-    return folder
-
-
-def test_a_file_of_requests(folder, monkeypatch):
+def test_a_file_of_requests(short_run, monkeypatch):
     """Each line is answered as by itself, in the order in which they end; bad ones with a line."""
     lines = ['{"prompt": "The ", "max_new_tokens": 9, "name": "long"}', '',
              '{"prompt": "qu", "max_new_tokens": 2, "temperature": 0.8, "seed": 4}',
              '{"tokens": [84, 104], "max_new_tokens": 3}', 'nonsense', '[1]', '[' * 100000,
              '{"prompt": "a", "max_new_token": 3}', '{"prompt": ""}', '{"prompt": 3}',
              '{"tokens": [999]}', '{"prompt": "a", "tokens": [1]}']
-    (folder / 'requests.jsonl').write_text('\n'.join(lines))
+    monkeypatch.chdir(short_run)
+    Path('requests.jsonl').write_text('\n'.join(lines))
     done = subprocess.run(
         [sys.executable, '-m', 'serving.batching', '--requests=requests.jsonl', '--rows=2'],
-        cwd=folder, text=True, capture_output=True, env=dict(os.environ, PYTHONPATH=ROOT))
+        text=True, capture_output=True, env=dict(os.environ, PYTHONPATH=ROOT))
     assert done.returncode == 0 and not done.stderr, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     answers = {line['name']: line for line in found}
@@ -201,10 +174,9 @@ def test_a_file_of_requests(folder, monkeypatch):
     for name, said in words.items():
         assert said in answers[name]['error'], (name, answers[name])
     assert [len(answers[name]['tokens']) for name in ('long', 3, 4)] == [9, 2, 3]
-    monkeypatch.chdir(folder)
-    alone = conftest.run('--start=The ', '--max_new_tokens=9', '--stop_at_end=False',
-                         '--temperature=0', '--exit=norm_rel', '--tau=0.1', script='sample.py')
-    assert alone.stdout.startswith('model: out/ckpt.pt\nThe ' + answers['long']['text'])
+    alone = finished('--start=The ', '--max_new_tokens=9', '--stop_at_end=False',
+                     '--temperature=0', '--exit=norm_rel', '--tau=0.1', script='sample.py')
+    assert alone.startswith('model: out/ckpt.pt\nThe ' + answers['long']['text'])
 
 
 def test_an_answer_ends_at_its_stop(capsys):
@@ -221,11 +193,9 @@ def test_an_answer_ends_at_its_stop(capsys):
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--n_requests=0'], 'n_requests'), (['--rows=0'], 'rows'), (['--cache=ring'], 'latest, exact'),
-    (['--exit=no'], 'unknown exit rule'), (['--temperature=-1'], 'temperature'),
-    (['--past'], '--cache=exact'), (['--exit=None', '--tau=1'], 'need an exit rule'),
-    (['--requests=none.jsonl'], "'none.jsonl'")])
-def test_bad_knobs(folder, monkeypatch, args, words):
-    monkeypatch.chdir(folder)
-    done = conftest.run(*args, script='serving/batching.py')
-    assert done.returncode == 2 and done.stderr.count('\n') == 1 and words in done.stderr
+    ('--n_requests=0', 'n_requests'), ('--rows=0', 'rows'), ('--cache=ring', 'latest, exact'),
+    ('--past', '--cache=exact'), ('--exit=None --tau=1', 'need an exit rule'),
+    ('--requests=none.jsonl', "'none.jsonl'")])
+def test_bad_knobs(short_run, monkeypatch, args, words):
+    monkeypatch.chdir(short_run)
+    assert words in refused(*args.split(), script='serving/batching.py')

@@ -8,32 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run
+from conftest import ROOT, TINY, finished, make_book, refused
 
 import data
 import train
 from common import plots
 from common.checkpoint import load_checkpoint
 from common.log import read_log
-from loops import derived_seed, sample_n_loop
 from model import GPT
 from results import kills
-
-TINY = [
-    '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
-    '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
-    '--eval_loops=[1,3]', '--log_interval=4', '--save_interval=5', '--keep_iters=[0,3]',
-    '--device=cpu']
-
-
-def make_book():
-    """The data set `book`, 17,000 tokens, in the current folder."""
-    with open('book.txt', 'w') as f:
-        f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
-    data.make('book', 'book.txt')
 
 
 @pytest.fixture(autouse=True)
@@ -50,26 +35,9 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp('whole')
     with contextlib.chdir(folder):
         make_book()
-        printed = trained(*TINY)
+        printed = finished(*TINY)
         Path('out/printed.txt').write_text(printed)
     return folder / 'out'
-
-
-def finished(*args, script='train.py'):
-    """A script that must come to its end -> what it printed."""
-    done = run(*args, script=script)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-trained = finished
-
-
-def refused(*args, script='train.py'):
-    """A script that must end in one line with status 2 -> the line."""
-    done = run(*args, script=script)
-    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
-    return done.stderr
 
 
 def saved(out_dir):
@@ -85,8 +53,6 @@ def same_weights(a, b):
     return kills.same(saved(a)['model'], saved(b)['model'])
 
 
-# the recipe --------------------------------------------------------------------------------------
-
 def test_learning_rate():
     middle = (train.warmup_iters + train.max_iters) // 2
     lowest = train.learning_rate / 10           # unless min_lr says otherwise
@@ -98,70 +64,30 @@ def test_learning_rate():
     assert train.lr_at(10 ** 9) == lowest
 
 
-# the draws ---------------------------------------------------------------------------------------
-
-KEYS = [(it, micro) for it in range(3) for micro in range(3)]
-
-
-def batch_at(it, micro):
-    """Where the rows of a batch begin."""
-    text = data.Text.__new__(data.Text)         # of no file
-    text.train = np.arange(60_000, dtype='<u2')     # each its own position
-    x, y = train.get_batch(text, it, micro, 'cpu')
-    assert x.shape == (train.batch_size, train.block_size) or train.WORLD > 1
-    assert torch.equal(y, x + 1)
-    return tuple(x[:, 0].tolist())
-
-
-def test_every_micro_step_has_a_batch_of_its_own():
-    batches = [batch_at(*key) for key in KEYS]
-    assert len(set(batches)) == len(KEYS)
-    assert batches == [batch_at(*key) for key in KEYS]      # the same key, the same batch
-
-
-def test_processes_share_a_batch(monkeypatch):
-    whole, parts = batch_at(5, 1), []
-    monkeypatch.setattr(train, 'WORLD', 2)
-    for rank in range(2):
-        monkeypatch.setattr(train, 'RANK', rank)
-        parts.append(batch_at(5, 1))
-    assert parts == [whole[:train.batch_size // 2], whole[train.batch_size // 2:]]
-
-
-def test_every_micro_step_draws_its_loops():
-    over_iterations = [train.draw_loops(it, 0) for it in range(20)]
-    over_micro_steps = [train.draw_loops(0, micro) for micro in range(20)]
-    for draws in (over_iterations, over_micro_steps):
-        assert len(set(map(tuple, draws))) > 10
-        assert all(len(draw) == len(train.groups) for draw in draws)
-    assert over_micro_steps == [train.draw_loops(0, micro) for micro in range(20)]
-
-
-def test_every_micro_step_draws_its_noise_and_dropout(tiny):
-    model = tiny()
+def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
+    model, keys = tiny(), [(it, micro) for it in range(5) for micro in range(5)]
 
     def numbers(it, micro):
         train.seed_noise(model, it, micro, 'cpu')
         of_groups = [torch.rand(1, generator=group.generator).item() for group in model.groups]
         return *of_groups, torch.rand(1).item()
 
-    draws = [numbers(*key) for key in KEYS]
-    assert len({number for draw in draws for number in draw}) == 3 * len(KEYS)
-    assert draws == [numbers(*key) for key in KEYS]
+    draws = [numbers(*key) for key in keys]
+    assert len({number for draw in draws for number in draw}) == 3 * len(keys)
+    assert draws == [numbers(*key) for key in keys]
+    for its, micros in (range(20), [0]), ([0], range(20)):
+        loops = {tuple(train.draw_loops(it, micro)) for it in its for micro in micros}
+        assert len(loops) > 10 and {len(draw) for draw in loops} == {len(train.groups)}
 
 
 # whole runs --------------------------------------------------------------------------------------
 
 def test_a_run_from_end_to_end(whole):
     printed = (whole / 'printed.txt').read_text()
-    lines = printed.splitlines()
     n_windows = (len(data.load('book')[1]) - 1) // 16
     assert 'held-out loss over 7 windows' in printed
     assert f'held-out loss over {n_windows} windows' in printed
-    assert lines[-2].startswith('done in ') and ' GB at most' in lines[-2]
-    assert lines[-1] == 'next: python sample.py --exit accel'
-
-    # the files
+    assert printed.endswith('next: python sample.py --exit accel\n')
     assert sorted(os.listdir(whole)) == [
         'ckpt.old.pt', 'ckpt.pt', 'ckpt_000000.pt', 'ckpt_000003.pt', 'log.csv', 'loss.png',
         'printed.txt']
@@ -172,11 +98,10 @@ def test_a_run_from_end_to_end(whole):
     # each iteration of the log: `iter 8: loss 2.912, loops 5/8, 98 ms, 7.8k tok/s, 41 s left`
     rows = log_of(whole)
     iterations = [row for row in rows if row['loss']]
-    shown = [line for line in lines if ' ms, ' in line]
     assert [row['iter'] for row in iterations] == ['0', '4', '5', '8', '10', '11']
-    for line, row in zip(shown, iterations, strict=True):
+    for row in iterations:
         loss = f"iter {row['iter']}: loss {float(row['loss']):.3f}, loops {row['loops']}, "
-        assert line.startswith(loss) and line.endswith(' s left')
+        assert printed.count(loss) == 1
 
     # each evaluation of the log
     evaluations = [row for row in rows if row['val_loss_3']]
@@ -193,9 +118,9 @@ def test_nothing_but_the_seed_matters(whole):
     """
     watched_less = ['--eval_interval=100', '--log_interval=100', '--keep_iters=[]',
                     '--eval_loops=[2]']
-    printed = trained(*TINY, *watched_less, '--resume', '--out_dir=out-less')
+    printed = finished(*TINY, *watched_less, '--resume', '--out_dir=out-less')
     assert 'no checkpoint in out-less yet: starting a new run' in printed
-    trained(*TINY, '--seed=7', '--out_dir=out-seed')
+    finished(*TINY, '--seed=7', '--out_dir=out-seed')
     assert same_weights(whole, 'out-less') and not same_weights(whole, 'out-seed')
 
 
@@ -210,25 +135,25 @@ def test_accumulated_gradients_train(monkeypatch):
         return windows(tokens, starts, block_size)
 
     monkeypatch.setattr(data, 'windows', spy)
-    trained(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
-            '--dropout=0.1', '--max_iters=4')
+    finished(*TINY, '--gradient_accumulation_steps=2', '--grad_clip=0.0', '--dtype=bfloat16',
+             '--dropout=0.1', '--max_iters=4')
     assert len(batches) == len(set(batches)) == 2 * 4
     # before any training all 257 tokens are equally likely
     assert math.isclose(float(log_of('out')[0]['loss']), math.log(257), abs_tol=0.5)
 
 
 def test_loss_falls():
-    trained(*TINY, '--max_iters=60', '--learning_rate=1e-2', '--warmup_iters=10',
-            '--eval_interval=1000')
+    finished(*TINY, '--max_iters=60', '--learning_rate=1e-2', '--warmup_iters=10',
+             '--eval_interval=1000')
     losses = [float(row['loss']) for row in log_of('out') if row['loss']]
     assert losses[0] > 5 and losses[-1] < 2.5
 
 
 def test_fine_tuning_starts_from_weights():
-    trained(*TINY, '--x0=zero', '--norm_inside=False', '--mean_recurrence=2', '--max_iters=2')
+    finished(*TINY, '--x0=zero', '--norm_inside=False', '--mean_recurrence=2', '--max_iters=2')
     start = ['--init_from=out/ckpt.pt', '--dataset=book']
-    printed = trained(*start, '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7',
-                      '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0', '--bptt_k=2')
+    printed = finished(*start, '--out_dir=out-fine', '--max_iters=1', '--eval_windows=7',
+                       '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0', '--bptt_k=2')
     assert 'groups [[1], [2]]' in printed
     old, new = saved('out'), saved('out-fine')
     for name, weight in old['model'].items():
@@ -240,8 +165,6 @@ def test_fine_tuning_starts_from_weights():
 @pytest.mark.parametrize('flag, words', [
     ('--out_dir=out', 'would be overwritten'),
     ('--x0=e', 'x0 = e (it was noise)'),
-    ('--n_layer=5', 'n_layer = 5 (it was 4)'),
-    ('--init_from=nowhere.pt', "no checkpoint at 'nowhere.pt'"),
     ('--dataset=calc', 'reads bytes and calc is calc:p=5: take the same task, or text'),
     ('--model=zoo.ouro:Ouro', 'do not fit the model class Ouro: size mismatch for h.0.mlp')])
 def test_weights_that_do_not_fit_are_refused(whole, flag, words):
@@ -253,8 +176,8 @@ def test_weights_that_do_not_fit_are_refused(whole, flag, words):
 
 def test_a_large_vocabulary_is_rounded_up_for_speed():
     for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
-        trained(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
-                '--eval_loops=[1]')
+        finished(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
+                 '--eval_loops=[1]')
         assert saved('out')['model_args']['vocab_size'] == vocab_size
 
 
@@ -267,52 +190,38 @@ def test_killed_at_random_and_resumed():
     `python -m results.kills --kills=20` does more.
     """
     def to_the_end(iters, *flags):
-        return trained(*kills.SMALL, f'--max_iters={iters}', *flags)
+        return finished(*kills.SMALL, f'--max_iters={iters}', *flags)
     assert kills.trial(2, 20, whole=to_the_end) == []
 
 
-@pytest.fixture
-def signalled(monkeypatch):
+def signalled(monkeypatch, number, n, *args, training):
     """
-    signalled(number, n, *args, training): a run that gets that signal in its n-th pass, of those
-    in training or of those of held-out losses -> what it printed, and the loop counts of these
-    passes.
+    A run that gets this signal in its n-th pass, of those in training or of those of held-out
+    losses -> what it printed, and the loop counts of these passes.
     """
-    forward = GPT.forward
+    passes, forward, handler = [], GPT.forward, signal.getsignal(number)
 
-    def run_with_signal(number, n, *args, training):
-        passes = []
+    def spy(model, idx, targets=None, **how):
+        if targets is not None and model.training == training:
+            passes.append(how['n_loop'])
+            if len(passes) == n:
+                signal.raise_signal(number)
+        return forward(model, idx, targets, **how)
 
-        def spy(model, idx, targets=None, **how):
-            if targets is not None and model.training == training:
-                passes.append(how['n_loop'])
-                if len(passes) == n:
-                    signal.raise_signal(number)
-            return forward(model, idx, targets, **how)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(GPT, 'forward', spy)
-            printed = trained(*args)
-        # the handlers are as they were
-        assert all(signal.getsignal(number) is ignore for number in handlers)
-        return printed, passes
-
-    def ignore(number, frame):
-        """A run that does not listen must not end the tests."""
-
-    handlers = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield run_with_signal
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, 'forward', spy)
+        printed = finished(*args)
+    assert signal.getsignal(number) is handler
+    return printed, passes
 
 
 # in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
 # the first and one after the last iteration
 @pytest.mark.parametrize('number, training, n, iteration', [
     (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
-def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, n, iteration):
+def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
     """test_results.py sends a SIGTERM to a process of its own."""
-    printed, passes = signalled(number, n, *TINY, training=training)
+    printed, passes = signalled(monkeypatch, number, n, *TINY, training=training)
     assert len(passes) == n             # the step is finished, and an evaluation is not
     assert training or passes == [1, 3, 1, 3, 1][:n]
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
@@ -320,16 +229,16 @@ def test_a_signal_saves_and_nothing_is_lost(whole, signalled, number, training, 
     assert saved('out')['iter_num'] == iteration
     assert log_of('out')[-1]['iter'] == str(iteration - 1)
 
-    trained('--resume')
+    finished('--resume')
     assert list(kills.differences(whole, 'out')) == []
 
 
-def test_a_task_goes_on_as_if_never_stopped(signalled):
+def test_a_task_goes_on_as_if_never_stopped(monkeypatch):
     args = [*TINY, '--dataset=calc:p=3', '--pos=rotary']
-    signalled(signal.SIGINT, 5, *args, training=True)
+    signalled(monkeypatch, signal.SIGINT, 5, *args, training=True)
     assert saved('out')['iter_num'] == 5
-    trained('--resume')
-    trained(*args, '--out_dir=out-whole')
+    finished('--resume')
+    finished(*args, '--out_dir=out-whole')
     assert list(kills.differences('out-whole', 'out')) == []
 
 
@@ -340,9 +249,9 @@ def test_resume_takes_the_knobs_of_its_run(whole):
     """
     shutil.copytree(whole, 'out')
     same_as_before = '--gradient_accumulation_steps=1'
-    printed = trained('--resume', '--max_iters=20', '--log_interval=3', same_as_before)
+    printed = finished('--resume', '--max_iters=20', '--log_interval=3', same_as_before)
     assert 'from iteration 12' in printed
-    trained(*TINY, '--max_iters=20', '--lr_decay_iters=12', '--out_dir=out-long')
+    finished(*TINY, '--max_iters=20', '--lr_decay_iters=12', '--out_dir=out-long')
 
     resumed, long = saved('out'), saved('out-long')
     for key in ('model', 'optimizer', 'trend', 'iter_num', 'val_loss'):
@@ -351,12 +260,8 @@ def test_resume_takes_the_knobs_of_its_run(whole):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--batch_size=8', 'batch_size = 8 (it was 4)'),
-    ('--seed=1', 'seed = 1 (it was 1337)'),
-    ('--groups=[[1,2]]', 'groups = [[1, 2]] (it was [[1], [2]])'),
     ('--learning_rate=1e-2', 'learning_rate = 0.01 (it was 0.005)'),
-    ('--max_iters=5', 'has 12 iterations already'),
-    ('--dataset=other', 'dataset = other (it was book)')])
+    ('--max_iters=5', 'has 12 iterations already')])
 def test_resume_refuses_another_run(whole, flag, words):
     shutil.copytree(whole, 'out')
     assert words in refused('--resume', flag)
@@ -383,9 +288,6 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     line = refused(*TINY, '--learning_rate=1e29', '--min_lr=1e29', '--warmup_iters=0',
                    f'--grad_clip={clip}', '--save_interval=1', '--eval_interval=100')
     assert 'not finite at iteration 1: loss' in line and 'learning rate 1.00e+29' in line
-    draw = torch.Generator().manual_seed(derived_seed(1337, 'loops', 1, 0))
-    loops = [str(sample_n_loop(4.0, draw)) for _ in range(2)]
-    assert f"loops {'/'.join(loops)}," in line
     last = saved('out')
     assert last['iter_num'] == 1
     assert all(weight.isfinite().all() for weight in last['model'].values())
@@ -393,16 +295,10 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--groups=[[1],[1,2]]', 'groups overlap'),
     ('--n_head=3', 'not divisible by n_head = 3'),
     ('--block_size=100000', 'longer than the'),
-    ('--dataset=nothing', 'python data.py nothing --path=TEXT'),
-    ('--device=tpu', "device 'tpu' is not available"),
     ('--dtype=int8', "unknown dtype 'int8'"),
     ('--vocab_size=100', 'less than the 257 tokens'),
-    ('--injection=mul', 'injection must be one of concat, add, none'),
-    ('--optimizer=sgd', 'optimizer must be one of muon, adamw'),
-    ('--batch_size=100000000', 'batch_size'),
     ('--n_embd=100000000', 'not enough memory: lower batch_size'),
     ('--model=os:path', 'subclass of model.GPT'),
     ('--grad_clip=-1.0', 'grad_clip'),
@@ -421,7 +317,7 @@ def test_bad_input_is_one_line_and_loses_nothing(flag, words):
     assert not os.path.exists('out/ckpt.old.pt')
 
 
-# several processes -------------------------------------------------------------------------------
+# several processes --------------------------------------------------------------------------------
 
 def test_two_processes_are_one():
     """
@@ -436,7 +332,7 @@ def test_two_processes_are_one():
     done = subprocess.run([*torchrun, *one_step, '--out_dir=out-two'], capture_output=True,
                           text=True)
     assert done.returncode == 0 and done.stdout.count('iter 0: ') == 1, done.stderr
-    trained(*one_step, '--out_dir=out-one-step')
+    finished(*one_step, '--out_dir=out-one-step')
 
     # after one step
     one, two = saved('out-one-step'), saved('out-two')
@@ -453,8 +349,8 @@ def test_two_processes_are_one():
         assert math.isclose(loss, two['val_loss'][n_loop], abs_tol=1e-4)
 
     # to the end
-    trained(*args, '--out_dir=out-one')
-    trained('--resume', '--out_dir=out-two', '--max_iters=12')
+    finished(*args, '--out_dir=out-one')
+    finished('--resume', '--out_dir=out-two', '--max_iters=12')
     iterations = [[row for row in log_of(out_dir) if row['loss']]
                   for out_dir in ('out-one', 'out-two')]
     for a, b in zip(*iterations, strict=True):

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TAUS
+from conftest import ROOT, TAUS, TINY, finished, make_book, refused
 from safetensors.torch import load_file, save_file
 from test_data import make_tokenizer_json
-from test_train import TINY, finished, make_book, refused
 
 import geometry
 from common.checkpoint import ONCE_CLASSES, ONCE_FIELDS, load_checkpoint
@@ -26,8 +25,8 @@ from exits import make_exit
 from model import GPT
 from zoo import etd, huginn, ouro
 
-# a small model of each class, with several groups
-SYSTEMS = {
+# each class, and how a small model of it differs from `tiny`
+CLASSES = {
     'model:GPT': (GPT, {}),
     'zoo.ouro:Gated': (ouro.Gated, {}),
     'zoo.etd:Looped': (etd.Looped, dict(injection='none', x0='e')),
@@ -35,20 +34,7 @@ SYSTEMS = {
                                               pos='rotary', mlp_width=24)),
     'zoo.ouro:Ouro': (ouro.Ouro, dict(injection='none', pos='rotary', mlp_width=24)),
 }
-
-
-def small(name, kind=None, **changes):
-    """A small model in evaluation, its weights from a fixed seed; kind: in place of its class."""
-    torch.manual_seed(0)
-    known, shape = SYSTEMS[name]
-    args = dict(block_size=16, vocab_size=50, n_layer=5, n_head=2, n_embd=16, groups=[[1], [2, 3]],
-                mean_recurrence=3)
-    model = (kind or known)(known.Config(**args | shape | changes))
-    for p in model.parameters():
-        if p.dim() == 1:        # so that a norm or bias in the wrong place shows
-            with torch.no_grad():
-                p.normal_(1.0, 0.1)
-    return model.eval()
+OURO = CLASSES['zoo.ouro:Ouro'][1]
 
 
 def near(got, name, golden):
@@ -247,8 +233,9 @@ def test_ouro_writes_the_same_and_its_gate_saves_loops(an_ouro):
 @pytest.mark.parametrize('system, name', [
     *itertools.product(('zoo.huginn:Huginn', 'zoo.ouro:Ouro'), [None, *TAUS, 'norm, past']),
     ('zoo.ouro:Ouro', 'zoo.ouro:gate'), ('zoo.ouro:Gated', 'zoo.ouro:gate')])
-def test_token_by_token_is_the_whole_sequence(idx, system, name):
-    model = small(system)
+def test_token_by_token_is_the_whole_sequence(tiny, idx, system, name):
+    kind, shape = CLASSES[system]
+    model = tiny(kind=kind, **shape)
     name, _, past = (name or '').partition(', ')
     rule = make_exit(name, TAUS.get(name, 0.2), past=bool(past)) if name else None
     whole, used, evals = teacher_forced(model, idx, [9, 9], rule)
@@ -259,12 +246,12 @@ def test_token_by_token_is_the_whole_sequence(idx, system, name):
     assert rule is None or (used < 9).any()
 
 
-@pytest.mark.parametrize('name', SYSTEMS)
-def test_checkpoints_of_earlier_versions(tmp_path, idx, name):
+@pytest.mark.parametrize('name', CLASSES)
+def test_checkpoints_of_earlier_versions(tmp_path, tiny, idx, name):
     """Their flat arguments name a class, with the same output; others are refused."""
-    kind, shape = SYSTEMS[name]
+    kind, shape = CLASSES[name]
     own = dict(mlp_width=64, norm_eps=1e-3) if 'mlp_width' in shape else {}
-    model, path = small(name, **own), str(tmp_path / 'ckpt.pt')
+    model, path = tiny(kind=kind, **shape | own), str(tmp_path / 'ckpt.pt')
     flat = vars(model.config) | ONCE_FIELDS | ONCE_CLASSES[name]
     if own:
         flat |= dict(mlp_width=None, norm_eps=1e-3)     # no width is that of 4 * n_embd
@@ -308,12 +295,8 @@ def test_weights_in_bfloat16_stay_so_on_disk(tmp_path, an_ouro):
 
 
 def test_dry_run(tmp_path, a_huginn):
-    folder = public_folder(tmp_path, a_huginn.golden, shards=2)
+    folder, C = public_folder(tmp_path, a_huginn.golden, shards=2), a_huginn.model.config.n_embd
     printed = read('huginn', folder, '--dry_run')
-    names = [name for name in a_huginn.golden.files if name.startswith('w/')]
-    size = 4 * sum(a_huginn.golden[name].size for name in names)
-    C = a_huginn.model.config.n_embd
-    assert f'{len(names)} tensors, {size:,} bytes' in printed
     assert f'transformer.adapter.weight  ({C}, {2 * C})  F32  {8 * C * C:,} bytes' in printed
     assert not (folder / 'out').exists()
 
@@ -336,9 +319,6 @@ def with_field(**fields):
 
 @pytest.mark.parametrize('spoil, words', [
     (lambda folder: os.remove(folder / 'config.json'), "config.json' (FileNotFoundError)"),
-    (lambda folder: (folder / 'config.json').write_text('[]'), "config.json' (TypeError)"),
-    (lambda folder: (folder / 'config.json').write_text('{"model_type": "llama"}'),
-     'has no number for vocab_size: only Ouro can be read'),
     (with_field(num_hidden_layers=3.0), 'has no number for num_hidden_layers'),
     (with_field(num_attention_heads=0), 'has no number for num_attention_heads'),
     (with_field(hidden_act='gelu'), "has hidden_act = 'gelu'"),
@@ -360,7 +340,7 @@ def test_bad_folders(tmp_path, an_ouro, spoil, words):
     assert not (folder / 'out').exists()
 
 
-def test_scripts_run_on_it(tmp_path, monkeypatch, an_ouro, a_huginn):
+def test_scripts_run_on_it(tmp_path, monkeypatch, an_ouro):
     monkeypatch.chdir(tmp_path)
     folder = public_folder(tmp_path / 'public', an_ouro.golden)
     make_tokenizer_json(folder / 'tokenizer.json', 40)
@@ -369,8 +349,6 @@ def test_scripts_run_on_it(tmp_path, monkeypatch, an_ouro, a_huginn):
     printed = finished('--out_dir=moved', '--start=ab', '--exit=zoo.ouro:gate', '--n_loop=4',
                        '--max_new_tokens=4', script='sample.py')
     assert printed.startswith('ab')
-    without = refused(f'--out_dir={a_huginn.folder}/out', script='sample.py')
-    assert 'came without a tokenizer.json' in without
 
 
 # the training of Ouro's gate ----------------------------------------------------------------------
@@ -386,9 +364,9 @@ def gates_and_nats(model, idx, targets):
 
 
 @torch.no_grad()
-def test_stage_1_by_hand(idx):
+def test_stage_1_by_hand(tiny, idx):
     """Three labels a row, three steps: sum_t p_t L_t - beta H(p). In evaluation it is plain."""
-    model, targets = small('zoo.ouro:Ouro'), idx.roll(-1, 1)
+    model, targets = tiny(kind=ouro.Ouro, **OURO), idx.roll(-1, 1)
     labels = targets.clone()
     labels[:, 3:] = -100
     logits, plain = model(idx, labels, n_loop=3)
@@ -404,9 +382,9 @@ def test_stage_1_by_hand(idx):
     torch.testing.assert_close(in_training, logits)
 
 
-def test_stage_2_by_hand(idx):
+def test_stage_2_by_hand(tiny, idx):
     """Cross-entropy of 1 - lambda_t to sigmoid(50 (max(0, L_(t-1) - L_t) - .005)), t from 2."""
-    model, targets = small('zoo.ouro:Ouro', ouro.OuroGateOnly), idx.roll(-1, 1)
+    model, targets = tiny(kind=ouro.OuroGateOnly, **OURO), idx.roll(-1, 1)
     values = []
     with torch.no_grad():
         for gates, nats in gates_and_nats(model, idx, targets):
@@ -463,18 +441,13 @@ def test_both_stages(book, tmp_path, monkeypatch, flags, kinds):
 
 
 @pytest.mark.parametrize('args, script, words', [
-    (['--exit=zoo.ouro:gate'], 'sample.py', 'needs the method gate_logit, and GPT has none'),
-    (['--exit=zoo.huginn:none'], 'sample.py', 'unknown exit rule'),
     (['--init_from=out/ckpt.pt'], 'zoo/etd.py', 'train a plain one'),
     (['--init_from=out-plain/ckpt.pt', '--block=[2,9]'], 'zoo/etd.py', 'must follow one another'),
     (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'loops must be'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
     (['--stage=3'], 'zoo/ouro.py', 'is not a stage'),
     (['--stage=2'], 'zoo/ouro.py', 'stage 2 needs --init_from=CHECKPOINT, or --resume'),
-    (['--stage=2', '--init_from=nowhere.pt'], 'zoo/ouro.py', 'no checkpoint at'),
-    (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups'),
-    (['--model=zoo.ouro:Nobody', *TINY], 'train.py', 'write MODULE:NAME'),
-])
+    (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups')])
 def test_bad_input(book, monkeypatch, args, script, words):
     monkeypatch.chdir(book)
     assert words in refused(*args, script=script)
@@ -491,8 +464,8 @@ def test_the_thinking_block(curve, block):
     assert etd.thinking_block(np.array(curve)) == block
 
 
-def test_angles_by_hand(idx):
-    model = small('model:GPT', groups=[])
+def test_angles_by_hand(tiny, idx):
+    model = tiny(groups=[])
     found, x = etd.angles(model, idx), model.embed(idx, torch.arange(16))
     for i, layer in enumerate(model.h):
         x0, x = x[:, -1], layer(x)
@@ -500,8 +473,8 @@ def test_angles_by_hand(idx):
         assert math.isclose(found[i], (cosine.arccos() / math.pi).mean().item(), rel_tol=1e-4)
 
 
-def test_a_block_that_loops_once_is_the_plain_model(idx):
-    model = small('model:GPT', groups=[])
+def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
+    model = tiny(groups=[])
     looping, start = etd.looped(model, [1, 2]), model.embed(idx, torch.arange(16))
     assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
     # twice is the stack with its layers written out twice
