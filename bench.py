@@ -155,7 +155,8 @@ def make_points(make):
 def points_for_text(model, make, points):
     """The points with which prompts are continued: drafts, waves, and those that take few steps."""
     chosen = [p for p in points if p.rule != 'oracle' and not (p.past and p.cache == 'exact')
-              and (p.tau < n_loop if p.rule == 'fixed' else p.tau >= least_tau)]
+              and (p.tau >= least_tau or p.rule == 'fixed')
+              and (p.cache == 'exact' or p.rule != 'fixed' or p.tau < n_loop)]
     chosen += [make(n, 'fixed', 'exact', draft_loops=loops) for loops, n in drafts]
     wave_taus = [tau for tau in dict.fromkeys(taus + more_taus) if 1e-3 <= tau <= 3]
     waved = [make(tau, name, 'latest', wave=width, wave_steps=steps)

@@ -103,9 +103,10 @@ def test_every_point_once(benched, folder):
     assert len(of_windows) == sum(map(len, expected.values()))
     assert {row['tau'] for row in of_windows if row['extension'] == 'True'} == {'100.0'}
     assert names(others) == [('fixed', 3)] + [(name, tau) for name in RULES for tau in (1e-2, 0.3)]
-    # texts: of all but oracles and rules that wait under `exact` or have a small tau
+    # texts: of all but oracles, rules that wait under `exact` or have a small tau, and the full
+    # budget under other policies
     continued = [row for row in rows if row['prompts']]
-    assert len(continued) == 3 + 2 * len(RULES) + 3 + 2 * len(RULES) + len(others)
+    assert len(continued) == 3 + 2 * len(RULES) + 2 + 2 * len(RULES) + len(others)
     for row, measured in ((row, measured) for measured in (of_windows, continued)
                           for row in measured):
         columns = ('ce', 'mean_evals', 'ms_per_token') if measured is of_windows else (
