@@ -355,7 +355,8 @@ class GPT(nn.Module):
         if not wave:
             return decode.stream(self, rows, max_new_tokens,
                                  cache='exact' if cache == 'auto' else cache, **how)
-        others = [name for name in ('warm_start', 'draft_loops') if how.pop(name, None)]
+        others = [name for name in ('warm_start', 'draft_loops')
+                  if how.pop(name, None) not in (None, False)]
         if cache not in ('auto', 'latest') or others:
             what = f'cache={cache!r}' if cache not in ('auto', 'latest') else others[0]
             raise ValueError("a wave needs cache='latest', without drafts or warm start: leave out "

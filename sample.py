@@ -175,13 +175,15 @@ def main():
     # the model and the rule
     dev, autocast = pick_device(device, dtype)
     if (past or tau is not None) and not (exit or wave):
-        raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel')
+        raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel, or --wave=8')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
     task = checkpoint['config']['dataset']
     width, pass_steps, rule = way(model, checkpoint, results)
+    if 'wave_steps' in given and not width:
+        raise ValueError('--wave_steps needs a wave: add --wave=8')
 
     # problems or text
     with autocast:

@@ -59,9 +59,8 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
     width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit: a
     rule, which is applied to the change of a token's states from one pass to the next; the token
     keeps its last states, whatever rule.keep says. The first token of the wave counts as converged
-    n_loop steps after the last change of its input at the latest; steps_used counts all steps of a
-    token since it joined the wave.
-    The rest: see decode.stream.
+    n_loop steps after the last change of its input at the latest, in whole passes. steps_used counts
+    all steps since a token joined the wave. The rest: see decode.stream.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
 
@@ -165,17 +164,17 @@ class Wave:
         self.states = [x[:, leave:] for x in self.states]
         self.memo = [None if memo is None else memo[:, leave:] for memo in self.memo]
         self.passes = self.passes[leave:]
-        self.age, self.streak = (np.where(right, kept, 0)[..., leave:]
-                                 for kept in (self.age, self.streak))
+        self.age, self.streak = np.where(right, self.age, 0)[leave:], self.streak[:, leave:]
 
 
 def can_wave(model, rule=None):
     """
-    A wave goes on looping while its input changes, so the loops must read their input. A rule must
-    work on a token's own states of the last two or three passes.
+    A wave goes on looping while its input changes, so the loops must read their input, and their
+    noise must not be of one step. A rule must work on a token's own states of the last two or three
+    passes.
     """
-    own = rule is None or rule.reads == 'readout' and not rule.by_row
-    return bool(model.groups) and model.config.injection != 'none' and own
+    shape, own = model.config, rule is None or rule.reads == 'readout' and not rule.by_row
+    return bool(model.groups) and shape.injection != 'none' and not shape.step_noise and own
 
 
 def check_wave(model, rows, width, rule):
@@ -185,7 +184,7 @@ def check_wave(model, rows, width, rule):
         raise ValueError(f'wave must be at least 1 token, not {width}')
     if not can_wave(model):
         raise ValueError('a wave needs a model with recurrent groups that read their input in '
-                         'every step: give wave=0')
+                         'every step, without step_noise: give wave=0')
     if not can_wave(model, rule):
         raise ValueError(f"the rule '{rule.name}' needs more than a token's last states, which a "
                          'wave does not give it: choose another, or wave=0')

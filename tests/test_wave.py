@@ -6,7 +6,9 @@ import pytest
 import torch
 from conftest import TAUS
 
+from cache import Span
 from common.checkpoint import open_run
+from decode import choose, make_cache, prefill
 from exits import Exit, make_exit
 
 RANDOM = dict(adapter_init='random')
@@ -68,14 +70,78 @@ def test_who_leaves_when(tiny, idx, name):
         assert max(leaves(math.inf)) <= 4
 
 
+def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
+    """A wave within one window, token by token, each a dict: the new tokens, their loop steps."""
+    counts, steps = model.loop_counts(n_loop, rule), model.loop_counts(steps)
+    most, end = max(-(-n // k) for n, k in zip(counts, steps)), len(prompt) + new
+    groups, cache = range(len(steps)), make_cache(model, counts, 'latest')
+
+    def draw(logits, position):
+        return choose(logits[None], 0.8, None, [(seed, position)]).item()
+
+    def joins(token):
+        return dict(input=token, states=None, memo=[None] * len(steps), streak=[0] * len(steps),
+                    age=0, passes=0)
+    logits, used, _ = prefill(model, [prompt], counts, rule, 0, cache, converge=True)
+    row, made = prompt.tolist(), [used[0].tolist()]
+    row.append(draw(logits[0], len(row)))
+    wave = [joins(row[-1])]
+    while len(row) < end:
+        first, old = len(row) - 1, [one for one in wave if one['states']]
+        warm = None
+        if old:
+            warm = [torch.stack([one['states'][g] for one in old])[None] for g in groups]
+        idx = torch.tensor([[one['input'] for one in wave]])
+        x, ends = model.hidden(idx, steps, span=Span(first, len(wave)), cache=cache, warm=warm)
+        said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
+        for i, one in enumerate(wave):
+            one['age'], one['passes'] = one['age'] + 1, one['passes'] + 1
+            states = [ends[g][0][0, i] for g in groups]
+            for g in groups if one['states'] else ():
+                value, one['memo'][g] = rule.signal(one['states'][g], states[g], one['memo'][g],
+                                                    model.reader(rule))
+                small = value is not None and one['age'] > 1 and value < rule.tau
+                one['streak'][g] = one['streak'][g] + 1 if small else 0
+            one['states'] = states
+        n = 0
+        while n < len(wave) and (n == 0 or wave[n]['input'] == said[n - 1]) and (
+                min(wave[n]['streak']) >= rule.hits or n == 0 and wave[0]['age'] >= most):
+            made.append([wave[n]['passes'] * k for k in steps])
+            row.append(said[n])
+            n += 1
+        for one, token in zip(wave[1:], said):
+            if one['input'] != token:
+                one |= dict(input=token, age=0)
+        wave = [*wave[n:], joins(said[-1])][:min(width, end - len(row))]
+    return row[len(prompt):], made
+
+
+@pytest.mark.parametrize('name, tau, how', [
+    ('norm', 0.5, dict(width=4, steps=1, n_loop=9)),
+    ('kl', 1e-4, dict(width=9, steps=2, n_loop=12)),
+    ('accel', 0.3, dict(width=3, steps=[1, 2], n_loop=[4, 9])),
+    ('accel_rel', 0.2, dict(width=5, steps=1, n_loop=20)),
+    ('norm_rel', 0.05, dict(width=40, steps=3, n_loop=30))])
+@torch.no_grad()
+def test_a_wave_is_what_its_tokens_do(tiny, idx, name, tau, how):
+    model, rule = tiny(**RANDOM | dict(block_size=32)), make_exit(name, tau)
+    for row, seed in zip(idx[:, :7], (1, 2, 3)):
+        expected = by_hand(model, row, 20, rule=rule, seed=seed, **how)
+        made = model.stream([row], 20, exit=rule, wave=how['width'], wave_steps=how['steps'],
+                            n_loop=how['n_loop'], temperature=0.8, seed=seed)
+        tokens, steps = zip(*made)
+        assert expected == ([token.item() for token in tokens],
+                            [used[0].tolist() for used in steps])
+
+
 @pytest.mark.parametrize('name, tau', [
-    ('norm', 1e-3), ('norm_rel', 1e-4), ('kl', 1e-7), ('accel', 1e-3), ('accel_hat', 0),
+    ('norm', 1e-3), ('norm_rel', 1e-4), ('kl', 1e-7), ('accel', 1e-3),
     ('accel_rel', 1e-4), (None, None)])
 def test_a_converged_wave_has_the_text_of_the_full_budget(trained, name, tau):
     model, prompt = trained
     rule = make_exit(name, tau) if name else None
     for how, wave in ((dict(temperature=0), dict(wave=8)),
-                      (dict(temperature=1.0, seed=5), dict(wave=5, wave_steps=3))):
+                      (dict(temperature=1.0, top_k=9, seed=5), dict(wave=5, wave_steps=3))):
         full, _ = model.generate(prompt, 34, n_loop=32, cache='exact', **how)
         waved, steps = model.generate(prompt, 34, n_loop=32, exit=rule, **how, **wave)
         assert torch.equal(waved, full)
@@ -101,8 +167,9 @@ def test_a_wave_ends_at_stop(trained):
     # a stop in the middle of what one pass commits
     one = next(one for one in trace if one['leave'] > 1)
     n = one['position'] - 19 + 2
+    assert tokens.index(tokens[n - 1]) == n - 1
     _, stopped = passes_of(model, prompt[0], 20, stop=tokens[n - 1], **how)
-    assert stopped == tokens[:tokens.index(tokens[n - 1]) + 1]
+    assert stopped == tokens[:n]
 
 
 def test_a_nan_ends_it(tiny, idx):
@@ -117,11 +184,13 @@ def test_a_nan_ends_it(tiny, idx):
     (dict(cache='exact'), "leave out cache='exact'"), (dict(cache=None), 'leave out cache=None'),
     (dict(warm_start=True), 'leave out warm_start'), (dict(draft_loops=1), 'leave out draft_loops'),
     (dict(rows=2), 'for one row, not 2'), (dict(groups=[]), 'recurrent groups'),
-    (dict(injection='none'), 'recurrent groups'), (dict(temperature=-1), 'temperature'),
+    (dict(injection='none'), 'recurrent groups'), (dict(step_noise=0.1), 'without step_noise'),
+    (dict(temperature=-1), 'temperature'),
     (dict(exit=Exit(None, reads='through_coda', name='x')), "the rule 'x' needs more"),
     (dict(exit=Exit(None, by_row=True, name='x')), "the rule 'x' needs more")])
 def test_bad_input(tiny, idx, how, words):
-    changes = {name: how.pop(name) for name in ('groups', 'injection') if name in how}
+    changes = {name: how.pop(name) for name in ('groups', 'injection', 'step_noise')
+               if name in how}
     rows = how.pop('rows', 1)
     with pytest.raises(ValueError, match=words):
         tiny(**changes).generate(idx[:rows], 2, **dict(wave=4) | how)
