@@ -59,8 +59,8 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
     width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit: a
     rule, which is applied to the change of a token's states from one pass to the next; the token
     keeps its last states, whatever rule.keep says. The first token of the wave counts as converged
-    n_loop steps after the last change of its input at the latest, in whole passes. steps_used counts
-    all steps since a token joined the wave. The rest: see decode.stream.
+    n_loop steps after the last change of its input at the latest, in whole passes. steps_used
+    counts all steps since a token joined the wave. The rest: see decode.stream.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
 
