@@ -108,6 +108,8 @@ def methods_table(t, bench):
     points = pick(t['points'], bench=bench)
     for name, seed in product(RUNS, distinct(points, 'seed')):
         rows = pick(points, run=name, seed=seed)
+        if not rows:
+            continue
         usual, = pick(rows, kind='waves', tau=WAVE_TAU)
         kinds = ('fixed budgets, latest', 'rules, latest', 'drafts', 'waves')
         best = [fastest(pick(rows, kind=kind)) for kind in kinds]

@@ -19,7 +19,7 @@ from bench import log_probabilities, make_point
 from common import plots
 from common.checkpoint import load_checkpoint
 from model import GPTConfig
-from results import claims, decoding, depth, measure, questions, run, runs, speed, table, zoo
+from results import claims, decoding, depth, measure, questions, run, runs, speed, table, waves, zoo
 from results.runs import pick
 
 SEEDS = (1337, 1, 2)
@@ -28,9 +28,10 @@ SEEDS = (1337, 1, 2)
 # the page and the shipped figures ---------------------------------------------------------------
 
 @pytest.mark.parametrize('block, module', [('claims', table), ('depth', depth), ('zoo', zoo),
-                                           ('decoding', decoding)])
-def test_readme_says_what_the_files_say(block, module):
-    page = Path(ROOT, 'results', 'README.md').read_text(encoding='utf-8')
+                                           ('decoding', decoding), ('waves', waves)])
+def test_the_pages_say_what_the_files_say(block, module):
+    name = 'waves.md' if module is waves else 'README.md'
+    page = Path(ROOT, 'results', name).read_text(encoding='utf-8')
     begin, end = runs.markers(page, block)
     assert page[begin:end].strip() == module.markdown()
 
@@ -255,6 +256,24 @@ def test_decoding_is_run_once_and_gathered(wave, tmp_path, monkeypatch):
         ('exact', 'norm_rel', 'False'), ('exact', 'norm_rel', 'True'),
         ('latest', 'norm_rel', 'True')}
     assert len(t['calibration']) == 3
+
+
+def test_waves_are_run_once_and_gathered(tmp_path, monkeypatch):
+    calls = in_process(monkeypatch, tmp_path, 'torchdocs', {
+        'bench.py': ['--timed_tokens=1', '--n_loop=4', '--prompt_tokens=4', '--new_tokens=3',
+                     '--device=cpu']})
+    small = ['--n_embd=16', '--max_iters=2', '--warmup_iters=1', '--eval_windows=2']
+    change(monkeypatch, waves, seeds=[1], prompts=4, more=[], fidelity=0,
+           RUNS=dict(default=(small, ['--budgets=[2]', '--drafts=[[1,2]]'], [2, 1])))
+    change(monkeypatch, waves.markdown, __defaults__=('results',))
+    change(monkeypatch, runs, write=lambda block, text, page: calls.append(text))
+    waves.main()
+    page = calls.pop()
+    assert calls == ['train.py'] + ['bench.py'] * 3
+    assert page.count('| default, seed 1 | 2 loops: ') == 2 and '| `accel_rel` | ' in page
+    calls.clear()
+    waves.main()
+    assert calls == [page]
 
 
 def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
