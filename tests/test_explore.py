@@ -121,7 +121,7 @@ def in_browser(page, script):
         [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage',
          '--hide-scrollbars', f'--user-data-dir={page.parent / "profile"}',
          '--window-size=500,1000', '--dump-dom', f'file://{copy}'],
-        capture_output=True, text=True, timeout=60)
+        capture_output=True, text=True, timeout=240)
     result = re.search('<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     errors, value = json.loads(html.unescape(result[1]))
     assert not errors
