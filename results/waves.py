@@ -144,7 +144,8 @@ def markdown(folder=runs.HERE):
         [f"{runs.machine_of(t)}; {n} prompts of 12 tokens, 36 new tokens, one thread, all ways in "
          f'turn. Of each kind the fastest point with at least {100 * fidelity:g}% identical '
          'continuations, and in bold its time over that of fixed loops. A wave has 8 tokens and '
-         + ', '.join(f'{k} loop step{"s" * (k > 1)} a pass ({name})' for name, k in steps.items()) + '.'],
+         + ', '.join(f'{k} loop step{"s" * (k > 1)} a pass ({name})'
+                     for name, k in steps.items()) + '.'],
         methods_table(t, 'methods'),
         [f'**At temperature 0.8**, {n // 4} of these prompts'],
         methods_table(t, 'warm'),
