@@ -199,7 +199,8 @@ def signalled(monkeypatch, number, n, *args, training):
     A run that gets this signal in its n-th pass, of those in training or of those of held-out
     losses -> what it printed, and the loop counts of these passes.
     """
-    passes, forward, handler = [], GPT.forward, signal.getsignal(number)
+    passes, forward = [], GPT.forward
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
 
     def spy(model, idx, targets=None, **how):
         if targets is not None and model.training == training:
@@ -211,7 +212,7 @@ def signalled(monkeypatch, number, n, *args, training):
     with monkeypatch.context() as patch:
         patch.setattr(GPT, 'forward', spy)
         printed = finished(*args)
-    assert signal.getsignal(number) is handler
+    assert all(signal.getsignal(kind) is handler for kind, handler in handlers.items())
     return printed, passes
 
 
