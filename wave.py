@@ -65,7 +65,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
     leave=how many tokens are committed).
 
     ValueError for more than one row, a width or steps below 1, a rule that needs whole rows or the
-    coda, a model without groups or whose loops do not read their input, and as in decode.stream.
+    coda, a model that can_wave excludes, and as in decode.stream.
     """
     check(rows, max_new_tokens, temperature, top_k, 'latest', False)
     check_wave(model, rows, width, exit)
