@@ -9,13 +9,13 @@ How good and how fast is each way to decode: fixed budgets, exit rules, drafts, 
 Writes out_dir/bench.csv, figure_4.png, quality.png and frontier.png, and prints tables and verdicts
 that are computed from bench.csv. Its rows are points: a cache policy together with a rule at a
 threshold, a fixed budget, an oracle, drafts, or a wave. The file is written after each stage, and
-on Ctrl-C with what has been measured by then: `windows` and `prompts` say how many of them a row is
-a mean of, and what has not been measured is empty.
+on Ctrl-C with what has been measured by then. Its columns `windows` and `prompts` say how many
+windows and prompts a row averages over; what has not been measured is left empty.
 
-Quality: held-out windows are decoded at every point but drafts and waves, with the same noise. The
-95% intervals are bootstrap intervals, over windows, of the difference from the full budget of
-`exact` in the same window. Latency: each round decodes `timed_tokens` tokens after a prompt, at all
-points in turn, so that whatever slows the machine down slows all of them down.
+Quality: held-out windows are decoded at every point except drafts and waves, with the same noise.
+The 95% intervals are bootstrapped over windows; they are of the loss minus that of the full budget
+under `exact` in the same window. Latency: each round decodes `timed_tokens` tokens after a prompt,
+at all points in turn, so that whatever slows the machine down slows all of them down.
 
 Fidelity, on text: held-out prompts are continued at every point but oracles. How many of the texts
 are those of the full budget, and what does a token cost? Here too all points take turns.
@@ -25,8 +25,8 @@ The defaults are small: 24 windows, two rounds, no `accel_hat`, which hardly eve
 
 Paper: sec. 4, App. D, Fig. 4.
 
-    tau             the threshold of a rule; the loop steps of a fixed budget, and of the check of
-                    drafts; the oracle's epsilon
+    tau             a rule's threshold, the loop steps of a fixed budget (with drafts, those of the
+                    budget that checks them), or the oracle's epsilon
     steps, evals    loop steps kept, block maps evaluated
     CE, PPL         cross-entropy in nats a token, exp(CE)
     B, T, V         rows, tokens of a window, vocabulary
@@ -203,7 +203,7 @@ def oracle_forward(plain, eps):
         last, _, _ = plain(e, n_loop, None, None, noise_seed, span, caches, x0)     # (B, T, C)
 
         def distance(x, x1, memo, read):
-            memo = last if memo is None else memo       # later: only rows that still loop
+            memo = last if memo is None else memo       # later k: of the rows that still loop
             return vector_norm(x1 - memo, dim=-1), memo
 
         rule = Exit(distance, eps, name='oracle')
@@ -387,9 +387,9 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
     it: the first of TAU_GRID for which the upper end of the 95% interval is at most `nats`. The
     other half then measures the cost. make(tau, *kind) -> Point, see make_point.
 
-    A row has cache, rule, past and tau, which is None if no tau will do. Otherwise also upper (that
-    upper end), and from the other half cost, cost_low, cost_high, evals and kept (cost <= nats?).
-    ValueError if nats are not positive or the windows too few.
+    A row has cache, rule, past and tau. tau is None if none is small enough; otherwise the row also
+    has upper, the upper end named above, and from the other half of the windows cost, cost_low,
+    cost_high, evals and kept (cost <= nats?). ValueError if nats or the windows are too few.
     """
     if not nats > 0:
         raise ValueError(f'--calibrate must be more than 0 nats, not {nats}: try 0.005')
@@ -421,9 +421,9 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
 
 def wave_thresholds(model, make, prompts):
     """
-    For each of the waves, the largest tau of norm_rel with which a share `fidelity` of the texts
-    equals the full budget's, on half of the prompts (N, n): rows as in find_thresholds.
-    identical: that share on the other half.
+    A row for each of the waves, as in find_thresholds, with the largest tau of norm_rel for which a
+    share `fidelity` of the texts on half of the prompts (N, n) equals the full budget's. identical:
+    the share on the other half.
     """
     full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop)
 
@@ -554,7 +554,7 @@ def verdict(rows, times, same, seed=0):
         return (f"{row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
                 f"group, CE {row['ce_minus_full']:+.4f} [{row['diff_low']:+.4f}, "
                 f"{row['diff_high']:+.4f}]")
-    # the fastest fixed budget of each policy, and the fastest rules, with own signals and waiting
+    # for each policy the fastest fixed budget and the fastest rule, with and without waiting
     fastest, says = compare(good, 'ms_per_token', ('kind', 'past'), details, seed)
     if fastest['rule'] == 'fixed':
         says.append('No rule is worth its cost here: a fixed number of loops is as good and '
@@ -577,8 +577,8 @@ def text_verdict(rows, times, fidelity, seed=0):
 
 def compare(good, column, way, details, seed):
     """
-    The fastest row, and sentences: what it is, and how many times as long the best one of each
-    other way takes. good: pairs of a row and its times; way: the columns that tell ways apart.
+    The fastest row, and sentences: what it is, and how much longer the fastest row of each other
+    way to decode takes. good: (row, its times) pairs; way: the columns that tell the ways apart.
     """
     best = {}
     for row, ms in good:

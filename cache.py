@@ -162,12 +162,13 @@ class KeysValues:
 
 class Signals:
     """
-    For rules that wait for the past: for each place of a row and each loop step, the largest signal
-    of the tokens up to it that still looped, (B, 1 + T_max, k_max); -inf if none did. The token at
-    position t has place t + 1, because place 0 stands for the time before the first token.
+    For rules that wait for the past. largest[b, 1 + t, k - 1] is the largest signal at step k among
+    the tokens up to position t of row b that still looped then; -inf if there are none, as always
+    in largest[b, 0].
 
-    With these, a token that is decoded alone waits as in a pass with the others. Only `exact` has
-    them: under `latest` a new token reads the others' last states, so it need not wait.
+    With these, a token that is decoded alone waits as in a pass with the others. Only a cache with
+    a slot for each step has them: under `latest` a new token reads the others' last states, so it
+    need not wait.
     """
 
     def __init__(self, T_max, k_max):
@@ -175,8 +176,8 @@ class Signals:
 
     def begin(self, span, B, rows=None):
         """
-        Begin a pass of new tokens in these of the B rows (None: all): forget what an earlier pass
-        left at their places.
+        Begin a pass of new tokens in some of the B rows (None: all): forget what an earlier pass
+        stored for their positions.
         """
         if self.largest is None:
             self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)

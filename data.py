@@ -92,9 +92,9 @@ def get_encoding(name, folder=None):
     """
     The encoding of this name: a tiktoken.Encoding, or an object with the methods that we use.
 
-    name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json. A file of its name in
-    `folder`, where the checkpoint is, is preferred. ValueError if it is unavailable, or if its ids
-    do not fit in uint16.
+    name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json; if the checkpoint's
+    `folder` has a file of that name, it is read instead. ValueError if the encoding is unavailable,
+    or if its ids do not fit in uint16.
     """
     if name is None:
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
@@ -181,8 +181,8 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
     """
     The documentation in torch's own Python files, the same on every machine: one document a file.
 
-    It consists of the docstrings of at least 80 characters and of the other strings of at least 200
-    that have several lines (no parts of f-strings), each once, in the order of path and position.
+    It consists of the docstrings of at least 80 characters, and of all other strings of several
+    lines and at least 200 characters, except parts of f-strings; each once, by path and position.
     """
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):

@@ -42,7 +42,7 @@ ring = 4                    # slots of the ring policy
 # -------------------------------------------------------------------------------------------------
 
 POLICIES = ('exact', 'ring', 'latest')
-# without a rule, a prompt has converged once all its states move by less than a hundredth
+# without a rule, a prompt has converged once no state moves by 1% of its norm or more
 CONVERGED = make_exit('norm_rel', 1e-2, past=True)
 
 
@@ -176,8 +176,8 @@ def choose(logits, temperature, top_k, keys):
 
 def choose_from(logits, n, temperature, top_k, seed, cut=0):
     """
-    choose for one row: logits (T, V) of its tokens n, n + 1, ... cut: how many tokens of the prompt
-    are missing before them.
+    choose for one row, whose tokens n, n + 1, ... are drawn from logits (T, V). cut: how many
+    tokens at the start of the prompt the row lacks, because positions count them too.
     """
     keys = [(seed, cut + n + i) for i in range(len(logits))]
     return choose(logits, temperature, top_k, keys)
@@ -227,7 +227,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     rows: B prompts, 1-D int64 tensors of any lengths, of which the last block_size tokens are used.
     With cache 'exact' or None each row gets the tokens that it would get alone (without
     warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
-    the tokens drawn, see row_seeds; positions count from the start of the whole prompt.
+    the tokens drawn, see row_seeds; a draw depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token.
     stop: the token that ends a row, which then costs nothing more and yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).

@@ -5,9 +5,9 @@ Exit rules: when may a token stop looping?
     python exits.py --turn=20           the same on a spiral that turns less
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
-against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. For one
-token, whose block map depends on nothing else, both give the same steps. Only `Exit.decide` decides
-who exits.
+against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. If a token's
+block map does not depend on other tokens, both exit at the same step. `Exit.decide` alone decides
+which tokens exit.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
@@ -148,7 +148,7 @@ class Exit:
         return streak, triggered | last, self.keep | (triggered ^ True)
 
 
-# the paper's rules and two of ours; to add one, write a signal and a line here
+# the paper's rules and their normalised forms; to add one, write a signal and a line here
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
@@ -201,11 +201,11 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
     """
     Loop each token until `rule` lets it exit, at most k_max steps.
 
-    x (B, T, C) float32: the states x^(0). step(x, k, rows, active) -> the next states (b, T, C) of
-    the rows that still loop. For these rows, x (b, T, C) are the states, rows (b,) the numbers, and
-    active (b, T) the tokens that still loop; None means all. read(x, rows): see Exit.
-    on_exit(rows, k): all tokens of these rows have exited, the last one at step k. signals: those
-    of earlier passes, for a rule that waits for the past.
+    x (B, T, C) float32: the states x^(0). step(x, k, rows, active) computes step k of the b rows
+    that still loop, from their states x (b, T, C) to the next ones. rows (b,): their numbers;
+    active (b, T): the tokens that still loop; None = all. read(x, rows): see Exit. on_exit(rows, k)
+    is called when all tokens of these rows have exited, the last one at step k. signals: those
+    of earlier passes (cache.Signals), for a rule that waits for the past.
 
     Returns x_star (B, T, C); steps_used (B, T), the loop steps kept; evals (B, T), the block maps
     evaluated. ValueError if a signal is NaN.
@@ -255,7 +255,7 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
 
 
 def leave_batch(x_star, x, rows, stay, on_exit):
-    """Copy the states of the rows that leave the batch to x_star, and call on_exit with them."""
+    """Rows leave the batch: copy their states to x_star, and call on_exit with their numbers."""
     if len(rows) == len(x_star) and not stay.any():     # all rows together, without an index
         x_star.copy_(x)
         on_exit(None)

@@ -8,8 +8,8 @@ One pass at fixed loops is recorded. For each group, token and loop step the pag
 each exit rule, the five likeliest next tokens, the loss of the right one, the distance to the last
 state, and two principal coordinates. The page (its template is explore.html) computes the exits
 from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
-pass in which no token exits: how an exit changes the tokens after it is not shown. Below, a wave
-(wave.py) continues the prompt, pass by pass.
+pass in which no token exits, so the page does not show how an exit changes later tokens. Below
+that, a wave (wave.py) continues the prompt, pass by pass.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
 

@@ -165,7 +165,7 @@ class RecurrentGroup(nn.Module):
     def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
         """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
         pos = span.pos[rows] if rows is not None and span.ragged else span.pos
-        # differs from the paper: with noise in every step, its cosines of 0.5 are impossible
+        # paper silent; off by default, since noise in every step rules out the paper's own cosines
         if self.step_noise:
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
         # the step of the rows that still loop, with the keys and values of step k
@@ -199,9 +199,8 @@ class RecurrentGroup(nn.Module):
 
         n_loop: loop steps; with an exit rule its k_max. read(x, rows): what the rule reads, see
         GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer of the
-        core; None for a pass over a whole sequence. x0: first states of the leading tokens, in
-        place of noise.
-        trace: see model.GPT. ValueError for an exit rule while training.
+        core; None for a pass over a whole sequence. x0: x^(0) of the first tokens; others start
+        from noise. trace: see model.GPT. ValueError for an exit rule while training.
         """
         if exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')

@@ -34,7 +34,7 @@ MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
 @dataclass
 class GPTConfig:
-    """What shapes a model, as plain values. The defaults are the paper's (App. B)."""
+    """The shape of a model, in plain values. The defaults are the paper's (App. B)."""
     block_size: int = 512
     vocab_size: int = 50304         # GPT-2's 50257, padded to a multiple of 64 for speed
     n_layer: int = 12
@@ -103,7 +103,7 @@ class Rotary(nn.Module):
     def __init__(self, config):
         super().__init__()
         D = config.n_embd // config.n_head
-        # on the CPU, even where load_checkpoint builds the model without data
+        # on the CPU, even when load_checkpoint builds the model on the meta device
         place, pair = (torch.arange(n, device='cpu') for n in (config.block_size, D // 2))
         angle = place[:, None] * config.rope_base ** -(2 * pair / D)        # (block_size, D / 2)
         self.register_buffer('cos', angle.cos(), persistent=False)
@@ -321,8 +321,8 @@ class GPT(nn.Module):
         x (B, T, C) and steps_used (B, T).
 
         counts: loops of each group. span: where the tokens stand. cache: for each layer of h the
-        KeysValues of its blocks (decode.py). warm: for each group the first states of the leading
-        tokens, in place of noise.
+        KeysValues of its blocks (decode.py). warm: for each group the x^(0) of the first tokens;
+        others start from noise.
         """
         span = span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:

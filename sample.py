@@ -41,7 +41,7 @@ cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = like
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
-wave: int | None = None     # tokens at once (wave.py); 0 = no wave; None = 8, 0 with exit or n_loop
+wave: int | None = None     # wave width (wave.py); 0 = no wave; None = 8, 0 if other knobs need it
 wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of mean_recurrence
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn

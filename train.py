@@ -55,7 +55,7 @@ dropout = 0.0
 bias = False                # in linear layers
 vocab_size: int | None = None   # None = the data set's, a large one rounded up to a multiple of 64
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
-mean_recurrence: float = 4.0    # r of the loop draw, of mean r + 1; evaluation loops r times
+mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step: concat, add, none
@@ -174,7 +174,7 @@ def set_up(saved, weights, text, dev):
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    # its fields: from the checkpoint; those that are knobs, from the knobs
+    # the fields of its Config: those that are knobs from the knobs, others from the checkpoint
     names = {field.name for field in fields(kind.Config)}
     of_before = {name: value for name, value in before.get('model_args', {}).items()
                  if name in names}

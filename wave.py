@@ -18,8 +18,8 @@ what it predicts, and the passes since its input last changed):
     pass 26                       [a5]  g4   e2   _2   o1
 
 In brackets: the token is committed and leaves the wave, because the rule has triggered in every
-group and its input is certain. In each pass a token joins at the end. In pass 22 the token after t
-predicts a instead of l, so the next token has a new input: it keeps its states, and counts from 1.
+group and its input is certain. In each pass a token joins at the end. In pass 22 the fifth token
+predicts a instead of l, so in pass 23 the sixth has a new input, keeps its states, counts from 1.
 
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
@@ -46,7 +46,7 @@ wave = 8                    # tokens at once
 wave_steps = 1              # loop steps of a pass
 exit: str | None = 'norm_rel'   # the rule that commits tokens; None = n_loop steps for each
 tau: float | None = 0.01    # its threshold
-n_loop = 30                 # most loop steps until the first token of the wave is committed
+n_loop = 30                 # loop steps until the wave's first token is committed at the latest
 # -------------------------------------------------------------------------------------------------
 
 
@@ -58,9 +58,9 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
 
     width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. exit: a
     rule, which is applied to the change of a token's states from one pass to the next; the token
-    keeps its last states, whatever rule.keep says. The first token of the wave counts as converged
-    n_loop steps after the last change of its input at the latest, in whole passes. steps_used
-    counts all steps since a token joined the wave. The rest: see decode.stream.
+    keeps its last states, whatever rule.keep says. The first token of the wave is committed at the
+    latest n_loop steps, rounded up to whole passes, after its input last changed. steps_used counts
+    all steps since a token joined the wave. The rest: see decode.stream.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
 
@@ -169,9 +169,9 @@ class Wave:
 
 def can_wave(model, rule=None):
     """
-    A wave goes on looping while its input changes, so the loops must read their input, and their
-    noise must not be of one step. A rule must work on a token's own states of the last two or three
-    passes.
+    Can this model be decoded by waves, with this rule? Inputs change while a wave loops, so its
+    loop steps must read their input, and have no noise of their own. A rule must work on a token's
+    own states of the last two or three passes.
     """
     shape, own = model.config, rule is None or rule.reads == 'readout' and not rule.by_row
     return bool(model.groups) and shape.injection != 'none' and not shape.step_noise and own

@@ -134,7 +134,7 @@ def class_and_args(checkpoint):
             return name, args | own
     changed = ', '.join(f'{key} = {value}' for key, value in once.items()
                         if value != ONCE_FIELDS[key])
-    raise ValueError('the checkpoint is of an older version, and no class of this one has its '
+    raise ValueError('the checkpoint is of an older version, and no class of this version has its '
                      f'architecture ({changed})')
 
 
@@ -197,7 +197,7 @@ def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
     """
     The model of a run, its checkpoint, the folder to read from, and the one to write to (find_run).
 
-    if_plain: what cannot be done with a model that has no recurrent groups, for the ValueError.
+    if_plain: how the ValueError for a model without recurrent groups ends; '' = no error.
     """
     folder, results = find_run(out_dir, quiet)
     model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
@@ -249,7 +249,7 @@ def earlier_run(script, may_change):
     if script['resume']:
         saved, path = last_checkpoint(out_dir, model_class)
     if saved:
-        # knobs that are newer than the checkpoint had these defaults
+        # defaults from before a knob was introduced, for older checkpoints
         knobs = dict(optimizer='adamw') | saved['model_args'] | saved['config']
         knobs |= dict(model=saved['model_class'])
         del knobs['out_dir'], knobs['resume']
@@ -310,7 +310,7 @@ def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
                          f'ones with {how}')
     cache = cache or 'exact'
     way = (wave, wave_steps) if wave else ()
-    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # otherwise prompts wait anyway
+    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # if not exact, prompts wait
     if tau is None:
         waiting = ' that waits for the past' if past else f' of a wave {way}' if way else ''
         raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "

@@ -61,8 +61,8 @@ class Stage(NamedTuple):
     """
     What a row runs in one tick. Stages compare in the order in which a token passes them.
 
-    kind: 'layers', the single-pass layers before group g, then its first loop step; after the last
-    group, the coda and the head. 'loop', another loop step of group g.
+    kind: 'layers' = the single-pass layers before group g and then its first loop step, or the coda
+    and the head after the last group; 'loop' = a further loop step of group g.
     """
     g: int
     kind: str
@@ -76,8 +76,8 @@ def next_stage(waiting):
     {stage: how many rows wait for it} -> the stage of the next tick: the one with most rows,
     because a tick for one row takes nearly as long as one for many.
 
-    Rows at a loop step count 1.5 times, because rows join and leave the loops in every tick,
-    while they gather at the other stages. The prelude goes first, because it feeds the loops.
+    Rows at a loop step count 1.5 times: the other stages can wait, and gather more rows meanwhile.
+    The prelude goes first, because it feeds the loops.
     """
     if PRELUDE in waiting:
         return PRELUDE

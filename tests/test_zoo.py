@@ -263,7 +263,7 @@ def test_checkpoints_of_earlier_versions(tmp_path, tiny, idx, name):
     assert type(loaded) is kind and checkpoint['model_class'] == name
     assert torch.equal(loaded(idx, n_loop=2)[0], model(idx, n_loop=2)[0])
     torch.save(earlier | dict(model_args=flat | dict(sandwich='branch', qk_bias=True)), path)
-    with pytest.raises(ValueError, match='no class of this one has its architecture'):
+    with pytest.raises(ValueError, match='no class of this version has its architecture'):
         load_checkpoint(path)
 
 

@@ -65,8 +65,8 @@ class Huginn(GPT):
 
 # criteria: signals as in exits.py, each with one value for a whole row ----------------------------
 #
-# All tokens of a row exit together: by their mean signal if it is read from states, by the last
-# token's if from logits (after the coda). A token that is decoded alone is a row of its own.
+# All tokens of a row exit together. A signal of states is the mean over the tokens; one of logits
+# (after the coda) is that of the last token. A token that is decoded alone is a row of its own.
 
 def of_row(signal, which):
     """A signal of tokens (b, T) -> one signal per row. which: 'mean' or 'last'."""

@@ -33,7 +33,7 @@ BYTES = dict(F32=4, BF16=2, F16=2)      # of a number, by the name of its dtype
 
 @dataclass
 class Piece:
-    """A public tensor: its shape, and its place in ours, which starts at `row`."""
+    """A public tensor of this shape; after `change` it fills our weights `names` from `row` on."""
     shape: tuple
     names: list
     row: int = 0
