@@ -644,16 +644,19 @@ def measure(model, points, of_text, idx, targets, start, folder):
     """
     groups, every = model.config.groups, [*points, *[p for p in of_text if p not in points]]
     try:
+        print(f'quality of {len(points)} points', flush=True)
         quality(model, points, idx, targets, n_loop, seed)
         save(points, groups, folder)
         warm_up(model, points, idx[:timed_rows], start, seed)
         for r in range(rounds):
+            print(f'latency, round {r + 1} of {rounds}', flush=True)
             numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]
             for point in points:
                 point.add(ms=decode_window(model, point, idx[numbers, :start + timed_tokens],
                                            start, seed))
             save(points, groups, folder)
         for i, window in enumerate(idx[:n_prompts] if of_text else []):
+            print(f'continuation {i + 1} of {n_prompts}, in {len(of_text)} ways', flush=True)
             continuations(model, of_text, window[:start], new_tokens, n_loop, temperature, seed + i)
             save(every, groups, folder)
     except KeyboardInterrupt:

@@ -227,8 +227,8 @@ def file_documents(path):
     if not files and os.path.isfile(path):      # a file with a * or [ in its name
         files = [path]
     if not files:
-        raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of "
-                         '.txt files, or a glob pattern')
+        raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
+                         "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
     for file in files:
         with explain(f"'{file}' is not UTF-8 text", 'convert it, e.g. with iconv -t UTF-8',
                      UnicodeDecodeError), open(file, encoding='utf-8') as f:
@@ -305,6 +305,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     if path:
         documents, source = list(file_documents(path)), path
     elif name == 'torchdocs':
+        print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
         documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
         val_fraction = val_fraction or 1 / 48
     else:
