@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 from functools import partialmethod
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -128,6 +129,17 @@ def wave(tmp_path_factory):
                    '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope='session')
+def whole(tmp_path_factory):
+    """The out_dir of a run of TINY that was never stopped, and what it printed. Read only."""
+    folder = tmp_path_factory.mktemp('whole')
+    with contextlib.chdir(folder):
+        make_book()
+        printed = finished(*TINY)
+        Path('out', 'printed.txt').write_text(printed)
+    return folder / 'out'
 
 
 @pytest.fixture(scope='session')

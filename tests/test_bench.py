@@ -7,12 +7,13 @@ import csv
 import json
 import math
 import os
+import shutil
 
 import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, finished, make_book, refused
+from conftest import finished, refused
 from torch.nn import functional as F
 
 import bench
@@ -49,13 +50,9 @@ def value(rows, rule, tau, column='ce', cache='exact', past='False'):
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
+def folder(whole, tmp_path_factory):
     """The folder of a tiny run, out/ckpt.pt."""
-    folder = tmp_path_factory.mktemp('bench')
-    with contextlib.chdir(folder):
-        make_book()
-        finished(*TINY, '--max_iters=60', '--warmup_iters=5')
-    return folder
+    return shutil.copytree(whole.parent, tmp_path_factory.mktemp('bench') / 'run')
 
 
 @pytest.fixture
@@ -242,15 +239,11 @@ def at(model, idx, rule=None, cache='exact', ring=8, epsilon=None):
     return log_probabilities(model, Point(name, epsilon, [9, 9], rule, cache, ring), idx)
 
 
-def assert_same(one, other):
-    torch.testing.assert_close(one[0], other[0], rtol=0, atol=1e-4)
-    assert torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
-
-
 def test_the_oracle_exits_at_the_first_step_within_epsilon(tiny, idx):
     model, trace = tiny(adapter_init='random'), []
     for policy in ('exact', 'latest'):
-        assert_same(at(model, idx, cache=policy, epsilon=0), at(model, idx, cache=policy))
+        torch.testing.assert_close(at(model, idx, cache=policy, epsilon=0),
+                                   at(model, idx, cache=policy), rtol=0, atol=1e-4)
     one_token = idx[:, :1]              # no other token's exit changes its path in the first group
     model(one_token, n_loop=9, trace=trace)
     states = trace[0]['states'][:, :, 0]                        # (K+1, B, C)
@@ -298,37 +291,29 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(monkeypatch, capsys):
     assert 'above the limit here' in printed and 'none from 31.6 to 0.0001' in printed
 
 
-def test_sample_uses_the_thresholds_that_the_command_finds(wave, monkeypatch):
-    monkeypatch.chdir(wave)
-    finished('--rules=["norm_rel","kl"]', '--calibrate=0.02', '--n_windows=64', '--n_loop=16',
-             '--device=cpu', script='bench.py')
+def test_sample_uses_the_thresholds_that_the_command_finds(here):
+    """
+    Of a rule: own signals, waiting, and under latest. Of a wave: the largest tau with which all
+    texts of half of the prompts are the full budget's.
+    """
+    finished(*SMALL, '--rules=["kl"]', '--cache=["exact","latest"]', '--past=[False,True]',
+             '--calibrate=9', '--n_windows=16', '--fidelity=1', script='bench.py')
     with open('out/exits.json') as f:
-        found = json.load(f)['exits']
-    assert len(found) == 6          # two rules: own signals, waiting, and under latest
-    waiting, = [row for row in found if row['rule'] == 'kl' and row['past']
-                and row['cache'] == 'exact']
-    # the cost on the odd windows, by other code
-    model, checkpoint = load_checkpoint('out/ckpt.pt')
-    problems = data.open_data(checkpoint['config']['dataset'])
-    idx, targets = (tokens[1::2] for tokens in problems.held_out(data.spread(problems, 64, 12), 12))
-    with torch.no_grad():
-        rule = make_exit('kl', waiting['tau'], past=True)
-        loss, full = (model(idx, targets, n_loop=16, exit=exit)[1] for exit in (rule, None))
-    assert waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
-    printed = finished('--exit=kl', '--past', '--tau=auto', script='sample.py')
-    assert 'mean loop steps' in printed
-
-
-def test_a_wave_uses_the_threshold_that_was_found_for_it(here):
-    """The largest tau with which all texts of half of the prompts are the full budget's."""
-    finished(*SMALL, '--rules=["kl"]', '--calibrate=9', '--n_windows=16', '--fidelity=1',
-             script='bench.py')
-    with open('out/exits.json') as f:
-        *_, row = json.load(f)['exits']
-    assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
+        _, waiting, latest, row = json.load(f)['exits']
     model, _ = load_checkpoint('out/ckpt.pt')
     book = data.open_data('book')
-    prompts = book.held_out(data.spread(book, 16, 16), 16)[0][:, :8]
+    idx, targets = book.held_out(data.spread(book, 16, 16), 16)
+    # the cost on the odd windows, by other code
+    with torch.no_grad():
+        rule = make_exit('kl', waiting['tau'], past=True)
+        loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1]
+                      for exit in (rule, None))
+    assert waiting['past'] and waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
+    printed = finished('--exit=kl', '--tau=auto', '--max_new_tokens=3', script='sample.py')
+    assert latest['cache'] == 'latest' and 'mean loop steps' in printed
+
+    assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
+    prompts = idx[:, :8]
 
     def same(tau, half):
         rule, n_equal = make_exit('norm_rel', tau), 0

@@ -13,19 +13,10 @@ from test_train import same_weights, saved
 
 import tasks
 from common import checkpoint
-from common.checkpoint import (
-    find_run,
-    last_checkpoint,
-    load_checkpoint,
-    read_tau,
-    save_checkpoint,
-    save_thresholds,
-)
-from model import GPT, GPTConfig
+from common.checkpoint import find_run, load_checkpoint, save_checkpoint
 from results import kills
 
-# fixtures: each test in a folder with the data; the out_dir of a run that was never stopped
-here, whole = test_train.here, test_train.whole
+here = test_train.here      # each test in a folder with the data
 
 
 # What a checkpoint of an earlier version holds. People have such files, so none of these names may
@@ -99,14 +90,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
     assert 'resuming out/ckpt.old.pt' in printed and 'from iteration 10' in printed
     assert load_checkpoint('out/ckpt.old.pt')[1]['iter_num'] == 10
     assert same_weights(whole, 'out')
-
-
-def test_last_checkpoint_without_a_whole_one():
-    os.mkdir('out')
+    # and if none is whole
     for name in ('ckpt.pt', 'ckpt.old.pt'):
         Path('out', name).write_bytes(b'no checkpoint')
     with pytest.raises(ValueError, match="'out/ckpt.old.pt' is not a whole checkpoint"):
-        last_checkpoint('out')
+        checkpoint.last_checkpoint('out')
 
 
 def test_the_pretrained_models_are_found_from_any_folder(capsys):
@@ -134,15 +122,13 @@ def test_the_pretrained_models_have_learned():
     assert (logits.argmax(-1) == y).float().mean() > 0.99
 
 
-def test_thresholds_belong_to_the_weights():
-    model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=8, groups=[[0]]))
-    stored = dict(model=model.state_dict())
-    save_thresholds('out', stored, [dict(cache='latest', rule='kl', past=True, tau=0.5)])
-    assert read_tau('out', stored, 'latest', 'kl', False) == 0.5
-    with torch.no_grad():
-        model.lm_head.weight[0, 0] += 1e-3
+def test_thresholds_belong_to_the_weights(tiny):
+    stored = dict(model=tiny().state_dict())
+    checkpoint.save_thresholds('out', stored, [dict(cache='latest', rule='kl', past=True, tau=0.5)])
+    assert checkpoint.read_tau('out', stored, 'latest', 'kl', False) == 0.5
+    stored['model']['lm_head.weight'][0, 0] += 1e-3
     with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
-        read_tau('out', stored, 'latest', 'kl', False)
+        checkpoint.read_tau('out', stored, 'latest', 'kl', False)
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):

@@ -24,6 +24,7 @@ top: int | None = None      # None = all
 loops: int | list | None = None
 maybe: bool | None = None
 what: str | int = 'all'
+tau: str | float = 'auto'
 pos: Literal['learned', 'rotary'] = 'learned'       # positions
 rule: Literal['accel', 'kl'] | None = None
 mode: Literal['cpu'] | list = []
@@ -38,7 +39,7 @@ if __name__ == '__main__':
     run(main)
 '''
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
-                loops=None, maybe=None, what='all', pos='learned', rule=None, mode=[])
+                loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[])
 FILES = dict(
     a='import math\nrate = count * 2\nlayers = [[0], [1, 2]]\n_private = 1\n',
     # knobs of train.py, which this script does not have, may be set and read
@@ -78,6 +79,7 @@ def run_script(*args, **options):
     (['--maybe', '--rate=inf', '--name='], dict(maybe=True, rate=float('inf'), name='')),
     (['--on', '--on=False', '--top', '4', '--top=None', '--loops=[4, 8]'], dict(loops=[4, 8])),
     (['--what=1e9', '--name="q"', '--rule=kl'], dict(what='1e9', name='"q"', rule='kl')),
+    (['--tau=2'], dict(tau=2.0)),
     (['--what=12', '--pos=rotary', '--rule=kl', '--rule=None', '--mode=[1]'],
      dict(what=12, pos='rotary', mode=[1])),
     (['a.py'], dict(rate=6.0, layers=[[0], [1, 2]])),

@@ -1,6 +1,7 @@
 import lzma
 import os
 import resource
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,17 +138,6 @@ def test_a_bpe_is_trained_on_the_training_documents_alone():
     assert data.get_encoding(meta['tokenizer'], 'out').encode('fox') == encoding.encode('fox')
 
 
-def test_bad_bpe():
-    before = make_good()
-    for how, words in ((dict(bpe=256), 'from 257 to 65536, not 256'),
-                       (dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')):
-        with pytest.raises(ValueError, match=words):
-            data.make('own', 'good.txt', **how)
-    with pytest.raises(ValueError, match='text of your own'):
-        data.make('fineweb', bpe=300)
-    assert data.load('own')[2] == before and sorted(os.listdir('data/own')) == WHOLE
-
-
 # text on this machine ----------------------------------------------------------------------------
 
 def test_torchdocs_is_made_on_first_use_and_made_again_if_damaged(capsys, monkeypatch):
@@ -191,14 +181,6 @@ def test_the_strings_of_torchdocs(tmp_path):
         (tmp_path / name).write_text('\n'.join(lines))
     expected = '\n\n'.join([first, long.strip(), f'{(long * 3).strip()}\nend'])
     assert list(data.torch_documents(str(tmp_path))) == [expected]     # b.py has nothing new
-
-
-def test_held_out_windows_are_spread_evenly():
-    text = SimpleNamespace(n_held_out=lambda T: 9)
-    assert data.spread(text, 3, 4).tolist() == [0, 4, 8]
-    assert data.spread(text, 9, 4).tolist() == [*range(9)]
-    with pytest.raises(ValueError, match='has 9 windows of 4 tokens, fewer than 10: lower'):
-        data.spread(text, 10, 4)
 
 
 def test_a_folder_is_split_by_document(tmp_path):
@@ -313,13 +295,16 @@ def breaking(web, monkeypatch):
 
 
 def test_fineweb_schema(web):
-    meta = make_web()
-    check_web(web)
-    assert meta['source'] == 'web sample-10BT'
-    # it stops after the document that reaches so many tokens
+    # it stops after the document that reaches so many tokens, in the middle of a batch
     meta = make_web(tokens='1K')
     lengths = np.cumsum([len(text) + 1 for text in web])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
+    with pytest.raises(ValueError, match='too few for a training and a held-out split'):
+        make_web(tokens=5)
+    # and the other documents of the batch are not lost
+    meta = make_web()
+    check_web(web)
+    assert meta['source'] == 'web sample-10BT'
     with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
         make_web(config='CC-MAIN-2013-20')
 
@@ -351,14 +336,6 @@ def test_another_revision_is_another_text(web, breaking):
     check_web(web)
     assert breaking.texts == web
     assert breaking.calls == [('web', 'a'), ('web', 'b'), ('web', 'a')]
-
-
-def test_a_call_for_too_few_tokens_loses_nothing(web):
-    """It stops in the middle of a batch, whose other documents are still to be read."""
-    with pytest.raises(ValueError, match='too few for a training and a held-out split'):
-        make_web(tokens=5)
-    make_web()
-    check_web(web)
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):
@@ -401,6 +378,10 @@ def test_windows_of_a_text_and_what_fits_it():
     x, y = text.held_out([0, 4], 5)
     assert text.n_held_out(5) == 5 and x.shape == (2, 5)
     assert (x[0].tolist(), y[1].tolist()) == (text.val[:5].tolist(), text.val[21:].tolist())
+    # windows that are spread evenly over the held-out part
+    assert [data.spread(text, n, 5).tolist() for n in (3, 5)] == [[0, 2, 4], [0, 1, 2, 3, 4]]
+    with pytest.raises(ValueError, match='has 5 windows of 5 tokens, fewer than 6: lower'):
+        data.spread(text, 6, 5)
 
     text.check(25, rows=451)            # all windows of 25 tokens with a next one
     for T, rows, words in ((26, 1, r'longer than the val text of own \(26 tokens\)'),
@@ -413,16 +394,18 @@ def test_windows_of_a_text_and_what_fits_it():
             data.open_data('own', **changes)
 
 
-@pytest.mark.parametrize('path, content, words', [
-    ('missing.txt', None, 'no text at'),
-    ('empty.txt', b' \n', 'is empty'),
-    ('latin.txt', b'caf\xe9 au lait', 'not UTF-8 text .* position 3')])
-def test_bad_text_and_nothing_lost(path, content, words):
+@pytest.mark.parametrize('path, how, words', [
+    ('missing.txt', {}, 'no text at'),
+    ('empty.txt', {}, 'is empty'),
+    ('latin.txt', {}, 'not UTF-8 text .* position 3'),
+    ('good.txt', dict(bpe=256), 'from 257 to 65536, not 256'),
+    ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')])
+def test_bad_text_and_nothing_lost(path, how, words):
     before = make_good()
-    if content is not None:
-        Path(path).write_bytes(content)
+    Path('empty.txt').write_text(' \n')
+    Path('latin.txt').write_bytes(b'caf\xe9 au lait')
     with pytest.raises(ValueError, match=words):
-        data.make('own', path)
+        data.make('own', path, **how)
     assert data.load('own')[2] == before and sorted(os.listdir('data/own')) == WHOLE
 
 
@@ -436,6 +419,7 @@ def test_bad_text_and_nothing_lost(path, content, words):
     (data.get_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('../out',), 'cannot be the name of a folder'),
     (data.make, ('calc',), 'is a task'),
+    (partial(data.make, bpe=300), ('fineweb',), 'text of your own'),
     (data.make, ('own', 'good.txt', 'bytes', '300M', 0.9), 'val_fraction'),
     (data.count_tokens, ('many',), 'not a number'),
     (data.count_tokens, ('-3M',), 'not a number'),

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import TAUS
+from test_zoo import CLASSES
 from torch.nn import functional as F
 
 from common.checkpoint import load_checkpoint
 from decode import choose, make_cache, prefill, stream, teacher_forced, window
 from exits import make_exit
 from tasks import Problems
+from zoo.ouro import Gated
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY, ROTARY = dict(temperature=0), dict(pos='rotary', rope_base=100.0)
@@ -24,7 +26,7 @@ def rule_of(name):
         return None
     name, _, how = name.partition(', ')
     # of many tokens the largest is larger
-    taus = TAUS | dict(accel_hat=0.9) if how == 'past' else TAUS
+    taus = TAUS | {'zoo.ouro:gate': 0.2} | (dict(accel_hat=0.9) if how == 'past' else {})
     rule = make_exit(name, taus[name], past=how == 'past')
     return replace(rule, reads='through_coda') if how == 'coda' else rule
 
@@ -36,10 +38,12 @@ def assert_same(generated, other):
 
 @pytest.mark.parametrize('name, seed, changes', [
     *((name, 0, {}) for name in [None, *TAUS]), (None, 0, dict(step_noise=0.1)),
-    *((name and f'{name}, past', 1, ROTARY) for name in [None, *TAUS])])
+    *((name and f'{name}, past', 1, ROTARY) for name in [None, *TAUS]),
+    *((name, 0, dict(kind=kind, **shape)) for kind, shape in CLASSES.values()
+      for name in ['kl', 'accel'] + ['zoo.ouro:gate'] * issubclass(kind, Gated))])
 def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
     """With a slot for each step of the budget, one token after another gives what one pass does."""
-    model, rule, trace = tiny(adapter_init='random', **changes), rule_of(name), []
+    model, rule, trace = tiny(**dict(adapter_init='random') | changes), rule_of(name), []
     idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(seed))
     logits, _ = model(idx, n_loop=[12, 11], exit=rule, noise_seed=seed, trace=trace)
     steps, evals = (torch.stack([entry[kind] for entry in trace], dim=2)

@@ -1,13 +1,13 @@
-import contextlib
 import csv
 import math
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, finished, make_book, refused
+from conftest import finished, refused
 
 import data
 import geometry as geo
@@ -66,13 +66,9 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
 
 
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory):
-    """In the folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
-    folder = tmp_path_factory.mktemp('run')
-    with contextlib.chdir(folder):
-        make_book()
-        finished(*TINY)
-    return folder
+def trained(whole, tmp_path_factory):
+    """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
+    return shutil.copytree(whole.parent, tmp_path_factory.mktemp('geometry') / 'run')
 
 
 SMALL = ['--n_loop=8', '--n_windows=3', '--device=cpu']

@@ -21,19 +21,6 @@ def text():
     return text
 
 
-def batch_sizes(model):
-    """A list, to which each pass of the model will add how many windows it has."""
-    sizes = []
-    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
-    return sizes
-
-
-def evaluate(model, text, n_windows=10, loops=(1, 4), **how):
-    """The losses alone."""
-    found = log.evaluate(model, text, n_windows, loops, 'cpu', **how)
-    return found and found[0]
-
-
 def new_log(path, start):
     return log.Log(path, [1, 4], start=start, max_iters=9)
 
@@ -58,7 +45,7 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
 def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows):
     """Fewer are spread evenly."""
     model = tiny()
-    losses = evaluate(model, text, n_windows, batch=3)
+    losses, _ = log.evaluate(model, text, n_windows, [1, 4], 'cpu', batch=3)
     assert model.training
     model.eval()
     x, y = text.held_out(windows, 16)
@@ -94,8 +81,8 @@ def test_accuracy_by_depth(tiny):
 
 def test_a_report_is_bounded_by_its_logits(tiny, text):
     """Its losses, and its look at the health of the states."""
-    model = tiny()
-    sizes = batch_sizes(model)
+    model, sizes = tiny(), []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     run = SimpleNamespace(model=model, val_loss={})
     row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext(), [], False, 0)
@@ -107,13 +94,13 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
 def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     """Nine windows, of which one has five: they look for signals equally often all the same."""
     model = tiny()
-    whole = evaluate(model, text, 9, [1, 4])
+    whole, _ = log.evaluate(model, text, 9, [1, 4], 'cpu')
     parts, looks = [], []
     monkeypatch.setattr(log, 'WORLD', 2)
     for rank in range(2):
         monkeypatch.setattr(log, 'RANK', rank)
         monkeypatch.setattr(log, 'any_stop', lambda received, dev: looks.append(rank))
-        parts.append(evaluate(model, text, 9, [1, 4], batch=2))
+        parts.append(log.evaluate(model, text, 9, [1, 4], 'cpu', batch=2)[0])
     for n_loop, loss in whole.items():
         assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
         assert parts[0][n_loop] > parts[1][n_loop]
@@ -146,6 +133,9 @@ def test_health_shows_the_two_collapses(tiny, idx):
     assert len(lines) == 4
     assert 'in group [1] the states of all tokens are nearly the same' in lines[0]
     assert 'the core of group [1] ignores its state' in lines[1]
+    # just within the bounds, and just beyond them
+    lines = list(log.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
+    assert len(lines) == 2 and all('group [2, 3]' in line for line in lines)
 
 
 def test_token_corr_is_the_mean_cosine_of_pairs(tiny):

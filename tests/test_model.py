@@ -126,14 +126,6 @@ def test_h_is_the_list_of_blocks_and_groups():
         (4, 0), (5, 1), (6, 2)]
 
 
-@torch.no_grad()
-def test_through_the_coda_a_rule_reads_the_logits_of_the_model(tiny, idx):
-    """test_decode.py compares whole passes with single tokens and with rows of any lengths."""
-    model, trace = tiny(n_layer=6, adapter_init='random', norm_inside=False), []
-    logits, _ = model(idx, n_loop=5, trace=trace)
-    torch.testing.assert_close(model.through_coda(trace[-1]['states'][-1]), logits, **CLOSE)
-
-
 def test_a_rule_that_reads_what_the_model_has_not(tiny, idx):
     with pytest.raises(ValueError, match='needs the method gate_logit, and GPT has none'):
         tiny()(idx, exit=Exit(None, reads='gate_logit', name='mine'))

@@ -31,10 +31,6 @@ def bench_rows(rule, above=0.002, cache='exact', past=False):
     return rows
 
 
-def labels(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
-
-
 def test_every_rule_has_a_style():
     assert set(plots.STYLES) == {*EXITS, 'fixed', 'oracle'}
     assert len(set(plots.STYLES.values())) == len(plots.STYLES)
@@ -92,7 +88,8 @@ def test_losses_of_a_log(drawn):
             dict(iter='2', loss='4.5', val_loss_1='4.75', val_loss_4='4.0')]
     plots.losses(rows, [1, 4], 'loss.png')
     ax, = drawn['loss.png'].axes
-    assert labels(ax) == ['training, drawn loops', 'held-out, 1 loop', 'held-out, 4 loops']
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ['training, drawn loops', 'held-out, 1 loop', 'held-out, 4 loops']
     curves = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()]
     assert curves == [([1, 2], [5.0, 4.5]), ([0, 2], [5.5, 4.75]), ([0, 2], [5.25, 4.0])]
 

@@ -16,11 +16,6 @@ def made(text, rows=200, T=None, seed=0):
     return tasks.make(text, np.random.default_rng(seed), rows, T or tasks.TASKS[name].T)
 
 
-def texts(text, tokens):
-    words = tasks.Words(text).words
-    return [words[token] for token in tokens]
-
-
 @pytest.mark.parametrize('text', [
     'calc', 'calc:p=2,reset=1', 'calc:dense=False', 'calc:p=11,reset=0.04', 'hop',
     'hop:letters=2,hops=0', 'hop:letters=26,hops=7', 'hop:letters=3,hops=30,dense=False',
