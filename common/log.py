@@ -29,7 +29,7 @@ def read_log(path, before=math.inf):
 
 
 class Log:
-    """log.csv and the lines on the screen. results/README.md explains the columns."""
+    """log.csv and the lines on the screen. results/speed.md explains the columns."""
 
     def __init__(self, path, loops, start, max_iters, accuracy=False):
         """loops: the evaluated counts. Rows from `start` on, left by a killed run, are dropped."""

@@ -1,412 +1,561 @@
 """
-The paper's claims, each with what was measured and a verdict, computed from results/SCALE/*.csv.
+The claims of the papers as numbers with verdicts, and the tables of the pages, from the CSVs.
 
-Not run by itself: table.py puts them into results/README.md. Every bound stands in the function of
-its claim or above it, once for all regimes. A mean is over seeds, ± is their standard deviation.
+    python -m results.run --only_table      writes the tables; a test compares them with the pages
+
+A claim is a function of one run, which returns its number and whether the claim holds there, None
+if that cannot be told. Its docstring: what the paper says; what the number is; the bound.
 
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
 
-    t           {name of a CSV: its rows}, and the variant that the claims are read from
-    variant     a training: see run.py
-    k           the loop step, from 0
-    CE          cross-entropy, nats a token
-    ms          milliseconds a token, with one row in the batch
+    r           the rows of one run: {name of a CSV: rows}, see `select`
+    way         a way to decode without its threshold, see measure.py
+    good        within SAME nats of the full budget, by the upper end of the 95% interval
     blocks      layers evaluated in the groups, a token: a group of two layers costs two
 """
 import numpy as np
 
-from results.runs import at_checkpoint, column, distinct, mean_std, pick
+from results import runs
+from results.measure import CHANGED, INF, LATEST, RULES, WAITING
+from results.runs import (
+    SAME,
+    by_key,
+    column,
+    distinct,
+    head,
+    join,
+    line,
+    mean_std,
+    pick,
+)
 
-SAME = 0.005            # nats a token above the full budget that count as equal quality
-
-PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)       # the paper's sweep; ours extends to 10
-RULES = ('norm', 'norm_rel', 'kl', 'accel', 'accel_rel')
-NEAR = 0.45, 0.7                            # 0.5 to 0.65, rounded: C2
-
-
-def of(t, name, **conditions):
-    """Rows of the variant that the claims are read from; a missing CSV has none."""
-    return pick(t.get(name, []), variant=t['variant'], **conditions)
-
-
-def trained_loops(t):
-    """Mean loops of the draw in training, r + 1."""
-    return dict(small=5.0, tasks=9.0, recipe=13.0, paper=13.0)[t['scale']]
-
-
-def reproduced(holds):
-    return 'reproduced' if holds else 'not reproduced'
-
-
-# what the geometry of a group says --------------------------------------------------------------
-
-def by_group(t, key, which=max):
-    """{group: the column's value of each seed} at the last checkpoint, or (min) at the first."""
-    rows = at_checkpoint(of(t, 'settled'), which)
-    return {group: [np.nan if v == '' else v for v in column(pick(rows, group=group), key)]
-            for group in distinct(rows, 'group')}
+# what the tables call a regime: its scale and variant
+REGIMES = {'recipe': ('text', 'recipe'), 'random adapter': ('text', 'random adapter'),
+           'default (Muon, r = 4)': ('text', 'default'), '`calc`': ('tasks', 'calc'),
+           '`hop`': ('tasks', 'hop'), 'medium, one seed': ('medium', 'medium'),
+           'paper scale': ('paper', 'paper')}
+PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)
+NEAR = 0.45, 0.7                    # 0.5 to 0.65, rounded: C2
+NOISE = 0.05                        # no verdict in time within 5%, or within the A/A difference
 
 
-def before_after(t, key, digits=2):
-    """A column of each group before training and after it, in words."""
-    before, after = by_group(t, key, min), by_group(t, key)
-    return '; '.join(f'group {group}: {np.mean(before[group]):.{digits}f} → '
-                     f'{mean_std(after[group], digits)}' for group in after)
+# what a run says --------------------------------------------------------------------------------
+
+def select(t, **conditions):
+    """The tables of a scale with only the rows that meet the conditions, {} if there are none."""
+    found = {name: pick(rows, **conditions) for name, rows in t.items() if name != 'machine'}
+    return {name: rows for name, rows in found.items() if rows}
 
 
-# what the benchmark says ------------------------------------------------------------------------
-
-def points(t, rule, rules='accel'):
-    """Rows of bench.csv of a rule with `exact`, not waiting for the past; rules: see run.py."""
-    return of(t, 'bench', rules=rules, rule=rule, cache='exact', past='False')
-
-
-def sweep(t, rule, key):
-    """A column of bench.csv for a rule: {tau: an array, one value a seed}."""
-    rows = points(t, rule)
-    return {tau: np.array(column(pick(rows, tau=tau), key)) for tau in distinct(rows, 'tau')}
+def runs_of(t, variant):
+    """The rows of each seed of a variant."""
+    of = select(t, variant=variant)
+    seeds = distinct(of.get('losses', []), 'seed')
+    return [select(of, seed=seed) for seed in seeds]
 
 
-def cheapest(rows, cost, gap='diff_high'):
+def last(rows, which=max):
+    """The rows of the last (max) or first (min) checkpoint."""
+    at = which(column(rows, 'iteration'))
+    return pick(rows, iteration=at)
+
+
+def costs(r, way, cost='blocks'):
     """
-    The least cost of a rule's rows whose CE is within SAME of the full budget with 95% confidence:
-    an array, one value a seed, nan where no row is.
-
-    Costs are interpolated between the last good row and the next, so that the grid of thresholds
-    does not decide; not so for fixed budgets, whose loops are whole. cost, gap: columns.
+    The least cost of a way that is good, nan if it never is. Of a rule, interpolated between its
+    last good threshold and the next; budgets are whole.
     """
-    return np.array([cheapest_of_seed(pick(rows, seed=seed), cost, gap)
-                     for seed in distinct(rows, 'seed')])
+    rows = pick(last(r['sweep']), way=way)
+    good = [row for row in rows if row['high'] <= SAME]
+    if not good:        # no group can spare a loop of the best budget for all groups
+        return costs(r, 'fixed', cost) if way == 'by group' else np.nan
+    best = min(good, key=lambda row: row['blocks'])
+    if way.startswith(('fixed', 'by group')):
+        return best[cost]
+    return between(best, min((row for row in rows if row['tau'] > best['tau']),
+                             key=lambda row: row['tau'], default=best), cost)
 
 
-def cheapest_of_seed(rows, cost, gap):
-    # best quality first: for a rule the smallest threshold, for a budget the most loops
-    fixed = rows[0]['rule'] == 'fixed'
-    rows = sorted(rows, key=lambda row: row['tau'], reverse=fixed)
-    good = [i for i, row in enumerate(rows) if row[gap] <= SAME]
-    if not good:
-        return np.nan
-    here = rows[good[-1]]
-    if fixed or good[-1] + 1 == len(rows):
-        return here[cost]
-    beyond = rows[good[-1] + 1]
-    share = (SAME - here[gap]) / (beyond[gap] - here[gap])
-    return here[cost] + share * (beyond[cost] - here[cost])
+def between(good, beyond, cost):
+    """A cost where the upper end of the gap is SAME, on the line from a good row to one beyond."""
+    if beyond['high'] <= SAME:
+        return good[cost]
+    share = (SAME - good['high']) / (beyond['high'] - good['high'])
+    return good[cost] + share * (beyond[cost] - good[cost])
 
 
-def cost_of(t, rule, cost, rules='accel'):
-    return cheapest(points(t, rule, rules), cost)
-
-
-def ratio_in_words(values):
-    """Ratios of all seeds, or how many seeds have one."""
-    values = np.array(values)
-    there = values[~np.isnan(values)]
-    if len(there) < len(values):
-        return f'none in {len(values) - len(there)} of {len(values)} seeds'
-    return mean_std(there)
-
-
-# the claims: each returns (what was measured, the verdict) ----------------------------------------
-
-def c1(t):
+def coin(r):
     """
-    the step norm falls within 5 to 10 steps
+    A coin flip between two neighbouring budgets in each window: (blocks, time over the better).
 
-    to a tenth (our reading) of that at k = 1, in every group and seed
+    The mean cost and the mean gap lie on the line between both budgets, the interval's end at most.
     """
-    tenths = by_group(t, 'tenth')
-    all_of = np.concatenate(list(tenths.values()))
-    if not (all_of <= 10).all():        # nan (it never falls) fails too
-        verdict = 'not reproduced'
-    else:
-        verdict = 'reproduced' if (all_of >= 5).all() else 'it falls faster'
-        verdict += f', in {min(all_of):g} to {max(all_of):g}'
-    return f"tenfold, from k = 1 on: {before_after(t, 'tenth', 1)} steps", verdict
+    rows = sorted(pick(last(r['sweep']), way='fixed'), key=lambda row: row['tau'])
+    i = min(i for i, row in enumerate(rows) if row['high'] <= SAME)
+    if not i:
+        return rows[i]['blocks'], 1.0
+    fewer = rows[i - 1] | dict(over=time(r, 'fixed, fewer'))
+    return tuple(between(rows[i] | dict(over=1.0), fewer, cost) for cost in ('blocks', 'over'))
 
 
-def c2(t):
+def time(r, way, key='over'):
+    """A way's time over that of the best fixed budget, nan if the way is never good."""
+    rows = pick(r['times'], way=way)
+    if not rows and way == 'by group':
+        return time(r, 'fixed', key)
+    return rows[0][key] if rows else np.nan
+
+
+def faster(r, ratio, than=1.0):
+    """Is a ratio of times below a bound? None if it is within the noise of timing."""
+    noise = max(NOISE, abs(time(r, 'fixed again') - 1))
+    return None if not abs(ratio - than) > noise else bool(ratio < than)
+
+
+def breaks_at(r, way):
+    """The largest threshold at which a way is good, INF if it is good at every one."""
+    good = [row['tau'] for row in pick(last(r['sweep']), way=way) if row['high'] <= SAME]
+    return max(good, default=0.0)
+
+
+def gaps(r, way, key='gap'):
+    """{tau: the gap} of a way, over the paper's sweep."""
+    return {row['tau']: row[key] for row in pick(last(r['sweep']), way=way)
+            if row['tau'] in PAPER_TAUS}
+
+
+# the claims -------------------------------------------------------------------------------------
+
+def c1(r):
+    """the step norm falls within 5 to 10 steps; steps to a tenth, the slowest group; at most 10"""
+    tenths = [row['tenth'] for row in last(r['settled'])]
+    return (np.nan, False) if '' in tenths else (max(tenths), max(tenths) <= 10)
+
+
+def c2(r):
     """
-    the cosine of consecutive updates settles near 0.5 to 0.65
-
-    0.45 to 0.7 in every seed of the group
+    the cosine of consecutive updates settles near 0.5 to 0.65; share of groups that settle
+    between 0.45 and 0.7; all of them
     """
-    low, high = by_group(t, 'cos_low'), by_group(t, 'cos_high')
-    words, passes, near = [], [], 0
-    for group, cos in by_group(t, 'cos').items():
-        near += NEAR[0] <= min(cos) and max(cos) <= NEAR[1]
-        width = np.subtract(high[group], low[group]).mean() / 2
-        words.append(f'{mean_std(cos)} (group {group}; over windows ± {width:.2f})')
-        there = seeds_near(t, group)
-        if there:
-            passes.append(f'the mean of group {group} in {there} of {len(cos)} seeds for a while')
-    verdict = 'reproduced' if near == len(words) else (
-        f'not reproduced in {len(words) - near} of {len(words)} groups')
-    return '; '.join(words), '; '.join([verdict, *passes])
+    near = np.mean([NEAR[0] <= row['cos'] <= NEAR[1] for row in last(r['settled'])])
+    return near, near == 1
 
 
-def seeds_near(t, group):
+def c3(r):
     """
-    The number of seeds in which, at some loop step, at least a tenth of the tokens still move and
-    their mean cosine lies in the paper's range.
+    over training steps fall faster, and cosines come nearer to 0 and grow steadier; share of
+    these that hold (a tenth in 0.5 steps less, absolute cosine 0.05 less, its deviation); all,
+    in every group
     """
-    rows = [row for row in at_checkpoint(of(t, 'steps', group=group))
-            if row['k'] >= 1 and row['clear'] >= 0.1 and NEAR[0] <= row['cos_clear'] <= NEAR[1]]
-    return len(distinct(rows, 'seed'))
+    holds = []
+    for before, after in zip(last(r['settled'], min), last(r['settled'])):
+        holds += [after['tenth'] != '' and (before['tenth'] == ''
+                                            or after['tenth'] <= before['tenth'] - 0.5),
+                  abs(after['cos']) < abs(before['cos']) - 0.05,
+                  after['cos_std'] < before['cos_std']]
+    return np.mean(holds), all(holds)
 
 
-def c3(t):
+def c4(r):
     """
-    both strengthen over training: faster decay, updates nearer to orthogonal, steadier cosines
-
-    in every group, means over seeds: steps to a tenth fall by 0.5, the absolute cosine by 0.05, and
-    its standard deviation over tokens falls
+    the drift-to-loop ratio is far above 1 (here at K = 9); the least ratio of all hand-offs and
+    readings; above 5
     """
-    groups = by_group(t, 'cos')
-    moved = {}
-    for key, least_move in dict(tenth=0.5, cos=0.05, cos_std=0.0).items():
-        before, after = by_group(t, key, min), by_group(t, key)
-        moved[key] = sum(abs(np.mean(after[g])) < abs(np.mean(before[g])) - least_move
-                         for g in groups)
-    n = len(groups)
-    measured = (f"cosine {before_after(t, 'cos')}; its standard deviation over tokens "
-                f"{before_after(t, 'cos_std', 3)}; for steps see C1")
-    verdict = 'reproduced' if all(count == n for count in moved.values()) else (
-        f"of {n} groups: faster in {moved['tenth']}, nearer to orthogonal in {moved['cos']}, "
-        f"steadier in {moved['cos_std']}")
-    return measured, verdict
+    rows = [row for row in last(r['dlr']) if row['loops'] == 9 and row['reading'] in (
+        'noise', 'first', 'settled')]
+    least = min(column(rows, 'ratio'))
+    return least, least > 5
 
 
-def c4(t):
+def c5(r):
     """
-    the drift-to-loop ratio is far above 1 at the hand-offs
-
-    above 5 after training in every reading, hand-off and seed
+    tight arcs inside loops, larger jumps between groups; a jump over the path of 30 loops after
+    the first step, the least; above 1
     """
-    rows = of(t, 'dlr')
-    words, bounds = [], {}
-    for K in (2.0, 5.0, 9.0, 30.0):
-        readings = []
-        for reading in ('first', 'settled', 'noise'):
-            before, after = (pick(at_checkpoint(rows, which), loops=K, reading=reading)
-                             for which in (min, max))
-            of_seeds = [np.mean(column(pick(after, seed=seed), 'ratio'))
-                        for seed in distinct(after, 'seed')]
-            readings.append(f"{np.mean(column(before, 'ratio')):.1f} → {mean_std(of_seeds, 1)}")
-            bounds.setdefault(K, []).append(min(column(after, 'ratio')))
-        words.append(f"K = {K:g}: {', '.join(readings)}")
-    measured = ("to the next group's first iterate, its last, its noise, "
-                f"before → after training: {'; '.join(words)}")
-    far = [K for K, some in bounds.items() if min(some) > 5]
-    if len(far) in (0, len(bounds)):
-        return measured, reproduced(far)
-    return measured, f'only from {min(far):g} loops on: it grows with K'
+    least = min(column(pick(last(r['dlr']), loops=30, reading='jump over arc'), 'ratio'))
+    return least, least > 1
 
 
-def c5(t):
+def c6(r):
     """
-    tight arcs inside loops, larger jumps between groups
-
-    at 30 loops, a jump is longer than the loop's path after the first step, in every seed
+    `accel` takes a third less time at τ = 1e-2 than at 1e-5; time at 1e-2 over that at 1e-5; at
+    most 2/3
     """
-    rows = of(t, 'dlr', reading='jump over arc', loops=30.0)
-    before, after = (column(at_checkpoint(rows, which), 'ratio') for which in (min, max))
-    measured = (f'length of a jump over that of the path after the first step: '
-                f'{mean_std(before)} → {mean_std(after)}')
-    verdict = reproduced(min(after) > 1)
-    if min(after) > 1 and max(before) < min(after):
-        verdict += ', learnt'
-    return measured, verdict
+    ratio = time(r, 'accel 0.01') / time(r, 'accel 1e-05')
+    return ratio, faster(r, ratio, 2 / 3)
 
 
-def c6(t):
+def c7(r):
     """
-    `accel` takes at least a third less time at τ = 1e-2 than at 1e-5 (580 → 360 ms, 0.62)
-
-    the mean over seeds is at most 2/3
+    `accel` and KL keep PPL flat over the paper's sweep; % that PPL moves by, at most; below 0.5
     """
-    words, holds = [], {}
-    for rule in RULES:
-        ms, maps = (sweep(t, rule, key) for key in ('ms_per_token', 'mean_evals'))
-        ratio = ms[1e-2] / ms[1e-5]
-        words.append(f'`{rule}` {mean_std(ratio)} ({np.mean(maps[1e-2] / maps[1e-5]):.2f})')
-        holds[rule] = ratio.mean() <= 2 / 3
-    measured = f"of the time (of the block maps): {', '.join(words)}"
-    verdict = reproduced(holds['accel'])
-    if sum(holds.values()) > 1 and holds['accel']:
-        verdict += f' (for {sum(holds.values())} of {len(RULES)} rules)'
-    return measured, verdict
+    moved = [abs(np.expm1(gap)) for way in ('accel', 'kl') for gap in gaps(r, way).values()]
+    return 100 * max(moved), max(moved) < 0.005
 
 
-def c7(t):
+def c8(r):
+    """the step norm degrades at τ = 1e-2; nats above the full budget there; above 0.02"""
+    gap = gaps(r, 'norm')[1e-2]
+    return gap, gap > 0.02
+
+
+def c9(r):
+    """at equal quality `accel` is faster than KL; time of `accel` over that of KL; below 1"""
+    ratio = time(r, 'accel') / time(r, 'kl')
+    return ratio, faster(r, ratio)
+
+
+def c10(r):
     """
-    `accel` and KL keep PPL flat over the sweep
-
-    within 0.5% in every seed, at every τ of the paper
+    `accel` is robust to the threshold; its largest good τ over that of the step norm; at least
+    10
     """
-    worst = {}
-    for rule in RULES:
-        # of a seed and a tau; PPL = exp(CE), so a difference of CE is a ratio of PPL
-        gaps = sweep(t, rule, 'ce_minus_full')
-        worst[rule] = np.abs(np.expm1([gaps[tau] for tau in PAPER_TAUS])).max()
-    measured = 'PPL moves by at most: ' + ', '.join(
-        f'`{rule}` {100 * share:.2f}%' for rule, share in worst.items())
-    verdict = reproduced(max(worst['accel'], worst['kl']) < 0.005)
-    if verdict == 'not reproduced' and min(worst['accel'], worst['kl']) < 0.005:
-        verdict += ' for ' + ('`kl`' if worst['kl'] >= 0.005 else '`accel`')
-    return measured, verdict
+    ratio = breaks_at(r, 'accel') / breaks_at(r, 'norm') if breaks_at(r, 'norm') else np.nan
+    return ratio, ratio >= 10
 
 
-def c8(t):
+def c11(r):
     """
-    the step norm degrades beyond τ = 1e-3, sharply at 1e-2
-
-    by 0.02 nats at 1e-2, mean over seeds
+    loss improves with loops and stays far past training (Geiping); loss at 256 loops minus that
+    at r + 1 (13, tasks 9, default 5); below 0.01, and 4 loops better than 1
     """
-    gaps = sweep(t, 'norm', 'ce_minus_full')
-    measured = 'CE above that of the full budget: ' + ', '.join(
-        f'{mean_std(gap, 4)} at τ = {tau:g}' for tau, gap in gaps.items() if tau >= 1e-3)
-    if gaps[1e-2].mean() > 0.02:
-        return measured, 'reproduced'
-    beyond = [tau for tau, gap in gaps.items() if gap.mean() > 0.02]
-    return measured, f'at another τ: from {min(beyond):g} on' if beyond else 'not reproduced'
+    losses = by_key(r['loops'], 'loops', 'loss')
+    worse = losses[256] - losses[{'default': 5, 'calc': 9, 'hop': 9, 'medium': 7}.get(
+        r['loops'][0]['variant'], 13)]
+    return worse, worse < 0.01 and losses[4] < losses[1]
 
 
-def c9(t):
+def c12(r):
     """
-    at equal quality `accel` is faster than KL
-
-    in the mean over seeds, with 50,304 tokens
+    end states do not depend on the noise drawn (Geiping); spread over norm after 30 loops, the
+    worst token; below 0.001
     """
-    ratio = cost_of(t, 'accel', 'ms_per_token') / cost_of(t, 'kl', 'ms_per_token')
-    measured = f'time of `accel` over that of KL: {ratio_in_words(ratio)}'
-    if t['scale'] == 'paper':
-        return measured, reproduced(np.mean(ratio) < 1)
-    return measured, 'not testable at this vocabulary'
+    worst = max(column(pick(r['noise'], loops=30), 'largest'))
+    return worst, worst < 1e-3
 
 
-def c10(t):
+def c14(r):
     """
-    `accel` is robust to the threshold (here τ from 1e-5 to 10)
-
-    at no τ more than 0.005 nats, mean over seeds
+    `accel` is faster than the step norm at equal quality (the headline); time of `accel` over
+    that of the step norm; below 1
     """
-    gaps = {rule: max(sweep(t, rule, 'ce_minus_full').values(), key=np.mean) for rule in RULES}
-    worst = {rule: gap.mean() for rule, gap in gaps.items()}
-    fewest = min(column(points(t, 'accel'), 'mean_evals'))
-    measured = 'worst CE above that of the full budget: ' + ', '.join(
-        f'`{rule}` {mean_std(gap, 4)}' for rule, gap in gaps.items())
-    measured += f'; up to there `accel` takes {fewest:.1f} block maps or more'
-    verdict = reproduced(worst['accel'] <= SAME)
-    others = [f'`{rule}`' for rule in RULES if rule != 'accel' and worst[rule] <= SAME]
-    return measured, verdict + (', and so is ' + ', '.join(others) if others else '')
+    ratio = time(r, 'accel') / time(r, 'norm')
+    return ratio, faster(r, ratio)
 
 
-def c11(t):
+def c14_blocks(r):
+    """the same without a clock; blocks of `accel` over those of the step norm; below 1"""
+    ratio = costs(r, 'accel') / costs(r, 'norm')
+    return ratio, ratio < 1
+
+
+def q1(r):
     """
-    loss improves with test-time loops and stays stable far past training (Geiping)
-
-    lower at 4 loops than at 1 in every seed; from those of training to 256 never 0.01 worse
+    a rule that decides for each token beats a fixed budget; time of the best rule over that of
+    the best budget; below 1
     """
-    rows = of(t, 'loops')
-    losses = {n: np.array(column(pick(rows, loops=n), 'loss')) for n in distinct(rows, 'loops')}
-    trained = trained_loops(t)
-    worse = max((losses[n] - losses[trained]).max() for n in losses if n > trained)
-    flat = [n for n in losses if abs(np.mean(losses[n] - losses[max(losses)])) < SAME]
-    measured = ', '.join(f'{mean_std(losses[n], 3)} at {n:g}' for n in losses if n <= 32)
-    measured += f'; from {trained:g} to {max(losses):g} worse by at most {max(worse, 0):.0e}'
-    verdict = reproduced((losses[1.0] > losses[4.0]).all() and worse < 0.01)
-    return measured, f'{verdict}, flat from {min(flat):g} loops on'
+    budget = min(1.0, coin(r)[1], time(r, 'by group'))
+    ratio = np.nanmin([time(r, rule) for rule in RULES]) / budget
+    return ratio, faster(r, ratio)
 
 
-def c12(t):
+def q1_blocks(r):
     """
-    end states do not depend on the noise drawn (Geiping)
-
-    after 30 loops the worst token's spread is below a thousandth of its norm
+    the same without a clock; blocks of the best rule over those of the best budget, coin flips
+    included; below 1
     """
-    rows = of(t, 'noise')
-    worst = {n: [max(column(pick(rows, loops=n, seed=seed), 'largest'))
-                 for seed in distinct(rows, 'seed')] for n in distinct(rows, 'loops')}
-    measured = 'spread over norm, the worst token, by seed: ' + ', '.join(
-        f'{min(values):.0e} to {max(values):.0e} after {n:g} loops' for n, values in worst.items())
-    return measured, reproduced(max(worst[30.0]) < 1e-3)
+    ratio = (np.nanmin([costs(r, rule) for rule in RULES])
+             / min(coin(r)[0], costs(r, 'by group')))
+    return ratio, ratio < 1
 
 
-def c14(t):
+def q2(r):
     """
-    `accel` is faster than the step norm at equal quality (the headline)
-
-    in every seed
+    the acceleration knows more than the norm of the step before; blocks of `accel` over those
+    of the delayed norm; below 0.98
     """
-    ratio = cost_of(t, 'accel', 'ms_per_token') / cost_of(t, 'norm', 'ms_per_token')
-    blocks = cost_of(t, 'accel', 'blocks') / cost_of(t, 'norm', 'blocks')
-    measured = (f'`accel` over `norm`: time {ratio_in_words(ratio)}, blocks '
-                f'{ratio_in_words(blocks)}')
-    least_blocks = np.min(list(sweep(t, 'accel', 'blocks').values()), axis=0)
-    if (cost_of(t, 'accel', 'blocks') == least_blocks).all():
-        measured += ', its fewest up to τ = 10'
-    if np.isnan(ratio).any():
-        return measured, 'undecided'
-    return measured, reproduced(ratio.max() < 1)
+    ratio = costs(r, 'accel') / costs(r, 'delayed norm')
+    return ratio, ratio < 0.98
 
 
-def best_budgets(t):
-    """For each seed the fixed loops by group with the fewest blocks within SAME: blocks, loops."""
-    best = []
-    for seed in distinct(of(t, 'budgets'), 'seed'):
-        good = [row for row in of(t, 'budgets', seed=seed) if row['gap_high'] <= SAME]
-        best.append(min(good, key=lambda row: row['blocks'],
-                        default=dict(blocks=np.nan, budget='none')))
-    return column(best, 'blocks'), column(best, 'budget')
+CLAIMS = {'C1': c1, 'C2': c2, 'C3': c3, 'C4': c4, 'C5': c5, 'C6': c6, 'C7': c7, 'C8': c8,
+          'C9': c9, 'C10': c10, 'C11': c11, 'C12': c12, 'C14': c14, 'C14b': c14_blocks, 'Q1': q1,
+          'Q1b': q1_blocks, 'Q2': q2}
 
 
-def q1(t):
-    """does any per-token rule beat a fixed budget, and how far is the oracle of distance?"""
-    words, blocks, ms = [], {}, {}
-    for rule in ('fixed', *RULES, 'oracle'):
-        blocks[rule] = cost_of(t, rule, 'blocks')
-        words.append(f'`{rule}` {ratio_in_words(blocks[rule])}')
-        if rule != 'oracle':            # whose choices are not timed
-            ms[rule] = cost_of(t, rule, 'ms_per_token')
-            words[-1] += f' ({mean_std(ms[rule], 1)} ms)'
-    by_group_blocks, budgets = best_budgets(t)
-    words.append(f"fixed by group {ratio_in_words(by_group_blocks)} ({', '.join(budgets)})")
-    fixed = np.minimum(blocks['fixed'], by_group_blocks)
-    fewer = [f'`{rule}`' for rule in RULES if (blocks[rule] < fixed).all()]
-    faster = [f'`{rule}`' for rule in RULES if (ms[rule] < ms['fixed']).all()]
-    verdict = (f"in blocks {', '.join(fewer) or 'none'}; in time {', '.join(faster) or 'none'} "
-               '(in every seed)')
-    return f'blocks within {SAME} nats: {"; ".join(words)}', verdict
+# tables -----------------------------------------------------------------------------------------
+
+def number(value):
+    return f'{value:.0e}' if 0 < abs(value) < 5e-3 or abs(value) >= 1e3 else f'{value:.2f}'
 
 
-def q2(t):
-    """what do the second hit and the thrown-away step buy?"""
-    changes = ('accel', 'accel, one hit', 'accel, step kept', 'accel, one hit, step kept',
-               'norm', 'norm, two hits')
-    blocks = {}
-    for change in changes:
-        # unchanged rules share one sweep
-        rules = 'accel' if change in ('accel', 'norm') else change
-        blocks[change] = cost_of(t, change.split(',')[0], 'blocks', rules)
-    each = '; '.join(f'{change} {ratio_in_words(values)}' for change, values in blocks.items())
-    good = [change for change in changes if change.startswith('accel')
-            and (blocks[change] <= blocks['norm']).all()]
-    verdict = f"no more blocks than the step norm in every seed: {'; '.join(good) or 'none'}"
-    return f'blocks within {SAME} nats: {each}', verdict
+def cell(claim, of):
+    """The claim's mean over seeds, and in how many it holds; ? where some cannot be told."""
+    if not of:
+        return '–'
+    values, holds = zip(*(claim(r) for r in of))
+    share = f'{holds.count(True)}/{len(holds)}'
+    words = {len(holds): '**yes**', 0: 'no'}.get(holds.count(True), share)
+    if None in holds:
+        words = f'? ({share})'
+    known = [value for value in values if not np.isnan(value)]
+    return f'{number(np.mean(known))} {words}' if known else f'none {words}'
 
 
-CLAIMS = dict(C1=c1, C2=c2, C3=c3, C4=c4, C5=c5, C6=c6, C7=c7, C8=c8, C9=c9, C10=c10, C11=c11,
-              C12=c12, C14=c14, Q1=q1, Q2=q2)
+def found(tables):
+    """{what the tables call a regime: the rows of its seeds} of those that have been swept."""
+    of = {name: [r for r in runs_of(tables.get(scale, {}), variant) if 'sweep' in r]
+          for name, (scale, variant) in REGIMES.items()}
+    return {name: some for name, some in of.items() if some}
 
 
-def says(name):
-    """What the paper says, or what is asked, and when it holds: a claim's two paragraphs."""
-    said, _, holds = CLAIMS[name].__doc__.partition('\n\n')
-    return ' '.join(said.split()), ' '.join(holds.split())
+def verdicts(regimes):
+    """A line for each claim: its number and verdict in each regime."""
+    yield from head('', 'the claim', 'the number', 'holds if', *regimes)
+    for name, claim in CLAIMS.items():
+        says = ' '.join(claim.__doc__.split()).split('; ')
+        yield line(name, *says, *(cell(claim, of) for of in regimes.values()))
 
 
-def verdicts(t):
-    """{name: (what was measured, the verdict)}, without a sweep only of what needs none."""
-    return {name: claim(t) for name, claim in CLAIMS.items()
-            if 'bench' in t or name in ('C1', 'C2', 'C3', 'C4', 'C5', 'C11', 'C12')}
+def answer(regimes):
+    """A line for each way: its blocks at equal quality, and its time over the best fixed budget."""
+    yield from head('', *regimes)
+    ways = {'one budget for all groups': 'fixed', 'a budget for each group': 'by group',
+            'a coin flip between two budgets': 'coin', '`norm`': 'norm', '`norm_rel`': 'norm_rel',
+            '`kl`': 'kl', '`accel`': 'accel', '`accel_rel`': 'accel_rel',
+            'the delayed norm': 'delayed norm', 'the oracle of distance': 'oracle',
+            'A/A: the first line timed again': 'fixed again'}
+    for words, way in ways.items():
+        cells = []
+        for of in regimes.values():
+            pairs = [coin(r) if way == 'coin' else
+                     (costs(r, way.split(' ')[0] if way == 'fixed again' else way), time(r, way))
+                     for r in of]
+            blocks, over = (column(pairs, i) for i in (0, 1))
+            cells.append('not always good' if np.isnan(blocks).any() else
+                         f'{mean_std(blocks, 1)} ({mean_std(over)})')
+        yield line(words, *cells)
+    for words, kind in {'drafts, checked': 'drafts', 'a wave': 'waves'}.items():
+        yield line(words, *(mean_std(times) if (times := over_fixed(of, kind)) else '–'
+                            for of in regimes.values()))
+
+
+def over_fixed(of, kind):
+    """The time of the best drafts or wave over the best fixed budget's, by seed; see fastest."""
+    pairs = [[fastest(pick(r['texts'], kind=some)) for some in (kind, 'fixed budgets, latest')]
+             for r in of if 'texts' in r]
+    return [a['ms_text'] / b['ms_text'] for a, b in pairs if a and b]
+
+
+def fastest(rows, fidelity=0.95):
+    """The fastest of these points with enough texts that are the full budget's; None if none is."""
+    return min((row for row in rows if row['identical'] >= fidelity),
+               key=lambda row: row['ms_text'], default=None)
+
+
+def settled(tables):
+    """Settled cosines of each group along training, by seed."""
+    iterations = {}
+    for (scale, variant) in REGIMES.values():
+        rows = pick(tables.get(scale, {}).get('settled', []), variant=variant)
+        if rows:
+            iterations[variant] = rows
+    yield from head('', 'iteration', 'settled cosine of each group, by seed')
+    for variant, rows in iterations.items():
+        for at in distinct(rows, 'iteration'):
+            of = pick(rows, iteration=at)
+            if len(distinct(of, 'seed')) == len(distinct(rows, 'seed')):
+                yield line(variant, f'{at:g}', ' · '.join(
+                    ' '.join(f'{cos:.2f}' for cos in column(pick(of, seed=seed), 'cos'))
+                    for seed in distinct(of, 'seed')))
+
+
+def changes(regimes):
+    """What changes of Algorithm 1, waiting and `latest` cost: blocks at equal quality."""
+    yield from head('', *regimes)
+    for way in ('accel', *CHANGED, 'norm', 'norm_rel', 'kl', *WAITING, 'fixed', *LATEST):
+        blocks = [[costs(r, way) for r in of] for of in regimes.values()]
+        yield line(way, *('not always good' if np.isnan(some).any() else mean_std(some, 1)
+                          for some in blocks))
+    shares = [[100 * row['same'] for r in of for row in last(r['alike']) if 1e-3 <= row['tau'] <= 1]
+              for of in regimes.values()]
+    yield line('% of tokens that exit at the same step by accel and the delayed norm (τ 1e-3 to 1)',
+               *(f'{min(some):.0f} to {max(some):.0f}' for some in shares))
+
+
+def thresholds(regimes):
+    """The largest good threshold of each rule."""
+    yield from head('', *regimes)
+    for way in RULES:
+        taus = [[breaks_at(r, way) for r in of] for of in regimes.values()]
+        yield line(f'`{way}`', *(', '.join('∞' if tau == INF else f'{tau:.3g}' for tau in some)
+                                 for some in taus))
+
+
+def promises(regimes):
+    """Calibrated thresholds: how many keep their promise on the other half, and the worst cost."""
+    yield from head('', 'promises kept', 'worst cost, nats')
+    for name, of in regimes.items():
+        rows = [row for r in of for row in r.get('promises', []) if row['tau'] != '']
+        if not rows:
+            continue
+        kept = column(rows, 'kept').count('True')
+        yield line(name, f'{kept} of {len(rows)}', f"{max(column(rows, 'cost')):+.4f}")
+
+
+def sizes(t):
+    """A line for each width and length of training (one seed)."""
+    yield from head('', 'loops until the loss is within 0.005', 'settled cosines', 'loss',
+                    'best rule over the best fixed budget, time', 'a wave over it, time')
+    for variant in distinct(t['loops'], 'variant'):
+        r, = runs_of(t, variant)
+        losses = by_key(r['loops'], 'loops', 'loss')
+        enough = min(n for n in losses if losses[n] <= losses[32] + 0.005)
+        waves = over_fixed([r], 'waves')
+        yield line(variant, f'{enough:g}',
+                   cosines([r]),
+                   f'{losses[32]:.3f}', f'{np.nanmin([time(r, rule) for rule in RULES]):.2f}',
+                   mean_std(waves) if waves else '–')
+
+
+def texts(tables):
+    """A line for each run: of each kind of decoding the fastest point with enough fidelity."""
+    kinds = ('fixed budgets, latest', 'rules, latest', 'drafts', 'waves')
+    yield from head('run', 'fixed loops', 'a rule that stops', 'drafts', 'a wave')
+    for scale, variant in REGIMES.values():
+        for r in runs_of(tables.get(scale, {}), variant):
+            if 'texts' not in r:
+                continue
+            best = [fastest(pick(r['texts'], kind=kind)) for kind in kinds]
+            yield line(f"{variant}, seed {r['texts'][0]['seed']:g}",
+                       *('none' if row is None else point_in_words(row, best[0]) for row in best))
+
+
+def point_in_words(row, fixed):
+    """A point: what it is, its fidelity, ms a token, and its time over that of fixed loops."""
+    name = f"{row['tau']:g} loops" if row['rule'] == 'fixed' else f"{row['rule']} {row['tau']:g}"
+    if row['wave'] != '':
+        name = f"{row['wave']:g} x {row['wave_steps']:g}, {name}"
+    if row['draft_loops'] != '':
+        name = f"{row['draft_loops']:g} of {row['tau']:g}"
+    over = f" (**{row['ms_text'] / fixed['ms_text']:.2f}**)" if fixed else ''
+    return f"{name}: {100 * row['identical']:.0f}%, {row['ms_text']:.2f} ms{over}"
+
+
+def k_by_l(t):
+    """k layers looped L times beside k L layers: a line for each training."""
+    yield from head('', 'parameters', 'minutes', 'at 1 loop', 'at 4', 'at 8', 'at 32')
+    for variant in distinct(t['losses'], 'variant'):
+        of = runs_of(t, variant)
+        yield line(variant, f"{of[0]['models'][0]['parameters']:,.0f}",
+                   mean_std([by_key(r['minutes'], 'what', 'minutes')['train'] for r in of], 1),
+                   *(right(of, n) for n in (1, 4, 8, 32)))
+
+
+def right(of, n):
+    """% of right answers at n loops, and on text the loss; '' if it was not measured."""
+    rows = [row for r in of for row in pick(r['losses'], loops=n)]
+    if not rows:
+        return ''
+    if rows[0]['accuracy'] == '':
+        return mean_std(column(rows, 'loss'), 3)
+    return mean_std([100 * row['accuracy'] for row in rows], 1)
+
+
+def levers(t):
+    """A line for each changed choice: % right by loops."""
+    yield from head('', *(f'{n} loops' for n in (1, 4, 8, 16)))
+    for variant in distinct(t['losses'], 'variant'):
+        yield line(variant, *(right(runs_of(t, variant), n) for n in (1, 4, 8, 16)))
+
+
+def deeper(t):
+    """A line for each loop count: % right by depth of the label."""
+    deepest = max(column(t['deeper'], 'depth'))
+    bins = [some for some in ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23), (24, 31), (32, 47))
+            if some[0] <= deepest]
+    yield from head('loops', *(f'depth {low} to {high}' for low, high in bins))
+    for n in distinct(t['deeper'], 'loops'):
+        cells = []
+        for low, high in bins:
+            of = [[row for row in pick(t['deeper'], loops=n, seed=seed)
+                   if low <= row['depth'] <= high] for seed in distinct(t['deeper'], 'seed')]
+            cells.append(mean_std([100 * np.average(column(rows, 'accuracy'), weights=column(
+                rows, 'labels')) for rows in of], 1))
+        yield line(f'{n:g}', *cells)
+
+
+def short_runs(t):
+    """A line for each open choice: settled cosines, drift-to-loop ratio, loss."""
+    yield from head('choice', 'settled cosines, by seed', 'ratio at 30 loops, to the first iterate',
+                    'loss at 4 loops')
+    for variant in distinct(t['settled'], 'variant'):
+        of = runs_of(t, variant)
+        drifts = [np.mean(column(pick(last(r['dlr']), reading='first', loops=30), 'ratio'))
+                  for r in of]
+        yield line(variant, cosines(of), mean_std(drifts, 1),
+                   mean_std([by_key(r['loops'], 'loops', 'loss')[4] for r in of], 3))
+
+
+def cosines(of):
+    """The settled cosines of each group, one seed after another."""
+    return ' · '.join(' '.join(f"{row['cos']:.2f}" for row in last(r['settled'])) for r in of)
+
+
+def plain(tables):
+    """The loss of plain models, and minutes of training, next to the recipe's."""
+    yield from head('', 'loss', 'minutes')
+    for scale, variants in (('text', ['recipe']), ('plain', None), ('medium', None)):
+        t = tables.get(scale, {})
+        for variant in variants or distinct(t.get('losses', []), 'variant'):
+            for r in runs_of(t, variant):
+                spent = column(pick(r['minutes'], what='train'), 'minutes')
+                yield line(f"{variant}, seed {r['losses'][0]['seed']:g}",
+                           f"{min(column(r['losses'], 'loss')):.3f}", f'{sum(spent):.1f}')
+
+
+def by_loops(t):
+    """A line for each run: its held-out loss by loops, in nats a token and nats a byte."""
+    loops = sorted(set(column(t['losses'], 'loops')))
+    yield from head('nats a token (nats a byte)', *(f'{n:g} loops' for n in loops), 'minutes')
+    for variant in distinct(t['losses'], 'variant'):
+        r, = runs_of(t, variant)
+        losses, size = by_key(r['losses'], 'loops', 'loss'), r['models'][0]['bytes_per_token']
+        yield line(variant, *(f'{losses[n]:.3f} ({losses[n] / size:.3f})' if n in losses else ''
+                              for n in loops),
+                   f"{by_key(r['minutes'], 'what', 'minutes')['train']:.0f}")
+
+
+# the pages --------------------------------------------------------------------------------------
+
+def write_pages(folder=runs.HERE):
+    """Write the tables of README.md, details.md and waves.md."""
+    for (page, block), text in blocks(folder).items():
+        runs.write(block, text, folder, page)
+
+
+def blocks(folder=runs.HERE):
+    """{(page, block): its text}, for the parts that have been measured."""
+    tables = {scale: runs.load(scale, folder)
+              for scale in ('text', 'tasks', 'depth', 'levers', 'sizes', 'choices', 'plain',
+                            'medium', 'paper')}
+    tables = {scale: t for scale, t in tables.items() if t}
+    regimes = found(tables)
+    where = [f'{scale}: {runs.machine_of(tables[scale])}.'
+             for scale in ('text', 'tasks', 'medium', 'paper') if scale in tables]
+    made = {('README.md', 'answer'): [where, answer(regimes)],
+            ('README.md', 'verdicts'): [verdicts(regimes)],
+            ('README.md', 'settled'): [settled(tables)],
+            ('README.md', 'changes'): [changes(regimes)],
+            ('details.md', 'details'): [
+                ['**The largest τ within 0.005 nats**, by seed'], thresholds(regimes),
+                ['**Calibrated thresholds**'], promises(regimes),
+                ['**Loss and minutes of training**'], plain(tables)],
+            ('waves.md', 'waves'): [texts(tables)]}
+    of_scales = dict(sizes=('README.md', sizes), medium=('medium.md', by_loops),
+                     choices=('details.md', short_runs), depth=('depth.md', k_by_l, deeper),
+                     levers=('depth.md', levers))
+    for scale, (page, *some) in of_scales.items():
+        if scale in tables:
+            made[page, scale] = [table(tables[scale]) for table in some]
+    return {key: join(some) for key, some in made.items()}

@@ -1,194 +1,182 @@
 """
-The paper's claims, re-measured: runs the project's own commands and computes the tables from them.
+The claims of the papers, measured again: trains models, measures them, and writes the pages.
 
-    python -m results.run                           small: the default model on text, three seeds;
-                                                    1.5 hours on two cores; rerun to continue
-    python -m results.run --scale=recipe            text with the paper's recipe, two hours
-    python -m results.run --scale=tasks             where loops matter: calc and hop, an hour more
-    python -m results.run --scale=paper --minutes=9         config/groups.py on one GPU, in pieces
-    python -m results.run --only_table              results/*/*.csv -> the tables, nothing is run
+    python -m results.run                   text: the paper's recipe, and our default
+    python -m results.run --scale=tasks     calc and hop, where loops matter
+    python -m results.run --scale=depth     k layers looped L times, beside k L layers
+    python -m results.run --scale=levers    what makes a model use loops: calc, one choice changed
+    python -m results.run --scale=sizes     the recipe at three widths and three lengths
+    python -m results.run --scale=choices   the recipe with one open choice changed, short runs
+    python -m results.run --scale=plain     plain models at the recipe's training time
+    python -m results.run --scale=medium    config/medium.py and a plain model, on a folder of text
+    python -m results.run --scale=paper --minutes=9     config/groups.py on one GPU, in pieces
+    python -m results.run --only_table      results/*/*.csv -> the pages, nothing is run
 
-Run them in the project's folder. They write the runs to out-claims/SCALE/NAME, and share those of
-results.depth in out-depth and of results.waves in out-waves. When all runs of a scale are done they
-write results/SCALE/*.csv, assets/*.png and the tables of results/README.md.
+Run them in the project's folder; the same command continues after a stop. A training goes to
+out-results/VARIANT-SEED. Then results.measure and, on text, bench.py with whole continuations run
+on it, and its rows go to results/SCALE/*.csv, from which claims.py writes the pages.
 
-Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
-
-    variant     a training. On text 'main' is the default model and 'random' has Geiping's adapter;
-                the rest are open choices and other draws; recipe: 'main' and 'random' with the
-                paper's recipe; tasks: see TASKS
-    run, key    (variant, seed)
+    variant     a training: the name of its flags in SCALES
+    texts       continuations of held-out prompts, by every kind of decoding
 """
 import json
 import os
+import time
 from collections import defaultdict
 from functools import partial
 from typing import Literal
 
 import data
+from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
-from results import depth, runs, table, waves
+from results import claims, runs
 
 # ------------------------------------------------------------------------------------------------
-scale: Literal['small', 'recipe', 'tasks', 'paper'] = 'small'
-dataset: str | None = None  # None = torchdocs, fineweb for paper; tasks have their own
-seeds = [1337, 1, 2]        # the paper's scale uses only the first
+scale: Literal['text', 'tasks', 'depth', 'levers', 'sizes', 'choices', 'plain', 'medium',
+               'paper'] = 'text'
+dataset: str | None = None  # of the text scales; None = torchdocs, wiki for medium and paper
+variants: list = []         # only these; [] = all of the scale
+seeds = [1337, 1, 2]        # those of FIRST_SEED use only the first
+prompts = 32                # held-out prompts to continue
 minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # runs at a time on a CPU, with a thread each
 more: list = []             # flags for every training, to make it smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
-# the open choices (Q3): what train.py is called with, beside SHORT
-SHORT = ['--max_iters=400', '--warmup_iters=100', '--eval_loops=[4]', '--keep_iters=[]']
-CHOICES = {
-    'as it is': [],
-    'addition': ['--injection=add'],
-    'x0 zero': ['--x0=zero'],
-    'x0 e': ['--x0=e'],
-    'norm after the loop': ['--norm_inside=False'],
-    'bptt_k 1': ['--bptt_k=1'],
-    'bptt_k 8': ['--bptt_k=8'],
-    'step noise 0.1': ['--step_noise=0.1'],
-}
-# the tasks: one core, and groups as the paper has them
+RECIPE = ['config/recipe.py']
+CALC, HOP = ['config/calc.py'], ['config/calc.py', 'config/hop.py']
 GROUPS = ['--n_layer=5', '--groups=[[1],[2,3]]']
-TASKS = {
-    'calc': depth.CALC,
-    'hop': depth.HOP,
-    'calc groups': [*depth.CALC, *GROUPS],
-    'hop groups': [*depth.HOP, *GROUPS, '--max_iters=1000'],
-}
-# runs of results.depth that serve here too: {variant: (part, variant there)}
-SHARED = dict(small=dict(main=('text', 'looped')), recipe={}, paper={},
-              tasks=dict(calc=('calc', 'looped'), hop=('hop', 'looped')))
-
-# the sweeps: the unchanged rules, then one rule changed (Q2), without timing
-SWEEP = ['--n_windows=64', '--rounds=4', '--epsilons=[0.3,1,2,4,8]',
-         '--budgets=[1,2,3,4,5,6,7,8,10,12,14,16,20,30]']
-CHANGED = ['--cache=exact', '--past=False', '--budgets=[30]', '--epsilons=[]', '--rounds=1',
-           '--timed_tokens=1']
-RULES = {
-    'accel': [],
-    'accel, step kept': ['--rules=["accel"]', '--keep=True', *CHANGED],
-    'accel, one hit': ['--rules=["accel"]', '--hits=1', *CHANGED],
-    'accel, one hit, step kept': ['--rules=["accel"]', '--hits=1', '--keep=True', *CHANGED],
-    'norm, two hits': ['--rules=["norm"]', '--hits=2', *CHANGED],
-}
-# the runs that are swept, by all of RULES
-SWEPT = 'main', 'random', 'calc groups', 'hop groups'
-
-FIGURES = ('figure_4.png', 'quality.png', 'figures/figure_1.png', 'figures/figure_2.png',
-           'figures/figure_3a.png', 'figures/figure_5.png', 'figures/convergence.png')
-# the runs whose figures go to assets/ (first seed): the prefix of their names, and which figures
-SHOWN = dict(small={'main': ('', FIGURES)}, recipe={'main': ('recipe_', FIGURES)},
-             paper={'main': ('paper_', FIGURES)},
-             tasks={'calc': ('wave_', FIGURES[-1:]), 'calc groups': ('calc_', FIGURES)})
-
-
-# what is run ------------------------------------------------------------------------------------
-
-def dataset_name():
-    """The data set of this scale; a task needs none."""
-    return dataset or dict(tasks=None, paper='fineweb').get(scale, 'torchdocs')
-
-
-def variants():
-    """{variant: flags of train.py}, in the order in which they run."""
-    if scale == 'paper':
-        return dict(main=['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]'])
-    if scale == 'tasks':
-        return TASKS
-    if scale == 'recipe':
-        return dict(main=['config/recipe.py'], random=['config/recipe.py', '--adapter_init=random'])
-    # the variants of the claims, other loop draws, the open choices (Q3)
-    full = dict(main=[], random=['--adapter_init=random'],
-                fixed=['--loop_draw=fixed', '--keep_iters=[]'],
-                uniform=['--loop_draw=uniform', '--keep_iters=[]'])
-    return full | {name: [*changed, *SHORT] for name, changed in CHOICES.items()}
+SHORT = ['--max_iters=400', '--eval_loops=[4]', '--keep_iters=[]']
+SHORT_CALC = [*CALC, '--max_iters=300', '--eval_interval=300', '--eval_loops=[1,4,8,16]',
+              '--keep_iters=[]']
+ONCE = '--groups=[]'
+FIRST_SEED = 'sizes', 'plain', 'medium', 'paper'
+# {scale: {variant: flags of train.py}}
+SCALES = dict(
+    text={'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': []},
+    tasks={'calc': [*CALC, *GROUPS], 'hop': [*HOP, *GROUPS, '--max_iters=1000']},
+    depth={'calc: 1 x 8 looped': CALC, 'calc: 1 x 1': [*CALC, ONCE],
+           'calc: 8 x 1': [*CALC, ONCE, '--n_layer=10'],
+           'hop: 1 x 4 looped': HOP, 'hop: 1 x 1': [*HOP, ONCE],
+           'hop: 4 x 1': [*HOP, ONCE, '--n_layer=6'],
+           'text: 4 x 4 looped': [], 'text: 4 x 1': [ONCE], 'text: 16 x 1': [ONCE, '--n_layer=18']},
+    levers={name: [*SHORT_CALC, *flags] for name, flags in {
+        'as it is': [], 'learned positions': ['--pos=learned'],
+        'asked at the last token alone': ['--dataset=calc:dense=False'],
+        'random adapter': ['--adapter_init=random'], 'x0 zero': ['--x0=zero'],
+        'x0 e': ['--x0=e'], 'addition': ['--injection=add'], 'bptt_k 1': ['--bptt_k=1'],
+        'bptt_k full': ['--bptt_k=64'], 'fixed loop counts': ['--loop_draw=fixed'],
+        'uniform draw': ['--loop_draw=uniform']}.items()},
+    sizes={f'C = {width}, {n} iterations': [*RECIPE, f'--n_embd={width}', f'--max_iters={n}',
+                                            '--keep_iters=[0,100,300,700,1500,3000]']
+           for width in (48, 96, 192) for n in (500, 1500, 4500)},
+    choices={name: [*RECIPE, *SHORT, *flags] for name, flags in {
+        'as it is': [], 'addition': ['--injection=add'], 'x0 zero': ['--x0=zero'],
+        'x0 e': ['--x0=e'], 'norm after the loop': ['--norm_inside=False'],
+        'bptt_k 1': ['--bptt_k=1'], 'step noise 0.1': ['--step_noise=0.1']}.items()},
+    # a plain iteration takes less time, so there are more of them
+    plain={f'{n} layers, lr {rate:g}': [ONCE, f'--n_layer={n}', f'--max_iters={iters}',
+                                        '--optimizer=adamw', f'--learning_rate={rate}']
+           for n, iters in ((6, 4500), (18, 1800)) for rate in (1e-3, 2e-3, 4e-3)},
+    medium={'medium': ['config/medium.py'],
+            'medium plain': ['config/medium.py', ONCE, '--max_iters=2900']},
+    paper={'paper': ['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']})
+# what is measured of a run: flags of results.measure
+GEOMETRY = ['--tables=["settled","dlr","loops"]']
+MEASURE = dict(choices=GEOMETRY, depth=['--tables=["deeper"]'],
+               medium=['--n_windows=16', '--refine=2'], paper=['--n_windows=8', '--refine=1'])
+TEXTS = ['--cache=latest', '--n_windows=64', '--epsilons=[]', '--rounds=1', '--timed_tokens=1',
+         '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']", '--least_tau=3e-3',
+         '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]', '--waves=[[8,1],[8,2]]',
+         '--budgets=[2,3,4,5,6,8,10,12]', '--drafts=[[1,6],[2,6],[3,8],[3,12]]']
 
 
-def trainings():
-    """{(variant, seed): flags of train.py}."""
-    shared = [] if scale == 'paper' else ['--device=cpu']
-    if dataset_name():
-        shared.append(f'--dataset={dataset_name()}')
-    return {(variant, seed): [*flags, *shared, f'--seed={seed}', *more]
-            for variant, flags in variants().items()
-            for seed in (seeds[:1] if scale == 'paper' else seeds)}
+def chosen():
+    """[(variant, seed)], in the order in which they run."""
+    some = seeds[:1] if scale in FIRST_SEED else seeds
+    return [(variant, seed) for seed in some for variant in variants or SCALES[scale]]
 
 
-def folder_of(variant, seed):
-    if variant in SHARED[scale] and dataset is None:
-        return depth.folder_of(*SHARED[scale][variant], seed)
-    if (scale, variant, dataset) == ('recipe', 'main', None):
-        return waves.folder_of('recipe', seed)
-    return os.path.join('out-claims', scale, f"{variant.replace(' ', '_')}-{seed}")
+def train(variant, seed, until):
+    flags = [*SCALES[scale][variant], f'--seed={seed}', *more]
+    if name := text_of(variant):
+        flags.append(f'--dataset={name}')
+    if scale != 'paper':
+        flags.append('--device=cpu')
+    return runs.train(runs.folder_of(variant, seed), flags, until)
 
 
-def train(key, flags, until):
-    return runs.train(folder_of(*key), flags, until)
+def text_of(variant):
+    """The data set of a training on text, None of one on a task."""
+    if CALC[0] in SCALES[scale][variant]:
+        return None
+    return dataset or ('wiki' if scale in ('medium', 'paper') else 'torchdocs')
 
 
-def measure(key, _, until):
-    """Measure what the claims need: geometry, and on a task decoding. True if it is done."""
-    (variant, _), flags = key, []
-    if variant not in SWEPT and variant not in TASKS:
-        flags = ['--tables=["steps","settled","dlr","loops"]']
-    return runs.once(folder_of(*key), 'rows', 'results.measure', *flags, until=until)
+def is_looped(variant):
+    return ONCE not in SCALES[scale][variant] and scale != 'levers'
 
 
-def sweep(key, _, until):
-    """All of RULES on a run that is swept, one after another. True if they are done."""
-    names = reversed(RULES) if key[0] in SWEPT else []      # 'accel' last: its figures stay
-    return all(runs.bench(folder_of(*key), f'bench {name}', [*SWEEP, *RULES[name]], until)
-               for name in names)
+def measure(variant, seed, until):
+    """The geometry, the sweep and its times. True if it is done."""
+    return not is_looped(variant) or runs.once(
+        runs.folder_of(variant, seed), 'rows', 'results.measure', *MEASURE.get(scale, []),
+        until=until)
 
 
-# what is gathered: the CSVs ---------------------------------------------------------------------
+def texts(variant, seed, until):
+    """Whole continuations. True if they are done."""
+    if scale in ('tasks', 'depth', 'choices', 'paper') or not is_looped(variant):
+        return True
+    return runs.bench(runs.folder_of(variant, seed), 'texts',
+                      [*TEXTS, f'--n_prompts={prompts}'], until)
+
+
+def bytes_per_token(name):
+    """Of a data set's held-out text; '' for a task."""
+    if name is None:
+        return ''
+    with open(os.path.join('data', name, 'meta.json')) as f:
+        val = json.load(f)['val']
+    return val['bytes'] / val['tokens']
+
 
 def gather():
     """All runs -> results/SCALE/*.csv."""
     tables = defaultdict(list)
-    for variant, seed in trainings():
-        folder = folder_of(variant, seed)
-        with open(os.path.join(folder, 'rows.json')) as f:
-            new = json.load(f)
-        new |= dict(losses=runs.last_losses(folder), minutes=runs.minutes_rows(folder))
-        if variant in SWEPT:
-            new['bench'] = [dict(rules=name) | row for name in RULES
-                            for row in runs.bench_rows(folder, f'bench {name}')]
+    for variant, seed in chosen():
+        folder = runs.folder_of(variant, seed)
+        model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
+        new = dict(losses=runs.last_losses(folder), minutes=runs.minutes_rows(folder),
+                   texts=runs.text_rows(folder),
+                   models=[dict(parameters=sum(p.numel() for p in model.parameters()),
+                                bytes_per_token=bytes_per_token(text_of(variant)))])
+        if os.path.exists(rows := os.path.join(folder, 'rows.json')):
+            with open(rows) as f:
+                new |= json.load(f)
         for name, rows in new.items():
             tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
     runs.save(scale, tables)
 
 
-def draw_figures():
-    """geometry.py on some runs; its figures, and those of the sweep, go to assets/."""
-    for variant, (prefix, figures) in SHOWN[scale].items():
-        folder = folder_of(variant, seeds[0])
-        runs.once(folder, 'geometry', 'geometry.py')
-        for figure in figures:
-            runs.show(os.path.join(folder, figure), prefix + os.path.basename(figure))
-
-
-# the run ----------------------------------------------------------------------------------------
-
 def main():
     until = runs.deadline(seeds, workers, minutes)
-    if scale == 'tasks' and dataset:
-        raise ValueError('--dataset: the tasks have data of their own')
+    unknown = set(variants) - set(SCALES[scale])
+    if unknown:
+        raise ValueError(f"--variants: {', '.join(sorted(unknown))} is not of --scale={scale}: "
+                         f"{', '.join(SCALES[scale])}")
     if not only_table:
-        if dataset_name():
-            data.open_data(dataset_name())      # made once, before the trainings start
-        # a sweep times its points in turn, so another process slows all of them alike
-        for phase in (train, measure, sweep):
-            works = [partial(phase, *of, until) for of in trainings().items()]
+        for name in {text_of(variant) for variant, _ in chosen()} - {None}:
+            if time.time() < until:
+                data.open_data(name)        # made once, before the trainings start
+        # the ways of a run are timed in turn, so another process slows all of them alike
+        for phase in (train, measure, texts):
+            works = [partial(phase, *key, until) for key in chosen()]
             if not runs.all_done(works, 1 if scale == 'paper' else workers):
                 return
-        draw_figures()
         gather()
-    runs.write('claims', table.markdown())
+    claims.write_pages()
 
 
 if __name__ == '__main__':

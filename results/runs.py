@@ -22,9 +22,12 @@ import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HERE = os.path.join(ROOT, 'results')
-TEXT = ('group', 'from', 'to', 'budget', 'block')   # columns whose digits are names of layers
+SAME = 0.005            # nats a token above the full budget that count as equal quality
+TEXT = ('group', 'from', 'to', 'block')     # columns whose digits are names of layers
 KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy',
         'mean_evals', 'ms_per_token')               # of bench.csv
+OF_TEXTS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
+            'identical', 'text_loss', 'passes', 'block_maps', 'ms_text')
 
 
 # commands ---------------------------------------------------------------------------------------
@@ -114,11 +117,9 @@ def bench(folder, name, flags, until=math.inf):
     return done
 
 
-def show(path, name=None):
-    """Copy a figure, if it is there, to assets/."""
-    if os.path.exists(path):
-        os.makedirs('assets', exist_ok=True)
-        shutil.copyfile(path, os.path.join('assets', name or os.path.basename(path)))
+def folder_of(variant, seed):
+    """The folder of a training that results.run makes."""
+    return os.path.join('out-results', f"{re.sub('[ ,:=]+', '_', variant)}-{seed}")
 
 
 # rows of CSVs -----------------------------------------------------------------------------------
@@ -137,12 +138,9 @@ def number(text):
         return text
 
 
-def load(scale, folder=HERE, variant='main'):
-    """
-    The CSVs of a scale for the tables, {name: rows} with numbers as floats, and the scale and a
-    variant beside them.
-    """
-    tables = dict(scale=scale, variant=variant)
+def load(scale, folder=HERE):
+    """The CSVs of a scale for the tables, {name: rows} with numbers as floats."""
+    tables = {}
     for path in glob.glob(os.path.join(folder, scale, '*.csv')):
         tables[os.path.basename(path).removesuffix('.csv')] = [
             {key: text if key in TEXT else number(text) for key, text in row.items()}
@@ -209,6 +207,13 @@ def bench_rows(folder, name):
         yield {key: row[key] for key in KEPT} | dict(blocks=blocks)
 
 
+def text_rows(folder):
+    """The points of bench.py's continuations in this folder, none if there were none."""
+    path = os.path.join(folder, 'texts.csv')
+    rows = read_csv(path) if os.path.exists(path) else []
+    return [{key: row[key] for key in OF_TEXTS} for row in rows if row['prompts']]
+
+
 # rows for tables --------------------------------------------------------------------------------
 
 def pick(rows, **conditions):
@@ -225,13 +230,9 @@ def distinct(rows, key):
     return list(dict.fromkeys(column(rows, key)))
 
 
-def at_checkpoint(rows, which=max):
-    """The rows of each run's last (max) or first (min) checkpoint."""
-    found = {}
-    for row in rows:
-        run = row['variant'], row['seed']
-        found[run] = which(found.get(run, row['iteration']), row['iteration'])
-    return [row for row in rows if row['iteration'] == found[row['variant'], row['seed']]]
+def by_key(rows, key, value):
+    """Two columns as a dict."""
+    return dict(zip(column(rows, key), column(rows, value)))
 
 
 def fewest_maps(rows, good):

@@ -2,14 +2,12 @@
 How fast decoding and training are, as ratios of things that are timed in turn.
 
     python -m results.speed                     all of it: a minute on two cores
-    python -m results.speed --only=machinery    one of adaptive, checks, passes, machinery
+    python -m results.speed --only=machinery    checks, passes, machinery, products
 
-`adaptive` uses the checkpoint in out_dir and random weights at the paper's shape, `passes` only the
-latter. A ratio is the median of all rounds.
+All of it uses random weights. A ratio is the median of all rounds.
 
     counts      loops of each group
 """
-import os
 import time
 from functools import partial
 from itertools import product
@@ -19,15 +17,13 @@ import numpy as np
 import torch
 
 from cache import KeysValues, Span
-from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
-from decode import make_cache, one_token, prefill
+from decode import make_cache, prefill
 from exits import EXITS, make_exit
 from model import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------------------------
-only: Literal['all', 'adaptive', 'checks', 'passes', 'machinery'] = 'all'
-out_dir = 'out'
+only: Literal['all', 'checks', 'passes', 'machinery', 'products'] = 'all'
 rounds = 9                  # of each comparison
 batch_size = 16             # of `machinery`, in which windows have 48 tokens
 injection = 'concat'        # of the looped model in `machinery`
@@ -59,47 +55,11 @@ def ratio(a, b):
 
 # decoding ---------------------------------------------------------------------------------------
 
-def decode_last(model, prompt, counts, rule, n):
-    """
-    A function that decodes the last n tokens of the prompt (1, T) one by one, with a cache that
-    holds the others.
-    """
-    cache = make_cache(model, counts)
-    prefill(model, [prompt[0, :-n]], counts, rule, 0, cache)
-
-    def decode():
-        for t in range(prompt.shape[1] - n, prompt.shape[1]):
-            one_token(model, prompt[:, t:t + 1], t, counts, rule, 0, cache)
-    return decode
-
-
-@torch.no_grad()
-def adaptive():
-    """Time of a token with an exit rule over that of a fixed budget with as many block maps."""
-    trained, _ = load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))
-    paper = GPT(GPTConfig(block_size=64)).eval()
-    for model, tau, n, repeats in ((trained, 0.1, 12, 3 * rounds), (paper, 1.0, 6, min(rounds, 5))):
-        prompt = torch.randint(32, 127, (1, model.config.block_size))
-        for name in ('norm', 'accel'):
-            rule, trace = make_exit(name, tau), []
-            model(prompt, n_loop=30, exit=rule, trace=trace)
-            evals = np.array([group['evals'][0, -n:].double().mean().item() for group in trace])
-            # a budget of the same mean lies between two whole ones
-            low = evals.astype(int)
-            ways = [([30] * len(evals), rule), (low.tolist(), None), ((low + 1).tolist(), None)]
-            works = [decode_last(model, prompt, *way, n) for way in ways]
-            ours, at_low, at_high = in_turn(*works, repeats=repeats)
-            share = (evals - low).mean()
-            fixed = (1 - share) * at_low + share * at_high
-            print(f'adaptive: C = {model.config.n_embd}, {name} at tau {tau:g}, {evals.mean():.2f} '
-                  f'block maps a group: {ms(ours, n)} a token, a fixed budget of the same mean '
-                  f'{ms(fixed, n)}; {ratio(ours, fixed)}')
-
-
 @torch.no_grad()
 def checks():
     """What a rule's check adds to a loop step of one layer, for a single token."""
-    for shape in (dict(n_embd=96, n_head=2, vocab_size=257), dict()):
+    for shape in (dict(n_embd=96, n_head=2, vocab_size=257),
+                  dict(n_embd=192, n_head=4, vocab_size=4096), dict()):
         model = GPT(GPTConfig(block_size=64, n_layer=2, groups=[[0]], **shape)).eval()
         group, e, n = model.groups[0], torch.randn(1, 1, model.config.n_embd), 8
 
@@ -154,9 +114,41 @@ def machinery():
           f'{ratio(plain, looped)}')
 
 
+def products():
+    """A training step of config/medium.py's shape, and its matrix products alone."""
+    model = GPT(GPTConfig(block_size=128, vocab_size=4096, n_layer=12, n_head=4, n_embd=192,
+                          groups=[[4], [5, 6], [7]], bptt_k=4))
+    idx, shapes = torch.randint(4096, (batch_size, 128)), []
+    hooks = [layer.register_forward_hook(lambda layer, args, _: shapes.append((
+        args[0].flatten(0, -2).shape[0], *layer.weight.shape, torch.is_grad_enabled())))
+        for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+
+    def step():
+        torch.manual_seed(0)
+        model(idx, idx, n_loop=7)[1].backward()
+        model.zero_grad()
+    step()
+    for hook in hooks:
+        hook.remove()
+    # with gradients a layer has three products: of the forward pass, and of both gradients
+    operands = {shape: (torch.randn(shape[0], shape[2]), torch.randn(shape[1], shape[2]),
+                        torch.randn(shape[0], shape[1])) for shape in set(shapes)}
+
+    def bare():
+        for shape in shapes:
+            x, w, grad = operands[shape]
+            x @ w.T
+            if shape[3]:
+                grad @ w, grad.T @ x
+    whole, alone = in_turn(step, bare, repeats=3)
+    flops = sum(2 * rows * a * b * (3 if grad else 1) for rows, a, b, grad in shapes)
+    print(f'products: {flops / 1e9:.0f} GFLOP, {flops / np.median(whole) / 1e9:.0f} GFLOP/s in a '
+          f'training step, {flops / np.median(alone) / 1e9:.0f} alone: {ratio(alone, whole)}')
+
+
 def main():
     print(f'torch {torch.__version__}, {torch.get_num_threads()} threads')
-    for measure in (adaptive, checks, passes, machinery):
+    for measure in (checks, passes, machinery, products):
         if only in ('all', measure.__name__):
             measure()
 

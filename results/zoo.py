@@ -4,8 +4,8 @@ Other looped models and rules beside ours: Ouro with its gate, ETD, Geiping's cr
     python -m results.zoo               an hour and a half on two cores; rerun to continue
     python -m results.zoo --only_table  results/zoo/*.csv -> the tables, nothing is run
 
-Run it in the project's folder. It writes its runs to out-zoo, and shares those of results.depth in
-out-depth; then results/zoo/*.csv and the fourth block of results/README.md.
+Run it in the project's folder. It writes its runs to out-zoo, shares two with results.run in
+out-results, and then writes results/zoo/*.csv and the tables of results/zoo.md.
 
     part        ouro: the whole stack looped K times, trained in stage I, then its gate in stage II;
                 etd: a plain model, its thinking block, and mid-training with that block and others;
@@ -25,7 +25,7 @@ import data
 from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
 from results import runs
-from results.depth import CALC, folder_of
+from results.run import CALC
 from results.runs import column, distinct, fewest_maps, head, join, line, mean_std, pick
 from zoo.etd import thinking_block
 from zoo.huginn import EXITS as CRITERIA
@@ -65,7 +65,7 @@ BLOCKS = ('knees', 'front', 'back', 'none')     # where the loops of ETD's mid-t
 
 def place(part, task, variant, seed):
     if part == 'criteria':
-        return folder_of(task, 'looped', seed)
+        return runs.folder_of('calc: 1 x 8 looped' if task == 'calc' else 'default', seed)
     return os.path.join('out-zoo', part, f"{task}_{variant.replace(' ', '_')}-{seed}")
 
 
@@ -249,7 +249,7 @@ def block_of(t, task, seed):
 
 
 def markdown(folder=runs.HERE):
-    """The block `zoo` of results/README.md."""
+    """The block `zoo` of results/zoo.md."""
     t = runs.load('zoo', folder)
     chosen = '; '.join(
         f'{task} ' + ', '.join(block_of(t, task, seed) for seed in distinct(t['angles'], 'seed'))
@@ -273,7 +273,7 @@ def main():
         if not runs.all_done(works(until), workers):
             return
         gather()
-    runs.write('zoo', markdown())
+    runs.write('zoo', markdown(), page='zoo.md')
 
 
 if __name__ == '__main__':

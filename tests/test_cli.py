@@ -1,6 +1,6 @@
 """
-The commands of README.md and results/README.md, run as a user runs them: in order, in one folder,
-each made small by flags behind it. And the files of config/ that they do not name.
+The commands of README.md and of the pages in results/, run as a user runs them: in order, in one
+folder, each made small by flags behind it. And the files of config/ that they do not name.
 """
 import ast
 import contextlib
@@ -31,15 +31,13 @@ SMALL = {
     'bench.py': [
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
         '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--n_prompts=1', '--new_tokens=4'],
-    'results/run.py': ['--dataset=book', '--minutes=1e-9'],
-    'results/depth.py': ['--minutes=1e-9'],
-    'results/decoding.py': ['--minutes=1e-9'],
+    'results/run.py': ['--minutes=1e-9'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],
     'serving/batching.py': ['--n_requests=4', '--rows=2', '--n_loop=2'],
     'model.py': [], 'loops.py': ['--draws=100'], 'exits.py': [], 'cache.py': [],
     'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
-    'wave.py': ['--max_new_tokens=3', '--n_loop=3'],
+    'wave.py': ['--max_new_tokens=3', '--out_dir=pretrained/text'],
     'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
                     '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
@@ -53,20 +51,24 @@ ELSEWHERE = {
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
     'results.kills': 'test_train.py kills a run twice',
     'results.speed': 'test_results.py',
+    '--prompt_tokens=24': 'minutes of work; test_wave.py crosses the window too',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'zoo.huginn:kl': 'test_zoo.py',
-    '--only_table': 'it writes results/README.md; test_results.py compares that with the CSVs',
+    '--only_table': 'it writes the pages; test_results.py compares that with the CSVs',
 }
 
 
 def commands():
     """Those of the pages, in order, each once, without their comments."""
     lines = []
-    for page in ('README.md', 'results/README.md'):
+    for page in ('README.md', *sorted(glob.glob('results/*.md', root_dir=ROOT))):
         with open(os.path.join(ROOT, page), encoding='utf-8') as f:
             blocks = re.findall(r'```bash\n(.*?)```', f.read(), re.S)
         lines += [line.split('#')[0].strip() for block in blocks for line in block.splitlines()]
     lines = [line for line in lines if line and not any(word in line for word in ELSEWHERE)]
+    # in a sentence of README.md
+    lines += ['python model.py config/groups.py',
+              *(f'python {name}.py' for name in ('loops', 'exits', 'cache', 'decode', 'wave'))]
     return [command for line in dict.fromkeys(lines) for command in line.split(' && ')]
 
 
@@ -106,7 +108,7 @@ def run(folder, command):
     else:
         script, *args = words
         start, settings = [os.path.join(ROOT, script)], {}
-    args += [flag for flag in SMALL[script] if not ('--out_dir' in flag and '--out_dir' in command)]
+    args += SMALL[script]
     if 'out-calc' in command or 'pretrained/calc' in command:     # flags of text are refused there
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
     if '--requests' in command:                         # and those of measuring
@@ -139,7 +141,6 @@ LAST_WORDS = {
     '--out_dir=out-calc': 'answers right',
     'tasks.py': '20 problems: the oracle disagrees with 0',
     'results.run': 'time is up: run the same command to continue',
-    'results.depth': 'time is up: run the same command to continue',
     'results.zoo': 'time is up: run the same command to continue',
     '--requests=requests.jsonl': r'"tokens": \[',
     'zoo.etd': 'next: python train.py',
@@ -150,6 +151,8 @@ LAST_WORDS = {
     'exits.py': r'kept +10 +16 +8 +10 +2 +16(.*\n)*algorithm_1 at tau 0.2 keeps 10',
     'cache.py': r'exact +8 +34 +26,112(.*\n)*ring.* 3,7 +4,8 +1,5',
     'decode.py': r'exact, fixed +2 of 2 +3.00(.*\n)*exact, drafts of 2 loops +2 of 2',
+    # each token but the first is committed by a wave
+    'wave.py': r'\*: certain([^*]*\*){2}[^*]* 3 tokens are those of 30 fixed loops',
 }
 
 

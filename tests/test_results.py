@@ -1,9 +1,8 @@
-"""The shipped figures, that results/README.md says them, and the machinery on runs made small."""
+"""The shipped figures, that the pages say them, and the machinery on runs made small."""
 import os
 import re
 import time
 from functools import partial, partialmethod
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,78 +14,63 @@ from conftest import ROOT, TINY, finished, make_book
 import bench
 import data
 import tasks
-from bench import log_probabilities, make_point
 from common import plots
-from common.checkpoint import load_checkpoint
+from exits import loop_until_exit, make_exit
 from model import GPTConfig
-from results import claims, decoding, depth, measure, questions, run, runs, speed, table, waves, zoo
-from results.runs import pick
+from results import claims, measure, run, runs, speed, zoo
 
-SEEDS = (1337, 1, 2)
-
-
-# the page and the shipped figures ---------------------------------------------------------------
-
-@pytest.mark.parametrize('block, module', [('claims', table), ('depth', depth), ('zoo', zoo),
-                                           ('decoding', decoding), ('waves', waves)])
-def test_the_pages_say_what_the_files_say(block, module):
-    name = 'waves.md' if module is waves else 'README.md'
-    page = Path(ROOT, 'results', name).read_text(encoding='utf-8')
-    begin, end = runs.markers(page, block)
-    assert page[begin:end].strip() == module.markdown()
+PAGES = claims.blocks() | {('zoo.md', 'zoo'): zoo.markdown()}
 
 
-def test_what_the_programs_name_has_rows_of_three_seeds():
-    made = {(row['part'], row['variant'], row['seed']) for row in runs.load('depth')['runs']}
-    assert made == {*depth.trainings()}
-    small, tasks = runs.load('small'), runs.load('tasks', variant='calc groups')
-    for t in (small, tasks):
-        assert {(row['seed'], row['rules']) for row in pick(t['bench'], variant=t['variant'])} == {
-            *product(SEEDS, run.RULES)}
-    for name in ('points', 'short'):
-        made = {(row['variant'], row['seed']) for row in tasks[name]}
-        assert made == {*product(run.TASKS, SEEDS)}, name
+# the pages and the shipped figures --------------------------------------------------------------
+
+@pytest.mark.parametrize('page, block', PAGES)
+def test_the_pages_say_what_the_files_say(page, block):
+    text = Path(ROOT, 'results', page).read_text(encoding='utf-8')
+    begin, end = runs.markers(text, block)
+    assert text[begin:end].strip() == PAGES[page, block]
 
 
-# the claims and the table -----------------------------------------------------------------------
+@pytest.mark.parametrize('scale', ['depth', 'levers', 'medium'])
+def test_all_runs_of_a_scale_are_there(scale, monkeypatch):
+    monkeypatch.setattr(run, 'scale', scale)
+    made = {(row['variant'], row['seed']) for row in runs.load(scale)['losses']}
+    assert made == {*run.chosen()}
 
-def settled_rows(*tenths, cos=0.6):
-    return [dict(variant='main', seed=seed, iteration=at, group='1', tenth=tenth, cos=cos,
-                 cos_low=cos - 0.1, cos_high=cos + 0.1, cos_std=0.2)
-            for seed, tenth in enumerate(tenths) for at in (0.0, 9.0)]
 
+# the claims and the tables ----------------------------------------------------------------------
 
-def test_a_claim_holds_in_every_seed():
-    for tenths, verdict in (((6.0, 8.0, 10.0), 'reproduced, in 6 to 10'),
-                            ((2.0, 2.0, 3.0), 'it falls faster, in 2 to 3'),
-                            ((6.0, 8.0, 11.0), 'not reproduced'), ((2.0, ''), 'not reproduced')):
-        assert claims.c1(dict(variant='main', settled=settled_rows(*tenths)))[1] == verdict
-    # the mean over tokens that still move, at each step; at the fourth hardly any do
-    steps = [dict(variant='main', seed=0, iteration=9.0, group='1', k=k, cos_clear=cos, clear=clear)
-             for k, cos, clear in ((0, '', 1), (1, 0.2, 1), (2, 0.4, 0.9), (3, 0.8, 0.4),
-                                   (4, 0.5, 0.05))]
-    t = dict(variant='main', settled=settled_rows(2.0, cos=0.6), steps=steps)
-    assert claims.c2(t)[1] == 'reproduced'
-    # 0.6 is the mean of two seeds, neither of which is in the range
-    t['settled'] = [*settled_rows(2.0, cos=0.3), *settled_rows(2.0, 2.0, cos=0.9)[2:]]
-    assert claims.c2(t)[1] == 'not reproduced in 1 of 1 groups'
-    steps[2]['cos_clear'] = 0.5
-    assert claims.c2(t) == (
-        '0.60 ± 0.42 (group 1; over windows ± 0.10)',
-        'not reproduced in 1 of 1 groups; the mean of group 1 in 1 of 2 seeds for a while')
+def swept(way, *points):
+    return [dict(way=way, iteration=9.0, tau=tau, high=high, blocks=blocks)
+            for tau, high, blocks in points]
 
 
 def test_the_cheapest_of_equal_quality():
-    def points(rule, *points):
-        return [dict(seed=1.0, rule=rule, tau=tau, diff_high=high, ms=ms)
-                for tau, high, ms in points]
-    rows = points('kl', (0.1, 0.006, 1.0), (1e-3, 0.0, 9.0), (1e-2, 0.004, 5.0))
-    assert claims.cheapest(rows, 'ms') == [pytest.approx(3.0)]         # half way to the next
-    assert claims.cheapest(rows[1:], 'ms') == [5.0]
-    assert np.isnan(claims.cheapest(rows[:1], 'ms'))
-    # loops are whole, and more of them are better
-    fixed = points('fixed', (1, 0.006, 1.0), (2, 0.004, 5.0), (3, 0.0, 9.0))
-    assert claims.cheapest(fixed, 'ms') == [5.0]
+    rows = swept('kl', (0.1, 0.006, 1.0), (1e-3, 0.0, 9.0), (1e-2, 0.004, 5.0))
+    assert claims.costs(dict(sweep=rows), 'kl') == pytest.approx(3)         # half way to the next
+    assert claims.costs(dict(sweep=rows[1:]), 'kl') == 5.0
+    assert np.isnan(claims.costs(dict(sweep=rows[:1]), 'kl'))
+    assert claims.breaks_at(dict(sweep=rows), 'kl') == 1e-2
+    # loops are whole, more of them are better, and a coin flip lies between two of them
+    fixed = swept('fixed', (1, 0.008, 4.0), (2, 0.003, 8.0), (3, 0.0, 12.0))
+    r = dict(sweep=fixed, times=[dict(way='fixed, fewer', over=0.5)])
+    assert claims.costs(r, 'fixed') == 8.0
+    assert claims.coin(r) == pytest.approx((8 - 0.4 * 4, 1 - 0.4 * 0.5))
+
+
+def test_no_verdict_within_the_noise_of_timing():
+    def r(again):
+        return dict(times=[dict(way='fixed again', over=again)])
+    assert claims.faster(r(1.0), 0.9) is True and claims.faster(r(1.0), 1.1) is False
+    assert claims.faster(r(1.0), 0.97) is None and claims.faster(r(0.8), 0.9) is None
+
+    def settled(*cosines):
+        return [dict(settled=[dict(iteration=9.0, cos=cos)]) for cos in cosines]
+    assert claims.cell(claims.c2, settled(0.5, 0.6)) == '1.00 **yes**'
+    assert claims.cell(claims.c2, settled(0.5, 0.8)) == '0.50 1/2'
+    assert claims.cell(claims.c2, settled(-0.9)) == '0.00 no'
+    assert claims.cell(claims.c2, []) == '–'
+    assert claims.cell(lambda r: (2.0, r), [True, None]) == '2.00 ? (1/2)'
 
 
 def test_a_table_is_put_between_its_markers(tmp_path):
@@ -111,24 +95,32 @@ def test_tokens_that_still_move():
     assert first['norm'] == 4 and 'cos_clear' not in first
 
 
-def test_answers_lost_and_the_oracle_of_the_answer(wave, monkeypatch):
+def test_answers_lost():
     full = torch.tensor([[[0.0, 9], [0, 9], [9, 0]]])           # says 1, 1, 0
     point = torch.tensor([[[0.0, 9], [9, 0], [0, 9]]])          # says 1, 0, 1
     # the third label is wrong in the full budget too: nothing is lost there
-    assert questions.early(point, full, torch.tensor([[1, 1, 1]]), np.array([[0, 4, 8]])) == dict(
-        early=pytest.approx(1 / 3), early_0=0, early_1=1, early_2=0)
-    # in a model nothing is lost with the full budget, and the oracle needs less
-    model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
-    windows = measure.held_out(checkpoint['config']['dataset'], model.config.block_size, 32)
-    monkeypatch.setattr(questions, 'FULL', 6)
-    full, _, _ = log_probabilities(model, make_point(model, 6, 'fixed'), windows[0])
-    row, one = (questions.point_row(model, make_point(model, n, 'fixed'), *windows, full)
-                for n in (6, 1))
-    assert (row['gap'], row['early'], row['evals']) == (0, 0, 6)
-    assert 1 <= questions.answer_row(model, *windows, full)['evals'] < 6
-    shares = [(questions.third_of(windows[2]) == i).mean() for i in range(3)]
-    assert one['gap'] > 0.01 and one['early'] == pytest.approx(
-        sum(share * one[f'early_{i}'] for i, share in enumerate(shares)))
+    for depth_of, deep in ((np.array([[0, 4, 8]]), 0.0), (np.array([[0, 8, 8]]), 0.5)):
+        assert measure.early(point, full, torch.tensor([[1, 1, 1]]), depth_of) == dict(
+            lost=pytest.approx(1 / 3), lost_deep=deep)
+
+
+def test_the_delayed_norm_is_that_of_the_step_before():
+    """On a line with steps 8, 4, 2, 1, ...: twice below tau, and the last step is thrown away."""
+    states = torch.tensor([0.0, 8, 12, 14, 15, 15.5])[:, None, None, None]
+    _, kept, evals = loop_until_exit(lambda x, k, *_: states[k], states[0], 5,
+                                     make_exit('results.measure:delayed', tau=4.5))
+    # 1.1 times 8, 4 and 2: the third and the fourth step have the small ones, at steps 3 and 4
+    assert (kept.item(), evals.item()) == (3, 4)
+
+
+def test_budgets_by_group_lose_loops_while_they_are_good():
+    tried = []
+
+    def row_of(counts):
+        tried.append(counts)
+        return dict(high=0.0 if counts[0] >= 2 and counts[1] >= 1 else 1.0)
+    assert len([*measure.by_group(row_of, [3, 2])]) == len(tried)
+    assert tried == [[2, 2], [3, 1], [1, 2], [2, 1], [1, 1]]
 
 
 # the machinery ----------------------------------------------------------------------------------
@@ -156,7 +148,7 @@ def in_process(monkeypatch, folder, data_set, more):
             finished(*flags, *more.get(script, ()), script=path)
         return True
     # all_done: signals need the main thread
-    change(monkeypatch, runs, command=command, write=lambda block, text: calls.append(block),
+    change(monkeypatch, runs, command=command,
            all_done=lambda works, workers: all([work() for work in works]))
     few = partialmethod(tasks.Problems.__init__, held_out=32)
     change(monkeypatch, tasks.Problems, __init__=few)
@@ -165,37 +157,42 @@ def in_process(monkeypatch, folder, data_set, more):
     return calls
 
 
-@pytest.mark.parametrize('scale, dataset, only', [
-    ('small', 'book', ['main', 'as it is']), ('tasks', None, ['calc groups', 'calc']),
-    ('paper', 'book', ['main'])])
-def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, dataset, only):
+@pytest.mark.parametrize('scale, variant, dataset', [
+    ('text', 'recipe', 'book'), ('tasks', 'calc', None), ('depth', 'calc: 1 x 8 looped', None),
+    ('medium', 'medium plain', 'book')])
+def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dataset):
     calls = in_process(monkeypatch, tmp_path, 'book', {
-        'bench.py': ['--n_windows=4', '--timed_tokens=1', '--rounds=1', '--n_loop=6',
-                     '--epsilons=[0.3]', '--prompt_tokens=2', '--device=cpu', '--past=False',
-                     '--cache=exact', '--budgets=[2]', '--more_taus=[3]'],
-        'results.measure': ['--n_windows=4', '--n_loop=8', '--noise_draws=2', '--noise_loops=[30]',
-                            '--budgets=[1,2]', '--short_windows=16',
-                            '--loss_loops=[1,4,5,9,13,32,64]', '--device=cpu'],
-        'geometry.py': None})
+        'bench.py': ['--n_windows=4', '--n_prompts=2', '--prompt_tokens=2', '--new_tokens=3',
+                     '--n_loop=6', '--budgets=[2]', '--device=cpu', '--drafts=[[1,2]]',
+                     '--waves=[[2,1]]'],
+        'results.measure': ['--n_windows=16', '--n_loop=6', '--noise_draws=2', '--noise_loops=[30]',
+                            '--budgets=[1,4]', '--dlr_loops=[9,30]', '--taus=[1e-5,1e-4,1e-3,1e-2]',
+                            '--loss_loops=[1,4,9,13,32,256]', '--rounds=1', '--epsilons=[1]',
+                            '--refine=1', '--timed_tokens=2', '--device=cpu']})
     small = [flag for flag in TINY if '--dataset' not in flag]
-    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset,
-           more=[*small, '--eval_loops=[1,4,8]', '--keep_iters=[0]'])
-    change(monkeypatch, questions, FULL=4, BUDGETS=[1, 4], RULES=['norm_rel'], TAUS=[0.1],
-           POLICIES=[('exact', 1), ('ring', 2)])
+    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset, variants=[variant],
+           more=[*small, '--eval_loops=[1,4]', '--keep_iters=[0]'])
     change(monkeypatch, bench, TAU_GRID=[1.0, 0.01])
-    change(monkeypatch, table, markdown=lambda: '')
-    flags = run.variants()
-    change(monkeypatch, run, variants=lambda: {name: flags[name] for name in only},
-           SHOWN={scale: {only[0]: ('', [])}})
+    change(monkeypatch, claims, write_pages=lambda: calls.append('pages'))
     run.main()
-    n = len(only)
-    assert calls == [*['train.py'] * n, *['results.measure'] * n, *['bench.py'] * len(run.RULES),
-                     'geometry.py', 'claims']
-    t = runs.load(scale, 'results', 'calc groups' if scale == 'tasks' else 'main')
-    assert len(claims.verdicts(t)) == 15
+    looped, swept = scale != 'medium', scale in ('text', 'tasks')
+    assert calls == ['train.py', *['results.measure'] * looped,
+                     *['bench.py'] * (scale == 'text'), 'pages']
+    t = runs.load(scale, 'results')
+    made = claims.blocks('results')
+    if swept:
+        r, = claims.runs_of(t, variant)
+        assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
+        assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
+        assert f'| {variant} | 0 | 1.00' in made['README.md', 'settled']
+        assert made['README.md', 'answer'].count('|\n') == 14
+    elif looped:
+        assert made['depth.md', 'depth'].count('|\n') == 10
+    else:
+        assert 'medium plain, seed 1 |' in made['details.md', 'details']
     calls.clear()
     run.main()      # what is done is not done again
-    assert calls == ['claims'] and runs.load(scale, 'results', t['variant']) == t
+    assert calls == ['pages'] and runs.load(scale, 'results') == t
 
 
 def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
@@ -207,7 +204,7 @@ def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
            LOOPS=(2,), seeds=[1], more=['--max_iters=2', '--warmup_iters=1', '--batch_size=4',
                                         '--eval_windows=2'])
     change(monkeypatch, zoo.markdown, __defaults__=('results',))
-    change(monkeypatch, runs, write=lambda block, text: calls.append(text))
+    change(monkeypatch, runs, write=lambda block, text, page: calls.append(text))
     zoo.main()
     page = calls.pop()
     assert sorted(calls) == ['bench.py'] * 2 + ['train.py'] * 8 + ['zoo.etd'] * 3
@@ -215,64 +212,6 @@ def test_the_zoo_is_run_once_and_gathered(tmp_path, monkeypatch):
     assert 'zoo.huginn:latent-diff' in page and "the knees' block, mid-trained" in page
     calls.clear()
     zoo.main()
-    assert calls == [page]
-
-
-def test_depth_is_run_once_and_gathered(tmp_path, monkeypatch):
-    calls = in_process(monkeypatch, tmp_path, 'torchdocs', {})
-    tiny = ['--n_embd=16', '--max_iters=4', '--warmup_iters=1', '--batch_size=4',
-            '--eval_windows=4', '--keep_iters=[]', '--mean_recurrence=2', '--log_interval=2']
-    change(monkeypatch, depth, seeds=[1], more=tiny, STACKS=dict(calc=(depth.CALC, 1, 2)),
-           LEVERS={'x0 zero': ['--x0=zero']}, markdown=lambda: '')
-    for _ in range(2):      # what is done is not done again
-        depth.main()
-    assert calls == ['train.py'] * 4 + ['depth'] * 2
-    t = runs.load('depth', 'results')
-    assert {(row['part'], row['variant'], row['seed']) for row in t['runs']} == {*depth.trainings()}
-    looped, plain = (pick(t['runs'], part='calc', variant=name)[0]['parameters']
-                     for name in ('looped', 'stack'))
-    block, around = 12 * 16 ** 2 + 4 * 16, 13 * 16 + 16     # norms; embedding and last norm
-    assert looped == 3 * block + around + 2 * 16 ** 2 + 16 and plain == 4 * block + around
-    assert {row['seed'] for row in t['deeper']} == {1}
-
-
-def test_decoding_is_run_once_and_gathered(wave, tmp_path, monkeypatch):
-    calls = in_process(monkeypatch, tmp_path, 'book', {
-        'bench.py': ['--timed_tokens=2', '--n_loop=12', '--more_taus=[0.3]', '--budgets=[1,3]',
-                     '--rules=["norm_rel"]', '--taus=[1e-2]', '--epsilons=[1.0]', '--rounds=1',
-                     '--n_windows=16', '--device=cpu']})
-    folder = Path('out-depth', 'wave', 'looped-1')
-    folder.mkdir(parents=True)
-    (folder / 'ckpt.pt').symlink_to(wave / 'out' / 'ckpt.pt')
-    (folder / 'train.minutes').write_text('1.000 done')
-    change(monkeypatch, decoding, RUNS=dict(calc=('wave', [])), seeds=[1], n_windows=16,
-           markdown=lambda: '')
-    for _ in range(2):
-        decoding.main()
-    assert calls == ['bench.py'] * 2 + ['decoding'] * 2
-    t = runs.load('decoding', 'results')
-    assert {(row['cache'], row['rule'], row['past']) for row in t['points']} == {
-        *((cache, rule, 'False') for cache in ('exact', 'latest') for rule in ('fixed', 'oracle')),
-        ('exact', 'norm_rel', 'False'), ('exact', 'norm_rel', 'True'),
-        ('latest', 'norm_rel', 'True')}
-    assert len(t['calibration']) == 3
-
-
-def test_waves_are_run_once_and_gathered(tmp_path, monkeypatch):
-    calls = in_process(monkeypatch, tmp_path, 'torchdocs', {
-        'bench.py': ['--timed_tokens=1', '--n_loop=4', '--prompt_tokens=4', '--new_tokens=3',
-                     '--device=cpu']})
-    small = ['--n_embd=16', '--max_iters=2', '--warmup_iters=1', '--eval_windows=2']
-    change(monkeypatch, waves, seeds=[1], prompts=4, more=[], fidelity=0,
-           RUNS=dict(default=(small, ['--budgets=[2]', '--drafts=[[1,2]]'], [2, 1])))
-    change(monkeypatch, waves.markdown, __defaults__=('results',))
-    change(monkeypatch, runs, write=lambda block, text, page: calls.append(text))
-    waves.main()
-    page = calls.pop()
-    assert calls == ['train.py'] + ['bench.py'] * 3
-    assert page.count('| default, seed 1 | 2 loops: ') == 2 and '| `accel_rel` | ' in page
-    calls.clear()
-    waves.main()
     assert calls == [page]
 
 
@@ -295,8 +234,9 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('module, knob, value, words', [
-    (decoding, 'seeds', [], 'name at least one'), (run, 'workers', 0, 'be at least 1'),
-    (zoo, 'minutes', -1.0, '--minutes'), (depth, 'seeds', [], 'name at least one')])
+    (run, 'variants', ['huge'], 'huge is not of --scale=text: recipe'),
+    (run, 'workers', 0, 'be at least 1'),
+    (zoo, 'minutes', -1.0, '--minutes'), (run, 'seeds', [], 'name at least one')])
 def test_bad_input(module, knob, value, words, monkeypatch):
     monkeypatch.setattr(module, knob, value)
     with pytest.raises(ValueError, match=words):
@@ -318,4 +258,4 @@ def test_every_figure_of_speed(tmp_path, monkeypatch, capsys):
            GPTConfig=lambda **shape: GPTConfig(**shape | small))
     speed.main()
     ratios = [float(value) for value in re.findall(r'ratio ([\d.]+) ', capsys.readouterr().out)]
-    assert len(ratios) == 5 and min(ratios) > 0
+    assert len(ratios) == 2 and min(ratios) > 0
