@@ -13,8 +13,11 @@ Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
     good        within SAME nats of the full budget, by the upper end of the 95% interval
     blocks      layers evaluated in the groups, a token: a group of two layers costs two
 """
+import os
+
 import numpy as np
 
+from common import plots
 from results import runs
 from results.measure import CHANGED, INF, LATEST, RULES, WAITING
 from results.runs import (
@@ -110,6 +113,13 @@ def faster(r, ratio, than=1.0):
     """Is a ratio of times below a bound? None if it is within the noise of timing."""
     noise = max(NOISE, abs(time(r, 'fixed again') - 1))
     return None if not abs(ratio - than) > noise else bool(ratio < than)
+
+
+def at_cost(r, way, key, blocks):
+    """A column of a way's sweep at this many blocks, interpolated; nan if it never takes so few."""
+    rows = sorted(pick(last(r['sweep']), way=way), key=lambda row: row['blocks'])
+    few = rows[0]['blocks'] > blocks + 1e-6
+    return np.nan if few else np.interp(blocks, column(rows, 'blocks'), column(rows, key))
 
 
 def breaks_at(r, way):
@@ -353,18 +363,19 @@ def fastest(rows, fidelity=0.95):
                key=lambda row: row['ms_text'], default=None)
 
 
-def settled(tables):
-    """Settled cosines of each group along training, by seed."""
-    iterations = {}
-    for (scale, variant) in REGIMES.values():
-        rows = pick(tables.get(scale, {}).get('settled', []), variant=variant)
-        if rows:
-            iterations[variant] = rows
+def settled(tables, along=None):
+    """
+    Settled cosines of each group, by seed: at the end of every training, and at all checkpoints of
+    the variants in `along`, None = of all.
+    """
     yield from head('', 'iteration', 'settled cosine of each group, by seed')
-    for variant, rows in iterations.items():
-        for at in distinct(rows, 'iteration'):
-            of = pick(rows, iteration=at)
-            if len(distinct(of, 'seed')) == len(distinct(rows, 'seed')):
+    for scale in ('text', 'tasks', 'sizes', 'medium', 'paper'):
+        t = tables.get(scale, {}).get('settled', [])
+        for variant in distinct(t, 'variant'):
+            rows = pick(t, variant=variant)
+            some = rows if along is None or variant in along else last(rows)
+            for at in distinct(some, 'iteration'):
+                of = pick(rows, iteration=at)
                 yield line(variant, f'{at:g}', ' · '.join(
                     ' '.join(f'{cos:.2f}' for cos in column(pick(of, seed=seed), 'cos'))
                     for seed in distinct(of, 'seed')))
@@ -393,29 +404,112 @@ def thresholds(regimes):
 
 
 def promises(regimes):
-    """Calibrated thresholds: how many keep their promise on the other half, and the worst cost."""
-    yield from head('', 'promises kept', 'worst cost, nats')
+    """
+    Calibrated thresholds: how many cost at most what they promise on the other half, by the mean,
+    and in brackets by the upper end of its interval.
+    """
+    kinds = {'own signals': dict(cache='exact', past='False'),
+             'waiting': dict(cache='exact', past='True'), 'latest': dict(cache='latest')}
+    yield from head('promises kept', *kinds, 'worst cost, nats')
     for name, of in regimes.items():
         rows = [row for r in of for row in r.get('promises', []) if row['tau'] != '']
-        if not rows:
-            continue
-        kept = column(rows, 'kept').count('True')
-        yield line(name, f'{kept} of {len(rows)}', f"{max(column(rows, 'cost')):+.4f}")
+        if rows:
+            cells = []
+            for some in (pick(rows, **kind) for kind in kinds.values()):
+                kept = [sum(cost <= SAME for cost in column(some, key))
+                        for key in ('cost', 'cost_high')]
+                cells.append(f'{kept[0]} ({kept[1]}) of {len(some)}')
+            yield line(name, *cells, f"{max(column(rows, 'cost')):+.4f}")
 
 
-def sizes(t):
+def waiting(regimes, loops=8):
+    """
+    On tasks, at the cost of 8 fixed loops: % of the deepest answers that the full budget has right
+    and the way wrong; in brackets the correlation of a token's steps with the depth of its label.
+    """
+    regimes = {name: of for name, of in regimes.items() if 'lost_deep' in of[0]['sweep'][0]}
+    yield from head('', *regimes)
+    for way in ('fixed', *RULES, *WAITING, *LATEST, 'oracle'):
+        cells = []
+        for of in regimes.values():
+            costs_of = [at_cost(r, 'fixed', 'blocks', budget_blocks(r, loops)) for r in of]
+            lost, follows = ([at_cost(r, way, key, cost) for r, cost in zip(of, costs_of)]
+                             for key in ('lost_deep', 'with_depth'))
+            cells.append('takes more' if np.isnan(lost).any() else
+                         f'{mean_std(100 * np.array(lost), 1)} ({np.mean(follows):.2f})')
+        yield line(way, *cells)
+
+
+def budget_blocks(r, loops):
+    """The blocks of a fixed budget."""
+    return pick(last(r['sweep']), way='fixed', tau=loops)[0]['blocks']
+
+
+def untrained(regimes):
+    """Before training: blocks at equal quality of the ways that were swept then."""
+    yield from head('before training, blocks', 'fixed', 'norm', 'kl', 'accel')
+    for name, of in regimes.items():
+        before = [dict(sweep=last(r['sweep'], min)) for r in of
+                  if len(distinct(r['sweep'], 'iteration')) > 1]
+        if before:
+            yield line(name, *(mean_std([costs(r, way) for r in before], 1)
+                               for way in ('fixed', 'norm', 'kl', 'accel')))
+
+
+MIDDLE = 'C = 96, 1500 iterations'      # the recipe
+
+
+def of_sizes(tables):
+    """{width and length of training: its rows}, with the recipe between them."""
+    found = {variant: runs_of(tables['sizes'], variant)[0]
+             for variant in distinct(tables['sizes']['loops'], 'variant')}
+    recipe = select(tables['text'], variant='recipe', seed=1337)
+    return dict(sorted((found | {MIDDLE: recipe}).items(), key=lambda item: shape_of(item[0])))
+
+
+def shape_of(variant):
+    """'C = 96, 500 iterations' -> (96, 500)."""
+    return tuple(int(word) for word in variant.replace(',', '').split() if word.isdigit())
+
+
+def trend(r):
+    """Loops until the loss is within SAME of 32 loops; best rule and wave over the best budget."""
+    losses = by_key(r['loops'], 'loops', 'loss')
+    enough = min(n for n in losses if losses[n] <= losses[32] + SAME)
+    wave, = over_fixed([r], 'waves') or [np.nan]
+    return enough, np.nanmin([time(r, rule) for rule in RULES]), wave
+
+
+def sizes(tables):
     """A line for each width and length of training (one seed)."""
-    yield from head('', 'loops until the loss is within 0.005', 'settled cosines', 'loss',
-                    'best rule over the best fixed budget, time', 'a wave over it, time')
-    for variant in distinct(t['loops'], 'variant'):
-        r, = runs_of(t, variant)
+    yield from head('', 'loss', 'settled cosines', 'loops until the loss is within 0.005',
+                    'best rule over the best fixed budget, blocks', 'the same, time',
+                    'a wave over the best fixed budget, time')
+    for variant, r in of_sizes(tables).items():
+        enough, rule, wave = trend(r)
         losses = by_key(r['loops'], 'loops', 'loss')
-        enough = min(n for n in losses if losses[n] <= losses[32] + 0.005)
-        waves = over_fixed([r], 'waves')
-        yield line(variant, f'{enough:g}',
-                   cosines([r]),
-                   f'{losses[32]:.3f}', f'{np.nanmin([time(r, rule) for rule in RULES]):.2f}',
-                   mean_std(waves) if waves else '–')
+        yield line(variant, f'{losses[32]:.3f}', cosines([r]), f'{enough:g}',
+                   f'{q1_blocks(r)[0]:.2f}', f'{rule:.2f}',
+                   '–' if np.isnan(wave) else f'{wave:.2f}')
+
+
+def draw_sizes(tables, path):
+    """The trends of the table of sizes as a figure."""
+    found = {shape_of(variant): trend(r) for variant, r in of_sizes(tables).items()}
+    figure, axes = plots.panels(2, 4.5, 2.6, rows=2, sharex='col')
+    for i, (words, fixed) in enumerate((('C', 1500), ('iterations', 96))):
+        of = {shape[i]: row for shape, row in found.items() if shape[1 - i] == fixed}
+        loops, rules, waves = zip(*of.values())
+        axes[0, i].plot(list(of), loops, 'ko-')
+        axes[1, i].plot(list(of), rules, 's-', label='best rule')
+        axes[1, i].plot(list(of), waves, 'o-', label='wave')
+        axes[0, i].set(ylim=(0, None), xscale='log', ylabel='loops needed')
+        axes[1, i].set(ylim=(0, None), xlabel=words, ylabel='time over fixed loops')
+        axes[1, i].set_xticks(list(of), [f'{x:,}' for x in of])
+        axes[1, i].minorticks_off()
+        axes[1, i].axhline(1, color='0.7', lw=0.8)
+    axes[1, 0].legend(frameon=False)
+    plots.save(figure, path)
 
 
 def texts(tables):
@@ -529,32 +623,44 @@ def by_loops(t):
 # the pages --------------------------------------------------------------------------------------
 
 def write_pages(folder=runs.HERE):
-    """Write the tables of README.md, details.md and waves.md."""
+    """Write the tables of the pages, and the figure of the sizes."""
     for (page, block), text in blocks(folder).items():
         runs.write(block, text, folder, page)
+    if 'sizes' in (tables := load()):
+        draw_sizes(tables, os.path.join(runs.ROOT, 'assets', 'sizes.png'))
+
+
+def load(folder=runs.HERE):
+    """{scale: its tables} of what has been measured."""
+    tables = {scale: runs.load(scale, folder)
+              for scale in ('text', 'tasks', 'depth', 'levers', 'sizes', 'choices', 'plain',
+                            'medium', 'paper')}
+    return {scale: t for scale, t in tables.items() if t}
 
 
 def blocks(folder=runs.HERE):
     """{(page, block): its text}, for the parts that have been measured."""
-    tables = {scale: runs.load(scale, folder)
-              for scale in ('text', 'tasks', 'depth', 'levers', 'sizes', 'choices', 'plain',
-                            'medium', 'paper')}
-    tables = {scale: t for scale, t in tables.items() if t}
+    tables = load(folder)
     regimes = found(tables)
     where = [f'{scale}: {runs.machine_of(tables[scale])}.'
              for scale in ('text', 'tasks', 'medium', 'paper') if scale in tables]
     made = {('README.md', 'answer'): [where, answer(regimes)],
             ('README.md', 'verdicts'): [verdicts(regimes)],
-            ('README.md', 'settled'): [settled(tables)],
+            ('README.md', 'settled'): [settled(tables, ('recipe',))],
             ('README.md', 'changes'): [changes(regimes)],
             ('details.md', 'details'): [
                 ['**The largest τ within 0.005 nats**, by seed'], thresholds(regimes),
                 ['**Calibrated thresholds**'], promises(regimes),
+                ['**Before training**'], untrained(regimes),
+                ['**Settled cosines**'], settled(tables),
                 ['**Loss and minutes of training**'], plain(tables)],
             ('waves.md', 'waves'): [texts(tables)]}
-    of_scales = dict(sizes=('README.md', sizes), medium=('medium.md', by_loops),
-                     choices=('details.md', short_runs), depth=('depth.md', k_by_l, deeper),
-                     levers=('depth.md', levers))
+    if 'tasks' in tables:
+        made['README.md', 'waiting'] = [waiting(regimes)]
+    if 'sizes' in tables:
+        made['README.md', 'sizes'] = [sizes(tables)]
+    of_scales = dict(medium=('medium.md', by_loops), choices=('details.md', short_runs),
+                     depth=('depth.md', k_by_l, deeper), levers=('depth.md', levers))
     for scale, (page, *some) in of_scales.items():
         if scale in tables:
             made[page, scale] = [table(tables[scale]) for table in some]

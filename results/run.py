@@ -5,7 +5,7 @@ The claims of the papers, measured again: trains models, measures them, and writ
     python -m results.run --scale=tasks     calc and hop, where loops matter
     python -m results.run --scale=depth     k layers looped L times, beside k L layers
     python -m results.run --scale=levers    what makes a model use loops: calc, one choice changed
-    python -m results.run --scale=sizes     the recipe at three widths and three lengths
+    python -m results.run --scale=sizes     the recipe with other widths and lengths of training
     python -m results.run --scale=choices   the recipe with one open choice changed, short runs
     python -m results.run --scale=plain     plain models at the recipe's training time
     python -m results.run --scale=medium    config/medium.py and a plain model, on a folder of text
@@ -14,7 +14,8 @@ The claims of the papers, measured again: trains models, measures them, and writ
 
 Run them in the project's folder; the same command continues after a stop. A training goes to
 out-results/VARIANT-SEED. Then results.measure and, on text, bench.py with whole continuations run
-on it, and its rows go to results/SCALE/*.csv, from which claims.py writes the pages.
+on it. The rows of all runs that are there go to results/SCALE/*.csv, from which claims.py writes
+the pages.
 
     variant     a training: the name of its flags in SCALES
     texts       continuations of held-out prompts, by every kind of decoding
@@ -59,8 +60,7 @@ SCALES = dict(
     depth={'calc: 1 x 8 looped': CALC, 'calc: 1 x 1': [*CALC, ONCE],
            'calc: 8 x 1': [*CALC, ONCE, '--n_layer=10'],
            'hop: 1 x 4 looped': HOP, 'hop: 1 x 1': [*HOP, ONCE],
-           'hop: 4 x 1': [*HOP, ONCE, '--n_layer=6'],
-           'text: 4 x 4 looped': [], 'text: 4 x 1': [ONCE], 'text: 16 x 1': [ONCE, '--n_layer=18']},
+           'hop: 4 x 1': [*HOP, ONCE, '--n_layer=6']},
     levers={name: [*SHORT_CALC, *flags] for name, flags in {
         'as it is': [], 'learned positions': ['--pos=learned'],
         'asked at the last token alone': ['--dataset=calc:dense=False'],
@@ -68,9 +68,10 @@ SCALES = dict(
         'x0 e': ['--x0=e'], 'addition': ['--injection=add'], 'bptt_k 1': ['--bptt_k=1'],
         'bptt_k full': ['--bptt_k=64'], 'fixed loop counts': ['--loop_draw=fixed'],
         'uniform draw': ['--loop_draw=uniform']}.items()},
+    # the recipe itself has C = 96 and 1,500 iterations
     sizes={f'C = {width}, {n} iterations': [*RECIPE, f'--n_embd={width}', f'--max_iters={n}',
                                             '--keep_iters=[0,100,300,700,1500,3000]']
-           for width in (48, 96, 192) for n in (500, 1500, 4500)},
+           for width, n in ((48, 1500), (192, 1500), (96, 500), (96, 4500))},
     choices={name: [*RECIPE, *SHORT, *flags] for name, flags in {
         'as it is': [], 'addition': ['--injection=add'], 'x0 zero': ['--x0=zero'],
         'x0 e': ['--x0=e'], 'norm after the loop': ['--norm_inside=False'],
@@ -143,10 +144,9 @@ def bytes_per_token(name):
 
 
 def gather():
-    """All runs -> results/SCALE/*.csv."""
+    """All runs of the scale that are there -> results/SCALE/*.csv."""
     tables = defaultdict(list)
-    for variant, seed in chosen():
-        folder = runs.folder_of(variant, seed)
+    for variant, seed, folder in runs.found(SCALES[scale]):
         model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
         new = dict(losses=runs.last_losses(folder), minutes=runs.minutes_rows(folder),
                    texts=runs.text_rows(folder),

@@ -122,6 +122,14 @@ def folder_of(variant, seed):
     return os.path.join('out-results', f"{re.sub('[ ,:=]+', '_', variant)}-{seed}")
 
 
+def found(variants):
+    """(variant, seed, folder) of each training of these that is done."""
+    for variant in variants:
+        done = glob.glob(os.path.join(folder_of(variant, '*'), 'train.minutes'))
+        for seed in sorted(int(os.path.dirname(path).rsplit('-', 1)[1]) for path in done):
+            yield variant, seed, folder_of(variant, seed)
+
+
 # rows of CSVs -----------------------------------------------------------------------------------
 
 def read_csv(path):

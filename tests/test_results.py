@@ -56,6 +56,10 @@ def test_the_cheapest_of_equal_quality():
     r = dict(sweep=fixed, times=[dict(way='fixed, fewer', over=0.5)])
     assert claims.costs(r, 'fixed') == 8.0
     assert claims.coin(r) == pytest.approx((8 - 0.4 * 4, 1 - 0.4 * 0.5))
+    # at one cost: the ends of intervals, interpolated; fewer than four blocks there are none
+    assert claims.at_cost(r, 'fixed', 'high', 6.0) == pytest.approx(0.0055)
+    assert claims.at_cost(r, 'fixed', 'high', 4.0) == 0.008
+    assert np.isnan(claims.at_cost(r, 'fixed', 'high', 3.9))
 
 
 def test_no_verdict_within_the_noise_of_timing():
