@@ -6,7 +6,7 @@ How good and how fast is each way to decode: fixed budgets, exit rules, drafts, 
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
-Writes out_dir/bench.csv, figure_4.png, quality.png and frontier.png, and prints tables and verdicts
+Writes out_dir/bench.csv, figure_4.png and frontier.png, and prints tables and verdicts
 that are computed from bench.csv. Its rows are points: a cache policy together with a rule at a
 threshold, a fixed budget, an oracle, drafts, or a wave. The file is written after each stage, and
 on Ctrl-C with what has been measured by then. Its columns `windows` and `prompts` say how many
@@ -710,7 +710,6 @@ def main():
                            if name in point.measured] for name in ('ms', 'ms_text'))
     of_windows = [row for row, _ in by_window]
     plots.figure_4(of_windows, os.path.join(folder, 'figure_4.png'))
-    plots.quality(of_windows, same, os.path.join(folder, 'quality.png'))
     print_table(of_windows)
     print('\n' + '\n'.join(verdict(*zip(*by_window), same, seed)))
     if by_text:

@@ -34,8 +34,6 @@ STYLES = dict(
     accel=('#009E73', '^'),
     accel_hat=('#CC79A7', 'v'),
     accel_rel=('#009E73', 'v'),
-    fixed=('0.3', 'D'),
-    oracle=('#D55E00', '*'),
 )
 # rules from other files, such as zoo.ouro:gate, get one of these
 OTHER_STYLES = (('#7F3C8D', 'P'), ('#8C6D31', 'X'), ('#882255', 'p'), ('#80BA5A', 'h'))
@@ -265,29 +263,15 @@ def angles(curve, block, path):
 
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
 
-def by_rule(rows, column):
-    """{rule: its rows sorted by a column}, of the rows that have a number in that column."""
-    rules = {row['rule']: [] for row in rows}
-    for row in rows:
-        if row[column] != '':
-            rules[row['rule']].append(row)
-    return {rule: sorted(mine, key=lambda row: row[column]) for rule, mine in rules.items() if mine}
-
-
 def by_way(rows):
-    """{way to decode: its rows and the fixed budgets and oracles of the same cache policy}."""
+    """{way to decode: {rule: its rows by tau}}, without the fixed budgets and oracles."""
     ways = {}
-    for cache, past in dict.fromkeys((row['cache'], row['past']) for row in rows
-                                     if not is_bound(row)):
-        way = cache if cache != 'exact' else 'exact, past' if past else 'exact, own'
-        ways[way] = [row for row in rows
-                     if row['cache'] == cache and (is_bound(row) or row['past'] == past)]
+    for row in sorted(rows, key=lambda row: row['tau']):
+        if row['rule'] not in ('fixed', 'oracle'):
+            cache, past = row['cache'], row['past']
+            way = cache if cache != 'exact' else 'exact, past' if past else 'exact, own'
+            ways.setdefault(way, {}).setdefault(row['rule'], []).append(row)
     return ways
-
-
-def is_bound(row):
-    """Is this a fixed budget or an oracle, with which the rules are compared?"""
-    return row['rule'] in ('fixed', 'oracle')
 
 
 def figure_4(rows, path):
@@ -296,56 +280,26 @@ def figure_4(rows, path):
 
     A row of panels for each way to decode (by_way). Shaded: thresholds beyond the paper's sweep.
     """
-    paper_taus = [row['tau'] for row in rows if not is_bound(row) and not row['extension']]
-    more_taus = [row['tau'] for row in rows if row['extension']]
     columns = dict(ms_per_token='ms a token', ppl='perplexity',
                    ce='cross-entropy (nats a token)')
     ways = by_way(rows)
+    every = [row for rules in ways.values() for mine in rules.values() for row in mine]
+    paper_taus, more_taus = ([row['tau'] for row in every if row['extension'] == more]
+                             for more in (False, True))
     figure, grid = panels(3, 4, 3, rows=len(ways), sharex=True, sharey='col')
-    for axes, (way, of_way) in zip(grid, ways.items()):
+    for axes, (way, rules) in zip(grid, ways.items()):
         for ax, column in zip(axes, columns):
-            for rule, mine in by_rule(of_way, 'tau').items():
-                if not is_bound(mine[0]):
-                    colour, marker = style(rule)
-                    line = '--' if '_' in rule else '-'
-                    ax.plot([row['tau'] for row in mine], [row[column] or np.nan for row in mine],
-                            label=rule, color=colour, marker=marker, ls=line, ms=4, lw=1)
+            for rule, mine in rules.items():
+                colour, marker = style(rule)
+                line = '--' if '_' in rule else '-'
+                ax.plot([row['tau'] for row in mine], [row[column] or np.nan for row in mine],
+                        label=rule, color=colour, marker=marker, ls=line, ms=4, lw=1)
             if more_taus and paper_taus:
                 ax.axvspan(1.5 * max(paper_taus), 1.5 * max(more_taus), color='0.95')
             ax.set(xscale='log', ylabel=columns[column])
             ax.set_title(way, fontsize=9)
     for ax in grid[-1]:
         ax.set_xlabel('tau')
-    grid[0][0].legend(frameon=False, fontsize=7)
-    figure.tight_layout()
-    save(figure, path)
-
-
-def quality(rows, same, path):
-    """
-    Cross-entropy above the full budget's, against block maps and ms; the best is at lower left.
-
-    A column for each way to decode (by_way). Bars are 95% intervals. same: the nats up to which
-    quality counts as equal, a dotted line.
-    """
-    columns = dict(mean_evals='mean block maps a group', ms_per_token='ms a token')
-    ways = by_way(rows)
-    figure, grid = panels(len(ways), 4, 3.6, rows=2, sharex='row', sharey=True)
-    for axes, column in zip(grid, columns):
-        for ax, (way, of_way) in zip(axes, ways.items()):
-            for rule, mine in by_rule(of_way, column).items():
-                colour, marker = style(rule)
-                x, y = [row[column] for row in mine], [row['ce_minus_full'] for row in mine]
-                ax.errorbar(x, y, error_bars(mine), label=rule, fmt=marker + '-', color=colour,
-                            ms=4, lw=0.8, capsize=2)
-            ax.axhline(same, color='0.6', ls=':', lw=0.8)
-            ax.set(xlabel=columns[column], xscale='log')
-            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.xaxis.set_major_formatter('{x:g}')
-            ax.xaxis.set_minor_formatter('')
-            ax.set_title(way, fontsize=9)
-            ax.set_yscale('symlog', linthresh=1e-3)
-        axes[0].set_ylabel('CE minus CE of the full budget (nats)')
     grid[0][0].legend(frameon=False, fontsize=7)
     figure.tight_layout()
     save(figure, path)
@@ -374,10 +328,3 @@ def by_kind(rows):
         if row['identical'] != '':
             kinds.setdefault(row['kind'], []).append(row)
     return kinds
-
-
-def error_bars(rows):
-    """Lengths of the bars below and above each row's ce_minus_full: (2, rows)."""
-    below = [row['ce_minus_full'] - row['diff_low'] for row in rows]
-    above = [row['diff_high'] - row['ce_minus_full'] for row in rows]
-    return np.maximum([below, above], 0)        # a bootstrap interval can miss the mean

@@ -19,20 +19,8 @@ def drawn(monkeypatch):
     return figures
 
 
-def bench_rows(rule, above=0.002, cache='exact', past=False):
-    """Three points of a rule whose interval is 0.001 below and `above` above the mean."""
-    rows = []
-    for i, tau in enumerate((1e-3, 1e-2, 0.1)):
-        ce = 0.01 * i
-        rows.append(dict(cache=cache, rule=rule, past=past, tau=tau,
-                         extension=tau > 1e-2, ce=2 + ce, ppl=7.4 + ce, ce_minus_full=ce,
-                         diff_low=ce - 0.001, diff_high=ce + above,
-                         mean_evals=9.0 - i, ms_per_token=5.0 - i))
-    return rows
-
-
 def test_every_rule_has_a_style():
-    assert set(plots.STYLES) == {*EXITS, 'fixed', 'oracle'}
+    assert set(plots.STYLES) == {*EXITS}
     assert len(set(plots.STYLES.values())) == len(plots.STYLES)
     # other rules too, and it does not change from process to process
     others = [plots.style(f'rule_{i}') for i in range(50)]
@@ -41,44 +29,23 @@ def test_every_rule_has_a_style():
 
 
 def test_each_way_to_decode_has_its_panels(drawn):
-    """Own signals, waiting, latest; each beside the fixed budgets of its policy."""
-    rows = [*bench_rows('fixed'), *bench_rows('mine'), *bench_rows('norm', past=True),
-            *bench_rows('fixed', cache='latest'), *bench_rows('kl', cache='latest', past=True)]
-    rows[-1]['ms_per_token'] = ''               # not timed
+    """Own signals, waiting, latest: the rules alone, their points in the order of tau."""
+    rows = [dict(cache=cache, rule=rule, past=past, tau=tau, extension=tau > 1e-2, ce=2 + tau,
+                 ppl=7 + tau, ms_per_token='' if rule == 'kl' else 5 - tau)     # kl: not timed
+            for rule, cache, past in (('fixed', 'exact', False), ('mine', 'exact', False),
+                                      ('norm', 'exact', True), ('kl', 'latest', True))
+            for tau in (0.1, 1e-3, 1e-2)]
     plots.figure_4(rows, 'figure_4.png')
-    plots.quality(rows, 0.005, 'quality.png')
-    titles = ['exact, own', 'exact, past', 'latest']
-
-    # Fig. 4 has the rules alone; its points are in the order of tau
-    by_tau = drawn['figure_4.png'].axes
-    assert [ax.get_title() for ax in by_tau] == [title for title in titles for _ in range(3)]
-    line, = by_tau[0].get_lines()
+    panels = drawn['figure_4.png'].axes
+    assert [ax.get_title() for ax in panels] == [
+        title for title in ('exact, own', 'exact, past', 'latest') for _ in range(3)]
+    line, = panels[0].get_lines()
     assert line.get_xdata().tolist() == [1e-3, 1e-2, 0.1]
-    assert line.get_ydata().tolist() == [5, 4, 3]
-
-    # that of the quality has all; its points are in the order of what they cost
-    by_cost = drawn['quality.png'].axes
-    assert [ax.get_title() for ax in by_cost] == 2 * titles
-    points = [{bars.get_label(): len(bars.lines[0].get_xdata()) for bars in ax.containers}
-              for ax in by_cost]
-    assert points[:3] == [dict(fixed=3, mine=3), dict(fixed=3, norm=3), dict(fixed=3, kl=3)]
-    assert points[5] == dict(fixed=3, kl=2)
-    line = by_cost[3].containers[1].lines[0]
-    assert (line.get_color(), line.get_marker()) == plots.style('mine')
-    assert line.get_xdata().tolist() == [3, 4, 5]
-    assert np.allclose(line.get_ydata(), [0.02, 0.01, 0.0])
-
-
-def test_error_bars_reach_from_low_to_high(drawn):
-    rows = bench_rows('accel')
-    plots.quality(rows, 0.005, 'quality.png')
-    for ax in drawn['quality.png'].axes:
-        bars, = ax.containers[0].lines[2]       # a vertical line for each point
-        ends = sorted(segment[:, 1].tolist() for segment in bars.get_segments())
-        assert np.allclose(ends, [[row['diff_low'], row['diff_high']] for row in rows])
-    # an interval that misses the mean has no bar on that side
-    below, above = plots.error_bars(bench_rows('kl', above=-0.0005))
-    assert np.allclose(below, 0.001) and (above == 0).all()
+    assert line.get_ydata().tolist() == [4.999, 4.99, 4.9]
+    assert (line.get_label(), line.get_color(), line.get_marker()) == (
+        'mine', *plots.style('mine'))
+    times, losses = (panels[i].get_lines()[0].get_ydata() for i in (6, 8))
+    assert np.isnan(times).all() and losses.tolist() == [2.001, 2.01, 2.1]
 
 
 def test_losses_of_a_log(drawn):
