@@ -597,9 +597,9 @@ def cosines(of):
 
 
 def plain(tables):
-    """The loss of plain models, and minutes of training, next to the recipe's."""
+    """The loss of plain models, and minutes of training, next to those of looped ones."""
     yield from head('', 'loss', 'minutes')
-    for scale, variants in (('text', ['recipe']), ('plain', None), ('medium', None)):
+    for scale, variants in (('text', ['recipe', 'default']), ('plain', None), ('medium', None)):
         t = tables.get(scale, {})
         for variant in variants or distinct(t.get('losses', []), 'variant'):
             for r in runs_of(t, variant):

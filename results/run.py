@@ -7,7 +7,7 @@ The claims of the papers, measured again: trains models, measures them, and writ
     python -m results.run --scale=levers    what makes a model use loops: calc, one choice changed
     python -m results.run --scale=sizes     the recipe with other widths and lengths of training
     python -m results.run --scale=choices   the recipe with one open choice changed, short runs
-    python -m results.run --scale=plain     plain models at the recipe's training time
+    python -m results.run --scale=plain     plain models that train as long as the default
     python -m results.run --scale=medium    config/medium.py and a plain model, on a folder of text
     python -m results.run --scale=paper --minutes=9     config/groups.py on one GPU, in pieces
     python -m results.run --only_table      results/*/*.csv -> the pages, nothing is run
@@ -78,8 +78,8 @@ SCALES = dict(
         'bptt_k 1': ['--bptt_k=1'], 'step noise 0.1': ['--step_noise=0.1']}.items()},
     # a plain iteration takes less time, so there are more of them
     plain={f'{n} layers, lr {rate:g}': [ONCE, f'--n_layer={n}', f'--max_iters={iters}',
-                                        '--optimizer=adamw', f'--learning_rate={rate}']
-           for n, iters in ((6, 4500), (18, 1800)) for rate in (1e-3, 2e-3, 4e-3)},
+                                        '--keep_iters=[]', f'--learning_rate={rate}']
+           for n, iters in ((6, 3500), (18, 1500)) for rate in (2.5e-3, 5e-3, 1e-2)},
     medium={'medium': ['config/medium.py'],
             'medium plain': ['config/medium.py', ONCE, '--max_iters=2900']},
     paper={'paper': ['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']})
