@@ -41,6 +41,7 @@ from results.runs import SAME
 # ------------------------------------------------------------------------------------------------
 out_dir = 'out'
 tables: list = []           # compute only these; [] = all
+only_ways: list = []        # decode only in these; [] = all
 n_loop = 30                 # the full budget: loops of each group
 n_windows = 48              # held-out windows of block_size tokens, spread evenly
 noise_draws = 4             # of x^(0), for path independence
@@ -347,7 +348,8 @@ def main():
                 add('steps', step_rows(name, traced['states'], curves['floor_float32']))
             add('dlr', dlr_rows(names, model, idx))
             add('alike', alike_rows(model, idx))
-            ways = WAYS if iteration == max(models) else ('fixed', 'norm', 'kl', 'accel')
+            after = only_ways or WAYS
+            ways = after if iteration == max(models) else ('fixed', 'norm', 'kl', 'accel')
             add('sweep', sweep_rows(model, idx, targets, depth, ways))
 
     # after training only

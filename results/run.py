@@ -85,12 +85,15 @@ SCALES = dict(
     paper={'paper': ['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']})
 # what is measured of a run: flags of results.measure
 GEOMETRY = ['--tables=["settled","dlr","loops"]']
-MEASURE = dict(choices=GEOMETRY, depth=['--tables=["deeper"]'],
+PART = ['--tables=["settled","dlr","loops","sweep","times"]',
+        '--only_ways=["fixed","norm","norm_rel","kl","accel","accel_rel"]']
+MEASURE = dict(choices=GEOMETRY, depth=['--tables=["deeper"]'], sizes=PART,
                medium=['--n_windows=16', '--refine=2'], paper=['--n_windows=8', '--refine=1'])
 TEXTS = ['--cache=latest', '--n_windows=64', '--epsilons=[]', '--rounds=1', '--timed_tokens=1',
          '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']", '--least_tau=3e-3',
          '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]', '--waves=[[8,1],[8,2]]',
          '--budgets=[2,3,4,5,6,8,10,12]', '--drafts=[[1,6],[2,6],[3,8],[3,12]]']
+FEWER = dict(sizes=['--taus=[3e-3,1e-2]', '--drafts=[]'])
 
 
 def chosen():
@@ -131,7 +134,7 @@ def texts(variant, seed, until):
     if scale in ('tasks', 'depth', 'choices', 'paper') or not is_looped(variant):
         return True
     return runs.bench(runs.folder_of(variant, seed), 'texts',
-                      [*TEXTS, f'--n_prompts={prompts}'], until)
+                      [*TEXTS, *FEWER.get(scale, []), f'--n_prompts={prompts}'], until)
 
 
 def bytes_per_token(name):
