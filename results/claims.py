@@ -334,12 +334,14 @@ def answer(regimes):
             'a coin flip between two budgets': 'coin', '`norm`': 'norm', '`norm_rel`': 'norm_rel',
             '`kl`': 'kl', '`accel`': 'accel', '`accel_rel`': 'accel_rel',
             'the delayed norm': 'delayed norm', 'the oracle of distance': 'oracle',
-            'A/A: the first line timed again': 'fixed again'}
+            'A/A: the first line timed again': 'fixed again',
+            '`latest`: one budget for all groups': 'fixed, latest',
+            '`latest`: `norm_rel`': 'norm_rel, latest'}
     for words, way in ways.items():
         cells = []
         for of in regimes.values():
             pairs = [coin(r) if way == 'coin' else
-                     (costs(r, way.split(' ')[0] if way == 'fixed again' else way), time(r, way))
+                     (costs(r, way.removesuffix(' again')), time(r, way))
                      for r in of]
             blocks, over = (column(pairs, i) for i in (0, 1))
             cells.append('not always good' if np.isnan(blocks).any() else
@@ -422,27 +424,22 @@ def promises(regimes):
             yield line(name, *cells, f"{max(column(rows, 'cost')):+.4f}")
 
 
-def waiting(regimes, loops=8):
+def waiting(regimes, loops=4):
     """
-    On tasks, at the cost of 8 fixed loops: % of the deepest answers that the full budget has right
-    and the way wrong; in brackets the correlation of a token's steps with the depth of its label.
+    On tasks, at the cost of 4 fixed loops: % of the deepest tenth of the labels that the full budget
+    has right and the way wrong; in brackets the correlation of a token's steps with its depth.
     """
     regimes = {name: of for name, of in regimes.items() if 'lost_deep' in of[0]['sweep'][0]}
     yield from head('', *regimes)
     for way in ('fixed', *RULES, *WAITING, *LATEST, 'oracle'):
         cells = []
         for of in regimes.values():
-            costs_of = [at_cost(r, 'fixed', 'blocks', budget_blocks(r, loops)) for r in of]
-            lost, follows = ([at_cost(r, way, key, cost) for r, cost in zip(of, costs_of)]
+            of_a_loop = pick(of[0]['sweep'], way='fixed', tau=1)[0]['blocks']
+            lost, follows = ([at_cost(r, way, key, loops * of_a_loop) for r in of]
                              for key in ('lost_deep', 'with_depth'))
             cells.append('takes more' if np.isnan(lost).any() else
                          f'{mean_std(100 * np.array(lost), 1)} ({np.mean(follows):.2f})')
         yield line(way, *cells)
-
-
-def budget_blocks(r, loops):
-    """The blocks of a fixed budget."""
-    return pick(last(r['sweep']), way='fixed', tau=loops)[0]['blocks']
 
 
 def untrained(regimes):

@@ -233,12 +233,12 @@ def with_depth(steps, depth, targets):
 
 def early(log_p, full, targets, depth):
     """
-    The share of labels that the full budget gets right and log_p wrong: of all, and of those in
-    the upper third of the range of depth.
+    The share of labels that the full budget gets right and log_p wrong: of all, and of the
+    deepest tenth, or of all labels as deep as its shallowest.
     """
     lost = (full.argmax(-1) == targets) & (log_p.argmax(-1) != targets)
     lost, asked = lost.numpy(force=True), (targets >= 0).numpy(force=True)
-    deep = 3 * depth // (depth.max() + 1) == 2
+    deep = depth >= np.quantile(depth[asked], 0.9)
     return dict(lost=lost[asked].mean(), lost_deep=lost[asked & deep].mean())
 
 

@@ -188,8 +188,8 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dat
         r, = claims.runs_of(t, variant)
         assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
         assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
-        assert f'| {variant} | 0 | 1.00' in made['README.md', 'settled']
-        assert made['README.md', 'answer'].count('|\n') == 14
+        assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
+        assert made['README.md', 'answer'].count('|\n') == 16
     elif looped:
         assert made['depth.md', 'depth'].count('|\n') == 10
     else:
