@@ -426,8 +426,9 @@ def promises(regimes):
 
 def waiting(regimes, loops=4):
     """
-    On tasks, at the cost of 4 fixed loops: % of the deepest tenth of the labels that the full budget
-    has right and the way wrong; in brackets the correlation of a token's steps with its depth.
+    On tasks, at the cost of 4 fixed loops: % of the deepest tenth of the labels that the full
+    budget has right and the way wrong; in brackets the correlation of a token's steps with its
+    depth.
     """
     regimes = {name: of for name, of in regimes.items() if 'lost_deep' in of[0]['sweep'][0]}
     yield from head('', *regimes)
@@ -561,19 +562,18 @@ def levers(t):
 
 
 def deeper(t):
-    """A line for each loop count: % right by depth of the label."""
-    deepest = max(column(t['deeper'], 'depth'))
-    bins = [some for some in ((0, 4), (5, 8), (9, 12), (13, 16), (17, 23), (24, 31), (32, 47))
-            if some[0] <= deepest]
-    yield from head('loops', *(f'depth {low} to {high}' for low, high in bins))
-    for n in distinct(t['deeper'], 'loops'):
+    """A line for each loop count, at the positions of training and beyond: % right by depth."""
+    bins = (0, 4), (5, 8), (9, 12), (13, 16), (17, 23), (24, 31), (32, 47)
+    yield from head('positions', 'loops', *(f'depth {low} to {high}' for low, high in bins))
+    for positions, n in dict.fromkeys((row['positions'], row['loops']) for row in t['deeper']):
+        at = pick(t['deeper'], positions=positions, loops=n)
         cells = []
         for low, high in bins:
-            of = [[row for row in pick(t['deeper'], loops=n, seed=seed)
-                   if low <= row['depth'] <= high] for seed in distinct(t['deeper'], 'seed')]
-            cells.append(mean_std([100 * np.average(column(rows, 'accuracy'), weights=column(
-                rows, 'labels')) for rows in of], 1))
-        yield line(f'{n:g}', *cells)
+            rows = [row for row in at if low <= row['depth'] <= high]
+            shares = [100 * np.average(column(of, 'accuracy'), weights=column(of, 'labels'))
+                      for of in (pick(rows, seed=seed) for seed in distinct(rows, 'seed'))]
+            cells.append(mean_std(shares, 1) if rows else '')
+        yield line(positions, f'{n:g}', *cells)
 
 
 def short_runs(t):

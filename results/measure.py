@@ -34,7 +34,7 @@ import geometry
 import tasks
 from bench import make_point
 from common.configurator import configure, pick_device, run
-from common.log import by_depth, evaluate
+from common.log import evaluate
 from exits import Exit
 from results.runs import SAME
 
@@ -58,7 +58,7 @@ device = 'auto'
 # ------------------------------------------------------------------------------------------------
 
 INF = 1e30                  # a threshold that every signal is below
-DEEPER, DEEPER_T, DEEPER_LOOPS = 'calc:reset=0.04', 48, [4, 8, 16, 24, 32, 48]
+DEEPER, DEEPER_T, DEEPER_LOOPS = 'calc:reset=0.04', 48, [4, 8, 16, 32, 48]
 
 
 # steps ------------------------------------------------------------------------------------------
@@ -253,10 +253,22 @@ def alike_rows(model, idx):
 
 
 def deeper_rows(model):
-    """Accuracy on longer problems with fewer resets than in training, by depth and loops."""
+    """
+    Accuracy on longer problems with fewer resets than in training, by loops and depth: at the
+    positions that training had, and beyond them.
+    """
+    T = model.config.block_size
     longer = type(model)(replace(model.config, block_size=DEEPER_T)).eval()
     longer.load_state_dict(model.state_dict())
-    return by_depth(longer, tasks.Problems(DEEPER), DEEPER_LOOPS, 'cpu')
+    x, y, depth = tasks.Problems(DEEPER).with_depth(DEEPER_T)
+    for n in DEEPER_LOOPS:
+        guesses = [longer(part, n_loop=n)[0].argmax(-1) for part in torch.from_numpy(x).split(64)]
+        right = torch.cat(guesses).numpy() == y
+        for positions, at in dict(trained=slice(T), beyond=slice(T, None)).items():
+            of = depth[:, at]
+            for d in np.unique(of):
+                yield dict(positions=positions, loops=n, depth=d, labels=(of == d).sum(),
+                           accuracy=right[:, at][of == d].mean())
 
 
 # time -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import torch
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HERE = os.path.join(ROOT, 'results')
 SAME = 0.005            # nats a token above the full budget that count as equal quality
-TEXT = ('group', 'from', 'to', 'block')     # columns whose digits are names of layers
+TEXT = ('group', 'from', 'to', 'block', 'positions')     # columns whose digits are names of layers
 KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy',
         'mean_evals', 'ms_per_token')               # of bench.csv
 OF_TEXTS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',

@@ -191,7 +191,7 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dat
         assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
         assert made['README.md', 'answer'].count('|\n') == 16
     elif looped:
-        assert made['depth.md', 'depth'].count('|\n') == 10
+        assert made['depth.md', 'depth'].count('|\n') == 14
     else:
         assert 'medium plain, seed 1 |' in made['details.md', 'details']
     calls.clear()
