@@ -88,7 +88,8 @@ GEOMETRY = ['--tables=["settled","dlr","loops"]']
 PART = ['--tables=["settled","dlr","loops","sweep","times"]',
         '--only_ways=["fixed","norm","norm_rel","kl","accel","accel_rel"]']
 MEASURE = dict(choices=GEOMETRY, depth=['--tables=["deeper"]'], sizes=PART,
-               medium=['--n_windows=16', '--refine=2'], paper=['--n_windows=8', '--refine=1'])
+               medium=['--n_windows=12', '--refine=1', '--rounds=6'],
+               paper=['--n_windows=8', '--refine=1'])
 TEXTS = ['--cache=latest', '--n_windows=64', '--epsilons=[]', '--rounds=1', '--timed_tokens=1',
          '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']", '--least_tau=3e-3',
          '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]', '--waves=[[8,1],[8,2]]',

@@ -1,7 +1,4 @@
-"""
-What the tests share: a small model, tokens for it, thresholds of the rules, and a way to run a
-script.
-"""
+"""What the tests share: a small model, its tokens, thresholds, and ways to run a script."""
 import contextlib
 import io
 import os

@@ -1,7 +1,4 @@
-"""
-bench.py: quality equals the model's own loss, the oracle, thresholds that keep a promise, the
-verdict on rows made by hand, Ctrl-C, bad input.
-"""
+"""bench.py: quality, the oracle, calibrated thresholds, verdicts, Ctrl-C, bad input."""
 import contextlib
 import csv
 import json

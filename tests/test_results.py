@@ -38,6 +38,11 @@ def test_all_runs_of_a_scale_are_there(scale, monkeypatch):
     assert made == {*run.chosen()}
 
 
+def test_the_figure_of_sizes(tmp_path):
+    claims.draw_sizes(claims.load(), tmp_path / 'sizes.png')
+    assert os.path.getsize(tmp_path / 'sizes.png') > 9000
+
+
 # the claims and the tables ----------------------------------------------------------------------
 
 def swept(way, *points):
@@ -189,7 +194,7 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dat
         assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
         assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
         assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
-        assert made['README.md', 'answer'].count('|\n') == 16
+        assert made['README.md', 'answer'].count('|\n') == 17
     elif looped:
         assert made['depth.md', 'depth'].count('|\n') == 14
     else:
