@@ -519,8 +519,10 @@ def draw_sizes(tables, path):
         axes[0, i].plot(list(of), loops, 'ko-')
         axes[1, i].plot(list(of), rules, 's-', label='best rule')
         axes[1, i].plot(list(of), waves, 'o-', label='wave')
-        axes[0, i].set(ylim=(0, None), xscale='log', ylabel='loops needed')
-        axes[1, i].set(ylim=(0, None), xlabel=words, ylabel='time over fixed loops')
+        axes[0, i].set(xscale='log', ylabel='loops needed')
+        axes[1, i].set(xlabel=words, ylabel='time over budgets')
+        for ax in axes[:, i]:
+            ax.set_ylim(0, 1.15 * ax.dataLim.ymax)
         axes[1, i].set_xticks(list(of), [f'{x:,}' for x in of])
         axes[1, i].minorticks_off()
         axes[1, i].axhline(1, color='0.7', lw=0.8)
