@@ -35,7 +35,7 @@ from results.runs import (
 # what the tables call a regime: its scale and variant
 REGIMES = {'recipe': ('text', 'recipe'), 'random adapter': ('text', 'random adapter'),
            'default (Muon, r = 4)': ('text', 'default'), '`calc`': ('tasks', 'calc'),
-           '`hop`': ('tasks', 'hop'), 'medium, one seed': ('medium', 'medium'),
+           '`hop`, one seed': ('tasks', 'hop'), 'medium, one seed': ('medium', 'medium'),
            'paper scale': ('paper', 'paper')}
 PAPER_TAUS = (1e-5, 1e-4, 1e-3, 1e-2)
 NEAR = 0.45, 0.7                    # 0.5 to 0.65, rounded: C2
@@ -439,23 +439,19 @@ def promises(regimes):
             yield line(name, *cells, f"{max(column(rows, 'cost')):+.4f}")
 
 
-def waiting(regimes, loops=4):
+def waiting(of, loops=4):
     """
-    On tasks, at the cost of 4 fixed loops: % of the deepest tenth of the labels that the full
-    budget has right and the way wrong; in brackets the correlation of a token's steps with its
+    On `calc`, the runs `of`, at the cost of 4 fixed loops: % of the deepest tenth of the labels
+    that the full budget has right and the way wrong; the correlation of a token's steps with its
     depth.
     """
-    regimes = {name: of for name, of in regimes.items() if 'lost_deep' in of[0]['sweep'][0]}
-    yield from head('', *regimes)
+    yield from head('', '% of the deepest answers lost', 'correlation of steps and depth')
+    of_a_loop = pick(of[0]['sweep'], way='fixed', tau=1)[0]['blocks']
     for way in ('fixed', *RULES, *WAITING, *LATEST, 'oracle'):
-        cells = []
-        for of in regimes.values():
-            of_a_loop = pick(of[0]['sweep'], way='fixed', tau=1)[0]['blocks']
-            lost, follows = ([at_cost(r, way, key, loops * of_a_loop) for r in of]
-                             for key in ('lost_deep', 'with_depth'))
-            cells.append('takes more' if np.isnan(lost).any() else
-                         f'{mean_std(100 * np.array(lost), 1)} ({np.mean(follows):.2f})')
-        yield line(way, *cells)
+        lost, follows = ([at_cost(r, way, key, loops * of_a_loop) for r in of]
+                         for key in ('lost_deep', 'with_depth'))
+        yield line(way, *(['takes more'] * 2 if np.isnan(lost).any() else
+                          [mean_std(100 * np.array(lost), 1), f'{np.mean(follows):.2f}']))
 
 
 def untrained(regimes):
@@ -672,8 +668,8 @@ def blocks(folder=runs.HERE):
                 ['**Settled cosines**'], settled(tables),
                 ['**Loss and minutes of training**'], plain(tables)],
             ('waves.md', 'waves'): [texts(tables)]}
-    if 'tasks' in tables:
-        made['README.md', 'waiting'] = [waiting(regimes)]
+    if '`calc`' in regimes:
+        made['README.md', 'waiting'] = [waiting(regimes['`calc`'])]
     if 'sizes' in tables:
         made['README.md', 'sizes'] = [sizes(tables)]
     of_scales = dict(medium=('medium.md', by_loops), choices=('details.md', short_runs),
