@@ -380,13 +380,13 @@ def fastest(rows, fidelity=0.95):
                key=lambda row: row['ms_text'], default=None)
 
 
-def settled(tables, along=None):
+def settled(tables, scales, along=None):
     """
     Settled cosines of each group, by seed: at the end of every training, and at all checkpoints of
     the variants in `along`, None = of all.
     """
     yield from head('', 'iteration', 'settled cosine of each group, by seed')
-    for scale in ('text', 'tasks', 'sizes', 'medium', 'paper'):
+    for scale in scales:
         t = tables.get(scale, {}).get('settled', [])
         for variant in distinct(t, 'variant'):
             rows = pick(t, variant=variant)
@@ -659,13 +659,14 @@ def blocks(folder=runs.HERE):
              for scale in ('text', 'tasks', 'medium', 'paper') if scale in tables]
     made = {('README.md', 'answer'): [where, answer(regimes)],
             ('README.md', 'verdicts'): [verdicts(regimes)],
-            ('README.md', 'settled'): [settled(tables, ('recipe',))],
+            ('README.md', 'settled'): [
+                settled(tables, ('text', 'tasks', 'medium', 'paper'), along=['recipe'])],
             ('README.md', 'changes'): [changes(regimes)],
             ('details.md', 'details'): [
                 ['**The largest τ within 0.005 nats**, by seed'], thresholds(regimes),
                 ['**Calibrated thresholds**'], promises(regimes),
                 ['**Before training**'], untrained(regimes),
-                ['**Settled cosines**'], settled(tables),
+                ['**Settled cosines**'], settled(tables, tables),
                 ['**Loss and minutes of training**'], plain(tables)],
             ('waves.md', 'waves'): [texts(tables)]}
     if '`calc`' in regimes:
