@@ -656,7 +656,7 @@ def blocks(folder=runs.HERE):
     tables = load(folder)
     regimes = found(tables)
     where = [f'{scale}: {runs.machine_of(tables[scale])}.'
-             for scale in ('text', 'tasks', 'medium', 'paper') if scale in tables]
+             for scale in ('text', 'tasks', 'sizes', 'medium', 'paper') if scale in tables]
     made = {('README.md', 'answer'): [where, answer(regimes)],
             ('README.md', 'verdicts'): [verdicts(regimes)],
             ('README.md', 'settled'): [
