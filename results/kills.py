@@ -41,7 +41,8 @@ def start(iters, *flags):
     """A training run as a process."""
     script = os.path.join(ROOT, 'train.py')
     return subprocess.Popen([sys.executable, '-u', script, *SMALL, f'--max_iters={iters}', *flags],
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            env=os.environ | dict(OMP_NUM_THREADS='1'))
 
 
 def to_the_end(iters, *flags):

@@ -15,6 +15,7 @@ out-results, and then writes results/zoo/*.csv and the tables of results/zoo.md.
 """
 import json
 import os
+import time
 from collections import defaultdict
 from functools import partial
 from itertools import product
@@ -269,7 +270,8 @@ def markdown(folder=runs.HERE):
 def main():
     until = runs.deadline(seeds, workers, minutes)
     if not only_table:
-        data.open_data('torchdocs')        # made once, before the trainings start
+        if time.time() < until:
+            data.open_data('torchdocs')     # made once, before the trainings start
         if not runs.all_done(works(until), workers):
             return
         gather()

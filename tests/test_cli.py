@@ -30,7 +30,8 @@ SMALL = {
     'geometry.py': ['--n_loop=5', '--n_windows=2'],
     'bench.py': [
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
-        '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--n_prompts=1', '--new_tokens=4'],
+        '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--n_prompts=1', '--new_tokens=4',
+        '--waves=[[2,1]]'],
     'results/run.py': ['--minutes=1e-9'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],
@@ -111,6 +112,8 @@ def run(folder, command):
     args += SMALL[script]
     if 'out-calc' in command or 'pretrained/calc' in command:     # flags of text are refused there
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
+    if '--calibrate' in command:                        # of each rule it takes seconds
+        args.append("--rules=['accel']")
     if '--requests' in command:                         # and those of measuring
         args = args[:1]
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
