@@ -79,7 +79,9 @@ SCALES = dict(
     # a plain iteration takes less time, so there are more of them
     plain={f'{n} layers, lr {rate:g}': [ONCE, f'--n_layer={n}', f'--max_iters={iters}',
                                         '--keep_iters=[]', f'--learning_rate={rate}']
-           for n, iters in ((6, 2900), (18, 950)) for rate in (2.5e-3, 5e-3, 1e-2)},
+           for n, iters, rates in ((6, 2900, (2.5e-3, 5e-3, 1e-2)),
+                                   (18, 950, (1.25e-3, 2.5e-3, 5e-3, 1e-2)))
+           for rate in rates},
     medium={'medium': ['config/medium.py'],
             'medium plain': ['config/medium.py', ONCE, '--max_iters=2900']},
     paper={'paper': ['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']})

@@ -14,9 +14,14 @@ RANDOM = dict(adapter_init='random')
 
 @pytest.fixture(scope='module')
 def trained():
-    """The pretrained model of text and a prompt (1, 19) for it."""
+    """The pretrained model, a prompt (1, 19), and [(knobs, waves, text of the full budget)]."""
     model, *_ = open_run('pretrained/text')
-    return model, torch.tensor([[*b'The method returns ']])
+    prompt = torch.tensor([[*b'The method returns ']])
+    ways = (dict(temperature=0), dict(wave=8)), (dict(temperature=1.0, top_k=9, seed=5),
+                                                 dict(wave=5, wave_steps=3))
+    return model, prompt, [
+        (how, wave, model.generate(prompt, 34, n_loop=32, cache='exact', **how)[0])
+        for how, wave in ways]
 
 
 @pytest.mark.parametrize('changes, n_loop, T', [
@@ -110,11 +115,9 @@ def test_a_wave_is_what_its_tokens_do(tiny, idx, name, tau, how):
     ('norm', 1e-3), ('norm_rel', 1e-4), ('kl', 1e-7), ('accel', 1e-3),
     ('accel_rel', 1e-4), (None, None)])
 def test_a_converged_wave_has_the_text_of_the_full_budget(trained, name, tau):
-    model, prompt = trained
+    model, prompt, ways = trained
     rule = make_exit(name, tau) if name else None
-    for how, wave in ((dict(temperature=0), dict(wave=8)),
-                      (dict(temperature=1.0, top_k=9, seed=5), dict(wave=5, wave_steps=3))):
-        full, _ = model.generate(prompt, 34, n_loop=32, cache='exact', **how)
+    for how, wave, full in ways:
         waved, steps = model.generate(prompt, 34, n_loop=32, exit=rule, **how, **wave)
         assert torch.equal(waved, full)
         if name and tau:
@@ -133,7 +136,7 @@ def test_the_same_for_other_groups_and_prompts(tiny, idx):
 
 
 def test_a_wave_ends_at_stop(trained):
-    (model, prompt), trace = trained, []
+    (model, prompt, _), trace = trained, []
     how = dict(temperature=0, n_loop=30, exit=make_exit('norm_rel', 0.3), wave=6)
     tokens = [token.item() for token, _ in model.stream([prompt[0]], 20, trace=trace, **how)]
     # a stop in the middle of what one pass commits
