@@ -136,8 +136,8 @@ def texts(variant, seed, until):
     """Whole continuations. True if they are done."""
     if scale in ('tasks', 'depth', 'choices', 'paper') or not is_looped(variant):
         return True
-    return runs.bench(runs.folder_of(variant, seed), 'texts',
-                      [*TEXTS, *FEWER.get(scale, []), f'--n_prompts={prompts}'], until)
+    return runs.once(runs.folder_of(variant, seed), 'texts', 'bench.py', *TEXTS,
+                     *FEWER.get(scale, []), f'--n_prompts={prompts}', until=until)
 
 
 def bytes_per_token(name):
@@ -150,7 +150,9 @@ def bytes_per_token(name):
 
 
 def gather():
-    """All runs of the scale that are there -> results/SCALE/*.csv."""
+    """
+    All runs of the scale that are there -> results/SCALE/*.csv, where the rows of other runs stay.
+    """
     tables = defaultdict(list)
     for variant, seed, folder in runs.found(SCALES[scale]):
         model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
@@ -163,7 +165,7 @@ def gather():
                 new |= json.load(f)
         for name, rows in new.items():
             tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
-    runs.save(scale, tables)
+    runs.save(scale, tables, order=list(SCALES[scale]))
 
 
 def main():

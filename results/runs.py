@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +23,6 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HERE = os.path.join(ROOT, 'results')
 SAME = 0.005            # nats a token above the full budget that count as equal quality
 TEXT = ('group', 'from', 'to', 'block', 'positions')     # columns whose digits are names of layers
-KEPT = ('cache', 'rule', 'past', 'tau', 'ce', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy',
-        'mean_evals', 'ms_per_token')               # of bench.csv
 OF_TEXTS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
             'identical', 'text_loss', 'passes', 'block_maps', 'ms_text')
 
@@ -108,15 +105,6 @@ def train(folder, flags, until=math.inf):
     return once(folder, 'train', 'train.py', *flags, '--resume', until=until)
 
 
-def bench(folder, name, flags, until=math.inf):
-    """bench.py on a run, whose bench.csv is copied to NAME.csv. True if it is done."""
-    done = once(folder, name, 'bench.py', '--n_prompts=0', *flags, until=until)
-    source, path = (os.path.join(folder, file + '.csv') for file in ('bench', name))
-    if done and os.path.exists(source) and not os.path.exists(path):
-        shutil.copyfile(source, path)
-    return done
-
-
 def folder_of(variant, seed):
     """The folder of a training that results.run makes."""
     return os.path.join('out-results', f"{re.sub('[ ,:=]+', '_', variant)}-{seed}")
@@ -156,17 +144,33 @@ def load(scale, folder=HERE):
     return tables
 
 
-def save(scale, tables):
-    """{name: rows} -> results/SCALE/*.csv, and the machine beside them."""
-    os.makedirs(os.path.join('results', scale), exist_ok=True)
-    for name, rows in (tables | dict(machine=[machine_row()])).items():
+def save(scale, tables, order):
+    """
+    {name: rows} -> results/SCALE/*.csv, and the machine beside them. Rows of earlier runs stay.
+
+    order: the variants, in the order of the rows.
+    """
+    folder = os.path.join('results', scale)
+    os.makedirs(folder, exist_ok=True)
+    measured = {(row['variant'], str(row['seed'])) for row in tables['losses']}
+    for name, rows in tables.items():
+        path = os.path.join(folder, name + '.csv')
+        if os.path.exists(path):
+            rows = rows + [row for row in read_csv(path) if row['variant'] in order
+                           and (row['variant'], row['seed']) not in measured]
+        rows.sort(key=lambda row: (order.index(row['variant']), int(row['seed'])))
         if rows:
-            with open(os.path.join('results', scale, name + '.csv'), 'w', newline='') as f:
-                # some rows lack a column
-                columns = list(dict.fromkeys(key for row in rows for key in row))
-                writer = csv.DictWriter(f, columns)
-                writer.writeheader()
-                writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
+            write_csv(path, rows)
+    write_csv(os.path.join(folder, 'machine.csv'), [machine_row()])
+
+
+def write_csv(path, rows):
+    # some rows lack a column
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with open(path, 'w', newline='') as f:
+        writer = csv.DictWriter(f, columns)
+        writer.writeheader()
+        writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
 
 
 def cell(value):
@@ -204,20 +208,9 @@ def minutes_rows(folder):
             yield dict(what=what, minutes=f.read().split()[0])
 
 
-def bench_rows(folder, name):
-    """
-    The points of a benchmark (`bench`): the columns KEPT, and `blocks`, the layers evaluated in the
-    groups per token.
-    """
-    for row in read_csv(os.path.join(folder, name + '.csv')):
-        layers = {key: key.count('-') + 1 for key in row if key.startswith('evals_')}
-        blocks = sum(float(row[key]) * n for key, n in layers.items())
-        yield {key: row[key] for key in KEPT} | dict(blocks=blocks)
-
-
 def text_rows(folder):
     """The points of bench.py's continuations in this folder, none if there were none."""
-    path = os.path.join(folder, 'texts.csv')
+    path = os.path.join(folder, 'bench.csv')
     rows = read_csv(path) if os.path.exists(path) else []
     return [{key: row[key] for key in OF_TEXTS} for row in rows if row['prompts']]
 
@@ -241,13 +234,6 @@ def distinct(rows, key):
 def by_key(rows, key, value):
     """Two columns as a dict."""
     return dict(zip(column(rows, key), column(rows, value)))
-
-
-def fewest_maps(rows, good):
-    """For each seed the row with the fewest block maps among those for which good(row) holds."""
-    rows = [row for row in rows if good(row)]
-    return [min(pick(rows, seed=seed), key=lambda row: row['mean_evals'])
-            for seed in distinct(rows, 'seed')]
 
 
 # the page ---------------------------------------------------------------------------------------

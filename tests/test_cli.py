@@ -42,7 +42,6 @@ SMALL = {
     'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
                     '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
-    'results/zoo.py': ['--minutes=1e-9'],
 }
 
 # words of the commands that are run elsewhere, and where
@@ -144,7 +143,6 @@ LAST_WORDS = {
     '--out_dir=out-calc': 'answers right',
     'tasks.py': '20 problems: the oracle disagrees with 0',
     'results.run': 'time is up: run the same command to continue',
-    'results.zoo': 'time is up: run the same command to continue',
     '--requests=requests.jsonl': r'"tokens": \[',
     'zoo.etd': 'next: python train.py',
     'explore.py': 'open it in a browser',
