@@ -5,13 +5,13 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python -m zoo.ouro --path=FOLDER --dry_run      names, shapes, bytes; what is missing
     python sample.py --out_dir=out-ouro --exit=zoo.ouro:gate --tau=0.5 --n_loop=4
     python -m zoo.ouro --stage=1 config/ouro.py     trains model and gate, with a loss at every loop
-    python -m zoo.ouro --stage=2 --init_from=out-ouro/ckpt.pt --out_dir=out-ouro-2 --max_iters=300
-                                                    trains the gate alone
+    python -m zoo.ouro --stage=2 --max_iters=300    trains its gate alone -> out-ouro-2
 
-A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files; --resume
-continues it. --init_from, on the command line, can be any checkpoint with groups: a model without a
-gate gets one. If there are several groups, each has its own exits; an early group's
-losses come from ln_f and the head on its states.
+A stage is train.py with a --model of its own, and takes the other flags and config files; python
+train.py --resume --out_dir=out-ouro resumes it. With --model=zoo.ouro:Gated --init_from=CHECKPOINT
+any model with groups gets a gate in stage 1, and in stage 2 --model=zoo.ouro:GateOnly trains that.
+If there are several groups, each has its own exits; an early group's losses come from ln_f and the
+head on its states.
 
 The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
 `gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
@@ -29,7 +29,6 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
 from exits import Exit
 from model import GPT, Block
@@ -157,38 +156,12 @@ class OuroGateOnly(GateOnly, Ouro):
 
 # its training -------------------------------------------------------------------------------------
 
-# for each stage the classes for a model of ours and for an Ouro, and flags of train.py, which those
-# of the command line override
+# flags of train.py in each stage, which those of the command line override
 STAGES = {
-    '--stage=1': ('Gated', 'Ouro', ['--loop_draw=fixed', '--out_dir=out-ouro']),
-    '--stage=2': ('GateOnly', 'OuroGateOnly', ['--loop_draw=fixed', '--out_dir=out-ouro-2',
-                                               '--optimizer=adamw', '--keep_iters=[]']),
+    '--stage=1': ['--model=zoo.ouro:Ouro', '--loop_draw=fixed', '--out_dir=out-ouro'],
+    '--stage=2': ['--model=zoo.ouro:OuroGateOnly', '--loop_draw=fixed', '--out_dir=out-ouro-2',
+                  '--init_from=out-ouro/ckpt.pt', '--optimizer=adamw', '--keep_iters=[]'],
 }
-
-
-def last_value(flag, args):
-    """What the last --flag=VALUE or --flag VALUE among args says, or ''."""
-    found = ''
-    for arg, after in zip(args, [*args[1:], '']):
-        name, equals, value = arg.partition('=')
-        if name == flag:
-            found = value if equals else after
-    return found
-
-
-def stage_model(stage, args):
-    """The class to train in a stage, as a list of flags: empty if a resumed run has its own."""
-    out_dir, init_from = last_value('--out_dir', args), last_value('--init_from', args)
-    saved = [os.path.join(out_dir, file) for file in ('ckpt.pt', 'ckpt.old.pt')]
-    resume = '--resume' in args or '--resume=True' in args
-    if resume and any(os.path.exists(path) for path in saved):
-        return []
-    if stage == '--stage=2' and not init_from:
-        raise ValueError('stage 2 needs --init_from=CHECKPOINT, or --resume with a checkpoint in '
-                         f'--out_dir={out_dir}, on the command line')
-    before = load_checkpoint(init_from)[1]['model_class'] if init_from else ''
-    gated, ouro, _ = STAGES[stage]
-    return [f"--model=zoo.ouro:{ouro if before.startswith('zoo.ouro:Ouro') else gated}"]
 
 
 def train(args):
@@ -196,11 +169,9 @@ def train(args):
     stage = next(arg for arg in args if arg.startswith('--stage'))
     if stage not in STAGES:
         raise ValueError(f'{stage} is not a stage: use --stage=1 or --stage=2')
-    args = [*STAGES[stage][-1], *(arg for arg in args if arg != stage)]
-    model = stage_model(stage, args)
-    # in stage 1 a config file may name another class
-    args = [*model, *args] if stage == '--stage=1' else [*args, *model]
-    sys.argv = ['train.py', *args]
+    files = [arg for arg in args if arg.endswith('.py')]
+    flags = [arg for arg in args if arg not in (stage, *files)]
+    sys.argv = ['train.py', *files, *STAGES[stage], *flags]
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     runpy.run_path(os.path.join(folder, 'train.py'), run_name='__main__')
 
