@@ -420,7 +420,7 @@ def test_both_stages(book, tmp_path, monkeypatch, flags, kinds):
 @pytest.mark.parametrize('args, script, words', [
     (['--init_from=out/ckpt.pt'], 'zoo/etd.py', 'train a plain one'),
     (['--init_from=out-plain/ckpt.pt', '--block=[2,9]'], 'zoo/etd.py', 'must follow one another'),
-    (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'loops must be'),
+    (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'n_loop must be'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
     (['--stage=3'], 'zoo/ouro.py', 'is not a stage'),
     (['--stage=2'], 'zoo/ouro.py', "no checkpoint at 'out-ouro/ckpt.pt'"),
@@ -460,8 +460,7 @@ def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
         x = model.h[i](x)
     torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
     # damped, each of n steps goes an n-th of its way
-    with etd.damping(looping, 2):
-        damped = looping(idx, n_loop=2)[0]
+    damped = etd.damped(looping, 2)(idx, n_loop=2)[0]
     x = model.h[0](start)
     for _ in range(2):
         x = x + (model.h[2](model.h[1](x)) - x) / 2
