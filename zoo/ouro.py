@@ -21,7 +21,6 @@ The published code runs all loops and selects a step afterwards. Here a token ex
     L_t         cross-entropy at step t, nats a token
     K, N        loop steps; tokens that have a label
 """
-import os
 import runpy
 import sys
 
@@ -172,8 +171,7 @@ def train(args):
     files = [arg for arg in args if arg.endswith('.py')]
     flags = [arg for arg in args if arg not in (stage, *files)]
     sys.argv = ['train.py', *files, *STAGES[stage], *flags]
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    runpy.run_path(os.path.join(folder, 'train.py'), run_name='__main__')
+    runpy.run_module('train', run_name='__main__')
 
 
 # public checkpoints -------------------------------------------------------------------------------

@@ -53,8 +53,7 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False):
     if dry_run:
         for name, tensor in tensors.items():
             print(f'{name}  {tuple(tensor.shape)}  {tensor.dtype}  {tensor.nbytes:,} bytes')
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    print(f'{path}: {len(tensors)} tensors, {total:,} bytes')
+    print(f'{path}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()):,} bytes')
 
     # as our weights: load_state_dict refuses what is missing, left over or of another shape
     try:
