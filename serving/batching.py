@@ -87,19 +87,6 @@ class Stage(NamedTuple):
 PRELUDE = Stage(0, looping=False)
 
 
-def next_stage(waiting):
-    """
-    {stage: how many rows wait for it} -> the stage of the next tick: the one with most rows,
-    because a tick for one row takes nearly as long as one for many.
-
-    Rows at a loop step count 1.5 times: the other stages can wait, and gather more rows meanwhile.
-    The prelude goes first, because it feeds the loops.
-    """
-    if PRELUDE in waiting:
-        return PRELUDE
-    return max(waiting, key=lambda stage: ((3 if stage.looping else 2) * waiting[stage], stage))
-
-
 class Row:
     """A request in a row of the batch, and how far it has come."""
 
@@ -236,10 +223,11 @@ def serve(model, requests, rows=32, n_loop=None, exit=None):
         waiting = Counter(row.stage for row in batch.rows if row)
         if not waiting:
             return
-        # schedule
-        stage = next_stage(waiting)
+        # schedule the stage with most rows, because a tick for one row takes nearly as long as one
+        # for many; a loop step counts 1.5 times, as the other stages gather more rows meanwhile
+        stage = max(waiting, key=lambda stage: waiting[stage] * (1.5 if stage.looping else 1))
         numbers = np.array([i for i, row in enumerate(batch.rows) if row and row.stage == stage])
-        # run
+        # run it
         logits = batch.run(stage, numbers)
         if logits is not None:
             yield from batch.next_tokens(numbers, logits)

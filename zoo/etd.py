@@ -125,24 +125,19 @@ def every_block(model, text, windows, dev):
         yield row
 
 
-def check_knobs(model):
-    """ValueError for a knob that is out of range, or if the model is not a plain one."""
-    if type(model) is not GPT or model.groups:
-        raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
-                         f'{model.config.groups}: train a plain one with python train.py '
-                         '--groups=[] --out_dir=out-plain')
-    if n_windows < 1:
-        raise ValueError(f'n_windows must be at least 1, not {n_windows}')
-    if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-        raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
-
-
 def main():
     # the plain model, and held-out text
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(init_from, dev)
     config = model.config
-    check_knobs(model)
+    if type(model) is not GPT or model.groups:
+        raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
+                         f'{config.groups}: train a plain one with python train.py --groups=[] '
+                         '--out_dir=out-plain')
+    if n_windows < 1:
+        raise ValueError(f'n_windows must be at least 1, not {n_windows}')
+    if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
+        raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
     name = dataset or checkpoint['config']['dataset']
     text = data.open_data(name, checkpoint['tokenizer'], config.vocab_size)
     windows = min(n_windows, text.n_held_out(config.block_size))
