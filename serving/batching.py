@@ -4,10 +4,10 @@ Continuous depth-wise batching: many requests in one batch, each row at its own 
     python -m serving.batching --requests=FILE      answer a file with a JSON object on each line
     python -m serving.batching                      speed-up over static batches, random requests
 
-A line of the file, of which only the prompt is required; the answer has its name, or its number:
+A line of the file, of which only the prompt is required; it may also have a top_k, and a name that
+comes back with the answer in place of the line's number:
 
-    {"prompt": "def f(", "name": "f",
-     "max_new_tokens": 40, "temperature": 0.8, "top_k": 9, "seed": 1}
+    {"prompt": "def f(", "max_new_tokens": 40, "temperature": 0.8, "seed": 1}
 
 When each token exits on its own, a batch in lockstep waits for its slowest row in every group, for
 every token. Here a tick runs one stage of the model for all rows that are at it, each at its own
@@ -115,8 +115,8 @@ class Batch:
         self.model, self.rule, self.rows = model, rule, [None] * B
         groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
         self.counts = dict(zip(groups, counts))
-        # the state; e's share of a loop step and the adapter's weight for x, see loops.inject; the
-        # loop step, the exit rule's memo and streak
+        # the state; e's share of a loop step and the adapter's weight for x, see
+        # RecurrentGroup.inject; the loop step, the exit rule's memo and streak
         weight = model.lm_head.weight
         self.x, self.share = torch.zeros(2, B, 1, model.config.n_embd, device=weight.device)
         self.on_x, self.memo = {}, None
@@ -140,7 +140,8 @@ class Batch:
             x = self.model.embed(torch.tensor(tokens, device=x.device), pos)    # (b, 1, C)
         else:
             x = self.model.h[stage.layer - 1].leave(x)
-        for i, layer in enumerate(self.model.h[stage.layer:], stage.layer):
+        for i in range(stage.layer, len(self.model.h)):
+            layer = self.model.h[i]
             if isinstance(layer, RecurrentGroup):
                 # ... or up to the first loop step of a group
                 self.x[at] = layer.init_state(x, pos=pos)
@@ -177,8 +178,8 @@ class Batch:
         self.x[at], self.k[numbers], steps_used = x1, k, k - 1 + takes
 
         # rows that exit go on to the next layers; their keys serve later tokens
-        for row, exit, used in zip(rows, exits, steps_used.tolist()):
-            row.stage = Stage(layer + 1, looping=False) if exit else Stage(layer, looping=True)
+        for row, exited, used in zip(rows, exits, steps_used.tolist()):
+            row.stage = Stage(layer + 1, looping=False) if exited else Stage(layer, looping=True)
             row.used[layer] = used
 
     def next_tokens(self, numbers, logits):
