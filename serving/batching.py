@@ -1,8 +1,13 @@
 """
 Continuous depth-wise batching: many requests in one batch, each row at its own loop step.
 
-    python -m serving.batching --requests=FILE      answer a file of JSON lines, see requests.py
+    python -m serving.batching --requests=FILE      answer a file with a JSON object on each line
     python -m serving.batching                      speed-up over static batches, random requests
+
+A line of the file, of which only the prompt is required; it may also have a top_k, and a name that
+comes back with the answer in place of the line's number:
+
+    {"prompt": "def f(", "max_new_tokens": 40, "temperature": 0.8, "seed": 1}
 
 When each token exits on its own, a batch in lockstep waits for its slowest row in every group, for
 every token. Here a tick runs one stage of the model for all rows that are at it, each at its own
@@ -13,31 +18,32 @@ position and loop step, and a row whose request has ended takes the next one:
     row 1   k = 5     k = 6     k = 7
     row 2             k = 2     k = 3
 
-A row gets what it would get alone from decode.stream with prefill_chunk=1: it has its own keys,
-values and random numbers. Its prompt goes through the same stages, one token after another. The
-idea is from Bae et al. 2024; the one slot of `latest` (Geiping 5) serves rows at any loop step.
+A row gets what it would get alone from decode.stream with cache='latest' and prefill_chunk=1: it
+has its own keys, values and random numbers. Its prompt goes through the same stages, one token
+after another. The idea is from Bae et al. 2024; the one slot of `latest` (Geiping 5) serves rows at
+any loop step.
 
     B, b    rows of the batch; those of a tick
-    g       a recurrent group, from 0
     k       the loop step of a row, from 1
 """
+import json
 import random
 import time
 from collections import Counter
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from cache import Span
 from common.checkpoint import open_run
-from common.configurator import configure, given, pick_device, run
-from data import get_encoding
-from decode import choose, make_cache, stream, window
+from common.configurator import configure, convert, did_you_mean, given, pick_device, run, types_of
+from data import EOT, get_encoding
+from decode import check, choose, make_cache, stream, window
 from exits import Exit, make_exit, on_device
 from loops import RecurrentGroup
-from serving.requests import Request, answer, read
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -46,9 +52,7 @@ n_requests = 128            # random requests, if there is no file
 rows = 32                   # of the batch
 exit: str | None = 'norm_rel'   # None = fixed loops
 tau: float | None = 0.1     # None = the rule's default
-past = False                # exit only once all earlier tokens have converged, with --cache=exact
 n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
-cache: Literal['latest', 'exact'] = 'latest'
 temperature: float = 0.0    # of requests that give none; 0 = greedy
 seed = 0                    # of requests that give none, and of the random ones
 device = 'auto'
@@ -57,48 +61,44 @@ device = 'auto'
 FIXED = Exit(lambda x0, x1, memo, read: (None, None))       # its signal is undefined at every step
 
 
-class Stage(NamedTuple):
-    """
-    What a row runs in one tick. Stages compare in the order in which a token passes them.
-
-    kind: 'layers' = the single-pass layers before group g and then its first loop step, or the coda
-    and the head after the last group; 'loop' = a further loop step of group g.
-    """
-    g: int
-    kind: str
-
-
-PRELUDE = Stage(0, 'layers')
-
-
-def next_stage(waiting):
-    """
-    {stage: how many rows wait for it} -> the stage of the next tick: the one with most rows,
-    because a tick for one row takes nearly as long as one for many.
-
-    Rows at a loop step count 1.5 times: the other stages can wait, and gather more rows meanwhile.
-    The prelude goes first, because it feeds the loops.
-    """
-    if PRELUDE in waiting:
-        return PRELUDE
-    return max(waiting, key=lambda stage: ((3 if stage.kind == 'loop' else 2) * waiting[stage],
-                                           stage))
+@dataclass(eq=False)
+class Request:
+    """A prompt to continue, as a list of tokens."""
+    prompt: list
+    max_new_tokens: int = 100
+    temperature: int | float = 0.0      # 0 = greedy
+    top_k: int | None = None            # sample among the k likeliest tokens; None = all
+    seed: int = 0                       # of the tokens drawn
+    stop: int | None = None             # the token that ends the answer
+    name: str | int | None = None       # comes back with the answer
 
 
 # the batch ----------------------------------------------------------------------------------------
 
+class Stage(NamedTuple):
+    """
+    What a row runs in one tick: a further loop step of the group at this place of model.h, or the
+    single-pass layers from there on, up to and with the first loop step of a group, or the head.
+    """
+    layer: int
+    looping: bool
+
+
+PRELUDE = Stage(0, looping=False)
+
+
 class Row:
     """A request in a row of the batch, and how far it has come."""
 
-    def __init__(self, request, n_groups):
-        self.request, self.tokens = request, list(request.prompt)
-        self.stage, self.steps_used = PRELUDE, [0] * n_groups
+    def __init__(self, request):
+        self.request, self.tokens, self.stage = request, list(request.prompt), PRELUDE
         # the first token of its context window, and the current token's position in it
         self.start, self.pos = 0, 0
+        self.used, self.steps = {}, []      # loop steps: {group: of this token}; of all new tokens
 
 
 def draw(logits, rows):
-    """Logits (b, V), finite -> a token for each row, drawn as its request says."""
+    """Logits (b, V) -> a token for each row, drawn as its request says. ValueError for a NaN."""
     tokens = torch.zeros(len(rows), 1, dtype=torch.long, device=logits.device)
     ways = [(row.request.temperature, row.request.top_k) for row in rows]
     for way in set(ways):
@@ -111,61 +111,54 @@ def draw(logits, rows):
 class Batch:
     """B rows, each with a Row or None, and the tensors that they keep from tick to tick."""
 
-    def __init__(self, model, B, counts, rule, policy, noise_seed):
-        self.model, self.counts, self.rule, self.noise_seed = model, counts, rule, noise_seed
-        self.rows, C = [None] * B, model.config.n_embd
-        # the groups, and the single-pass layers before, between and behind them
-        self.groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
-        ends = [-1, *self.groups, len(model.h)]
-        self.single = [range(a + 1, b) for a, b in zip(ends, ends[1:])]
-        # the state and e's share of a loop step; the loop step, the exit rule's memo and streak
-        self.x, self.share = torch.zeros(2, B, 1, C, device=model.lm_head.weight.device)
-        self.on_x = [model.h[i].inject(self.x)[0] for i in self.groups]
-        self.memo, self.k, self.streak = None, *np.zeros((2, B), dtype=np.int64)
+    def __init__(self, model, B, counts, rule):
+        self.model, self.rule, self.rows = model, rule, [None] * B
+        groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
+        self.counts = dict(zip(groups, counts))
+        # the state; e's share of a loop step and the adapter's weight for x, see
+        # RecurrentGroup.inject; the loop step, the exit rule's memo and streak
+        weight = model.lm_head.weight
+        self.x, self.share = torch.zeros(2, B, 1, model.config.n_embd, device=weight.device)
+        self.on_x, self.memo = {}, None
+        self.k, self.streak = np.zeros((2, B), dtype=np.int64)
         # keys and values, which one pass of all rows allocates
-        self.cache, self.one_slot = make_cache(model, counts, policy), policy == 'latest'
-        self.signals = [self.cache[i][0].signals if rule.past else None for i in self.groups]
-        idx = torch.zeros(B, 1, dtype=torch.long, device=self.x.device)
+        self.cache = make_cache(model, counts, 'latest')
+        idx = torch.zeros(B, 1, dtype=torch.long, device=weight.device)
         model.hidden(idx, [1] * len(counts), cache=self.cache)
 
     def run(self, stage, numbers):
         """Run a stage for the rows that wait for it. Returns logits (b, V) after the head."""
         rows, at = [self.rows[i] for i in numbers], on_device(numbers, self.x)
         span = Span([row.pos if row else 0 for row in self.rows], 1, self.x.device)
-        if stage.kind == 'loop':
-            return self.loop_step(stage.g, rows, numbers, at, span)
+        if stage.looping:
+            return self.loop_step(stage.layer, rows, numbers, at, span)
 
-        # the single-pass layers
+        # the single-pass layers, up to the head
         x, pos = self.x[at], span.pos[at] if span.ragged else span.pos
         if stage == PRELUDE:
             tokens = [[row.tokens[row.start + row.pos]] for row in rows]
             x = self.model.embed(torch.tensor(tokens, device=x.device), pos)    # (b, 1, C)
         else:
-            x = self.model.groups[stage.g - 1].leave(x)
-        for i in self.single[stage.g]:
-            x = self.model.h[i](x, self.cache[i][0].at(span=span, rows=at), pos)
-        if stage.g == len(self.groups):
-            return self.model.readout(x)[:, 0]
+            x = self.model.h[stage.layer - 1].leave(x)
+        for i in range(stage.layer, len(self.model.h)):
+            layer = self.model.h[i]
+            if isinstance(layer, RecurrentGroup):
+                # ... or up to the first loop step of a group
+                self.x[at] = layer.init_state(x, pos=pos)
+                self.on_x[i], share = layer.inject(x)
+                self.share[at] = share.float()
+                self.k[numbers] = self.streak[numbers] = 0
+                return self.loop_step(i, rows, numbers, at, span)
+            x = layer(x, self.cache[i][0].at(span=span, rows=at), pos)
+        return self.model.readout(x)[:, 0]
 
-        # the first loop step
-        group = self.model.groups[stage.g]
-        self.x[at] = group.init_state(x, self.noise_seed, pos)
-        self.share[at] = group.inject(x)[1].float()
-        if self.signals[stage.g]:
-            self.signals[stage.g].begin(span, len(self.rows), numbers)
-        self.k[numbers] = self.streak[numbers] = 0
-        for row in rows:
-            row.stage = Stage(stage.g, 'loop')
-        return self.loop_step(stage.g, rows, numbers, at, span)
-
-    def loop_step(self, g, rows, numbers, at, span):
-        """One loop step of group g, with each row at a k of its own; see exits.loop_until_exit."""
-        layer, k = self.groups[g], self.k[numbers] + 1
-        every = self.one_slot and len(rows) == len(self.rows)       # reads keys without a copy
-        x0 = self.x[at]
+    def loop_step(self, layer, rows, numbers, at, span):
+        """One loop step of a group, with each row at a k of its own; see exits.loop_until_exit."""
+        k, x0 = self.k[numbers] + 1, self.x[at]
+        every = len(rows) == len(self.rows)         # reads all keys, without a copy
         x1 = self.model.h[layer].step_of_pass(
-            x0, on_device(k, x0), None if every else at, injected=(self.on_x[g], self.share),
-            noise_seed=self.noise_seed, span=span, caches=self.cache[layer])
+            x0, on_device(k, x0), None if every else at, noise_seed=0, span=span,
+            injected=(self.on_x[layer], self.share), caches=self.cache[layer])
 
         # the rule's signal; either all rows are at their first step or none is
         read = partial(self.model.reader(self.rule, span, self.cache), rows=at)
@@ -176,125 +169,145 @@ class Batch:
                 self.memo = memo.new_zeros(len(self.rows), *memo.shape[1:])
             self.memo[at] = memo
         value = None if value is None else value[:, 0].numpy(force=True)        # (b,)
-        if self.signals[g] and value is not None:
-            active = np.ones((len(rows), 1), dtype=bool)
-            value = self.signals[g].wait(value[:, None], active, k[:, None], numbers)[:, 0]
 
         # which rows exit, and which take the new state?
-        streak, exits, takes = self.rule.decide(value, self.streak[numbers],
-                                                last=k == self.counts[g])
+        last = k == self.counts[layer]
+        self.streak[numbers], exits, takes = self.rule.decide(value, self.streak[numbers], last)
         if not np.all(takes):
             x1 = torch.where(on_device(takes, x1)[:, None, None], x1, x0)
-        self.x[at] = x1
-        self.k[numbers], self.streak[numbers], steps_used = k, streak, k - 1 + takes
+        self.x[at], self.k[numbers], steps_used = x1, k, k - 1 + takes
 
-        # rows that exit go on to the next layers; their keys serve later steps of other tokens
-        for i in np.flatnonzero(exits):
-            rows[i].stage, rows[i].steps_used[g] = Stage(g + 1, 'layers'), int(steps_used[i])
-        for step in set(k[exits].tolist()) if not self.one_slot else ():
-            for kept in self.cache[layer]:
-                kept.fill(on_device(numbers[exits & (k == step)], x1), step, span)
+        # rows that exit go on to the next layers; their keys serve later tokens
+        for row, exited, used in zip(rows, exits, steps_used.tolist()):
+            row.stage = Stage(layer + 1, looping=False) if exited else Stage(layer, looping=True)
+            row.used[layer] = used
 
-    def postprocess(self, numbers, logits):
+    def next_tokens(self, numbers, logits):
         """
         Move rows that have run the head, logits (b, V), to their next token, and draw it if the
         prompt has been read. Yields answers, see serve.
         """
-        ready = []
-        for i, (number, finite) in enumerate(zip(numbers, logits.isfinite().all(dim=-1).tolist())):
-            row = self.rows[number]
+        rows = [self.rows[number] for number in numbers]
+        for row in rows:
             row.stage, row.pos = PRELUDE, row.pos + 1
-            if not finite:
-                # the next request masks the keys that it finds here, but a NaN passes a mask
-                for kept in sum(self.cache, []):
-                    kept.keys[:, number] = kept.values[:, number] = 0
-                self.rows[number] = None
-                yield row.request, ValueError('the logits are not finite: the model holds a NaN or '
-                                              'an infinity'), None
-            elif row.start + row.pos == len(row.tokens):
-                ready.append(i)
-
-        tokens = draw(logits[ready], [self.rows[number] for number in numbers[ready]])
-        for number, token in zip(numbers[ready], tokens):
-            row = self.rows[number]
+        ready = [i for i, row in enumerate(rows) if row.start + row.pos == len(row.tokens)]
+        for i, token in zip(ready, draw(logits[ready], [rows[i] for i in ready])):
+            row, request = rows[i], rows[i].request
             row.tokens.append(token)
+            row.steps.append(list(row.used.values()))
             start = window(len(row.tokens), self.model.config.block_size)
             if start != row.start:          # the window has moved: read it from its start
                 row.start, row.pos = start, 0
-            made = len(row.tokens) - len(row.request.prompt)
-            if made == row.request.max_new_tokens or token == row.request.stop:
-                self.rows[number] = None
-            yield row.request, token, np.array(row.steps_used)
+            if len(row.steps) == request.max_new_tokens or token == request.stop:
+                self.rows[numbers[i]] = None
+                yield request, row.tokens[len(request.prompt):], row.steps
 
 
 @torch.no_grad()
-def serve(model, requests, rows=32, n_loop=None, exit=None, cache='latest', noise_seed=0):
+def serve(model, requests, rows=32, n_loop=None, exit=None):
     """
-    Answer requests, an iterator of Request (or None while there is none), in a batch of `rows`.
+    Answer requests, an iterator of Request, in a batch of `rows`.
 
-    Yields (request, token, steps_used (groups,)) for each token as it comes. A request that is bad,
-    or meets a NaN, yields (request, ValueError, None) once; other requests continue. n_loop, exit,
-    cache, noise_seed: see decode.stream. ValueError for rows, cache or n_loop out of range, or
-    step_noise.
+    Yields (request, its new tokens, their loop steps [[of each group]]), in the order in which they
+    end. n_loop, exit: see decode.stream. ValueError for n_loop out of range, step_noise, a NaN.
     """
-    if rows < 1:
-        raise ValueError(f'rows must be at least 1, not {rows}')
     if model.config.step_noise:
         raise ValueError('rows at different loop steps need a model with step_noise = 0, not '
                          f'{model.config.step_noise}')
-    batch = Batch(model, rows, model.loop_counts(n_loop, exit), exit or FIXED, cache, noise_seed)
-    requests, more = iter(requests), True
-    while more or any(batch.rows):
+    batch = Batch(model, rows, model.loop_counts(n_loop, exit), exit or FIXED)
+    requests = iter(requests)
+    while True:
         # free rows take the next requests
-        for number in [i for i in range(rows) if more and batch.rows[i] is None]:
-            request = next(requests, 'no more')
-            more = request != 'no more'
-            if request is None or not more:
-                break
-            try:
-                request.check(model.config)
-                batch.rows[number] = Row(request, len(model.groups))
-            except ValueError as error:
-                yield request, error, None
+        for number, row in enumerate(batch.rows):
+            if row is None and (request := next(requests, None)):
+                batch.rows[number] = Row(request)
         waiting = Counter(row.stage for row in batch.rows if row)
         if not waiting:
-            time.sleep(1e-3)        # until there is a request
-            continue
-        # schedule
-        stage = next_stage(waiting)
+            return
+        # schedule the stage with most rows, because a tick for one row takes nearly as long as one
+        # for many; a loop step counts 1.5 times, as the other stages gather more rows meanwhile
+        stage = max(waiting, key=lambda stage: waiting[stage] * (1.5 if stage.looping else 1))
         numbers = np.array([i for i, row in enumerate(batch.rows) if row and row.stage == stage])
-        # run
+        # run it
         logits = batch.run(stage, numbers)
-        # postprocess
         if logits is not None:
-            yield from batch.postprocess(numbers, logits)
+            yield from batch.next_tokens(numbers, logits)
+
+
+# a file of requests -------------------------------------------------------------------------------
+
+# what a line may give, and the types of that
+KEYS = {field.name: types_of(field.type) for field in fields(Request) if field.name != 'stop'}
+KEYS['prompt'] = (str,)
+
+
+def parse(line, encoding, block_size, usual):
+    """A line of the file -> Request. usual: {field: value}, the defaults. ValueError if bad."""
+    asked = json.loads(line)
+    if not isinstance(asked, dict) or 'prompt' not in asked:
+        raise ValueError('a request is a JSON object with a prompt')
+    for key, value in asked.items():
+        if key not in KEYS:
+            raise ValueError(f"unknown key '{key}'{did_you_mean(key, KEYS)} (a request has "
+                             f'{", ".join(KEYS)})')
+        convert(key, value, KEYS[key])
+    prompt = encoding.encode(asked['prompt'], allowed_special={EOT})
+    request = Request(**usual | asked | dict(prompt=prompt))
+    check([prompt], request.max_new_tokens, request.temperature, request.top_k, 'latest', False)
+    if len(prompt) > block_size:
+        raise ValueError(f'the prompt has {len(prompt)} tokens, more than block_size = '
+                         f'{block_size}: shorten it')
+    return request
+
+
+def answer(model, path, encoding, **how):
+    """
+    Print a JSON object for each line of the file, in the order in which they end: its name, and
+    text, tokens, mean loop steps of each group, and seconds since the start; or its error.
+    """
+    begin = time.perf_counter()
+
+    def read():
+        usual = dict(temperature=temperature, seed=seed, stop=encoding.eot_token)
+        with open(path, encoding='utf-8-sig', errors='replace') as f:
+            for n, line in enumerate(f, start=1):
+                try:
+                    if line.strip():
+                        yield parse(line, encoding, model.config.block_size, usual | dict(name=n))
+                except (ValueError, RecursionError) as error:
+                    error = ' '.join(str(error).split())
+                    print(json.dumps(dict(name=n, error=f'line {n}: {error}')), flush=True)
+
+    for request, tokens, steps in serve(model, read(), rows, **how):
+        # a padded vocabulary has tokens without text
+        text = encoding.decode([token for token in tokens if token < encoding.n_vocab])
+        line = dict(name=request.name, text=text, tokens=tokens,
+                    steps=np.mean(steps, axis=0).round(2).tolist(),
+                    seconds=round(time.perf_counter() - begin, 3))
+        print(json.dumps(line), flush=True)
 
 
 # the demonstration --------------------------------------------------------------------------------
 
-def in_static_batches(model, requests, **how):
-    """Answer requests by decode.stream: a batch takes as long as its longest request."""
-    for i in range(0, len(requests), rows):
-        batch = requests[i:i + rows]
-        prompts = [torch.tensor(one.prompt, device=model.lm_head.weight.device) for one in batch]
-        longest = max(one.max_new_tokens for one in batch)
-        yield from stream(model, prompts, longest, temperature, **how)
-
-
-def show_gain(model, how):
+def show_gain(model, **how):
     """Time random requests in static batches and with rows at different loop steps, in turn."""
-    draw, words = random.Random(seed), range(model.config.vocab_size)
-    asked = [Request(draw.choices(words, k=draw.randint(1, 4)), draw.randint(4, 32), temperature,
+    rng, words = random.Random(seed), range(model.config.vocab_size)
+    here = model.lm_head.weight.device
+    asked = [Request(rng.choices(words, k=rng.randint(1, 4)), rng.randint(4, 32), temperature,
                      seed=i) for i in range(n_requests)]
     ms = []
     for _ in range(3):
         begin = time.perf_counter()
-        list(in_static_batches(model, asked, **how))
+        for i in range(0, n_requests, rows):    # a batch takes as long as its longest request
+            batch = asked[i:i + rows]
+            prompts = [torch.tensor(request.prompt, device=here) for request in batch]
+            longest = max(request.max_new_tokens for request in batch)
+            list(stream(model, prompts, longest, temperature, cache='latest', **how))
         between = time.perf_counter()
-        steps = [used.mean() for _, _, used in serve(model, asked, rows, **how)]
-        ms.append([1e3 * (between - begin) / len(steps),
-                   1e3 * (time.perf_counter() - between) / len(steps)])
-    static, ours = np.median(ms, axis=0)
+        steps = [np.mean(used) for _, _, steps in serve(model, asked, rows, **how)
+                 for used in steps]
+        ms.append([between - begin, time.perf_counter() - between])
+    static, ours = 1e3 * np.median(ms, axis=0) / len(steps)
     print(f'{n_requests} requests, {rows} rows, {len(steps)} new tokens of {np.mean(steps):.2f} +- '
           f'{np.std(steps):.2f} loop steps\nstatic batches: {static:.2f} ms a token\nrows at '
           f'different loop steps: {ours:.2f} ms a token, {static / ours:.2f} times as fast')
@@ -302,32 +315,20 @@ def show_gain(model, how):
 
 # the program --------------------------------------------------------------------------------------
 
-def check_knobs():
-    """ValueError for knobs that are out of range, or that cannot be used together."""
-    if not exit and (past or 'tau' in given):
-        raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel')
-    if past and cache == 'latest':
-        raise ValueError('--past needs --cache=exact: with latest a token reads the last states '
-                         'of earlier ones, so it need not wait')
+def main():
+    if not exit and 'tau' in given:
+        raise ValueError('--tau needs an exit rule: add --exit=norm_rel')
     if n_requests < 1 or rows < 1:
         raise ValueError(f'n_requests and rows must be at least 1, not {n_requests}, {rows}')
-
-
-def main():
-    check_knobs()
     dev, _ = pick_device(device, 'float32')
-    rule = make_exit(exit, tau, past=past) if exit else None
-    only_file = 'it can only answer --requests=FILE, with --exit=None'
-    model, checkpoint, folder, _ = open_run(out_dir, dev, only_file if rule or not requests else '',
-                                            quiet=bool(requests))       # stdout is for the answers
-    how = dict(n_loop=n_loop, exit=rule, cache=cache)
+    only_file = '' if requests else 'it can only answer --requests=FILE'
+    # quiet, because stdout is for the answers
+    model, checkpoint, folder, _ = open_run(out_dir, dev, only_file, quiet=bool(requests))
+    how = dict(n_loop=n_loop, exit=make_exit(exit, tau) if exit else None)
     if requests:
-        encoding = get_encoding(checkpoint['tokenizer'], folder)
-        usual = dict(temperature=temperature, seed=seed, stop=encoding.eot_token)
-        answer(lambda asked: serve(model, asked, rows, **how), read(requests, encoding, usual),
-               encoding)
+        answer(model, requests, get_encoding(checkpoint['tokenizer'], folder), **how)
     else:
-        show_gain(model, how)
+        show_gain(model, **how)
 
 
 if __name__ == '__main__':

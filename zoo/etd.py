@@ -22,7 +22,6 @@ scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
 """
 import csv
 import os
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import combinations_with_replacement
 
@@ -93,10 +92,9 @@ class Looped(GPT):
             group.norm = nn.Identity()
 
 
-def looped(model, block, mean_recurrence=2):
+def looped(model, block):
     """A plain model -> a model of the same modules that loops the layers `block`, x^(0) = e."""
-    config = replace(model.config, groups=[block], injection='none', x0='e',
-                     mean_recurrence=mean_recurrence)
+    config = replace(model.config, groups=[block], injection='none', x0='e', mean_recurrence=2)
     with torch.device('meta'):          # the plain model's modules replace these
         new = Looped(config)
     group, before, after = new.groups[0], model.h[:block[0]], model.h[block[-1] + 1:]
@@ -107,43 +105,24 @@ def looped(model, block, mean_recurrence=2):
     return new.eval()
 
 
-@contextmanager
-def damping(model, n):
-    """A context in which each step of a group is scaled by 1 / n."""
-    for group in model.groups:
-        def step(x, *given, f=group.step, **more):
-            return x + (f(x, *given, **more) - x) / n
-        group.step = step
-    yield
-    for group in model.groups:
-        del group.step              # back to the method of the class
+def damped(model, n):
+    """Scale each loop step of a looped model by 1 / n from now on -> the model."""
+    group, f = model.groups[0], model.groups[0].step
+    group.step = lambda x, *given, **more: x + (f(x, *given, **more) - x) / n
+    return model
 
 
-def every_block(model, text, loops, windows, dev):
+def every_block(model, text, windows, dev):
     """A row for each block of adjacent layers: held-out nats a token at each of `loops`."""
     for first, last in combinations_with_replacement(range(model.config.n_layer), 2):
         layers = list(range(first, last + 1))
-        new, row = looped(model, layers), dict(block=f'{first}-{last}', layers=len(layers))
+        nats, _ = evaluate(looped(model, layers), text, windows, loops, dev)
+        row = dict(block=f'{first}-{last}', layers=len(layers))
+        row |= {f'loss_{n}': nats[n] for n in loops}
         for n in loops:
-            row[f'loss_{n}'] = evaluate(new, text, windows, [n], dev)[0][n]
-        for n in loops:
-            with damping(new, n):
-                row[f'damped_{n}'] = evaluate(new, text, windows, [n], dev)[0][n]
+            nats, _ = evaluate(damped(looped(model, layers), n), text, windows, [n], dev)
+            row[f'damped_{n}'] = nats[n]
         yield row
-
-
-def check_knobs(model):
-    """ValueError for a knob that is out of range, or if the model is not a plain one."""
-    if type(model) is not GPT or model.groups:
-        raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
-                         f'{model.config.groups}: train a plain one with python train.py '
-                         '--groups=[] --out_dir=out-plain')
-    if not loops or not all(isinstance(n, int) and n >= 1 for n in loops):
-        raise ValueError(f'loops must be a list of counts of at least 1, not {loops}')
-    if n_windows < 1:
-        raise ValueError(f'n_windows must be at least 1, not {n_windows}')
-    if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-        raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
 
 
 def main():
@@ -151,7 +130,14 @@ def main():
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(init_from, dev)
     config = model.config
-    check_knobs(model)
+    if type(model) is not GPT or model.groups:
+        raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
+                         f'{config.groups}: train a plain one with python train.py --groups=[] '
+                         '--out_dir=out-plain')
+    if n_windows < 1:
+        raise ValueError(f'n_windows must be at least 1, not {n_windows}')
+    if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
+        raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
     name = dataset or checkpoint['config']['dataset']
     text = data.open_data(name, checkpoint['tokenizer'], config.vocab_size)
     windows = min(n_windows, text.n_held_out(config.block_size))
@@ -168,14 +154,12 @@ def main():
           f'decoder {list(range(found[-1] + 1, config.n_layer))}')
 
     # what every block gives at these loop counts, without any training
-    rows = list(every_block(model, text, loops, windows, dev))
-    counts = ' '.join(f'{n:7d}' for n in loops)
-    print(f'\nheld-out loss by loops:\n  block      {counts}   damped {counts}')
+    rows = list(every_block(model, text, windows, dev))
+    columns = list(rows[0])[2:]
+    print('\nheld-out loss by loops:\n  block     ' + ' '.join(f'{name:>8s}' for name in columns))
     for row in rows:
         mark = '*' if row['block'] == f'{chosen[0]}-{chosen[-1]}' else ' '
-        plain, damped = (' '.join(f"{row[f'{kind}_{n}']:7.4f}" for n in loops)
-                         for kind in ('loss', 'damped'))
-        print(f"{mark} {row['block']:9s}  {plain}          {damped}")
+        print(f"{mark} {row['block']:9s} " + ' '.join(f'{row[name]:8.4f}' for name in columns))
     print('* the block in ckpt.pt')
 
     # files

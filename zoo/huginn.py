@@ -27,12 +27,11 @@ from torch.nn import functional as F
 from common.configurator import configure, run
 from exits import Exit
 from model import GPT, Block, CausalSelfAttention
-from zoo.public import GatedMLP, Piece, PublicConfig, convert, read_config, set_eps
+from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
 out_dir = 'out-huginn'
-block_size: int | None = None   # tokens of context; None = as config.json says
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
@@ -63,19 +62,7 @@ class Huginn(GPT):
         set_eps(self)
 
 
-# criteria: signals as in exits.py, each with one value for a whole row ----------------------------
-#
-# All tokens of a row exit together. A signal of states is the mean over the tokens; one of logits
-# (after the coda) is that of the last token. A token that is decoded alone is a row of its own.
-
-def of_row(signal, which):
-    """A signal of tokens (b, T) -> one signal per row. which: 'mean' or 'last'."""
-    def of_rows(x0, x1, memo, read):
-        value, memo = signal(x0, x1, memo, read)
-        row = value.mean(dim=1, keepdim=True) if which == 'mean' else value[:, -1:]
-        return row.expand_as(value), memo
-    return of_rows
-
+# criteria: signals as in exits.py -----------------------------------------------------------------
 
 def latent_diff(x0, x1, memo, read):
     """The update over the norm of the new state."""
@@ -125,77 +112,80 @@ def argmax_stability(x0, x1, memo, read):
     return 1 / (1 + unchanged.float()), torch.stack((token, unchanged), dim=-1)
 
 
-# tau: the published thresholds; 1 / 5 in argmax-stability stands for five steps
+def of_row(signal, tau, of_logits=False):
+    """
+    A signal of tokens (b, T) -> the rule by which all tokens of a row exit together. A signal of
+    states counts as its mean over the tokens, one of logits (after the coda) as that of the last
+    token. A token that is decoded alone is a row of its own.
+    """
+    def of_rows(x0, x1, memo, read):
+        value, memo = signal(x0, x1, memo, read)
+        row = value[:, -1:] if of_logits else value.mean(dim=1, keepdim=True)   # (b, 1)
+        return row.expand_as(value), memo
+    return Exit(of_rows, tau, reads='through_coda' if of_logits else 'readout', by_row=True)
+
+
+# the published thresholds; 1 / 5 in argmax-stability stands for five steps
 EXITS = {
-    'latent-diff': Exit(of_row(latent_diff, 'mean'), tau=0.03, by_row=True),
-    'cosine': Exit(of_row(cosine, 'mean'), tau=1e-3, by_row=True),
-    'kl': Exit(of_row(kl, 'last'), tau=1e-3, reads='through_coda', by_row=True),
-    'minp-kl': Exit(of_row(minp_kl, 'last'), tau=1e-5, reads='through_coda', by_row=True),
-    'entropy-diff': Exit(of_row(entropy_diff, 'last'), tau=1e-3, reads='through_coda', by_row=True),
-    'argmax-stability': Exit(of_row(argmax_stability, 'last'), tau=1 / 5, reads='through_coda',
-                             by_row=True),
+    'latent-diff': of_row(latent_diff, 0.03),
+    'cosine': of_row(cosine, 1e-3),
+    'kl': of_row(kl, 1e-3, of_logits=True),
+    'minp-kl': of_row(minp_kl, 1e-5, of_logits=True),
+    'entropy-diff': of_row(entropy_diff, 1e-3, of_logits=True),
+    'argmax-stability': of_row(argmax_stability, 1 / 5, of_logits=True),
 }
 
 
 # public checkpoints -------------------------------------------------------------------------------
 
-# the numbers of config.json with their defaults; 0 marks required ones
-NUMBERS = dict(n_embd=0, n_heads=0, intermediate_size=0, block_size=0, vocab_size=0, rope_base=0.0,
-               n_layers_in_prelude=0, n_layers_in_recurrent_block=0, n_layers_in_coda=0,
-               mean_recurrence=0.0, mean_backprop_depth=0, norm_eps=1e-6, padding_multiple=1)
-ALLOWED = dict(block_class_name=['SandwichBlock'], norm_class_name=['RMSNorm_llama'],
-               mlp_class_name=['GatedMLP'], nonlin_name=['SiLU'], injection_type=['linear'],
-               state_init=['like-init'], qk_bias=[True], bias=[False], tie_embeddings=[True])
+# the weights of a block: public name, our name
+NAMES = {'attn.Wqkv.weight': 'attn.c_attn.weight', 'attn.qk_bias': 'attn.qk_bias',
+         'attn.proj.weight': 'attn.c_proj.weight', 'mlp.fc.weight': 'mlp.c_fc.weight',
+         'mlp.proj.weight': 'mlp.c_proj.weight', 'norm_1.weight': 'n1.weight',
+         'norm_2.weight': 'n2.weight', 'norm_3.weight': 'n3.weight', 'norm_4.weight': 'n4.weight'}
 
 
-def config_of(public, block_size=None):
+def config_of(public):
     """config.json's dict -> PublicConfig."""
+    require(public, block_class_name='SandwichBlock', norm_class_name='RMSNorm_llama',
+            mlp_class_name='GatedMLP', nonlin_name='SiLU', injection_type='linear',
+            state_init='like-init', qk_bias=True, bias=False, tie_embeddings=True)
     before, looped = public['n_layers_in_prelude'], public['n_layers_in_recurrent_block']
-    multiple = public['padding_multiple']
+    multiple = public.get('padding_multiple', 1)
     return PublicConfig(
-        block_size=public['block_size'] if block_size is None else block_size,
+        block_size=public['block_size'],
         vocab_size=multiple * math.ceil(public['vocab_size'] / multiple),
         n_layer=before + looped + public['n_layers_in_coda'], n_head=public['n_heads'],
         n_embd=public['n_embd'], groups=[list(range(before, before + looped))],
         mean_recurrence=public['mean_recurrence'], bptt_k=public['mean_backprop_depth'],
         adapter_init='random', norm_inside=False, pos='rotary', rope_base=public['rope_base'],
-        mlp_width=public['intermediate_size'], norm_eps=public['norm_eps'])
+        mlp_width=public['intermediate_size'], norm_eps=public.get('norm_eps', 1e-6))
 
 
-def pieces_of(config):
-    """PublicConfig -> {public name: Piece}."""
-    C, H, V = config.n_embd, config.n_head, config.vocab_size
-    W, (group,) = config.mlp_width, config.groups
+def weights_of(public, config):
+    """The public tensors, which are removed from the dict, and PublicConfig -> our state_dict."""
+    # the table of rotary positions, and the head, which is the embedding
+    public.pop('freqs_cis', None)
+    public.pop('lm_head.weight', None)
+    (group,) = config.groups
     g = group[0]
-    pieces = {
-        'transformer.wte.weight': Piece((V, C), ['wte.weight']),
-        'transformer.adapter.weight': Piece((C, 2 * C), [f'h.{g}.adapter.weight']),
-        # one norm in two places
-        'transformer.ln_f.weight': Piece((C,), ['ln_f.weight', f'h.{g}.norm.weight']),
-    }
+    weights = {'wte.weight': public.pop('transformer.wte.weight'),
+               f'h.{g}.adapter.weight': public.pop('transformer.adapter.weight'),
+               'ln_f.weight': public.pop('transformer.ln_f.weight')}
+    weights['lm_head.weight'] = weights['wte.weight']
+    weights[f'h.{g}.norm.weight'] = weights['ln_f.weight']          # one norm in two places
     blocks = {f'transformer.prelude.{i}.': f'h.{i}.' for i in range(g)}
     blocks |= {f'transformer.core_block.{i}.': f'h.{g}.core.{i}.' for i in range(len(group))}
     blocks |= {f'transformer.coda.{i}.': f'h.{g + 1 + i}.'
                for i in range(config.n_layer - group[-1] - 1)}
-    for public, ours in blocks.items():
-        pieces |= {
-            public + 'attn.Wqkv.weight': Piece((3 * C, C), [ours + 'attn.c_attn.weight']),
-            public + 'attn.qk_bias': Piece((2, 1, H, C // H), [ours + 'attn.qk_bias'],
-                                           change=torch.flatten),
-            public + 'attn.proj.weight': Piece((C, C), [ours + 'attn.c_proj.weight']),
-            public + 'mlp.fc.weight': Piece((2 * W, C), [ours + 'mlp.c_fc.weight']),
-            public + 'mlp.proj.weight': Piece((C, W), [ours + 'mlp.c_proj.weight'])}
-        pieces |= {f'{public}norm_{i}.weight': Piece((C,), [f'{ours}n{i}.weight'])
-                   for i in (1, 2, 3, 4)}
-    return pieces
+    for theirs, ours in blocks.items():
+        weights |= {ours + new: public.pop(theirs + old) for old, new in NAMES.items()}
+        weights[ours + 'attn.qk_bias'] = weights[ours + 'attn.qk_bias'].flatten()
+    return weights
 
 
 def main():
-    public = read_config(path, 'Huginn', NUMBERS, ALLOWED)
-    shape = config_of(public, block_size)
-    # the table of rotary positions, and the head, which is the embedding
-    ignored = ['freqs_cis', 'lm_head.weight']
-    convert(path, out_dir, 'zoo.huginn:Huginn', shape, pieces_of(shape), ignored, dry_run)
+    convert(path, out_dir, 'zoo.huginn:Huginn', config_of, weights_of, dry_run)
 
 
 if __name__ == '__main__':

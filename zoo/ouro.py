@@ -5,13 +5,13 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python -m zoo.ouro --path=FOLDER --dry_run      names, shapes, bytes; what is missing
     python sample.py --out_dir=out-ouro --exit=zoo.ouro:gate --tau=0.5 --n_loop=4
     python -m zoo.ouro --stage=1 config/ouro.py     trains model and gate, with a loss at every loop
-    python -m zoo.ouro --stage=2 --init_from=out-ouro/ckpt.pt --out_dir=out-ouro-2 --max_iters=300
-                                                    trains the gate alone
+    python -m zoo.ouro --stage=2 --max_iters=300    trains its gate alone -> out-ouro-2
 
-A stage is train.py with --model=zoo.ouro:..., and takes its flags and config files; --resume
-continues it. --init_from, on the command line, can be any checkpoint with groups: a model without a
-gate gets one. If there are several groups, each has its own exits; an early group's
-losses come from ln_f and the head on its states.
+A stage is train.py with a --model of its own, and takes the other flags and config files; python
+train.py --resume --out_dir=out-ouro resumes it. With --model=zoo.ouro:Gated --init_from=CHECKPOINT
+any model with groups gets a gate in stage 1, and in stage 2 --model=zoo.ouro:GateOnly trains that.
+If there are several groups, each has its own exits; an early group's losses come from ln_f and the
+head on its states.
 
 The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
 `gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
@@ -21,7 +21,6 @@ The published code runs all loops and selects a step afterwards. Here a token ex
     L_t         cross-entropy at step t, nats a token
     K, N        loop steps; tokens that have a label
 """
-import os
 import runpy
 import sys
 
@@ -29,16 +28,14 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from common.checkpoint import load_checkpoint
 from common.configurator import configure, run
 from exits import Exit
 from model import GPT, Block
-from zoo.public import GatedMLP, Piece, PublicConfig, convert, read_config, set_eps
+from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
 out_dir = 'out-ouro'
-block_size: int | None = None   # tokens of context; None = as config.json says, 4096 at most
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
@@ -158,38 +155,12 @@ class OuroGateOnly(GateOnly, Ouro):
 
 # its training -------------------------------------------------------------------------------------
 
-# for each stage the classes for a model of ours and for an Ouro, and flags of train.py, which those
-# of the command line override
+# flags of train.py in each stage, which those of the command line override
 STAGES = {
-    '--stage=1': ('Gated', 'Ouro', ['--loop_draw=fixed', '--out_dir=out-ouro']),
-    '--stage=2': ('GateOnly', 'OuroGateOnly', ['--loop_draw=fixed', '--out_dir=out-ouro-2',
-                                               '--optimizer=adamw', '--keep_iters=[]']),
+    '--stage=1': ['--model=zoo.ouro:Ouro', '--loop_draw=fixed', '--out_dir=out-ouro'],
+    '--stage=2': ['--model=zoo.ouro:OuroGateOnly', '--loop_draw=fixed', '--out_dir=out-ouro-2',
+                  '--init_from=out-ouro/ckpt.pt', '--optimizer=adamw', '--keep_iters=[]'],
 }
-
-
-def last_value(flag, args):
-    """What the last --flag=VALUE or --flag VALUE among args says, or ''."""
-    found = ''
-    for arg, after in zip(args, [*args[1:], '']):
-        name, equals, value = arg.partition('=')
-        if name == flag:
-            found = value if equals else after
-    return found
-
-
-def stage_model(stage, args):
-    """The class to train in a stage, as a list of flags: empty if a resumed run has its own."""
-    out_dir, init_from = last_value('--out_dir', args), last_value('--init_from', args)
-    saved = [os.path.join(out_dir, file) for file in ('ckpt.pt', 'ckpt.old.pt')]
-    resume = '--resume' in args or '--resume=True' in args
-    if resume and any(os.path.exists(path) for path in saved):
-        return []
-    if stage == '--stage=2' and not init_from:
-        raise ValueError('stage 2 needs --init_from=CHECKPOINT, or --resume with a checkpoint in '
-                         f'--out_dir={out_dir}, on the command line')
-    before = load_checkpoint(init_from)[1]['model_class'] if init_from else ''
-    gated, ouro, _ = STAGES[stage]
-    return [f"--model=zoo.ouro:{ouro if before.startswith('zoo.ouro:Ouro') else gated}"]
 
 
 def train(args):
@@ -197,73 +168,59 @@ def train(args):
     stage = next(arg for arg in args if arg.startswith('--stage'))
     if stage not in STAGES:
         raise ValueError(f'{stage} is not a stage: use --stage=1 or --stage=2')
-    args = [*STAGES[stage][-1], *(arg for arg in args if arg != stage)]
-    model = stage_model(stage, args)
-    # in stage 1 a config file may name another class
-    args = [*model, *args] if stage == '--stage=1' else [*args, *model]
-    sys.argv = ['train.py', *args]
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    runpy.run_path(os.path.join(folder, 'train.py'), run_name='__main__')
+    files = [arg for arg in args if arg.endswith('.py')]
+    flags = [arg for arg in args if arg not in (stage, *files)]
+    sys.argv = ['train.py', *files, *STAGES[stage], *flags]
+    runpy.run_module('train', run_name='__main__')
 
 
 # public checkpoints -------------------------------------------------------------------------------
 
-# the numbers of config.json with their defaults; 0 marks required ones
-NUMBERS = dict(vocab_size=0, hidden_size=0, intermediate_size=0, num_hidden_layers=0,
-               num_attention_heads=0, total_ut_steps=0, rope_theta=0.0,
-               max_position_embeddings=4096, rms_norm_eps=1e-6)
-ALLOWED = dict(hidden_act=['silu'], rope_scaling=[None], tie_word_embeddings=[False])
+# the weights of a block with one tensor each: public name, our name
+NAMES = {'self_attn.o_proj.weight': 'attn.c_proj.weight', 'mlp.down_proj.weight':
+         'mlp.c_proj.weight', 'input_layernorm.weight': 'n1.weight',
+         'input_layernorm_2.weight': 'n2.weight', 'post_attention_layernorm.weight': 'n3.weight',
+         'post_attention_layernorm_2.weight': 'n4.weight'}
 
 
-def config_of(public, block_size=None):
+def config_of(public):
     """config.json's dict -> PublicConfig."""
+    require(public, hidden_act='silu', rope_scaling=None, tie_word_embeddings=False)
     steps, layers = public['total_ut_steps'], public['num_hidden_layers']
-    most = min(4096, public['max_position_embeddings'])
     return PublicConfig(
-        block_size=most if block_size is None else block_size, vocab_size=public['vocab_size'],
-        n_layer=layers, n_head=public['num_attention_heads'], n_embd=public['hidden_size'],
-        groups=[list(range(layers))], mean_recurrence=steps, bptt_k=steps, injection='none',
-        x0='e', pos='rotary', rope_base=public['rope_theta'],
-        mlp_width=public['intermediate_size'], norm_eps=public['rms_norm_eps'])
+        block_size=min(4096, public.get('max_position_embeddings', 4096)),
+        vocab_size=public['vocab_size'], n_layer=layers, n_head=public['num_attention_heads'],
+        n_embd=public['hidden_size'], groups=[list(range(layers))], mean_recurrence=steps,
+        bptt_k=steps, injection='none', x0='e', pos='rotary', rope_base=public['rope_theta'],
+        mlp_width=public['intermediate_size'], norm_eps=public.get('rms_norm_eps', 1e-6))
 
 
-def pieces_of(config):
-    """PublicConfig -> {public name: Piece}."""
-    C, H, V, W = config.n_embd, config.n_head, config.vocab_size, config.mlp_width
-
+def weights_of(public, config):
+    """The public tensors, which are removed from the dict, and PublicConfig -> our state_dict."""
     def adjacent(rows):
         """Half-split rotary pairs (i, i + D / 2) of each head -> adjacent ones (2 i, 2 i + 1)."""
+        C, H = config.n_embd, config.n_head
         return rows.view(H, 2, C // H // 2, C).transpose(1, 2).reshape(C, C)
 
-    pieces = {
-        'model.embed_tokens.weight': Piece((V, C), ['wte.weight']),
-        'model.norm.weight': Piece((C,), ['h.0.norm.weight']),
-        'model.early_exit_gate.weight': Piece((1, C), ['gate.weight']),
-        'model.early_exit_gate.bias': Piece((1,), ['gate.bias']),
-        'lm_head.weight': Piece((V, C), ['lm_head.weight']),
+    weights = {
+        'wte.weight': public.pop('model.embed_tokens.weight'),
+        'h.0.norm.weight': public.pop('model.norm.weight'),
+        'gate.weight': public.pop('model.early_exit_gate.weight'),
+        'gate.bias': public.pop('model.early_exit_gate.bias'),
+        'lm_head.weight': public.pop('lm_head.weight'),
     }
-    norms = ('input_layernorm', 'input_layernorm_2', 'post_attention_layernorm',
-             'post_attention_layernorm_2')
     for i in range(config.n_layer):
-        public, ours = f'model.layers.{i}.', f'h.0.core.{i}.'
-        attn, fc = [ours + 'attn.c_attn.weight'], [ours + 'mlp.c_fc.weight']
-        pieces |= {
-            public + 'self_attn.q_proj.weight': Piece((C, C), attn, 0, adjacent),
-            public + 'self_attn.k_proj.weight': Piece((C, C), attn, C, adjacent),
-            public + 'self_attn.v_proj.weight': Piece((C, C), attn, 2 * C),
-            public + 'self_attn.o_proj.weight': Piece((C, C), [ours + 'attn.c_proj.weight']),
-            public + 'mlp.gate_proj.weight': Piece((W, C), fc),
-            public + 'mlp.up_proj.weight': Piece((W, C), fc, W),
-            public + 'mlp.down_proj.weight': Piece((C, W), [ours + 'mlp.c_proj.weight'])}
-        pieces |= {f'{public}{name}.weight': Piece((C,), [f'{ours}n{n}.weight'])
-                   for n, name in enumerate(norms, 1)}
-    return pieces
+        theirs, ours = f'model.layers.{i}.', f'h.0.core.{i}.'
+        q, k, v = (public.pop(f'{theirs}self_attn.{name}_proj.weight') for name in 'qkv')
+        gate, up = (public.pop(f'{theirs}mlp.{name}_proj.weight') for name in ('gate', 'up'))
+        weights[ours + 'attn.c_attn.weight'] = torch.cat((adjacent(q), adjacent(k), v))
+        weights[ours + 'mlp.c_fc.weight'] = torch.cat((gate, up))
+        weights |= {ours + new: public.pop(theirs + old) for old, new in NAMES.items()}
+    return weights
 
 
 def main():
-    public = read_config(path, 'Ouro', NUMBERS, ALLOWED)
-    shape = config_of(public, block_size)
-    convert(path, out_dir, 'zoo.ouro:Ouro', shape, pieces_of(shape), dry_run=dry_run)
+    convert(path, out_dir, 'zoo.ouro:Ouro', config_of, weights_of, dry_run)
 
 
 if __name__ == '__main__':

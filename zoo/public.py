@@ -2,158 +2,84 @@
 Public checkpoints: a folder in the format of the hubs -> out_dir/ckpt.pt in our format.
 
 Not run by itself: huginn.py and ouro.py say which models they read and how the tensors of such a
-model are named. A folder holds config.json, *.safetensors (with or without an index) and usually a
-tokenizer.json.
+model are named. A folder holds config.json, *.safetensors and usually a tokenizer.json.
 
-The files are mapped into memory and read one tensor at a time. Where all weights are in bfloat16
-our checkpoint keeps them so; loading it makes them float32. The classes that both public models
-share are at the end.
-
-    C, W    n_embd; width of the gated MLP
+The files are mapped into memory and keep their dtype, such as bfloat16; loading our checkpoint
+makes it float32. The classes that both public models share are at the end.
 """
 import glob
 import json
-import math
 import os
 import shutil
 from dataclasses import dataclass
-from typing import Callable
+from textwrap import shorten
 
 import torch
 import torch.nn as nn
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import data
 from common.checkpoint import Run, class_of, save_run
 from model import GPTConfig
 
-BYTES = dict(F32=4, BF16=2, F16=2)      # of a number, by the name of its dtype
+
+def require(public, **supported):
+    """ValueError if config.json's dict has another value for one of these than we support."""
+    for name, value in supported.items():
+        if public.get(name, value) != value:
+            raise ValueError(f'{name} = {public[name]!r}, and only {value!r} is supported')
 
 
-@dataclass
-class Piece:
-    """A public tensor of this shape; after `change` it fills our weights `names` from `row` on."""
-    shape: tuple
-    names: list
-    row: int = 0
-    change: Callable = lambda tensor: tensor
-
-
-# config.json --------------------------------------------------------------------------------------
-
-def read_config(path, family, defaults, allowed):
-    """
-    path/config.json -> a dict. defaults: the numbers that we need, with the value to use for a
-    missing one; 0 = required. allowed: {name: values that we support}.
-
-    ValueError if the file is missing, or is not of a model of this family.
-    """
-    file = os.path.join(path, 'config.json')
-    try:
-        with open(file, encoding='utf-8') as f:
-            config = defaults | json.load(f)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"cannot read '{file}' ({type(error).__name__}): --path must be a folder "
-                         'with config.json and *.safetensors') from None
-    for name, default in defaults.items():
-        if type(config[name]) not in (int, type(default)) or not config[name] > 0:
-            raise ValueError(f"'{file}' has no number for {name}: only {family} can be read")
-    for name, values in allowed.items():
-        if config.get(name, values[0]) not in values:
-            raise ValueError(f"'{file}' has {name} = {config[name]!r}: only {family} with "
-                             f"{' or '.join(map(repr, values))} can be read")
-    return config
-
-
-# the tensors --------------------------------------------------------------------------------------
-
-def headers_of(path):
-    """
-    {name: (file, shape, dtype)} of all tensors in path/*.safetensors. ValueError if there is no
-    such file, or one that is cut short.
-    """
-    headers, shards = {}, sorted(glob.glob(os.path.join(path, '*.safetensors')))
-    if not shards:
-        raise ValueError(f"there is no '{path}/*.safetensors': take a folder with such files: "
-                         'others may hold code and are not read')
-    for shard in shards:
-        try:
-            with safe_open(shard, framework='pt') as f:
-                for name in f.keys():
-                    tensor = f.get_slice(name)
-                    headers[name] = shard, tuple(tensor.get_shape()), tensor.get_dtype()
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"'{shard}' is not a complete safetensors file ({error}): get it "
-                             'again') from None
-    return headers
-
-
-def differences(headers, pieces, ignored):
-    """What is wrong, a line each: tensors that are missing, left over, or of another shape."""
-    wrong = [f'missing: {name} {piece.shape}' for name, piece in pieces.items()
-             if name not in headers]
-    for name, (_, shape, dtype) in headers.items():
-        if name not in pieces:
-            if not name.endswith(tuple(ignored)):
-                wrong.append(f'left over: {name} {shape}')
-        elif shape != pieces[name].shape:
-            wrong.append(f'shape: {name} is {shape}, not {pieces[name].shape}')
-        elif dtype not in BYTES:
-            wrong.append(f'dtype: {name} is {dtype}, not one of {", ".join(BYTES)}')
-    return wrong
-
-
-def convert(path, out_dir, model_class, config, pieces, ignored=(), dry_run=False):
+def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False):
     """
     Read the folder into out_dir/ckpt.pt, or with dry_run only print what there is.
 
-    model_class, config: 'MODULE:CLASS' of the model, and its shape. pieces: {public name: Piece}.
-    ignored: endings of names of tensors that are not weights. ValueError if anything does not fit;
-    nothing is written then.
+    model_class: 'MODULE:CLASS' of the model. config_of: config.json's dict -> its config.
+    weights_of: the public tensors, {name: tensor}, and the config -> our state_dict; it removes
+    the tensors that it uses. ValueError if anything does not fit; nothing is written then.
     """
-    # what there is, and whether it fits
-    headers = headers_of(path)
-    wrong = differences(headers, pieces, ignored)
-    total = 0
-    for name, (file, shape, dtype) in headers.items():
-        size = math.prod(shape) * BYTES.get(dtype, 0)
-        total += size
-        if dry_run:
-            print(f'{os.path.basename(file)}  {name}  {shape}  {dtype}  {size:,} bytes')
+    # what there is
+    file, tensors = os.path.join(path, 'config.json'), {}
+    try:
+        with open(file, encoding='utf-8') as f:
+            public = json.load(f)
+        for file in sorted(glob.glob(os.path.join(path, '*.safetensors'))):
+            tensors |= load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"cannot read '{file}' ({error}): --path must be a folder with "
+                         'config.json and *.safetensors') from error
     if dry_run:
-        print(*wrong, sep='\n', end='\n' if wrong else '')
-    print(f'{path}: {len(headers)} tensors, {total:,} bytes')
-    if wrong:
-        more = f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''
-        raise ValueError(f"'{path}' does not hold what its config.json says: {wrong[0]}{more}")
+        for name, tensor in tensors.items():
+            print(f'{name}  {tuple(tensor.shape)}  {tensor.dtype}  {tensor.nbytes:,} bytes')
+    print(f'{path}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()):,} bytes')
+
+    # as our weights: load_state_dict refuses what is missing, left over or of another shape
+    try:
+        config = config_of(public)
+        with torch.device('meta'):          # shapes alone
+            model = class_of(model_class)(config)
+        if dry_run:
+            tensors = {name: tensor.to('meta') for name, tensor in tensors.items()}
+        model.load_state_dict(weights_of(tensors, config) | tensors, assign=True)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        lacks = 'it lacks ' if isinstance(error, KeyError) else ''
+        raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
+                         + shorten(str(error), 300)) from error
     tokenizer = os.path.join(path, 'tokenizer.json')
-    if os.path.exists(tokenizer):
-        n_vocab = data.get_encoding(tokenizer).n_vocab
-        if n_vocab > config.vocab_size:
-            raise ValueError(f"'{tokenizer}' has {n_vocab} tokens, and the model "
-                             f'{config.vocab_size}: take the one that came with the weights')
+    if not os.path.exists(tokenizer):
+        tokenizer = None
+    elif data.get_encoding(tokenizer).n_vocab > config.vocab_size:
+        raise ValueError(f"'{tokenizer}' has more than the {config.vocab_size} tokens of the "
+                         'model: take the one that came with the weights')
     if dry_run:
         return
 
-    # each public tensor into its rows of ours
-    dtypes = {headers[name][2] for name in pieces}
-    with torch.device('meta'):          # shapes alone
-        model = class_of(model_class)(config)
-    model.to(torch.bfloat16 if dtypes == {'BF16'} else torch.float32).to_empty(device='cpu')
-    model.tie()
-    weights = model.state_dict()
-    for name, piece in pieces.items():
-        with safe_open(headers[name][0], framework='pt') as f:
-            tensor = piece.change(f.get_tensor(name))
-        for ours in piece.names:
-            weights[ours][piece.row:piece.row + len(tensor)] = tensor
-
     # the checkpoint, with the tokenizer beside it
+    model.tie()
     os.makedirs(out_dir, exist_ok=True)
-    ours = None
-    if os.path.exists(tokenizer):
-        ours = shutil.copyfile(tokenizer, os.path.join(out_dir, 'tokenizer.json'))
+    ours = tokenizer and shutil.copyfile(tokenizer, os.path.join(out_dir, 'tokenizer.json'))
     run = Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=ours, data='')
     save_run(run, 0, os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={out_dir}' if ours else
@@ -173,7 +99,7 @@ class PublicConfig(GPTConfig):
 
 
 class GatedMLP(nn.Module):
-    """(B, T, C) -> (B, T, C) through a width of W: SiLU(first half) * second half."""
+    """(B, T, C) -> (B, T, C) through a width of W = mlp_width: SiLU(first half) * second half."""
 
     def __init__(self, config):
         super().__init__()
