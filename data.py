@@ -5,7 +5,7 @@ Turn text into tokens on disk, and read them back.
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
                                            glob pattern
     python data.py NAME --path=TEXT --bpe=4096      ... with a byte-level BPE trained on it
-    python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin (or .bin.xz)
+    python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin
     python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
                                            the same command continues where it stopped
 
@@ -32,7 +32,6 @@ import glob
 import hashlib
 import json
 import logging
-import lzma
 import math
 import os
 import re
@@ -288,7 +287,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         raise ValueError(f"'{name}' is a task, whose problems are made during training: it needs "
                          f'no files, so run python train.py config/calc.py --dataset={name}')
     folder = f'data/{name}'
-    are_tokens = os.path.isdir(path) and all(glob.glob(f'{path}/{split}.bin*') for split in SPLITS)
+    are_tokens = os.path.exists(f'{path}/train.bin')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
         raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
                          'give --path a file or a folder of .txt files')
@@ -431,32 +430,29 @@ def finish(folder, counts, encoding, source):
 
 def import_tokens(folder, path, encoding):
     """
-    Copy nanoGPT's path/{train.bin, val.bin} (or .bin.xz) to folder; returns the new meta.json.
+    Copy nanoGPT's path/{train.bin, val.bin} to folder; returns the new meta.json.
 
     ValueError if they are not uint16 tokens of this encoding.
     """
-    vocab_size, eot = encoding.n_vocab, encoding.eot_token
+    n_vocab, eot = encoding.n_vocab, encoding.eot_token
     text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
-                           for token in range(vocab_size)])
-    counts = {}
-    try:
-        os.makedirs(f'{folder}/part', exist_ok=True)
-        for split in SPLITS:
-            source, part = f'{path}/{split}.bin', f'{folder}/part/{split}.bin'
-            with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
-                         'check the file and --tokenizer'):
-                reader = open(source, 'rb') if os.path.exists(source) else lzma.open(source + '.xz')
-                with reader, open(part, 'wb') as writer:
-                    shutil.copyfileobj(reader, writer, 2 ** 20)
-                ids = np.memmap(part, dtype='<u2', mode='r')
-                occurrences = np.bincount(ids, minlength=vocab_size)        # of each token
-                if len(occurrences) > vocab_size:
-                    raise ValueError(f'it has the token {len(occurrences) - 1}')
-                counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
-                                     bytes=int(occurrences @ text_bytes))
-        return finish(folder, counts, encoding, path)
-    finally:
-        shutil.rmtree(f'{folder}/part', ignore_errors=True)
+                           for token in range(n_vocab)])
+    counts, part = {}, 2 ** 24
+    os.makedirs(f'{folder}/part', exist_ok=True)
+    for split in SPLITS:
+        source = f'{path}/{split}.bin'
+        with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
+                     'check the file and --tokenizer'):
+            ids = np.memmap(source, dtype='<u2', mode='r')
+            # of each token; in parts, since bincount needs 8 bytes a token
+            occurrences = sum(np.bincount(ids[start:start + part], minlength=2 ** 16)
+                              for start in range(0, len(ids), part))
+            if occurrences[n_vocab:].any():
+                raise ValueError(f'it has the token {occurrences.nonzero()[0][-1]}')
+            shutil.copyfile(source, f'{folder}/part/{split}.bin')
+        counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
+                             bytes=int(occurrences[:n_vocab] @ text_bytes))
+    return finish(folder, counts, encoding, path)
 
 
 def total(counts, what):
