@@ -57,12 +57,12 @@ bpe: int | None = None              # train a byte-level BPE of this many tokens
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
-val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 1 / 48
-                                    # of torchdocs, 0.05 otherwise
+val_fraction: float | None = None   # documents held out; None = VAL_FRACTIONS, or 0.05
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
 EOT = '<|endoftext|>'
+VAL_FRACTIONS = dict(fineweb=0.0005, torchdocs=1 / 48)
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 # the names of the end-of-text token in public tokenizers
@@ -278,47 +278,41 @@ class FineWeb:
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
          revision=None, bpe=None):
     """Write data/NAME; returns its meta. ValueError if its source is missing or is not text."""
-    if not re.fullmatch(r'\w[\w.-]*', name):
-        raise ValueError(f"'{name}' cannot be the name of a folder in data/: "
-                         'use letters, digits, _ . and -')
-    if val_fraction is not None and not 0 < val_fraction <= 0.5:
+    if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
+        raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
+                         '-, and not the name of a task, whose problems are made during training')
+    if val_fraction is None:
+        val_fraction = VAL_FRACTIONS.get(name, 0.05)
+    if not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    if name in tasks.TASKS:
-        raise ValueError(f"'{name}' is a task, whose problems are made during training: it needs "
-                         f'no files, so run python train.py config/calc.py --dataset={name}')
-    folder = f'data/{name}'
+    folder, val_every = f'data/{name}', round(1 / val_fraction)
     are_tokens = os.path.exists(f'{path}/train.bin')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
         raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
                          'give --path a file or a folder of .txt files')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
+
     if are_tokens:
         return import_tokens(folder, path, encoding)
-
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
         documents = FineWeb(path, config, revision)
-        return write_dataset(folder, documents, encoding, val_fraction or 0.0005, documents.source,
-                             max_tokens)
-
+        return write_dataset(folder, documents, encoding, val_every, documents.source, max_tokens)
     if path:
         documents, source = list(file_documents(path)), path
     elif name == 'torchdocs':
         print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
         documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
-        val_fraction = val_fraction or 1 / 48
     else:
         raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT "
                          '(a file or a folder)')
-    val_fraction = val_fraction or 0.05
     if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
         cut = int(len(documents[0]) * (1 - val_fraction))
-        documents, val_fraction = [documents[0][cut:], documents[0][:cut]], 0.5
+        documents, val_every = [documents[0][cut:], documents[0][:cut]], 2
     if bpe is not None:
-        val_every = round(1 / val_fraction)
         training = (text for i, text in enumerate(documents) if i % val_every)
         encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
-    return write_dataset(folder, documents, encoding, val_fraction, source)
+    return write_dataset(folder, documents, encoding, val_every, source)
 
 
 def count_tokens(text):
@@ -333,62 +327,23 @@ def count_tokens(text):
     return count
 
 
-def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=math.inf):
+def write_dataset(folder, documents, encoding, val_every, source, max_tokens=math.inf):
     """
     Tokenize documents into folder/{train.bin, val.bin, meta.json}; returns what is in meta.json.
 
-    Documents 0, n, 2n, ... are held out, n = 1 / val_fraction. It stops after the document that
-    reaches max_tokens. Existing files are replaced only when all is written. Documents with a
-    state_dict are a stream: after an interruption the next call continues with the batch of
-    documents that was not finished. ValueError if a split is empty or the disk is full.
+    Documents 0, val_every, 2 val_every, ... are held out. It stops after the document that reaches
+    max_tokens. Existing files are replaced only when all is written. Documents with a state_dict
+    are a stream: after an interruption the next call continues with the batch of documents that
+    was not finished. ValueError if a split is empty or the disk is full.
     """
-    made_of = dict(source=source, tokenizer=encoding.name, val_fraction=val_fraction)
+    made_of = dict(source=source, tokenizer=encoding.name, val_every=val_every)
     counts = resume(folder, documents, made_of)
-    try:
-        with explain(f'cannot write {folder}', 'make room, then run the command again', OSError):
-            tokenize(folder, documents, encoding, made_of, counts, max_tokens)
-            if all(counts[split]['tokens'] for split in SPLITS):
-                return finish(folder, counts, encoding, source)
-    finally:
-        if not hasattr(documents, 'state_dict'):
-            shutil.rmtree(f'{folder}/part', ignore_errors=True)
-    raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
-                     'training and a held-out split')
-
-
-def resume(folder, documents, made_of):
-    """
-    Continue an interrupted call that made the same data set, or start anew; returns the counts.
-
-    To continue, the stream `documents` is set to the position where that call stopped.
-    """
-    try:
-        with open(f'{folder}/part/progress.json') as f:
-            progress = json.load(f)
-        if progress['made_of'] == made_of:
-            for split in SPLITS:        # drop what was written after the last whole batch
-                size = 2 * progress['counts'][split]['tokens']      # bytes
-                os.truncate(f'{folder}/part/{split}.bin', size)
-            documents.load_state_dict(progress['stream'])
-            return progress['counts']
-    except (OSError, ValueError, KeyError):     # no progress that can be used
-        pass
-    shutil.rmtree(f'{folder}/part', ignore_errors=True)
-    os.makedirs(f'{folder}/part')
-    return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-
-
-def tokenize(folder, documents, encoding, made_of, counts, max_tokens):
-    """Append the documents' tokens to folder/part/{train.bin, val.bin} and add them to counts."""
-    val_every = round(1 / made_of['val_fraction'])
     stream = iter(documents)
-    with tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
-              desc=folder, leave=False, mininterval=1, disable=None) as bar:
-        while total(counts, 'tokens') < max_tokens:
-            # tokenize a batch of documents, on all cores
-            texts = list(islice(stream, 1024))
-            if not texts:
-                break
+    with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
+          tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
+               desc=folder, leave=False, mininterval=1, disable=None) as bar):
+        # tokenize a batch of documents, on all cores
+        while total(counts, 'tokens') < max_tokens and (texts := list(islice(stream, 1024))):
             batch = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
             # each document goes as a whole to one of the splits
@@ -412,10 +367,34 @@ def tokenize(folder, documents, encoding, made_of, counts, max_tokens):
             if hasattr(documents, 'state_dict') and total(counts, 'tokens') < max_tokens:
                 progress = dict(made_of=made_of, counts=counts, stream=documents.state_dict())
                 write_json(progress, f'{folder}/part/progress.json')
+        return finish(folder, counts, encoding, source)
+
+
+def resume(folder, documents, made_of):
+    """
+    Continue an interrupted call that made the same data set, or start anew; returns the counts.
+
+    To continue, the stream `documents` is set to the position where that call stopped.
+    """
+    path = f'{folder}/part/progress.json'
+    if os.path.exists(path):
+        with open(path) as f:
+            progress = json.load(f)
+        if progress['made_of'] == made_of:
+            for split in SPLITS:        # drop what was written after the last whole batch
+                os.truncate(f'{folder}/part/{split}.bin', 2 * progress['counts'][split]['tokens'])
+            documents.load_state_dict(progress['stream'])
+            return progress['counts']
+    shutil.rmtree(f'{folder}/part', ignore_errors=True)
+    os.makedirs(f'{folder}/part')
+    return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
 
 
 def finish(folder, counts, encoding, source):
     """Move folder/part/{train.bin, val.bin} to folder, with a meta.json; returns what is in it."""
+    if not all(counts[split]['tokens'] for split in SPLITS):
+        raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
+                         'training and a held-out split')
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source)
     for split in SPLITS:
         meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
@@ -437,8 +416,7 @@ def import_tokens(folder, path, encoding):
     n_vocab, eot = encoding.n_vocab, encoding.eot_token
     text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
                            for token in range(n_vocab)])
-    counts, part = {}, 2 ** 24
-    os.makedirs(f'{folder}/part', exist_ok=True)
+    counts, part = resume(folder, None, dict(source=path)), 2 ** 24
     for split in SPLITS:
         source = f'{path}/{split}.bin'
         with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
