@@ -30,6 +30,7 @@ Paper: App. B (FineWeb, 300M tokens).
 import ast
 import glob
 import hashlib
+import inspect
 import json
 import logging
 import math
@@ -185,7 +186,6 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
     """
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
-        path = path.replace(os.sep, '/')
         if path.startswith('testing/') or path == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
@@ -197,7 +197,7 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
 
 
 def strings(tree):
-    """The long strings in a parsed Python file, in the order of their positions."""
+    """The long strings in a parsed Python file, by position, without their indentation."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings, parts, found = set(), set(), []
     for node in ast.walk(tree):     # a parent comes before its children
@@ -208,23 +208,16 @@ def strings(tree):
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
             text = node.value
             if len(text) >= 80 and (node in docstrings or len(text) >= 200 and '\n' in text):
-                found.append((node.lineno, node.col_offset, dedent(text)))
+                text = inspect.cleandoc('\n'.join(line.rstrip() for line in text.split('\n')))
+                found.append((node.lineno, node.col_offset, text))
     return [text for _, _, text in sorted(found)]
-
-
-def dedent(text):
-    """Remove the indentation that all lines but the first share, and blanks around the text."""
-    first, *rest = [line.rstrip() for line in text.expandtabs().split('\n')]
-    margin = min((len(line) - len(line.lstrip()) for line in rest if line), default=0)
-    return '\n'.join([first.lstrip(), *(line[margin:] for line in rest)]).strip('\n')
 
 
 def file_documents(path):
     """Each text file at path as one document. ValueError if one is missing, empty or not UTF-8."""
     pattern = f'{path}/**/*.txt' if os.path.isdir(path) else path
-    files = [file for file in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(file)]
-    if not files and os.path.isfile(path):      # a file with a * or [ in its name
-        files = [path]
+    files = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
+    files = [file for file in files if os.path.isfile(file)]
     if not files:
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
                          "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
