@@ -106,23 +106,18 @@ def get_encoding(name, folder=None):
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
                                  special_tokens={EOT: 256})
 
-    public = tiktoken.list_encoding_names()
     if name.endswith('.json'):
         from tokenizers import Tokenizer
         beside = os.path.join(folder or '', os.path.basename(name))
         here = beside if folder and os.path.exists(beside) else name
         with explain(f"cannot read '{here}' as a tokenizer.json",
                      'take the file that came with the weights'):
-            tokenizer = Tokenizer.from_file(here)
-        encoding = TokenizerJson(tokenizer, name)
-    elif name in public:
-        with explain(f"the '{name}' encoding is not on this machine and could not be fetched",
-                     'go online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or make '
-                     'the data with --tokenizer=bytes, which needs no file'):
-            encoding = tiktoken.get_encoding(name)
+            encoding = TokenizerJson(Tokenizer.from_file(here), name)
     else:
-        raise ValueError(f"unknown tokenizer '{name}': choose bytes, one of {', '.join(public)}, "
-                         'or the path of a tokenizer.json')
+        with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
+                     f"one of {', '.join(tiktoken.list_encoding_names())}, which are downloaded "
+                     'once, or the path of a tokenizer.json'):
+            encoding = tiktoken.get_encoding(name)
     if encoding.n_vocab > 2 ** 16:
         raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
                          'use gpt2 or bytes')
@@ -131,10 +126,9 @@ def get_encoding(name, folder=None):
 
 def train_bpe(documents, vocab_size, path):
     """
-    A byte-level BPE trained on these documents. path: where it will be saved, a tokenizer.json.
+    A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path.
 
-    vocab_size: at most this many tokens: 256 bytes, the end of text, and merges of pairs that occur
-    at least twice. ValueError if it is out of range.
+    It has 256 bytes, the end of text, and merges of pairs that occur at least twice.
     """
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     if not 257 <= vocab_size <= 2 ** 16:
@@ -154,7 +148,7 @@ class TokenizerJson:
         ends = [tokenizer.token_to_id(end) for end in ENDS]
         self.eot_token = next((token for token in ends if token is not None), None)
         if self.eot_token is None:
-            raise ValueError(f"'{name}' has no end-of-text token: one of {', '.join(ENDS)}")
+            raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
 
     def encode(self, text, allowed_special=()):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -309,15 +303,11 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
 
 
 def count_tokens(text):
-    """'300M' -> 300_000_000; also K and B. ValueError if it is not a positive number."""
-    unit = dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(str(text)[-1:].upper(), 1)
-    try:
-        count = int(float(str(text).upper().rstrip('KMB')) * unit)
-    except (ValueError, OverflowError):
-        count = 0
-    if count <= 0:
+    """'300M' -> 300_000_000; also K and B. ValueError if it is not such a number."""
+    match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
+    if not match:
         raise ValueError(f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return count
+    return int(float(match[1]) * dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(match[2], 1))
 
 
 def write_dataset(folder, documents, encoding, val_every, source, max_tokens=math.inf):
