@@ -57,7 +57,6 @@ tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb,
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
-revision: str | None = None         # fineweb: a commit of the data set; None = the newest
 val_fraction: float | None = None   # documents held out; None = VAL_FRACTIONS, or 0.05
 # --------------------------------------------------------------------------------------------------
 
@@ -232,22 +231,21 @@ class FineWeb:
     state_dict, load_state_dict: the position in the stream, as in datasets.IterableDataset.
     """
 
-    def __init__(self, path, config, revision):
+    def __init__(self, path, config):
         import datasets  # takes a second
         import huggingface_hub
         for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
             logging.getLogger(library).setLevel(logging.CRITICAL)
 
-        path = path or 'HuggingFaceFW/fineweb'
+        path, commit = path or 'HuggingFaceFW/fineweb', None
         self.source = f'{path} {config}'
         with self.explain():
-            # fix the commit now, so that a later call reads the same texts
-            if not os.path.isdir(path) and not revision:
-                revision = huggingface_hub.HfApi().dataset_info(path).sha
-            rows = datasets.load_dataset(path, name=config, split='train', revision=revision,
+            if not os.path.isdir(path):     # fix the commit, so that a later call reads its texts
+                commit = huggingface_hub.HfApi().dataset_info(path).sha
+                self.source += f' at {commit}'
+            rows = datasets.load_dataset(path, name=config, split='train', revision=commit,
                                          streaming=True)
             self.rows = rows.select_columns('text')
-        self.source += f' at {revision}' if revision else ''
         self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
 
     def __iter__(self):
@@ -256,14 +254,14 @@ class FineWeb:
                 yield row['text']
 
     def explain(self):
-        return explain(f'cannot stream {self.source}', 'check --path, --config, --revision and the '
-                       'network, then run the command again: what is done is kept')
+        return explain(f'cannot stream {self.source}', 'check --path, --config and the network, '
+                       'then run the command again: what is done is kept')
 
 
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
-         revision=None, bpe=None):
+         bpe=None):
     """Write data/NAME; returns its meta. ValueError if its source is missing or is not text."""
     if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
         raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
@@ -283,7 +281,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         return import_tokens(folder, path, encoding)
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
-        documents = FineWeb(path, config, revision)
+        documents = FineWeb(path, config)
         return write_dataset(folder, documents, encoding, val_every, documents.source, max_tokens)
     if path:
         documents, source = list(file_documents(path)), path
@@ -549,7 +547,7 @@ def windows(data, starts, block_size):
 
 def main():
     started = time.time()
-    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe)
+    meta = make(name, path, tokenizer, tokens, val_fraction, config, bpe)
     print(f'{total(meta, "bytes") / 1e6:.1f} MB of text in {time.time() - started:.1f} s')
     for split in SPLITS:
         n_documents, n_tokens = meta[split]['documents'], meta[split]['tokens']

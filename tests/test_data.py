@@ -243,7 +243,8 @@ def web(tmp_path):
 
 def make_web(**changes):
     """data/fineweb from the folder web; every tenth text is held out."""
-    return data.make('fineweb', 'web', **dict(tokenizer='bytes', val_fraction=0.1) | changes)
+    usual = dict(path='web', tokenizer='bytes', val_fraction=0.1)
+    return data.make('fineweb', **usual | changes)
 
 
 def check_web(web):
@@ -319,25 +320,23 @@ def test_a_stream_continues_where_it_broke_off(web, breaking):
     assert meta['train']['documents'] == 2250
 
 
-def test_another_revision_is_another_text(web, breaking):
-    """It is read from the beginning, and what another revision left behind is not mixed with it."""
-    for revision, after in ('a', 1100), ('b', 10):
+def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):
+    """Another commit is read from the beginning, and what an earlier one left is not mixed in."""
+    commits = []
+    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
+                        lambda self, name: SimpleNamespace(sha=commits[-1]))
+    for commit, after in ('a', 1100), ('b', 10):
+        commits.append(commit)
         breaking(after, ConnectionError('reset'))
         with pytest.raises(ValueError):
-            make_web(revision=revision)
+            make_web(path='')
     breaking()
-    make_web(revision='a')
+    commits.append('a')
+    meta = make_web(path='')
     check_web(web)
     assert breaking.texts == web
-    assert breaking.calls == [('web', 'a'), ('web', 'b'), ('web', 'a')]
-
-
-def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):
-    newest = SimpleNamespace(sha='0123abc')
-    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name: newest)
-    meta = data.make('fineweb', tokenizer='bytes', tokens='2K', val_fraction=0.1)
-    assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at 0123abc'
-    assert breaking.calls == [('HuggingFaceFW/fineweb', '0123abc')]
+    assert breaking.calls == [('HuggingFaceFW/fineweb', commit) for commit in commits]
+    assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
 
 
 def test_a_full_disk(web, breaking):
