@@ -38,7 +38,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from contextlib import contextmanager
 from itertools import islice
 
@@ -431,7 +430,7 @@ def sha256(path):
 
 # reading a data set -------------------------------------------------------------------------------
 
-def open_data(name, reads=None, vocab_size=None):
+def open_data(name, reads=None, vocab_size=math.inf):
     """
     The data set or task `name`: a Text, or tasks.Problems, which has the same methods.
 
@@ -440,57 +439,11 @@ def open_data(name, reads=None, vocab_size=None):
     """
     if not name:
         raise ValueError('this model came without a data set: name one with --dataset')
-    is_task = ':' in name or name in tasks.TASKS
-    text = tasks.Problems(name) if is_task else Text(name)
-    if reads and text.tokenizer != reads:
-        raise ValueError(f"the model reads {reads} tokens, but data set '{name}' holds "
-                         f'{text.tokenizer}: choose another --dataset')
-    if vocab_size and text.vocab_size > vocab_size:
-        raise ValueError(f"the model knows {vocab_size} tokens, but data set '{name}' has "
-                         f'{text.vocab_size}: choose another --dataset')
+    text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
+    if reads not in (None, text.tokenizer) or text.vocab_size > vocab_size:
+        raise ValueError(f"the model reads {vocab_size} tokens of {reads}, but data set '{name}' "
+                         f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset')
     return text
-
-
-def load(name):
-    """
-    data/NAME as (train, val, meta): two uint16 memmaps and meta.json.
-
-    torchdocs is made if it is missing or damaged, with a warning if its text is not the one
-    behind the README's losses. ValueError, with the command that helps, if another data set is
-    missing or damaged.
-    """
-    folder = f'data/{name}'
-    if name == 'torchdocs':
-        try:
-            train, val, meta = read(folder)
-        except ValueError as error:
-            if os.path.exists(f'{folder}/meta.json'):
-                print(f'warning: {error}. It is made again', file=sys.stderr)
-            make(name)
-            train, val, meta = read(folder)
-        if meta['train']['sha256'] != TORCHDOCS:
-            print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
-                  f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
-        return train, val, meta
-    if not os.path.exists(f'{folder}/meta.json'):
-        flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-        raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-                         f'(text is prepared with python data.py {name} {flag})')
-    return read(folder)
-
-
-def read(folder):
-    """What `load` returns. ValueError if a file is missing or differs from its sha256."""
-    with explain(f'{folder} is damaged', f'delete {folder} and make it again with python data.py'):
-        with open(f'{folder}/meta.json') as f:
-            meta = json.load(f)
-        ids = {}
-        for split in SPLITS:
-            path = f'{folder}/{split}.bin'
-            if sha256(path) != meta[split]['sha256']:
-                raise ValueError(f'{path} does not have the sha256 in meta.json')
-            ids[split] = np.memmap(path, dtype='<u2', mode='r')
-    return ids['train'], ids['val'], meta
 
 
 class Text:
@@ -498,23 +451,41 @@ class Text:
     is_task = False             # every token has a label, and the measure is the loss
 
     def __init__(self, name):
-        self.name = name
-        self.train, self.val, self.meta = load(name)
-        self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
-        self.sha256 = self.meta['train']['sha256']
+        """
+        Open data/NAME, with its splits as uint16 memmaps. torchdocs is made if it is missing.
+
+        ValueError, with the command that helps, if another data set is missing, or if a file
+        differs from its sha256.
+        """
+        folder = f'data/{name}'
+        if not os.path.exists(f'{folder}/meta.json'):
+            if name != 'torchdocs':
+                flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
+                raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
+                                 f'(text is prepared with python data.py {name} {flag})')
+            make(name)
+        with explain(f'{folder} is damaged', 'make it again with python data.py'):
+            with open(f'{folder}/meta.json') as f:
+                self.meta = json.load(f)
+            for split in SPLITS:
+                if sha256(f'{folder}/{split}.bin') != self.meta[split]['sha256']:
+                    raise ValueError(f'{split}.bin does not have the sha256 in meta.json')
+            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
+                                    for split in SPLITS)
+            self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
+        self.name, self.sha256 = name, self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+        if name == 'torchdocs' and self.sha256 != TORCHDOCS:
+            print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
+                  f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 
     def check(self, T, rows=1):
-        """ValueError if a split has no window of T tokens, or training has fewer than `rows`."""
-        for split, ids in dict(train=self.train, val=self.val).items():
-            if len(ids) <= T:
-                raise ValueError(f'block_size = {T} is longer than the {split} text of {self.name} '
-                                 f'({len(ids)} tokens): make --block_size smaller, or take more '
-                                 'text')
-        n_windows = len(self.train) - T
-        if rows > n_windows:
-            raise ValueError(f'a batch of {rows} windows is more than the {n_windows} windows of '
-                             f'{T} tokens in {self.name}: make --batch_size smaller')
+        """ValueError if there are fewer training windows of T tokens than rows, or none to test."""
+        for split, ids, n in ('train', self.train, rows), ('val', self.val, 1):
+            if len(ids) - T < n:
+                raise ValueError(f'the {split} text of {self.name} ({len(ids)} tokens) has fewer '
+                                 f'than {n} windows of {T} tokens: make --block_size or '
+                                 '--batch_size smaller, or take more text')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
@@ -546,14 +517,11 @@ def windows(data, starts, block_size):
 
 
 def main():
-    started = time.time()
     meta = make(name, path, tokenizer, tokens, val_fraction, config, bpe)
-    print(f'{total(meta, "bytes") / 1e6:.1f} MB of text in {time.time() - started:.1f} s')
     for split in SPLITS:
-        n_documents, n_tokens = meta[split]['documents'], meta[split]['tokens']
-        percent = 100 * n_tokens / total(meta, 'tokens')
-        print(f'data/{name}/{split}.bin: {n_documents:,} documents, {n_tokens:,} tokens '
-              f'({meta["tokenizer"]}), {percent:.2f}%')
+        of = meta[split]
+        print(f"data/{name}/{split}.bin: {of['documents']:,} documents, {of['bytes'] / 1e6:.1f} MB "
+              f"of text, {of['tokens']:,} tokens ({meta['tokenizer']})")
     print(f'next: python train.py --dataset={name}')
 
 
