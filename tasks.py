@@ -5,11 +5,12 @@ Problems that need many loop steps, with the number of steps that each answer ne
     python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write three functions and add one line, a Task, to TASKS below:
+To add a task, write three functions and name each in its table, TASKS, WORDS or ORACLES:
 
     name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
     name_words(...) -> list of str                  the text of each token
-    name_oracle(words, ...) -> list of str          the right answers, computed in another way
+    name_oracle(words, ...) -> list of str          the right answer at each token of a problem,
+                                                    computed in another way
 
 The last two take only the knobs that they need. `python tasks.py NAME` then checks the labels
 with the oracle (not the depths), and `python train.py config/calc.py --dataset=NAME
@@ -26,9 +27,6 @@ import hashlib
 import inspect
 import itertools
 import string
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -37,29 +35,15 @@ from common import configurator
 from common.configurator import configure, did_you_mean, run
 
 # -------------------------------------------------------------------------------------------------
-task = 'calc'                   # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
-block_size: int | None = None   # T, the tokens in a problem; None = the number in TASKS
-show = 3                        # problems to print
-rows = 1000                     # problems to check with the oracle
+task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
+block_size = 24         # T, the tokens in a problem
+show = 3                # problems to print
+rows = 1000             # problems to check with the oracle
 seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_T = 2 ** 14            # the most tokens in a problem
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task; calling it makes problems, as its function `make` does."""
-    make: Callable      # (rng, rows, T, knobs) -> x, y, depth; ValueError for a wrong knob or T
-    words: Callable     # (the knobs that change the vocabulary) -> the text of each token
-    oracle: Callable    # (the words of a problem, the knobs it needs) -> the right word at each
-                        # token, None without a label; computed in another way than in `make`
-    T: int              # the tokens in a problem, unless the user chooses another number
-
-    def __call__(self, *args, **knobs):
-        return self.make(*args, **knobs)
 
 
 def check(good, message):
@@ -105,14 +89,14 @@ def calc_words(p):
     return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
 
 
-def calc_oracle(words, p, dense):
+def calc_oracle(words, p):
     """Compute with Python's unlimited integers, and take the remainder only in the answers."""
     answers, value = [], None
     for word in words:
         op, v = word[0], int(word[1:])
         value = v if op == '=' else value + v if op == '+' else value * v
         answers.append(f'={value % p}')
-    return answers if dense else [None] * (len(words) - 1) + answers[-1:]
+    return answers
 
 
 def hop(rng, rows, T, letters=4, hops=4, dense=True):
@@ -163,7 +147,7 @@ def hop_words(letters, hops):
     return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
 
 
-def hop_oracle(words, hops, dense):
+def hop_oracle(words):
     """Search for each hop letter by letter, as the definition says."""
     p, v = int(words[0]), words[1:]
     answers = [None]
@@ -173,14 +157,14 @@ def hop_oracle(words, hops, dense):
             if i is None:
                 break
         answers.append('-' if i is None else v[i])
-    return answers if dense else [None] * (len(words) - 1) + answers[-1:]
+    return answers
 
 
 GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))),
               Z2=[(0, 1), (1, 0)])
 
 
-def group(rng, rows, T, name: Literal['S3', 'S5', 'Z2'] = 'S3', reset=0.2):
+def group(rng, rows, T, name='S3', reset=0.2):
     """
     The running product in the group S3, S5 or Z2 (in Z2, the parity).
 
@@ -203,6 +187,7 @@ def group(rng, rows, T, name: Literal['S3', 'S5', 'Z2'] = 'S3', reset=0.2):
 
 
 def group_words(name):
+    check(name in GROUPS, f"name must be one of {', '.join(GROUPS)}, not '{name}'")
     elements = [''.join(map(str, g)) for g in GROUPS[name]]
     return elements + ['=' + g for g in elements]
 
@@ -217,11 +202,9 @@ def group_oracle(words, name):
     return answers
 
 
-TASKS = dict(
-    calc=Task(calc, calc_words, calc_oracle, T=24),
-    hop=Task(hop, hop_words, hop_oracle, T=40),
-    group=Task(group, group_words, group_oracle, T=24),
-)
+TASKS = dict(calc=calc, hop=hop, group=group)
+WORDS = dict(calc=calc_words, hop=hop_words, group=group_words)
+ORACLES = dict(calc=calc_oracle, hop=hop_oracle, group=group_oracle)
 
 
 # a task by its name ------------------------------------------------------------------------------
@@ -231,20 +214,17 @@ def parse(text):
     name, _, given = text.partition(':')
     check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
           f"(the tasks are {', '.join(TASKS)})")
-    parameters = list(inspect.signature(TASKS[name].make).parameters.values())[3:]
+    parameters = list(inspect.signature(TASKS[name]).parameters.values())[3:]
     knobs = {parameter.name: parameter.default for parameter in parameters}
-    annotations = {key: type(value) for key, value in knobs.items()}
-    annotations |= TASKS[name].make.__annotations__
     for part in given.split(',') if given else []:
         key, _, value = part.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
               f"(its knobs are {', '.join(knobs)})")
-        types = configurator.types_of(annotations[key])
+        types = (type(knobs[key]),)
         value = configurator.parse(value, types)
         knobs[key] = configurator.convert(f'{key} of the task {name}', value, types)
         check(type(value) is not int or value <= 1000,
               f'{key} of the task {name} must be at most 1000, not {value}')
-    configurator.check_choices(annotations, knobs)
     return name, knobs
 
 
@@ -262,19 +242,20 @@ def arguments(function, knobs):
 def make(text, rng, rows, T):
     """Problems of `text`, a task with its knobs -> x, y, depth. ValueError if they do not fit."""
     name, knobs = parse(text)
-    check(1 <= T <= MOST_T, f'T (--block_size) must lie in [1, {MOST_T}], not {T}')
-    check(1 <= rows <= MOST_TOKENS // T, f'cannot make {rows} problems of {T} tokens at once: '
-          f'choose 1 to {MOST_TOKENS // T} (--batch_size in training)')
+    check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: choose '
+          'other numbers (--batch_size and --block_size in training)')
     return TASKS[name](rng, rows, T, **knobs)
 
 
 def check_rows(text, x, y):
-    """The number of rows whose labels y differ from the oracle's answers to x (rows, T)."""
+    """The number of rows in which a label of y differs from the oracle's answer to x (rows, T)."""
     name, knobs = parse(text)
-    oracle, words, wrong = TASKS[name].oracle, Words(text).words, 0
+    words, wrong = Words(text).words, 0
     for tokens, labels in zip(x, y):
-        answers = oracle([words[token] for token in tokens], **arguments(oracle, knobs))
-        wrong += answers != [None if label == NOT_ASKED else words[label] for label in labels]
+        answers = ORACLES[name]([words[token] for token in tokens],
+                                **arguments(ORACLES[name], knobs))
+        wrong += any(label != NOT_ASKED and words[label] != answer
+                     for label, answer in zip(labels, answers))
     return wrong
 
 
@@ -283,8 +264,8 @@ class Words:
 
     def __init__(self, text):
         name, knobs = parse(text)
-        shaping = arguments(TASKS[name].words, knobs)
-        self.words = TASKS[name].words(**shaping)
+        shaping = arguments(WORDS[name], knobs)
+        self.words = WORDS[name](**shaping)
         self.n_vocab, self.eot_token = len(self.words), None
         listed = ','.join(f'{key}={value}' for key, value in shaping.items())
         self.name = f'{name}:{listed}' if listed else name      # the same for the same words
@@ -319,6 +300,7 @@ class Problems:
 
     def check(self, T, rows=1):
         """ValueError if T, a knob or the number of rows does not fit the task."""
+        self.with_depth(T)
         make(self.text, np.random.default_rng(0), rows, T)
 
     def batch(self, rng, rows, T, mine=slice(None)):
@@ -368,12 +350,10 @@ def print_answers(text, x, y, guesses, steps, paint):
 
 
 def main():
-    name, _ = parse(task)
-    T = TASKS[name].T if block_size is None else block_size
-    x, y, depth = make(task, np.random.default_rng(seed), rows, T)
     words = Words(task).words
+    x, y, depth = make(task, np.random.default_rng(seed), rows, block_size)
     width = max(map(len, words)) + 1
-    print(f'{task}: {len(words)} words, {T} tokens a problem\n')
+    print(f'{task}: {len(words)} words, {block_size} tokens a problem\n')
     for tokens, labels in zip(x[:show], y[:show]):
         print('  problem ' + in_columns(words, tokens, width))
         print('  answers ' + in_columns(words, labels, width) + '\n')
