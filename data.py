@@ -222,39 +222,25 @@ def file_documents(path):
         yield text
 
 
-class FineWeb:
+def open_fineweb(path, config):
     """
-    FineWeb's texts, streamed from the hub. ValueError if the stream cannot be opened or breaks off.
+    FineWeb's rows, streamed from the hub, and their source. ValueError if they cannot be opened.
 
-    path: another data set with the same columns, on the hub or in a local folder.
-    state_dict, load_state_dict: the position in the stream, as in datasets.IterableDataset.
+    path: another data set with a column `text`, on the hub or in a local folder.
     """
-
-    def __init__(self, path, config):
-        import datasets  # takes a second
-        import huggingface_hub
-        for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-
-        path, commit = path or 'HuggingFaceFW/fineweb', None
-        self.source = f'{path} {config}'
-        with self.explain():
-            if not os.path.isdir(path):     # fix the commit, so that a later call reads its texts
-                commit = huggingface_hub.HfApi().dataset_info(path).sha
-                self.source += f' at {commit}'
-            rows = datasets.load_dataset(path, name=config, split='train', revision=commit,
-                                         streaming=True)
-            self.rows = rows.select_columns('text')
-        self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
-
-    def __iter__(self):
-        with self.explain():
-            for row in self.rows:
-                yield row['text']
-
-    def explain(self):
-        return explain(f'cannot stream {self.source}', 'check --path, --config and the network, '
-                       'then run the command again: what is done is kept')
+    import datasets  # takes a second
+    import huggingface_hub
+    for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    path, commit = path or 'HuggingFaceFW/fineweb', None
+    source = f'{path} {config}'
+    with explain(f'cannot stream {source}', 'check --path, --config and the network'):
+        if not os.path.isdir(path):     # fix the commit, so that a later call reads the same texts
+            commit = huggingface_hub.HfApi().dataset_info(path).sha
+            source += f' at {commit}'
+        rows = datasets.load_dataset(path, name=config, split='train', revision=commit,
+                                     streaming=True)
+        return rows.select_columns('text'), source
 
 
 # writing a data set -------------------------------------------------------------------------------
@@ -278,25 +264,27 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
 
     if are_tokens:
         return import_tokens(folder, path, encoding)
+
+    stream, max_tokens = None, math.inf
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
-        documents = FineWeb(path, config)
-        return write_dataset(folder, documents, encoding, val_every, documents.source, max_tokens)
-    if path:
+        stream, source = open_fineweb(path, config)
+        documents = (row['text'] for row in stream)
+    elif path:
         documents, source = list(file_documents(path)), path
+        if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
+            cut = int(len(documents[0]) * (1 - val_fraction))
+            documents, val_every = [documents[0][cut:], documents[0][:cut]], 2
     elif name == 'torchdocs':
         print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
         documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
     else:
         raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT "
                          '(a file or a folder)')
-    if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
-        cut = int(len(documents[0]) * (1 - val_fraction))
-        documents, val_every = [documents[0][cut:], documents[0][:cut]], 2
     if bpe is not None:
         training = (text for i, text in enumerate(documents) if i % val_every)
         encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
-    return write_dataset(folder, documents, encoding, val_every, source)
+    return write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream)
 
 
 def count_tokens(text):
@@ -307,23 +295,28 @@ def count_tokens(text):
     return int(float(match[1]) * dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(match[2], 1))
 
 
-def write_dataset(folder, documents, encoding, val_every, source, max_tokens=math.inf):
+def write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream):
     """
     Tokenize documents into folder/{train.bin, val.bin, meta.json}; returns what is in meta.json.
 
     Documents 0, val_every, 2 val_every, ... are held out. It stops after the document that reaches
-    max_tokens. Existing files are replaced only when all is written. Documents with a state_dict
-    are a stream: after an interruption the next call continues with the batch of documents that
-    was not finished. ValueError if a split is empty or the disk is full.
+    max_tokens. Existing files are replaced only when all is written. stream: the IterableDataset
+    that the documents come from, or None; after an interruption the next call continues with the
+    batch of documents that was not finished. ValueError if a split is empty, the stream breaks off
+    or the disk is full.
     """
     made_of = dict(source=source, tokenizer=encoding.name, val_every=val_every)
-    counts = resume(folder, documents, made_of)
-    stream = iter(documents)
+    counts, documents = resume(folder, stream, made_of), iter(documents)
     with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
           tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
                desc=folder, leave=False, mininterval=1, disable=None) as bar):
-        # tokenize a batch of documents, on all cores
-        while total(counts, 'tokens') < max_tokens and (texts := list(islice(stream, 1024))):
+        while total(counts, 'tokens') < max_tokens:
+            with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
+                texts = list(islice(documents, 1024))
+            if not texts:
+                break
+
+            # tokenize a batch of documents, on all cores
             batch = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
             # each document goes as a whole to one of the splits
@@ -344,17 +337,17 @@ def write_dataset(folder, documents, encoding, val_every, source, max_tokens=mat
             bar.update(total(counts, 'tokens') - bar.n)
 
             # the stream is at the end of the batch, so a later call can continue from here
-            if hasattr(documents, 'state_dict') and total(counts, 'tokens') < max_tokens:
-                progress = dict(made_of=made_of, counts=counts, stream=documents.state_dict())
+            if stream is not None and total(counts, 'tokens') < max_tokens:
+                progress = dict(made_of=made_of, counts=counts, stream=stream.state_dict())
                 write_json(progress, f'{folder}/part/progress.json')
         return finish(folder, counts, encoding, source)
 
 
-def resume(folder, documents, made_of):
+def resume(folder, stream, made_of):
     """
     Continue an interrupted call that made the same data set, or start anew; returns the counts.
 
-    To continue, the stream `documents` is set to the position where that call stopped.
+    To continue, the stream is set to the position where that call stopped.
     """
     path = f'{folder}/part/progress.json'
     if os.path.exists(path):
@@ -363,7 +356,7 @@ def resume(folder, documents, made_of):
         if progress['made_of'] == made_of:
             for split in SPLITS:        # drop what was written after the last whole batch
                 os.truncate(f'{folder}/part/{split}.bin', 2 * progress['counts'][split]['tokens'])
-            documents.load_state_dict(progress['stream'])
+            stream.load_state_dict(progress['stream'])
             return progress['counts']
     shutil.rmtree(f'{folder}/part', ignore_errors=True)
     os.makedirs(f'{folder}/part')

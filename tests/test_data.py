@@ -260,28 +260,26 @@ def breaking(web, monkeypatch):
     breaking.texts: what streams have given since the last call of breaking. breaking.calls: the
     source and revision of each call of load_dataset, which always reads the folder web.
     """
-    real, iterate = datasets.load_dataset, data.FineWeb.__iter__
+    real, iterate = datasets.load_dataset, datasets.IterableDataset.__iter__
 
     def load_dataset(source, **kwargs):
         call.calls.append((source, kwargs['revision']))
         return real('web', **kwargs)
 
-    def call(after=None, error=None):
-        def rows_of(rows):
-            for i, row in enumerate(rows):
-                if i == after:
-                    raise error
-                call.texts.append(row['text'])
-                yield row
+    def rows_of(stream):
+        for i, row in enumerate(iterate(stream)):
+            if i == call.after:
+                raise call.error
+            call.texts.append(row['text'])
+            yield row
 
-        def iterate_over_them(self):
-            self.rows = rows_of(self.rows)
-            return iterate(self)
-        monkeypatch.setattr(data.FineWeb, '__iter__', iterate_over_them)
+    def call(after=None, error=None):
+        call.after, call.error = after, error
         call.texts.clear()
 
     call.calls, call.texts = [], []
     monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
+    monkeypatch.setattr(datasets.IterableDataset, '__iter__', rows_of)
     call()
     return call
 
