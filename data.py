@@ -98,7 +98,7 @@ def get_encoding(name, folder=None):
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
                          'text: convert it again from a folder that has one')
     if tasks.is_task(name):
-        return tasks.Words(name)
+        return tasks.Problems(name)
     if name == 'bytes':         # token i is byte i, and 256 is the end of a text
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,

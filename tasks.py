@@ -8,13 +8,13 @@ Problems that need many loop steps, with the number of steps that each answer ne
 To add a task, write three functions and name each in its table, TASKS, WORDS or ORACLES:
 
     name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
-    name_words(...) -> list of str                  the text of each token
-    name_oracle(words, ...) -> list of str          the right answer at each token of a problem,
+    name_words(...) -> list of str                  the text of each token; takes only the knobs
+                                                    that change it
+    name_oracle(words, **knobs) -> list of str      the right answer at each token of a problem,
                                                     computed in another way
 
-The last two take only the knobs that they need. `python tasks.py NAME` then checks the labels
-with the oracle (not the depths), and `python train.py config/calc.py --dataset=NAME
---out_dir=out-NAME` trains on it.
+`python tasks.py NAME` then checks the labels with the oracle (not the depths), and
+`python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
@@ -89,7 +89,7 @@ def calc_words(p):
     return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
 
 
-def calc_oracle(words, p):
+def calc_oracle(words, p, **knobs):
     """Compute with Python's unlimited integers, and take the remainder only in the answers."""
     answers, value = [], None
     for word in words:
@@ -147,7 +147,7 @@ def hop_words(letters, hops):
     return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
 
 
-def hop_oracle(words):
+def hop_oracle(words, **knobs):
     """Search for each hop letter by letter, as the definition says."""
     p, v = int(words[0]), words[1:]
     answers = [None]
@@ -192,7 +192,7 @@ def group_words(name):
     return elements + ['=' + g for g in elements]
 
 
-def group_oracle(words, name):
+def group_oracle(words, name, **knobs):
     """Multiply permutation matrices."""
     eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
     for word in words:
@@ -233,79 +233,55 @@ def is_task(dataset):
     return dataset.partition(':')[0] in TASKS
 
 
-def arguments(function, knobs):
-    """The knobs that the function takes."""
-    names = inspect.signature(function).parameters
-    return {name: knobs[name] for name in names if name in knobs}
-
-
-def make(text, rng, rows, T):
-    """Problems of `text`, a task with its knobs -> x, y, depth. ValueError if they do not fit."""
-    name, knobs = parse(text)
-    check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: choose '
-          'other numbers (--batch_size and --block_size in training)')
-    return TASKS[name](rng, rows, T, **knobs)
-
-
-def check_rows(text, x, y):
-    """The number of rows in which a label of y differs from the oracle's answer to x (rows, T)."""
-    name, knobs = parse(text)
-    words, wrong = Words(text).words, 0
-    for tokens, labels in zip(x, y):
-        answers = ORACLES[name]([words[token] for token in tokens],
-                                **arguments(ORACLES[name], knobs))
-        wrong += any(label != NOT_ASKED and words[label] != answer
-                     for label, answer in zip(labels, answers))
-    return wrong
-
-
-class Words:
-    """The vocabulary of a task, with those members of tiktoken.Encoding that the project uses."""
-
-    def __init__(self, text):
-        name, knobs = parse(text)
-        shaping = arguments(WORDS[name], knobs)
-        self.words = WORDS[name](**shaping)
-        self.n_vocab, self.eot_token = len(self.words), None
-        listed = ','.join(f'{key}={value}' for key, value in shaping.items())
-        self.name = f'{name}:{listed}' if listed else name      # the same for the same words
-
-    def encode(self, text, allowed_special=()):
-        """Words separated by blanks -> tokens. ValueError for an unknown word."""
-        for word in text.split():
-            check(word in self.words, f"'{word}' is not a word of {self.name}: choose from "
-                  f"{' '.join(self.words)}")
-        return [self.words.index(word) for word in text.split()]
-
-    def decode_single_token_bytes(self, token):
-        return self.words[token].encode()
-
-
 class Problems:
     """
-    A task as a data set, with the same methods as data.Text.
+    A task with its knobs: a data set with the methods of data.Text, and the encoding of its words.
 
     Nothing is stored on disk: a batch depends only on the generator that `batch` is given. The
     held-out problems have a seed of their own, so they are the same in every script.
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
+    eot_token = None
 
     def __init__(self, text, held_out=2048):
-        self.text, self.words = text, Words(text)
-        self.tokenizer, self.vocab_size = self.words.name, self.words.n_vocab
-        self.sha256 = hashlib.sha256(repr(parse(text)).encode()).hexdigest()
+        """text: a task with its knobs. ValueError if there is no such task."""
+        self.name, self.knobs = parse(text)
+        words = WORDS[self.name]
+        shaping = {knob: self.knobs[knob] for knob in inspect.signature(words).parameters}
+        self.words = words(**shaping)
+        self.vocab_size = self.n_vocab = len(self.words)
+        self.width = max(map(len, self.words)) + 3              # of a column
+        listed = ','.join(f'{knob}={value}' for knob, value in shaping.items())
+        self.tokenizer = f'{self.name}:{listed}'                # the same for the same words
+        self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
         self.description = f'problems of {text}, made as they are needed'
         self.rows = held_out
         self.problems = None    # x, y, depth (rows, T)
 
+    def make(self, rng, rows, T):
+        """Problems: x, y, depth (rows, T). ValueError if T, rows or a knob does not fit."""
+        check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
+              'choose other numbers (--batch_size and --block_size in training)')
+        return TASKS[self.name](rng, rows, T, **self.knobs)
+
+    def n_wrong(self, x, y):
+        """The number of rows in which a label of y is not the oracle's answer to x (rows, T)."""
+        wrong = 0
+        for tokens, labels in zip(x, y):
+            words = [self.words[token] for token in tokens]
+            answers = ORACLES[self.name](words, **self.knobs)
+            wrong += any(label != NOT_ASKED and self.words[label] != answer
+                         for label, answer in zip(labels, answers))
+        return wrong
+
     def check(self, T, rows=1):
         """ValueError if T, a knob or the number of rows does not fit the task."""
         self.with_depth(T)
-        make(self.text, np.random.default_rng(0), rows, T)
+        self.make(np.random.default_rng(0), rows, T)
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Make `rows` problems and return the slice `mine` of them: x, y (B, T)."""
-        x, y, _ = make(self.text, rng, rows, T)
+        x, y, _ = self.make(rng, rows, T)
         return torch.from_numpy(x[mine]), torch.from_numpy(y[mine])
 
     def n_held_out(self, T):
@@ -320,47 +296,53 @@ class Problems:
         """All held-out problems: x, y, depth (rows, T)."""
         if self.problems is None or self.problems[0].shape[1] != T:
             rng = np.random.default_rng([self.rows, *b'held-out'])
-            self.problems = make(self.text, rng, self.rows, T)
+            self.problems = self.make(rng, self.rows, T)
         return self.problems
 
+    def encode(self, text, allowed_special=()):
+        """Words separated by blanks -> tokens. ValueError for an unknown word."""
+        for word in text.split():
+            check(word in self.words, f"'{word}' is not a word of {self.tokenizer}: choose from "
+                  f"{' '.join(self.words)}")
+        return [self.words.index(word) for word in text.split()]
 
-def in_columns(words, tokens, width):
-    """The texts of some tokens in columns, with a gap where there is no label."""
-    return ''.join((words[token] if token != NOT_ASKED else '').rjust(width) for token in tokens)
+    def decode_single_token_bytes(self, token):
+        return self.words[token].encode()
 
+    def in_columns(self, tokens):
+        """The words of some tokens, with a gap where there is no label."""
+        words = [self.words[token] if token != NOT_ASKED else '' for token in tokens]
+        return ''.join(word.rjust(self.width) for word in words)
 
-def print_answers(text, x, y, guesses, steps, paint):
-    """
-    Print problems x, right answers y and a model's guesses (rows, T), with wrong ones as !word!.
+    def print_answers(self, x, y, guesses, steps, paint):
+        """
+        Print problems x, right answers y and a model's guesses (rows, T), wrong ones as !word!.
 
-    paint(text, n) colours the text of a guess by its loop steps n, from steps (rows, T).
-    """
-    words, asked = Words(text).words, y != NOT_ASKED
-    width = max(map(len, words)) + 3
-    for row in range(len(x)):
-        print('problem ' + in_columns(words, x[row], width))
-        print('right   ' + in_columns(words, y[row], width))
-        model = ''
-        for guess, label, n in zip(guesses[row], y[row], steps[row]):
-            word = words[guess] if guess == label else f'!{words[guess]}!'
-            model += paint((word if label != NOT_ASKED else '').rjust(width), n)
-        print(f'model   {model}\n')
-    right = (guesses == y)[asked]
-    print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%')
+        paint(text, n) colours the text of a guess by its loop steps n, from steps (rows, T).
+        """
+        for row in range(len(x)):
+            print('problem ' + self.in_columns(x[row]))
+            print('right   ' + self.in_columns(y[row]))
+            model = ''
+            for guess, label, n in zip(guesses[row], y[row], steps[row]):
+                word = self.words[guess] if guess == label else f'!{self.words[guess]}!'
+                model += paint((word if label != NOT_ASKED else '').rjust(self.width), n)
+            print(f'model   {model}\n')
+        right = (guesses == y)[y != NOT_ASKED]
+        print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%')
 
 
 def main():
-    words = Words(task).words
-    x, y, depth = make(task, np.random.default_rng(seed), rows, block_size)
-    width = max(map(len, words)) + 1
-    print(f'{task}: {len(words)} words, {block_size} tokens a problem\n')
+    problems = Problems(task)
+    x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
+    print(f'{task}: {problems.n_vocab} words, {block_size} tokens a problem\n')
     for tokens, labels in zip(x[:show], y[:show]):
-        print('  problem ' + in_columns(words, tokens, width))
-        print('  answers ' + in_columns(words, labels, width) + '\n')
+        print('  problem' + problems.in_columns(tokens))
+        print('  answers' + problems.in_columns(labels) + '\n')
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-    wrong = check_rows(task, x, y)
+    wrong = problems.n_wrong(x, y)
     print(f'{rows} problems: the oracle disagrees with {wrong}')
     if wrong:
         raise SystemExit(1)

@@ -12,7 +12,7 @@ import tasks
 
 
 def made(text, rows=200, T=24):
-    return tasks.make(text, np.random.default_rng(0), rows, T)
+    return tasks.Problems(text).make(np.random.default_rng(0), rows, T)
 
 
 @pytest.mark.parametrize('text', [
@@ -20,18 +20,18 @@ def made(text, rows=200, T=24):
     'hop:letters=2,hops=0', 'hop:letters=26,hops=7', 'hop:letters=3,hops=30,dense=False',
     'group', 'group:name=S5', 'group:name=Z2,reset=0'])
 def test_labels_are_the_oracles(text):
+    problems = tasks.Problems(text)
     x, y, depth = made(text)
     assert x.shape == y.shape == depth.shape
-    assert x.min() >= 0 and x.max() < tasks.Words(text).n_vocab
-    assert tasks.check_rows(text, x, y) == 0
+    assert x.min() >= 0 and x.max() < problems.n_vocab
+    assert problems.n_wrong(x, y) == 0
     # the last token has a label, or all of them, except hop's p; only labels have a depth
     first = 23 if 'dense=False' in text else int(text[:3] == 'hop')
     assert ((y != tasks.NOT_ASKED) == (np.arange(24) >= first)).all()
     assert (depth[y == tasks.NOT_ASKED] == 0).all()
     # a wrong label is noticed
-    row, place = np.argwhere(y != tasks.NOT_ASKED)[-1]
-    y[row, place] = (y[row, place] + 1) % tasks.Words(text).n_vocab
-    assert tasks.check_rows(text, x, y) == 1
+    y[7, 23] = (y[7, 23] + 1) % problems.n_vocab
+    assert problems.n_wrong(x, y) == 1
 
 
 # recorded when the first models were trained: 50 problems of seed 0, the held-out problems, and the
@@ -85,8 +85,8 @@ def test_words_are_an_encoding():
 def test_answers_are_printed(capsys):
     x, y = np.array([[6, 0, 1, 0]]), np.array([[tasks.NOT_ASKED, 4, 4, 1]])     # p = 1, a b a
     guesses = np.array([[0, 4, 3, 1]])
-    tasks.print_answers('hop', x, y, guesses, 0 * x + 7,
-                        lambda text, steps: f' {steps}:{text.strip()}')
+    tasks.Problems('hop').print_answers(x, y, guesses, 0 * x + 7,
+                                        lambda text, steps: f' {steps}:{text.strip()}')
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ['model', '7:', '7:-', '7:!d!', '7:b']
     assert lines[-1] == '--- 2 of 3 answers right, 66.7%'
@@ -101,11 +101,11 @@ def test_a_new_task_is_three_functions(monkeypatch):
 
     monkeypatch.setitem(tasks.TASKS, 'echo', echo)
     monkeypatch.setitem(tasks.WORDS, 'echo', lambda letters: [*'abcdef'[:letters]])
-    monkeypatch.setitem(tasks.ORACLES, 'echo', lambda words: [None, *words[:-1]])
-    x, y, _ = made('echo:letters=4', T=6)
-    assert x.shape == (200, 6) and x.max() == 3 and tasks.check_rows('echo:letters=4', x, y) == 0
+    monkeypatch.setitem(tasks.ORACLES, 'echo', lambda words, letters: [None, *words[:-1]])
     assert data.get_encoding('echo:letters=4').words == [*'abcd']
     problems = data.open_data('echo')
+    x, y, _ = made('echo', T=6)
+    assert x.shape == (200, 6) and problems.n_wrong(x, y) == 0
     x, y = problems.batch(np.random.default_rng(0), 4, 6)
     assert problems.is_task and torch.equal(y[:, 1:], x[:, :-1])
 
