@@ -3,8 +3,7 @@ Turn text into tokens on disk, and read them back.
 
     python data.py                         torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
-                                           glob pattern
-    python data.py NAME --path=TEXT --bpe=4096      ... with a byte-level BPE trained on it
+                                           glob; --bpe=4096 trains a byte-level BPE on it
     python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin
     python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
                                            the same command continues where it stopped
@@ -16,15 +15,13 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
-Every n-th document is held out as a whole, so no document is in both files. A single document is
+Every n-th document is held out as a whole, and a BPE is trained on the others. A single document is
 cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
-tiktoken's, such as gpt2, or the path of a tokenizer.json. A BPE is trained on the documents that
-are not held out.
+tiktoken's, such as gpt2, or the path of a tokenizer.json.
 
 Paper: App. B (FineWeb, 300M tokens).
 
     x, y        (B, T) int64: input tokens, and the next token after each of them
-    documents   an iterable of strings
     counts      {split: {documents, tokens, bytes}}, as in meta.json
 """
 import ast
@@ -152,8 +149,7 @@ class TokenizerJson:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_ordinary_batch(self, texts, num_threads=1):
-        rows = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [row.ids for row in rows]
+        return [row.ids for row in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids):
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -279,8 +275,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
         documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
     else:
-        raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT "
-                         '(a file or a folder)')
+        raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
     if bpe is not None:
         training = (text for i, text in enumerate(documents) if i % val_every)
         encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
@@ -440,22 +435,20 @@ def open_data(name, reads=None, vocab_size=math.inf):
 
 
 class Text:
-    """A data set of text, for training and for looking at a model; see also tasks.Problems."""
+    """
+    data/NAME, with its splits as uint16 memmaps; torchdocs is made if it is missing.
+
+    ValueError, with the command that helps, if another data set is missing, or if a file differs
+    from its sha256. tasks.Problems has the same methods.
+    """
     is_task = False             # every token has a label, and the measure is the loss
 
     def __init__(self, name):
-        """
-        Open data/NAME, with its splits as uint16 memmaps. torchdocs is made if it is missing.
-
-        ValueError, with the command that helps, if another data set is missing, or if a file
-        differs from its sha256.
-        """
         folder = f'data/{name}'
         if not os.path.exists(f'{folder}/meta.json'):
             if name != 'torchdocs':
-                flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
                 raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-                                 f'(text is prepared with python data.py {name} {flag})')
+                                 '(python data.py --help says how text is prepared)')
             make(name)
         with explain(f'{folder} is damaged', 'make it again with python data.py'):
             with open(f'{folder}/meta.json') as f:
