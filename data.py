@@ -53,7 +53,7 @@ tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb,
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
-val_fraction: float | None = None   # documents held out; None = VAL_FRACTIONS, or 0.05
+val_fraction: float | None = None   # documents held out; None = VAL_FRACTIONS below, or 0.05
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
@@ -123,7 +123,7 @@ def train_bpe(documents, vocab_size, path):
     """
     A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path.
 
-    It has 256 bytes, the end of text, and merges of pairs that occur at least twice.
+    Its tokens are 256 bytes, the end of text, and merges of pairs that occur at least twice.
     """
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     if not 257 <= vocab_size <= 2 ** 16:
@@ -254,13 +254,10 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     folder, val_every = f'data/{name}', round(1 / val_fraction)
     are_tokens = os.path.exists(f'{path}/train.bin')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
-        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
-                         'give --path a file or a folder of .txt files')
+        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
-
     if are_tokens:
         return import_tokens(folder, path, encoding)
-
     stream, max_tokens = None, math.inf
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
@@ -366,7 +363,6 @@ def finish(folder, counts, encoding, source):
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source)
     for split in SPLITS:
         meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
-    for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
     if encoding.name == f'{folder}/tokenizer.json':     # trained on this text
         encoding.tokenizer.save(encoding.name)
@@ -376,11 +372,7 @@ def finish(folder, counts, encoding, source):
 
 
 def import_tokens(folder, path, encoding):
-    """
-    Copy nanoGPT's path/{train.bin, val.bin} to folder; returns the new meta.json.
-
-    ValueError if they are not uint16 tokens of this encoding.
-    """
+    """Copy nanoGPT's path/{train.bin, val.bin} to folder; returns the new meta.json."""
     n_vocab, eot = encoding.n_vocab, encoding.eot_token
     text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
                            for token in range(n_vocab)])
@@ -470,8 +462,7 @@ class Text:
         for split, ids, n in ('train', self.train, rows), ('val', self.val, 1):
             if len(ids) - T < n:
                 raise ValueError(f'the {split} text of {self.name} ({len(ids)} tokens) has fewer '
-                                 f'than {n} windows of {T} tokens: make --block_size or '
-                                 '--batch_size smaller, or take more text')
+                                 f'than {n} windows of {T}: lower --block_size or --batch_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""

@@ -8,10 +8,8 @@ Problems that need many loop steps, with the number of steps that each answer ne
 To add a task, write three functions and name each in its table, TASKS, WORDS or ORACLES:
 
     name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
-    name_words(...) -> list of str                  the text of each token; takes only the knobs
-                                                    that change it
-    name_oracle(words, **knobs) -> list of str      the right answer at each token of a problem,
-                                                    computed in another way
+    name_words(...) -> list of str                  the text of each token; takes the knobs it needs
+    name_oracle(words, **knobs) -> list of str      the right answers, computed in another way
 
 `python tasks.py NAME` then checks the labels with the oracle (not the depths), and
 `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
@@ -37,7 +35,6 @@ from common.configurator import configure, did_you_mean, run
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
 block_size = 24         # T, the tokens in a problem
-show = 3                # problems to print
 rows = 1000             # problems to check with the oracle
 seed = 0
 # -------------------------------------------------------------------------------------------------
@@ -336,16 +333,13 @@ def main():
     problems = Problems(task)
     x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
     print(f'{task}: {problems.n_vocab} words, {block_size} tokens a problem\n')
-    for tokens, labels in zip(x[:show], y[:show]):
+    for tokens, labels in zip(x[:3], y[:3]):
         print('  problem' + problems.in_columns(tokens))
         print('  answers' + problems.in_columns(labels) + '\n')
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-    wrong = problems.n_wrong(x, y)
-    print(f'{rows} problems: the oracle disagrees with {wrong}')
-    if wrong:
-        raise SystemExit(1)
+    print(f'{rows} problems: the oracle disagrees with {problems.n_wrong(x, y)}')
 
 
 if __name__ == '__main__':

@@ -373,7 +373,7 @@ def test_windows_of_a_text_and_what_fits_it():
 
     text.check(25, rows=451)            # all windows of 25 tokens with a next one
     for T, rows, words in ((26, 1, r'val text of own \(26 tokens\) has fewer than 1 windows of 26'),
-                           (25, 452, 'train text .* fewer than 452 .* --batch_size smaller')):
+                           (25, 452, 'train text .* fewer than 452 .* or --batch_size')):
         with pytest.raises(ValueError, match=words):
             text.check(T, rows)
     for reads, vocab_size in ('gpt2', 257), ('bytes', 256):

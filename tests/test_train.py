@@ -268,7 +268,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--block_size=100000', 'windows of 100000 tokens'),
+    ('--block_size=100000', 'fewer than 4 windows of 100000'),
     ('--dtype=int8', "unknown dtype 'int8'"),
     ('--vocab_size=100', 'less than the 257 tokens'),
     ('--n_embd=100000000', 'not enough memory: lower batch_size'),
