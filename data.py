@@ -210,11 +210,10 @@ def file_documents(path):
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
                          "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
     for file in files:
-        with explain(f"'{file}' is not UTF-8 text", 'convert it, e.g. with iconv -t UTF-8',
-                     UnicodeDecodeError), open(file, encoding='utf-8') as f:
+        with explain(f"cannot read '{file}'", 'give UTF-8 text'), open(file, encoding='utf-8') as f:
             text = f.read()
-        if not text.strip():
-            raise ValueError(f"'{file}' is empty: give a file with text in it")
+            if not text.strip():
+                raise ValueError('it is empty')
         yield text
 
 

@@ -234,8 +234,8 @@ class Problems:
     """
     A task with its knobs: a data set with the methods of data.Text, and the encoding of its words.
 
-    Nothing is stored on disk: a batch depends only on the generator that `batch` is given. The
-    held-out problems have a seed of their own, so they are the same in every script.
+    A batch depends only on the generator that `batch` is given. The held-out problems have a seed
+    of their own, so they are the same in every script.
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
     eot_token = None

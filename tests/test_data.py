@@ -376,8 +376,8 @@ def test_windows_of_a_text_and_what_fits_it():
 
 @pytest.mark.parametrize('path, how, words', [
     ('missing.txt', {}, 'no text at'),
-    ('empty.txt', {}, 'is empty'),
-    ('latin.txt', {}, 'not UTF-8 text .* position 3'),
+    ('empty.txt', {}, "cannot read 'empty.txt' .it is empty"),
+    ('latin.txt', {}, "cannot read 'latin.txt' .* position 3.*UTF-8"),
     ('good.txt', dict(bpe=256), 'from 257 to 65536, not 256'),
     ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')])
 def test_bad_text_and_nothing_lost(path, how, words):
