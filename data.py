@@ -53,7 +53,7 @@ tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb,
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
-val_fraction: float | None = None   # documents held out; None = VAL_FRACTIONS below, or 0.05
+val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 of torchdocs, or 0.05
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
@@ -110,8 +110,8 @@ def get_encoding(name, folder=None):
             encoding = TokenizerJson(Tokenizer.from_file(here), name)
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
-                     f"one of {', '.join(tiktoken.list_encoding_names())}, which are downloaded "
-                     'once, or the path of a tokenizer.json'):
+                     f"one of {', '.join(tiktoken.list_encoding_names())}, downloaded once to "
+                     'TIKTOKEN_CACHE_DIR, or the path of a tokenizer.json'):
             encoding = tiktoken.get_encoding(name)
     if encoding.n_vocab > 2 ** 16:
         raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
