@@ -3,9 +3,8 @@ Turn text into tokens on disk, and read them back.
 
     python data.py                         torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
-                                           glob pattern
-    python data.py NAME --path=TEXT --bpe=4096      ... with a byte-level BPE trained on it
-    python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin (or .bin.xz)
+                                           glob; --bpe=4096 trains a byte-level BPE on it
+    python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin
     python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
                                            the same command continues where it stopped
 
@@ -16,29 +15,26 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
-Every n-th document is held out as a whole, so no document is in both files. A single document is
+Every n-th document is held out as a whole, and a BPE is trained on the others. A single document is
 cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
-tiktoken's, such as gpt2, or the path of a tokenizer.json. A BPE is trained on the documents that
-are not held out.
+tiktoken's, such as gpt2, or the path of a tokenizer.json.
 
 Paper: App. B (FineWeb, 300M tokens).
 
     x, y        (B, T) int64: input tokens, and the next token after each of them
-    documents   an iterable of strings
     counts      {split: {documents, tokens, bytes}}, as in meta.json
 """
 import ast
 import glob
 import hashlib
+import inspect
 import json
 import logging
-import lzma
 import math
 import os
 import re
 import shutil
 import sys
-import time
 from contextlib import contextmanager
 from itertools import islice
 
@@ -57,13 +53,12 @@ tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb,
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
-revision: str | None = None         # fineweb: a commit of the data set; None = the newest
-val_fraction: float | None = None   # documents held out; None = 0.0005 of fineweb, 1 / 48
-                                    # of torchdocs, 0.05 otherwise
+val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 of torchdocs, or 0.05
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
 EOT = '<|endoftext|>'
+VAL_FRACTIONS = dict(fineweb=0.0005, torchdocs=1 / 48)
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 # the names of the end-of-text token in public tokenizers
@@ -100,29 +95,24 @@ def get_encoding(name, folder=None):
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
                          'text: convert it again from a folder that has one')
     if tasks.is_task(name):
-        return tasks.Words(name)
+        return tasks.Problems(name)
     if name == 'bytes':         # token i is byte i, and 256 is the end of a text
         ranks = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
                                  special_tokens={EOT: 256})
 
-    public = tiktoken.list_encoding_names()
     if name.endswith('.json'):
         from tokenizers import Tokenizer
         beside = os.path.join(folder or '', os.path.basename(name))
         here = beside if folder and os.path.exists(beside) else name
         with explain(f"cannot read '{here}' as a tokenizer.json",
                      'take the file that came with the weights'):
-            tokenizer = Tokenizer.from_file(here)
-        encoding = TokenizerJson(tokenizer, name)
-    elif name in public:
-        with explain(f"the '{name}' encoding is not on this machine and could not be fetched",
-                     'go online once, or point TIKTOKEN_CACHE_DIR at a folder that has it, or make '
-                     'the data with --tokenizer=bytes, which needs no file'):
-            encoding = tiktoken.get_encoding(name)
+            encoding = TokenizerJson(Tokenizer.from_file(here), name)
     else:
-        raise ValueError(f"unknown tokenizer '{name}': choose bytes, one of {', '.join(public)}, "
-                         'or the path of a tokenizer.json')
+        with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
+                     f"one of {', '.join(tiktoken.list_encoding_names())}, downloaded once to "
+                     'TIKTOKEN_CACHE_DIR, or the path of a tokenizer.json'):
+            encoding = tiktoken.get_encoding(name)
     if encoding.n_vocab > 2 ** 16:
         raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
                          'use gpt2 or bytes')
@@ -131,10 +121,9 @@ def get_encoding(name, folder=None):
 
 def train_bpe(documents, vocab_size, path):
     """
-    A byte-level BPE trained on these documents. path: where it will be saved, a tokenizer.json.
+    A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path.
 
-    vocab_size: at most this many tokens: 256 bytes, the end of text, and merges of pairs that occur
-    at least twice. ValueError if it is out of range.
+    Its tokens are 256 bytes, the end of text, and merges of pairs that occur at least twice.
     """
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     if not 257 <= vocab_size <= 2 ** 16:
@@ -154,14 +143,13 @@ class TokenizerJson:
         ends = [tokenizer.token_to_id(end) for end in ENDS]
         self.eot_token = next((token for token in ends if token is not None), None)
         if self.eot_token is None:
-            raise ValueError(f"'{name}' has no end-of-text token: one of {', '.join(ENDS)}")
+            raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
 
     def encode(self, text, allowed_special=()):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_ordinary_batch(self, texts, num_threads=1):
-        rows = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [row.ids for row in rows]
+        return [row.ids for row in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids):
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -186,7 +174,6 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
     """
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
-        path = path.replace(os.sep, '/')
         if path.startswith('testing/') or path == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
@@ -198,7 +185,7 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
 
 
 def strings(tree):
-    """The long strings in a parsed Python file, in the order of their positions."""
+    """The long strings in a parsed Python file, by position, without their indentation."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings, parts, found = set(), set(), []
     for node in ast.walk(tree):     # a parent comes before its children
@@ -209,187 +196,118 @@ def strings(tree):
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
             text = node.value
             if len(text) >= 80 and (node in docstrings or len(text) >= 200 and '\n' in text):
-                found.append((node.lineno, node.col_offset, dedent(text)))
+                text = inspect.cleandoc('\n'.join(line.rstrip() for line in text.split('\n')))
+                found.append((node.lineno, node.col_offset, text))
     return [text for _, _, text in sorted(found)]
-
-
-def dedent(text):
-    """Remove the indentation that all lines but the first share, and blanks around the text."""
-    first, *rest = [line.rstrip() for line in text.expandtabs().split('\n')]
-    margin = min((len(line) - len(line.lstrip()) for line in rest if line), default=0)
-    return '\n'.join([first.lstrip(), *(line[margin:] for line in rest)]).strip('\n')
 
 
 def file_documents(path):
     """Each text file at path as one document. ValueError if one is missing, empty or not UTF-8."""
     pattern = f'{path}/**/*.txt' if os.path.isdir(path) else path
-    files = [file for file in sorted(glob.glob(pattern, recursive=True)) if os.path.isfile(file)]
-    if not files and os.path.isfile(path):      # a file with a * or [ in its name
-        files = [path]
+    files = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
+    files = [file for file in files if os.path.isfile(file)]
     if not files:
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
                          "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
     for file in files:
-        with explain(f"'{file}' is not UTF-8 text", 'convert it, e.g. with iconv -t UTF-8',
-                     UnicodeDecodeError), open(file, encoding='utf-8') as f:
+        with explain(f"cannot read '{file}'", 'give UTF-8 text'), open(file, encoding='utf-8') as f:
             text = f.read()
-        if not text.strip():
-            raise ValueError(f"'{file}' is empty: give a file with text in it")
+            if not text.strip():
+                raise ValueError('it is empty')
         yield text
 
 
-class FineWeb:
+def open_fineweb(path, config):
     """
-    FineWeb's texts, streamed from the hub. ValueError if the stream cannot be opened or breaks off.
+    FineWeb's rows, streamed from the hub, and their source. ValueError if they cannot be opened.
 
-    path: another data set with the same columns, on the hub or in a local folder.
-    state_dict, load_state_dict: the position in the stream, as in datasets.IterableDataset.
+    path: another data set with a column `text`, on the hub or in a local folder.
     """
-
-    def __init__(self, path, config, revision):
-        import datasets  # takes a second
-        import huggingface_hub
-        for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-
-        path = path or 'HuggingFaceFW/fineweb'
-        self.source = f'{path} {config}'
-        with self.explain():
-            # fix the commit now, so that a later call reads the same texts
-            if not os.path.isdir(path) and not revision:
-                revision = huggingface_hub.HfApi().dataset_info(path).sha
-            rows = datasets.load_dataset(path, name=config, split='train', revision=revision,
-                                         streaming=True)
-            self.rows = rows.select_columns('text')
-        self.source += f' at {revision}' if revision else ''
-        self.state_dict, self.load_state_dict = self.rows.state_dict, self.rows.load_state_dict
-
-    def __iter__(self):
-        with self.explain():
-            for row in self.rows:
-                yield row['text']
-
-    def explain(self):
-        return explain(f'cannot stream {self.source}', 'check --path, --config, --revision and the '
-                       'network, then run the command again: what is done is kept')
+    import datasets  # takes a second
+    import huggingface_hub
+    for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    path, commit = path or 'HuggingFaceFW/fineweb', None
+    source = f'{path} {config}'
+    with explain(f'cannot stream {source}', 'check --path, --config and the network'):
+        if not os.path.isdir(path):     # fix the commit, so that a later call reads the same texts
+            commit = huggingface_hub.HfApi().dataset_info(path).sha
+            source += f' at {commit}'
+        rows = datasets.load_dataset(path, name=config, split='train', revision=commit,
+                                     streaming=True)
+        return rows.select_columns('text'), source
 
 
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
-         revision=None, bpe=None):
+         bpe=None):
     """Write data/NAME; returns its meta. ValueError if its source is missing or is not text."""
-    if not re.fullmatch(r'\w[\w.-]*', name):
-        raise ValueError(f"'{name}' cannot be the name of a folder in data/: "
-                         'use letters, digits, _ . and -')
-    if val_fraction is not None and not 0 < val_fraction <= 0.5:
+    if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
+        raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
+                         '-, and not the name of a task, whose problems are made during training')
+    if val_fraction is None:
+        val_fraction = VAL_FRACTIONS.get(name, 0.05)
+    if not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    if name in tasks.TASKS:
-        raise ValueError(f"'{name}' is a task, whose problems are made during training: it needs "
-                         f'no files, so run python train.py config/calc.py --dataset={name}')
-    folder = f'data/{name}'
-    are_tokens = os.path.isdir(path) and all(glob.glob(f'{path}/{split}.bin*') for split in SPLITS)
+    folder, val_every = f'data/{name}', round(1 / val_fraction)
+    are_tokens = os.path.exists(f'{path}/train.bin')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
-        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
-                         'give --path a file or a folder of .txt files')
+        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
     if are_tokens:
         return import_tokens(folder, path, encoding)
-
+    stream, max_tokens = None, math.inf
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
-        documents = FineWeb(path, config, revision)
-        return write_dataset(folder, documents, encoding, val_fraction or 0.0005, documents.source,
-                             max_tokens)
-
-    if path:
+        stream, source = open_fineweb(path, config)
+        documents = (row['text'] for row in stream)
+    elif path:
         documents, source = list(file_documents(path)), path
+        if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
+            cut = int(len(documents[0]) * (1 - val_fraction))
+            documents, val_every = [documents[0][cut:], documents[0][:cut]], 2
     elif name == 'torchdocs':
         print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
         documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
-        val_fraction = val_fraction or 1 / 48
     else:
-        raise ValueError(f"no data set '{name}': make it with python data.py {name} --path=TEXT "
-                         '(a file or a folder)')
-    val_fraction = val_fraction or 0.05
-    if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
-        cut = int(len(documents[0]) * (1 - val_fraction))
-        documents, val_fraction = [documents[0][cut:], documents[0][:cut]], 0.5
+        raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
     if bpe is not None:
-        val_every = round(1 / val_fraction)
         training = (text for i, text in enumerate(documents) if i % val_every)
         encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
-    return write_dataset(folder, documents, encoding, val_fraction, source)
+    return write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream)
 
 
 def count_tokens(text):
-    """'300M' -> 300_000_000; also K and B. ValueError if it is not a positive number."""
-    unit = dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(str(text)[-1:].upper(), 1)
-    try:
-        count = int(float(str(text).upper().rstrip('KMB')) * unit)
-    except (ValueError, OverflowError):
-        count = 0
-    if count <= 0:
+    """'300M' -> 300_000_000; also K and B. ValueError if it is not such a number."""
+    match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
+    if not match:
         raise ValueError(f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return count
+    return int(float(match[1]) * dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(match[2], 1))
 
 
-def write_dataset(folder, documents, encoding, val_fraction, source, max_tokens=math.inf):
+def write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream):
     """
     Tokenize documents into folder/{train.bin, val.bin, meta.json}; returns what is in meta.json.
 
-    Documents 0, n, 2n, ... are held out, n = 1 / val_fraction. It stops after the document that
-    reaches max_tokens. Existing files are replaced only when all is written. Documents with a
-    state_dict are a stream: after an interruption the next call continues with the batch of
-    documents that was not finished. ValueError if a split is empty or the disk is full.
+    Documents 0, val_every, 2 val_every, ... are held out. It stops after the document that reaches
+    max_tokens. Existing files are replaced only when all is written. stream: the IterableDataset
+    that the documents come from, or None; after an interruption the next call continues with the
+    batch of documents that was not finished. ValueError if a split is empty, the stream breaks off
+    or the disk is full.
     """
-    made_of = dict(source=source, tokenizer=encoding.name, val_fraction=val_fraction)
-    counts = resume(folder, documents, made_of)
-    try:
-        with explain(f'cannot write {folder}', 'make room, then run the command again', OSError):
-            tokenize(folder, documents, encoding, made_of, counts, max_tokens)
-            if all(counts[split]['tokens'] for split in SPLITS):
-                return finish(folder, counts, encoding, source)
-    finally:
-        if not hasattr(documents, 'state_dict'):
-            shutil.rmtree(f'{folder}/part', ignore_errors=True)
-    raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
-                     'training and a held-out split')
-
-
-def resume(folder, documents, made_of):
-    """
-    Continue an interrupted call that made the same data set, or start anew; returns the counts.
-
-    To continue, the stream `documents` is set to the position where that call stopped.
-    """
-    try:
-        with open(f'{folder}/part/progress.json') as f:
-            progress = json.load(f)
-        if progress['made_of'] == made_of:
-            for split in SPLITS:        # drop what was written after the last whole batch
-                size = 2 * progress['counts'][split]['tokens']      # bytes
-                os.truncate(f'{folder}/part/{split}.bin', size)
-            documents.load_state_dict(progress['stream'])
-            return progress['counts']
-    except (OSError, ValueError, KeyError):     # no progress that can be used
-        pass
-    shutil.rmtree(f'{folder}/part', ignore_errors=True)
-    os.makedirs(f'{folder}/part')
-    return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-
-
-def tokenize(folder, documents, encoding, made_of, counts, max_tokens):
-    """Append the documents' tokens to folder/part/{train.bin, val.bin} and add them to counts."""
-    val_every = round(1 / made_of['val_fraction'])
-    stream = iter(documents)
-    with tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
-              desc=folder, leave=False, mininterval=1, disable=None) as bar:
+    made_of = dict(source=source, tokenizer=encoding.name, val_every=val_every)
+    counts, documents = resume(folder, stream, made_of), iter(documents)
+    with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
+          tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
+               desc=folder, leave=False, mininterval=1, disable=None) as bar):
         while total(counts, 'tokens') < max_tokens:
-            # tokenize a batch of documents, on all cores
-            texts = list(islice(stream, 1024))
+            with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
+                texts = list(islice(documents, 1024))
             if not texts:
                 break
+
+            # tokenize a batch of documents, on all cores
             batch = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
             # each document goes as a whole to one of the splits
@@ -410,17 +328,40 @@ def tokenize(folder, documents, encoding, made_of, counts, max_tokens):
             bar.update(total(counts, 'tokens') - bar.n)
 
             # the stream is at the end of the batch, so a later call can continue from here
-            if hasattr(documents, 'state_dict') and total(counts, 'tokens') < max_tokens:
-                progress = dict(made_of=made_of, counts=counts, stream=documents.state_dict())
+            if stream is not None and total(counts, 'tokens') < max_tokens:
+                progress = dict(made_of=made_of, counts=counts, stream=stream.state_dict())
                 write_json(progress, f'{folder}/part/progress.json')
+        return finish(folder, counts, encoding, source)
+
+
+def resume(folder, stream, made_of):
+    """
+    Continue an interrupted call that made the same data set, or start anew; returns the counts.
+
+    To continue, the stream is set to the position where that call stopped.
+    """
+    path = f'{folder}/part/progress.json'
+    if os.path.exists(path):
+        with open(path) as f:
+            progress = json.load(f)
+        if progress['made_of'] == made_of:
+            for split in SPLITS:        # drop what was written after the last whole batch
+                os.truncate(f'{folder}/part/{split}.bin', 2 * progress['counts'][split]['tokens'])
+            stream.load_state_dict(progress['stream'])
+            return progress['counts']
+    shutil.rmtree(f'{folder}/part', ignore_errors=True)
+    os.makedirs(f'{folder}/part')
+    return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
 
 
 def finish(folder, counts, encoding, source):
     """Move folder/part/{train.bin, val.bin} to folder, with a meta.json; returns what is in it."""
+    if not all(counts[split]['tokens'] for split in SPLITS):
+        raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
+                         'training and a held-out split')
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source)
     for split in SPLITS:
         meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
-    for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
     if encoding.name == f'{folder}/tokenizer.json':     # trained on this text
         encoding.tokenizer.save(encoding.name)
@@ -430,33 +371,25 @@ def finish(folder, counts, encoding, source):
 
 
 def import_tokens(folder, path, encoding):
-    """
-    Copy nanoGPT's path/{train.bin, val.bin} (or .bin.xz) to folder; returns the new meta.json.
-
-    ValueError if they are not uint16 tokens of this encoding.
-    """
-    vocab_size, eot = encoding.n_vocab, encoding.eot_token
+    """Copy nanoGPT's path/{train.bin, val.bin} to folder; returns the new meta.json."""
+    n_vocab, eot = encoding.n_vocab, encoding.eot_token
     text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
-                           for token in range(vocab_size)])
-    counts = {}
-    try:
-        os.makedirs(f'{folder}/part', exist_ok=True)
-        for split in SPLITS:
-            source, part = f'{path}/{split}.bin', f'{folder}/part/{split}.bin'
-            with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
-                         'check the file and --tokenizer'):
-                reader = open(source, 'rb') if os.path.exists(source) else lzma.open(source + '.xz')
-                with reader, open(part, 'wb') as writer:
-                    shutil.copyfileobj(reader, writer, 2 ** 20)
-                ids = np.memmap(part, dtype='<u2', mode='r')
-                occurrences = np.bincount(ids, minlength=vocab_size)        # of each token
-                if len(occurrences) > vocab_size:
-                    raise ValueError(f'it has the token {len(occurrences) - 1}')
-                counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
-                                     bytes=int(occurrences @ text_bytes))
-        return finish(folder, counts, encoding, path)
-    finally:
-        shutil.rmtree(f'{folder}/part', ignore_errors=True)
+                           for token in range(n_vocab)])
+    counts, part = resume(folder, None, dict(source=path)), 2 ** 24
+    for split in SPLITS:
+        source = f'{path}/{split}.bin'
+        with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
+                     'check the file and --tokenizer'):
+            ids = np.memmap(source, dtype='<u2', mode='r')
+            # of each token; in parts, since bincount needs 8 bytes a token
+            occurrences = sum(np.bincount(ids[start:start + part], minlength=2 ** 16)
+                              for start in range(0, len(ids), part))
+            if occurrences[n_vocab:].any():
+                raise ValueError(f'it has the token {occurrences.nonzero()[0][-1]}')
+            shutil.copyfile(source, f'{folder}/part/{split}.bin')
+        counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
+                             bytes=int(occurrences[:n_vocab] @ text_bytes))
+    return finish(folder, counts, encoding, path)
 
 
 def total(counts, what):
@@ -476,7 +409,7 @@ def sha256(path):
 
 # reading a data set -------------------------------------------------------------------------------
 
-def open_data(name, reads=None, vocab_size=None):
+def open_data(name, reads=None, vocab_size=math.inf):
     """
     The data set or task `name`: a Text, or tasks.Problems, which has the same methods.
 
@@ -485,81 +418,50 @@ def open_data(name, reads=None, vocab_size=None):
     """
     if not name:
         raise ValueError('this model came without a data set: name one with --dataset')
-    is_task = ':' in name or name in tasks.TASKS
-    text = tasks.Problems(name) if is_task else Text(name)
-    if reads and text.tokenizer != reads:
-        raise ValueError(f"the model reads {reads} tokens, but data set '{name}' holds "
-                         f'{text.tokenizer}: choose another --dataset')
-    if vocab_size and text.vocab_size > vocab_size:
-        raise ValueError(f"the model knows {vocab_size} tokens, but data set '{name}' has "
-                         f'{text.vocab_size}: choose another --dataset')
+    text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
+    if reads not in (None, text.tokenizer) or text.vocab_size > vocab_size:
+        raise ValueError(f"the model reads {vocab_size} tokens of {reads}, but data set '{name}' "
+                         f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset')
     return text
 
 
-def load(name):
-    """
-    data/NAME as (train, val, meta): two uint16 memmaps and meta.json.
-
-    torchdocs is made if it is missing or damaged, with a warning if its text is not the one
-    behind the README's losses. ValueError, with the command that helps, if another data set is
-    missing or damaged.
-    """
-    folder = f'data/{name}'
-    if name == 'torchdocs':
-        try:
-            train, val, meta = read(folder)
-        except ValueError as error:
-            if os.path.exists(f'{folder}/meta.json'):
-                print(f'warning: {error}. It is made again', file=sys.stderr)
-            make(name)
-            train, val, meta = read(folder)
-        if meta['train']['sha256'] != TORCHDOCS:
-            print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
-                  f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
-        return train, val, meta
-    if not os.path.exists(f'{folder}/meta.json'):
-        flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-        raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-                         f'(text is prepared with python data.py {name} {flag})')
-    return read(folder)
-
-
-def read(folder):
-    """What `load` returns. ValueError if a file is missing or differs from its sha256."""
-    with explain(f'{folder} is damaged', f'delete {folder} and make it again with python data.py'):
-        with open(f'{folder}/meta.json') as f:
-            meta = json.load(f)
-        ids = {}
-        for split in SPLITS:
-            path = f'{folder}/{split}.bin'
-            if sha256(path) != meta[split]['sha256']:
-                raise ValueError(f'{path} does not have the sha256 in meta.json')
-            ids[split] = np.memmap(path, dtype='<u2', mode='r')
-    return ids['train'], ids['val'], meta
-
-
 class Text:
-    """A data set of text, for training and for looking at a model; see also tasks.Problems."""
+    """
+    data/NAME, with its splits as uint16 memmaps; torchdocs is made if it is missing.
+
+    ValueError, with the command that helps, if another data set is missing, or if a file differs
+    from its sha256. tasks.Problems has the same methods.
+    """
     is_task = False             # every token has a label, and the measure is the loss
 
     def __init__(self, name):
-        self.name = name
-        self.train, self.val, self.meta = load(name)
-        self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
-        self.sha256 = self.meta['train']['sha256']
+        folder = f'data/{name}'
+        if not os.path.exists(f'{folder}/meta.json'):
+            if name != 'torchdocs':
+                raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
+                                 '(python data.py --help says how text is prepared)')
+            make(name)
+        with explain(f'{folder} is damaged', 'make it again with python data.py'):
+            with open(f'{folder}/meta.json') as f:
+                self.meta = json.load(f)
+            for split in SPLITS:
+                if sha256(f'{folder}/{split}.bin') != self.meta[split]['sha256']:
+                    raise ValueError(f'{split}.bin does not have the sha256 in meta.json')
+            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
+                                    for split in SPLITS)
+            self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
+        self.name, self.sha256 = name, self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+        if name == 'torchdocs' and self.sha256 != TORCHDOCS:
+            print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
+                  f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 
     def check(self, T, rows=1):
-        """ValueError if a split has no window of T tokens, or training has fewer than `rows`."""
-        for split, ids in dict(train=self.train, val=self.val).items():
-            if len(ids) <= T:
-                raise ValueError(f'block_size = {T} is longer than the {split} text of {self.name} '
-                                 f'({len(ids)} tokens): make --block_size smaller, or take more '
-                                 'text')
-        n_windows = len(self.train) - T
-        if rows > n_windows:
-            raise ValueError(f'a batch of {rows} windows is more than the {n_windows} windows of '
-                             f'{T} tokens in {self.name}: make --batch_size smaller')
+        """ValueError if there are fewer training windows of T tokens than rows, or none to test."""
+        for split, ids, n in ('train', self.train, rows), ('val', self.val, 1):
+            if len(ids) - T < n:
+                raise ValueError(f'the {split} text of {self.name} ({len(ids)} tokens) has fewer '
+                                 f'than {n} windows of {T}: lower --block_size or --batch_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
@@ -591,14 +493,11 @@ def windows(data, starts, block_size):
 
 
 def main():
-    started = time.time()
-    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe)
-    print(f'{total(meta, "bytes") / 1e6:.1f} MB of text in {time.time() - started:.1f} s')
+    meta = make(name, path, tokenizer, tokens, val_fraction, config, bpe)
     for split in SPLITS:
-        n_documents, n_tokens = meta[split]['documents'], meta[split]['tokens']
-        percent = 100 * n_tokens / total(meta, 'tokens')
-        print(f'data/{name}/{split}.bin: {n_documents:,} documents, {n_tokens:,} tokens '
-              f'({meta["tokenizer"]}), {percent:.2f}%')
+        of = meta[split]
+        print(f"data/{name}/{split}.bin: {of['documents']:,} documents, {of['bytes'] / 1e6:.1f} MB "
+              f"of text, {of['tokens']:,} tokens ({meta['tokenizer']})")
     print(f'next: python train.py --dataset={name}')
 
 

@@ -126,7 +126,7 @@ def short(tensor, digits):
 
 def problem(task, T, seed):
     """A problem of the task -> tokens (T,), right answers (-1 where there is none), depth."""
-    x, y, depth = tasks.make(task, np.random.default_rng(seed), 1, T)
+    x, y, depth = tasks.Problems(task).make(np.random.default_rng(seed), 1, T)
     return torch.from_numpy(x[0]), torch.from_numpy(y[0]).clamp(min=-1), depth[0].tolist()
 
 

@@ -136,13 +136,14 @@ def print_problems(model, task, rule):
     if unused:
         raise ValueError(f'this model answers problems of {task}: leave out '
                          + ', '.join(f'--{knob}' for knob in unused))
-    x, y, _ = tasks.make(task, np.random.default_rng(seed), num_samples, model.config.block_size)
+    problems, T = tasks.Problems(task), model.config.block_size
+    x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     logits, steps, _ = teacher_forced(model, idx, model.loop_counts(n_loop, rule), rule,
                                       cache or 'exact', ring, noise_seed)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
-    tasks.print_answers(task, x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
+    problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
     print(f'mean loop steps {steps.mean():.2f}')
 
 

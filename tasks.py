@@ -5,15 +5,14 @@ Problems that need many loop steps, with the number of steps that each answer ne
     python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write three functions and add one line, a Task, to TASKS below:
+To add a task, write three functions and name each in its table, TASKS, WORDS or ORACLES:
 
     name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
-    name_words(...) -> list of str                  the text of each token
-    name_oracle(words, ...) -> list of str          the right answers, computed in another way
+    name_words(...) -> list of str                  the text of each token; takes the knobs it needs
+    name_oracle(words, **knobs) -> list of str      the right answers, computed in another way
 
-The last two take only the knobs that they need. `python tasks.py NAME` then checks the labels
-with the oracle (not the depths), and `python train.py config/calc.py --dataset=NAME
---out_dir=out-NAME` trains on it.
+`python tasks.py NAME` then checks the labels with the oracle (not the depths), and
+`python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
@@ -26,9 +25,6 @@ import hashlib
 import inspect
 import itertools
 import string
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -37,29 +33,14 @@ from common import configurator
 from common.configurator import configure, did_you_mean, run
 
 # -------------------------------------------------------------------------------------------------
-task = 'calc'                   # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
-block_size: int | None = None   # T, the tokens in a problem; None = the number in TASKS
-show = 3                        # problems to print
-rows = 1000                     # problems to check with the oracle
+task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
+block_size = 24         # T, the tokens in a problem
+rows = 1000             # problems to check with the oracle
 seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_T = 2 ** 14            # the most tokens in a problem
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task; calling it makes problems, as its function `make` does."""
-    make: Callable      # (rng, rows, T, knobs) -> x, y, depth; ValueError for a wrong knob or T
-    words: Callable     # (the knobs that change the vocabulary) -> the text of each token
-    oracle: Callable    # (the words of a problem, the knobs it needs) -> the right word at each
-                        # token, None without a label; computed in another way than in `make`
-    T: int              # the tokens in a problem, unless the user chooses another number
-
-    def __call__(self, *args, **knobs):
-        return self.make(*args, **knobs)
 
 
 def check(good, message):
@@ -105,14 +86,14 @@ def calc_words(p):
     return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
 
 
-def calc_oracle(words, p, dense):
+def calc_oracle(words, p, **knobs):
     """Compute with Python's unlimited integers, and take the remainder only in the answers."""
     answers, value = [], None
     for word in words:
         op, v = word[0], int(word[1:])
         value = v if op == '=' else value + v if op == '+' else value * v
         answers.append(f'={value % p}')
-    return answers if dense else [None] * (len(words) - 1) + answers[-1:]
+    return answers
 
 
 def hop(rng, rows, T, letters=4, hops=4, dense=True):
@@ -163,7 +144,7 @@ def hop_words(letters, hops):
     return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
 
 
-def hop_oracle(words, hops, dense):
+def hop_oracle(words, **knobs):
     """Search for each hop letter by letter, as the definition says."""
     p, v = int(words[0]), words[1:]
     answers = [None]
@@ -173,14 +154,14 @@ def hop_oracle(words, hops, dense):
             if i is None:
                 break
         answers.append('-' if i is None else v[i])
-    return answers if dense else [None] * (len(words) - 1) + answers[-1:]
+    return answers
 
 
 GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))),
               Z2=[(0, 1), (1, 0)])
 
 
-def group(rng, rows, T, name: Literal['S3', 'S5', 'Z2'] = 'S3', reset=0.2):
+def group(rng, rows, T, name='S3', reset=0.2):
     """
     The running product in the group S3, S5 or Z2 (in Z2, the parity).
 
@@ -203,11 +184,12 @@ def group(rng, rows, T, name: Literal['S3', 'S5', 'Z2'] = 'S3', reset=0.2):
 
 
 def group_words(name):
+    check(name in GROUPS, f"name must be one of {', '.join(GROUPS)}, not '{name}'")
     elements = [''.join(map(str, g)) for g in GROUPS[name]]
     return elements + ['=' + g for g in elements]
 
 
-def group_oracle(words, name):
+def group_oracle(words, name, **knobs):
     """Multiply permutation matrices."""
     eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
     for word in words:
@@ -217,11 +199,9 @@ def group_oracle(words, name):
     return answers
 
 
-TASKS = dict(
-    calc=Task(calc, calc_words, calc_oracle, T=24),
-    hop=Task(hop, hop_words, hop_oracle, T=40),
-    group=Task(group, group_words, group_oracle, T=24),
-)
+TASKS = dict(calc=calc, hop=hop, group=group)
+WORDS = dict(calc=calc_words, hop=hop_words, group=group_words)
+ORACLES = dict(calc=calc_oracle, hop=hop_oracle, group=group_oracle)
 
 
 # a task by its name ------------------------------------------------------------------------------
@@ -231,20 +211,17 @@ def parse(text):
     name, _, given = text.partition(':')
     check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
           f"(the tasks are {', '.join(TASKS)})")
-    parameters = list(inspect.signature(TASKS[name].make).parameters.values())[3:]
+    parameters = list(inspect.signature(TASKS[name]).parameters.values())[3:]
     knobs = {parameter.name: parameter.default for parameter in parameters}
-    annotations = {key: type(value) for key, value in knobs.items()}
-    annotations |= TASKS[name].make.__annotations__
     for part in given.split(',') if given else []:
         key, _, value = part.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
               f"(its knobs are {', '.join(knobs)})")
-        types = configurator.types_of(annotations[key])
+        types = (type(knobs[key]),)
         value = configurator.parse(value, types)
         knobs[key] = configurator.convert(f'{key} of the task {name}', value, types)
         check(type(value) is not int or value <= 1000,
               f'{key} of the task {name} must be at most 1000, not {value}')
-    configurator.check_choices(annotations, knobs)
     return name, knobs
 
 
@@ -253,77 +230,55 @@ def is_task(dataset):
     return dataset.partition(':')[0] in TASKS
 
 
-def arguments(function, knobs):
-    """The knobs that the function takes."""
-    names = inspect.signature(function).parameters
-    return {name: knobs[name] for name in names if name in knobs}
-
-
-def make(text, rng, rows, T):
-    """Problems of `text`, a task with its knobs -> x, y, depth. ValueError if they do not fit."""
-    name, knobs = parse(text)
-    check(1 <= T <= MOST_T, f'T (--block_size) must lie in [1, {MOST_T}], not {T}')
-    check(1 <= rows <= MOST_TOKENS // T, f'cannot make {rows} problems of {T} tokens at once: '
-          f'choose 1 to {MOST_TOKENS // T} (--batch_size in training)')
-    return TASKS[name](rng, rows, T, **knobs)
-
-
-def check_rows(text, x, y):
-    """The number of rows whose labels y differ from the oracle's answers to x (rows, T)."""
-    name, knobs = parse(text)
-    oracle, words, wrong = TASKS[name].oracle, Words(text).words, 0
-    for tokens, labels in zip(x, y):
-        answers = oracle([words[token] for token in tokens], **arguments(oracle, knobs))
-        wrong += answers != [None if label == NOT_ASKED else words[label] for label in labels]
-    return wrong
-
-
-class Words:
-    """The vocabulary of a task, with those members of tiktoken.Encoding that the project uses."""
-
-    def __init__(self, text):
-        name, knobs = parse(text)
-        shaping = arguments(TASKS[name].words, knobs)
-        self.words = TASKS[name].words(**shaping)
-        self.n_vocab, self.eot_token = len(self.words), None
-        listed = ','.join(f'{key}={value}' for key, value in shaping.items())
-        self.name = f'{name}:{listed}' if listed else name      # the same for the same words
-
-    def encode(self, text, allowed_special=()):
-        """Words separated by blanks -> tokens. ValueError for an unknown word."""
-        for word in text.split():
-            check(word in self.words, f"'{word}' is not a word of {self.name}: choose from "
-                  f"{' '.join(self.words)}")
-        return [self.words.index(word) for word in text.split()]
-
-    def decode_single_token_bytes(self, token):
-        return self.words[token].encode()
-
-
 class Problems:
     """
-    A task as a data set, with the same methods as data.Text.
+    A task with its knobs: a data set with the methods of data.Text, and the encoding of its words.
 
-    Nothing is stored on disk: a batch depends only on the generator that `batch` is given. The
-    held-out problems have a seed of their own, so they are the same in every script.
+    A batch depends only on the generator that `batch` is given. The held-out problems have a seed
+    of their own, so they are the same in every script.
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
+    eot_token = None
 
     def __init__(self, text, held_out=2048):
-        self.text, self.words = text, Words(text)
-        self.tokenizer, self.vocab_size = self.words.name, self.words.n_vocab
-        self.sha256 = hashlib.sha256(repr(parse(text)).encode()).hexdigest()
+        """text: a task with its knobs. ValueError if there is no such task."""
+        self.name, self.knobs = parse(text)
+        words = WORDS[self.name]
+        shaping = {knob: self.knobs[knob] for knob in inspect.signature(words).parameters}
+        self.words = words(**shaping)
+        self.vocab_size = self.n_vocab = len(self.words)
+        self.width = max(map(len, self.words)) + 3              # of a column
+        listed = ','.join(f'{knob}={value}' for knob, value in shaping.items())
+        self.tokenizer = f'{self.name}:{listed}'                # the same for the same words
+        self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
         self.description = f'problems of {text}, made as they are needed'
         self.rows = held_out
         self.problems = None    # x, y, depth (rows, T)
 
+    def make(self, rng, rows, T):
+        """Problems: x, y, depth (rows, T). ValueError if T, rows or a knob does not fit."""
+        check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
+              'choose other numbers (--batch_size and --block_size in training)')
+        return TASKS[self.name](rng, rows, T, **self.knobs)
+
+    def n_wrong(self, x, y):
+        """The number of rows in which a label of y is not the oracle's answer to x (rows, T)."""
+        wrong = 0
+        for tokens, labels in zip(x, y):
+            words = [self.words[token] for token in tokens]
+            answers = ORACLES[self.name](words, **self.knobs)
+            wrong += any(label != NOT_ASKED and self.words[label] != answer
+                         for label, answer in zip(labels, answers))
+        return wrong
+
     def check(self, T, rows=1):
         """ValueError if T, a knob or the number of rows does not fit the task."""
-        make(self.text, np.random.default_rng(0), rows, T)
+        self.with_depth(T)
+        self.make(np.random.default_rng(0), rows, T)
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Make `rows` problems and return the slice `mine` of them: x, y (B, T)."""
-        x, y, _ = make(self.text, rng, rows, T)
+        x, y, _ = self.make(rng, rows, T)
         return torch.from_numpy(x[mine]), torch.from_numpy(y[mine])
 
     def n_held_out(self, T):
@@ -338,52 +293,53 @@ class Problems:
         """All held-out problems: x, y, depth (rows, T)."""
         if self.problems is None or self.problems[0].shape[1] != T:
             rng = np.random.default_rng([self.rows, *b'held-out'])
-            self.problems = make(self.text, rng, self.rows, T)
+            self.problems = self.make(rng, self.rows, T)
         return self.problems
 
+    def encode(self, text, allowed_special=()):
+        """Words separated by blanks -> tokens. ValueError for an unknown word."""
+        for word in text.split():
+            check(word in self.words, f"'{word}' is not a word of {self.tokenizer}: choose from "
+                  f"{' '.join(self.words)}")
+        return [self.words.index(word) for word in text.split()]
 
-def in_columns(words, tokens, width):
-    """The texts of some tokens in columns, with a gap where there is no label."""
-    return ''.join((words[token] if token != NOT_ASKED else '').rjust(width) for token in tokens)
+    def decode_single_token_bytes(self, token):
+        return self.words[token].encode()
 
+    def in_columns(self, tokens):
+        """The words of some tokens, with a gap where there is no label."""
+        words = [self.words[token] if token != NOT_ASKED else '' for token in tokens]
+        return ''.join(word.rjust(self.width) for word in words)
 
-def print_answers(text, x, y, guesses, steps, paint):
-    """
-    Print problems x, right answers y and a model's guesses (rows, T), with wrong ones as !word!.
+    def print_answers(self, x, y, guesses, steps, paint):
+        """
+        Print problems x, right answers y and a model's guesses (rows, T), wrong ones as !word!.
 
-    paint(text, n) colours the text of a guess by its loop steps n, from steps (rows, T).
-    """
-    words, asked = Words(text).words, y != NOT_ASKED
-    width = max(map(len, words)) + 3
-    for row in range(len(x)):
-        print('problem ' + in_columns(words, x[row], width))
-        print('right   ' + in_columns(words, y[row], width))
-        model = ''
-        for guess, label, n in zip(guesses[row], y[row], steps[row]):
-            word = words[guess] if guess == label else f'!{words[guess]}!'
-            model += paint((word if label != NOT_ASKED else '').rjust(width), n)
-        print(f'model   {model}\n')
-    right = (guesses == y)[asked]
-    print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%')
+        paint(text, n) colours the text of a guess by its loop steps n, from steps (rows, T).
+        """
+        for row in range(len(x)):
+            print('problem ' + self.in_columns(x[row]))
+            print('right   ' + self.in_columns(y[row]))
+            model = ''
+            for guess, label, n in zip(guesses[row], y[row], steps[row]):
+                word = self.words[guess] if guess == label else f'!{self.words[guess]}!'
+                model += paint((word if label != NOT_ASKED else '').rjust(self.width), n)
+            print(f'model   {model}\n')
+        right = (guesses == y)[y != NOT_ASKED]
+        print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%')
 
 
 def main():
-    name, _ = parse(task)
-    T = TASKS[name].T if block_size is None else block_size
-    x, y, depth = make(task, np.random.default_rng(seed), rows, T)
-    words = Words(task).words
-    width = max(map(len, words)) + 1
-    print(f'{task}: {len(words)} words, {T} tokens a problem\n')
-    for tokens, labels in zip(x[:show], y[:show]):
-        print('  problem ' + in_columns(words, tokens, width))
-        print('  answers ' + in_columns(words, labels, width) + '\n')
+    problems = Problems(task)
+    x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
+    print(f'{task}: {problems.n_vocab} words, {block_size} tokens a problem\n')
+    for tokens, labels in zip(x[:3], y[:3]):
+        print('  problem' + problems.in_columns(tokens))
+        print('  answers' + problems.in_columns(labels) + '\n')
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-    wrong = check_rows(task, x, y)
-    print(f'{rows} problems: the oracle disagrees with {wrong}')
-    if wrong:
-        raise SystemExit(1)
+    print(f'{rows} problems: the oracle disagrees with {problems.n_wrong(x, y)}')
 
 
 if __name__ == '__main__':

@@ -99,7 +99,7 @@ def test_text_is_data_and_the_page_needs_no_network(pages):
 
 def test_a_problem_has_its_answers_and_their_depth(pages):
     record = record_of(pages.task)
-    x, y, depth = tasks.make('calc:p=2,reset=0.1', np.random.default_rng(3), 1, 12)
+    x, y, depth = tasks.Problems('calc:p=2,reset=0.1').make(np.random.default_rng(3), 1, 12)
     assert [record['tokens'], record['depth']] == [x[0].tolist(), depth[0].tolist()]
     assert record['right'] == y[0].clip(-1).tolist()
     dots = in_browser(pages.task, "document.querySelectorAll('#heat circle').length")

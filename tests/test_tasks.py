@@ -11,28 +11,27 @@ import data
 import tasks
 
 
-def made(text, rows=200, T=None, seed=0):
-    name, _ = tasks.parse(text)
-    return tasks.make(text, np.random.default_rng(seed), rows, T or tasks.TASKS[name].T)
+def made(text, rows=200, T=24):
+    return tasks.Problems(text).make(np.random.default_rng(0), rows, T)
 
 
 @pytest.mark.parametrize('text', [
     'calc', 'calc:p=2,reset=1', 'calc:dense=False', 'calc:p=11,reset=0.04', 'hop',
     'hop:letters=2,hops=0', 'hop:letters=26,hops=7', 'hop:letters=3,hops=30,dense=False',
-    'group',
-    'group:name=S5', 'group:name=Z2,reset=0'])
+    'group', 'group:name=S5', 'group:name=Z2,reset=0'])
 def test_labels_are_the_oracles(text):
+    problems = tasks.Problems(text)
     x, y, depth = made(text)
     assert x.shape == y.shape == depth.shape
-    assert x.min() >= 0 and x.max() < tasks.Words(text).n_vocab
-    assert tasks.check_rows(text, x, y) == 0
-    # every row has a label, and only labels have a depth
-    assert (y != tasks.NOT_ASKED).any(axis=1).all()
+    assert x.min() >= 0 and x.max() < problems.n_vocab
+    assert problems.n_wrong(x, y) == 0
+    # the last token has a label, or all of them, except hop's p; only labels have a depth
+    first = 23 if 'dense=False' in text else int(text[:3] == 'hop')
+    assert ((y != tasks.NOT_ASKED) == (np.arange(24) >= first)).all()
     assert (depth[y == tasks.NOT_ASKED] == 0).all()
     # a wrong label is noticed
-    row, place = np.argwhere(y != tasks.NOT_ASKED)[-1]
-    y[row, place] = (y[row, place] + 1) % tasks.Words(text).n_vocab
-    assert tasks.check_rows(text, x, y) == 1
+    y[7, 23] = (y[7, 23] + 1) % problems.n_vocab
+    assert problems.n_wrong(x, y) == 1
 
 
 # recorded when the first models were trained: 50 problems of seed 0, the held-out problems, and the
@@ -45,20 +44,21 @@ def test_problems_never_change(text, drawn, held_out, sha256, tokenizer):
     def digest(arrays):
         return hashlib.sha256(b''.join(a.astype('<i8').tobytes() for a in arrays)).hexdigest()[:12]
     problems = tasks.Problems(text)
-    assert digest(made(text, rows=50)) == drawn
-    assert digest(problems.with_depth(40 if text[:3] == 'hop' else 24)) == held_out
+    T = 40 if text[:3] == 'hop' else 24
+    assert digest(made(text, rows=50, T=T)) == drawn
+    assert digest(problems.with_depth(T)) == held_out
     assert (problems.sha256[:12], problems.tokenizer) == (sha256, tokenizer)
 
 
 def test_hop_by_hand():
     """b a c b a: from the last a back to the a before it, one on to c; c has none before it."""
     words = list('bacba')
-    assert tasks.hop_oracle(['0', *words], 2, True) == [None, 'b', 'a', 'c', 'b', 'a']
-    assert tasks.hop_oracle(['1', *words], 2, True) == [None, '-', '-', '-', 'a', 'c']
-    assert tasks.hop_oracle(['2', *words], 2, True) == [None, '-', '-', '-', '-', '-']
+    assert tasks.hop_oracle(['0', *words]) == [None, 'b', 'a', 'c', 'b', 'a']
+    assert tasks.hop_oracle(['1', *words]) == [None, '-', '-', '-', 'a', 'c']
+    assert tasks.hop_oracle(['2', *words]) == [None, '-', '-', '-', '-', '-']
     x, y, depth = made('hop', rows=300)
     # the depth is p where the whole chain exists, and at most p where it breaks
-    p, whole = np.tile(x[:, :1] - 5, (1, 39)), y[:, 1:] != 4
+    p, whole = np.tile(x[:, :1] - 5, (1, 23)), y[:, 1:] != 4
     assert (depth[:, 1:] <= p).all() and (depth[:, 1:][whole] == p[whole]).all()
 
 
@@ -85,26 +85,27 @@ def test_words_are_an_encoding():
 def test_answers_are_printed(capsys):
     x, y = np.array([[6, 0, 1, 0]]), np.array([[tasks.NOT_ASKED, 4, 4, 1]])     # p = 1, a b a
     guesses = np.array([[0, 4, 3, 1]])
-    tasks.print_answers('hop', x, y, guesses, 0 * x + 7,
-                        lambda text, steps: f' {steps}:{text.strip()}')
+    tasks.Problems('hop').print_answers(x, y, guesses, 0 * x + 7,
+                                        lambda text, steps: f' {steps}:{text.strip()}')
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ['model', '7:', '7:-', '7:!d!', '7:b']
     assert lines[-1] == '--- 2 of 3 answers right, 66.7%'
 
 
-def test_a_new_task_is_one_entry(monkeypatch):
+def test_a_new_task_is_three_functions(monkeypatch):
     """The label is the token before. It is made, checked and opened by its name."""
     def echo(rng, rows, T, letters=3):
         x = rng.integers(letters, size=(rows, T))
         y = np.concatenate((np.full((rows, 1), tasks.NOT_ASKED), x[:, :-1]), axis=1)
         return x, y, (y >= 0).astype(int)
 
-    monkeypatch.setitem(tasks.TASKS, 'echo', tasks.Task(
-        echo, lambda letters: [*'abcdef'[:letters]], lambda words: [None, *words[:-1]], T=6))
-    x, y, _ = made('echo:letters=4')
-    assert x.shape == (200, 6) and x.max() == 3 and tasks.check_rows('echo:letters=4', x, y) == 0
+    monkeypatch.setitem(tasks.TASKS, 'echo', echo)
+    monkeypatch.setitem(tasks.WORDS, 'echo', lambda letters: [*'abcdef'[:letters]])
+    monkeypatch.setitem(tasks.ORACLES, 'echo', lambda words, letters: [None, *words[:-1]])
     assert data.get_encoding('echo:letters=4').words == [*'abcd']
     problems = data.open_data('echo')
+    x, y, _ = made('echo', T=6)
+    assert x.shape == (200, 6) and problems.n_wrong(x, y) == 0
     x, y = problems.batch(np.random.default_rng(0), 4, 6)
     assert problems.is_task and torch.equal(y[:, 1:], x[:, :-1])
 
@@ -119,7 +120,8 @@ def test_a_new_task_is_one_entry(monkeypatch):
     ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
     ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
     ('hop', 1, 1, 'T of at least 2, not 1'),
-    ('calc', 10 ** 9, 1, 'block_size.* must lie in'),
+    ('calc', 0, 1, 'cannot make 2048 problems of 0 tokens'),
+    ('calc', 10 ** 9, 1, 'cannot make 2048 problems of 1000000000 tokens .*--block_size'),
     ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
 def test_bad_input(text, T, rows, message):
     with pytest.raises(ValueError, match=message):
@@ -127,9 +129,8 @@ def test_bad_input(text, T, rows, message):
 
 
 def test_a_config_fits_its_task():
-    for config, task in dict(calc='calc', hop='hop', s3='group').items():
+    for config in 'calc', 'hop', 's3':
         knobs = {}
         with open(os.path.join(ROOT, 'config', f'{config}.py')) as f:
             exec(f.read(), knobs)
-        assert (knobs['dataset'], knobs['block_size']) == (task, tasks.TASKS[task].T)
-        tasks.Problems(task).check(knobs['block_size'])
+        tasks.Problems(knobs['dataset']).check(knobs['block_size'])

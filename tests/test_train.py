@@ -72,7 +72,7 @@ def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
 
 def test_a_run_from_end_to_end(whole):
     printed = (whole / 'printed.txt').read_text()
-    n_windows = (len(data.load('book')[1]) - 1) // 16
+    n_windows = (len(data.open_data('book').val) - 1) // 16
     assert 'held-out loss over 7 windows' in printed
     assert f'held-out loss over {n_windows} windows' in printed
     assert printed.endswith('next: python sample.py --exit accel\n')
@@ -115,7 +115,7 @@ def test_nothing_but_the_seed_matters(whole):
 def test_accumulated_gradients_train(monkeypatch):
     """In a run, too, every micro step reads a batch of its own, and the loss is their mean."""
     batches, windows = [], data.windows
-    n_tokens = len(data.load('book')[0])
+    n_tokens = len(data.open_data('book').train)
 
     def spy(tokens, starts, block_size):
         if len(tokens) == n_tokens:         # training, no evaluation
@@ -268,7 +268,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--block_size=100000', 'longer than the'),
+    ('--block_size=100000', 'fewer than 4 windows of 100000'),
     ('--dtype=int8', "unknown dtype 'int8'"),
     ('--vocab_size=100', 'less than the 257 tokens'),
     ('--n_embd=100000000', 'not enough memory: lower batch_size'),
