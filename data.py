@@ -27,7 +27,6 @@ Paper: App. B (FineWeb, 300M tokens).
 import ast
 import glob
 import hashlib
-import inspect
 import json
 import logging
 import math
@@ -196,9 +195,18 @@ def strings(tree):
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
             text = node.value
             if len(text) >= 80 and (node in docstrings or len(text) >= 200 and '\n' in text):
-                text = inspect.cleandoc('\n'.join(line.rstrip() for line in text.split('\n')))
-                found.append((node.lineno, node.col_offset, text))
+                found.append((node.lineno, node.col_offset, dedent(text)))
     return [text for _, _, text in sorted(found)]
+
+
+def dedent(text):
+    """
+    Remove the indentation that all lines but the first share, and blanks around the text. (Unlike
+    that of inspect.cleandoc, this result is the same in every version of Python.)
+    """
+    first, *rest = [line.rstrip() for line in text.expandtabs().split('\n')]
+    margin = min((len(line) - len(line.lstrip()) for line in rest if line), default=0)
+    return '\n'.join([first.lstrip(), *(line[margin:] for line in rest)]).strip('\n')
 
 
 def file_documents(path):
@@ -427,34 +435,45 @@ def open_data(name, reads=None, vocab_size=math.inf):
 
 class Text:
     """
-    data/NAME, with its splits as uint16 memmaps; torchdocs is made if it is missing.
+    data/NAME, with its splits as uint16 memmaps. tasks.Problems has the same methods.
 
-    ValueError, with the command that helps, if another data set is missing, or if a file differs
-    from its sha256. tasks.Problems has the same methods.
+    torchdocs is made if it is missing or damaged. ValueError, with the command that helps, if
+    another data set is missing, or a file of it differs from its sha256.
     """
     is_task = False             # every token has a label, and the measure is the loss
 
     def __init__(self, name):
-        folder = f'data/{name}'
+        self.name, folder = name, f'data/{name}'
         if not os.path.exists(f'{folder}/meta.json'):
             if name != 'torchdocs':
+                flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
                 raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-                                 '(python data.py --help says how text is prepared)')
+                                 f'(text is prepared with python data.py {name} {flag})')
             make(name)
-        with explain(f'{folder} is damaged', 'make it again with python data.py'):
-            with open(f'{folder}/meta.json') as f:
-                self.meta = json.load(f)
-            for split in SPLITS:
-                if sha256(f'{folder}/{split}.bin') != self.meta[split]['sha256']:
-                    raise ValueError(f'{split}.bin does not have the sha256 in meta.json')
-            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
-                                    for split in SPLITS)
-            self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
-        self.name, self.sha256 = name, self.meta['train']['sha256']
-        self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+        try:
+            self.read(folder)
+        except ValueError as error:
+            if name != 'torchdocs':
+                raise
+            print(f'warning: {error}. It is made again', file=sys.stderr)
+            make(name)
+            self.read(folder)
         if name == 'torchdocs' and self.sha256 != TORCHDOCS:
             print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
                   f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
+
+    def read(self, folder):
+        with explain(f'{folder} is damaged', 'make it again with python data.py'):
+            with open(f'{folder}/meta.json') as f:
+                meta = json.load(f)
+            for split in SPLITS:
+                if sha256(f'{folder}/{split}.bin') != meta[split]['sha256']:
+                    raise ValueError(f'{split}.bin does not have the sha256 in meta.json')
+            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
+                                    for split in SPLITS)
+            self.tokenizer, self.vocab_size = meta['tokenizer'], meta['vocab_size']
+        self.meta, self.sha256 = meta, meta['train']['sha256']
+        self.description = f'{self.name}: {len(self.train):,} tokens ({self.tokenizer})'
 
     def check(self, T, rows=1):
         """ValueError if there are fewer training windows of T tokens than rows, or none to test."""

@@ -247,7 +247,7 @@ class Problems:
         shaping = {knob: self.knobs[knob] for knob in inspect.signature(words).parameters}
         self.words = words(**shaping)
         self.vocab_size = self.n_vocab = len(self.words)
-        self.width = max(map(len, self.words)) + 3              # of a column
+        self.width = max(map(len, self.words), default=0) + 3      # of a column
         listed = ','.join(f'{knob}={value}' for knob, value in shaping.items())
         self.tokenizer = f'{self.name}:{listed}'                # the same for the same words
         self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
@@ -339,7 +339,10 @@ def main():
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-    print(f'{rows} problems: the oracle disagrees with {problems.n_wrong(x, y)}')
+    wrong = problems.n_wrong(x, y)
+    print(f'{rows} problems: the oracle disagrees with {wrong}')
+    if wrong:
+        raise SystemExit(1)
 
 
 if __name__ == '__main__':

@@ -135,7 +135,7 @@ def test_a_bpe_is_trained_on_the_training_documents_alone():
 
 # text on this machine ----------------------------------------------------------------------------
 
-def test_torchdocs_is_made_on_first_use(capsys, monkeypatch):
+def test_torchdocs_is_made_on_first_use_and_made_again_if_damaged(capsys, monkeypatch):
     text = data.open_data('torchdocs')
     said, = capsys.readouterr().err.splitlines()    # no warning: the README's losses are for it
     assert said.startswith('making data/torchdocs')
@@ -146,11 +146,14 @@ def test_torchdocs_is_made_on_first_use(capsys, monkeypatch):
     assert len(val_docs) == val['documents']
     assert not set(text_of('torchdocs', 'train')) & set(val_docs)
 
-    # of another torch there is a warning
+    # damaged: it is made again (here of fewer documents), with two warnings
     monkeypatch.setattr(data, 'torch_documents', lambda: ['one document', 'another'])
-    data.make('torchdocs')
+    with open('data/torchdocs/train.bin', 'ab') as f:
+        f.write(b'xx')
     assert bytes(data.open_data('torchdocs').train[:7].tolist()) == b'another'
-    assert 'losses differ from the README' in capsys.readouterr().err.splitlines()[-1]
+    damaged, _, different = capsys.readouterr().err.splitlines()
+    assert 'is damaged' in damaged and 'made again' in damaged
+    assert 'losses differ from the README' in different
 
 
 def test_the_strings_of_torchdocs(tmp_path):
@@ -391,7 +394,7 @@ def test_bad_text_and_nothing_lost(path, how, words):
 
 @pytest.mark.parametrize('function, args, words', [
     (data.make, ('new',), 'python data.py new --path=TEXT'),
-    (data.open_data, ('new',), "no data set or task 'new' .*python data.py --help"),
+    (data.open_data, ('new',), "no data set or task 'new' .*python data.py new --path=TEXT"),
     (data.open_data, ('clac',), "did you mean 'calc'"),
     (data.open_data, ('',), 'name one with --dataset'),
     (data.get_encoding, ('gpt9',), 'Unknown encoding gpt9.*take bytes'),
