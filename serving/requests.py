@@ -12,7 +12,7 @@ import json
 import time
 from dataclasses import dataclass, fields
 
-from common.configurator import convert, did_you_mean, types_of
+from common.configurator import convert, did_you_mean
 from data import EOT
 from decode import check
 
@@ -31,7 +31,7 @@ class Request:
     def check(self, config):
         """ValueError if a model with this config cannot answer it."""
         for field in fields(self):
-            convert(field.name, getattr(self, field.name), types_of(field.type))
+            convert(field.name, getattr(self, field.name), field.type)
         check([self.prompt], self.max_new_tokens, self.temperature, self.top_k, 'latest', False)
         if len(self.prompt) > config.block_size:
             raise ValueError(f'the prompt has {len(self.prompt)} tokens, more than block_size = '
@@ -80,7 +80,7 @@ def parse(line, encoding, usual):
     if 'tokens' in asked:
         prompt = asked.pop('tokens')
     else:
-        text = convert('prompt', asked['prompt'], (str,))
+        text = convert('prompt', asked['prompt'], str)
         prompt = encoding.encode(text, allowed_special={EOT})
     return Request(**usual | asked | dict(prompt=prompt))
 
