@@ -147,7 +147,7 @@ def read_file(path, knobs, annotations):
 
 
 def knobs_of_train():
-    """{knob: default} of train.py, of which only the knobs, between two rules of dashes, are run."""
+    """{knob: default} of train.py, of which only the section between two rules of dashes is run."""
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
     with open(path, encoding='utf-8') as f:
         knobs = re.split('^# -+\n', f.read(), flags=re.MULTILINE)[1]
@@ -219,27 +219,6 @@ def convert(key, value, annotation):
 
 
 # what scripts share -------------------------------------------------------------------------------
-
-def adopt(script, values, fixed, earlier_run):
-    """
-    Take over the knobs of an earlier run, except those that were given for this one.
-
-    script: the globals, with config = configure(globals()) among them; config changes with them.
-    values: the knobs of the earlier run, {knob: value}, plain.
-    fixed: the knobs that must not differ; ValueError if one was given another value.
-    earlier_run: the run in words, for that error.
-    """
-    config = script['config']
-    changed = []
-    for key in config.keys() & values.keys():
-        if key not in given:
-            script[key] = config[key] = values[key]
-        elif key in fixed and plain(script[key]) != values[key]:
-            changed.append(f'{key} = {script[key]} (it was {values[key]})')
-    if changed:
-        raise ValueError(f'{earlier_run} had other knobs: {", ".join(sorted(changed))}; '
-                         'leave them out, or train in another --out_dir')
-
 
 def plain(value):
     """A knob's value as a file holds it: numbers, strings, None, and lists of these."""

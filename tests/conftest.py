@@ -4,6 +4,7 @@ import io
 import os
 import runpy
 import shutil
+import signal
 import sys
 from functools import partialmethod
 from pathlib import Path
@@ -20,6 +21,8 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 
 import data  # noqa: E402
 import tasks  # noqa: E402
+from common.checkpoint import load_checkpoint  # noqa: E402
+from common.log import read_log  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
@@ -50,6 +53,7 @@ def run(*args, script='train.py'):
     """
     out, error, code = io.StringIO(), io.StringIO(), 0
     argv_before, sys.argv = sys.argv, [script, *args]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
@@ -57,6 +61,8 @@ def run(*args, script='train.py'):
         code = stop.code or 0
     finally:
         sys.argv = argv_before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
@@ -72,6 +78,30 @@ def refused(*args, script='train.py'):
     done = run(*args, script=script)
     assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
     return done.stderr
+
+
+def saved(out_dir):
+    """The dict of a run's last checkpoint."""
+    return load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))[1]
+
+
+def log_of(out_dir):
+    return read_log(os.path.join(out_dir, 'log.csv'))
+
+
+def same(a, b):
+    """Are two values of a checkpoint equal, tensors bit for bit?"""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def differences(a, b):
+    """What differs between the runs in two folders, except knobs and times."""
+    one, other = (saved(folder) | dict(config=None, log=[
+        {key: value for key, value in row.items() if key not in ('dt_ms', 'tokens_per_s', 'tflops')}
+        for row in log_of(folder)]) for folder in (a, b))
+    return [key for key in one.keys() | other.keys() if not same(one.get(key), other.get(key))]
 
 
 def exit_by_hand(f, x, k_max, rule, read=None):

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import test_train
 import torch
-from conftest import ROOT, TINY, finished, refused
-from test_train import same_weights, saved
+from conftest import ROOT, TINY, differences, finished, refused, saved
+from test_train import same_weights
 
 import tasks
 from common import checkpoint
 from common.checkpoint import find_run, load_checkpoint, save_checkpoint
-from results import kills
 
 here = test_train.here      # each test in a folder with the data
 
@@ -53,7 +52,7 @@ def test_a_run_of_an_earlier_version_goes_on():
     earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
     torch.save(earlier, 'out/ckpt.pt')
     assert 'from iteration 10' in finished('--resume')
-    assert list(kills.differences('never-stopped', 'out')) == []
+    assert differences('never-stopped', 'out') == []
 
 
 def test_load_checkpoint(tiny, idx):

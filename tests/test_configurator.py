@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common import configurator
-from common.configurator import adopt, configure, imported, pick_device, plain
+from common.configurator import configure, imported, pick_device, plain
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal
@@ -123,6 +123,9 @@ def test_bad_input_is_one_line_and_status_2(script, args, line, capsys):
 def test_a_bare_argument_and_an_imported_script(script):
     assert script('calc', '--count=4', positional='name')['name'] == 'calc'
     assert configurator.given == {'name', 'count'}
+    # a config file gives the knobs that it sets, even to the values that they had
+    script('same.py')
+    assert configurator.given == {'name'}
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
 
 
@@ -201,16 +204,6 @@ def test_a_reader_that_has_gone(script, args):
     done = run_script(*args, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, '')
-
-
-def test_adopt_takes_the_knobs_that_were_not_given(script):
-    names = script('--count=5', 'same.py')
-    config = names['config']
-    adopt(names, dict(rate=0.5, count=7, name='y', unknown=1), (), 'the run')
-    # count was given by a flag, name by a config file, though with its default
-    assert config == DEFAULTS | dict(rate=0.5, count=5)
-    assert names['config'] is config and 'unknown' not in names
-    assert {key: names[key] for key in config} == config
 
 
 def test_imported():
