@@ -91,9 +91,6 @@ dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bflo
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
 
-# fields of the model's Config that may differ from those of the weights that a run starts from
-MAY_CHANGE = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
-
 
 def lr_at(it):
     """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
@@ -236,7 +233,7 @@ def update(run, lr):
 def main():
     begin = time.time()
     # the run to continue from, whose knobs are taken over; then machine, text and model
-    before, resumed = earlier_run(globals(), MAY_CHANGE)
+    before, resumed = earlier_run(globals())
     check_knobs()
     dev, autocast = distributed.join(device, dtype)
     if RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing

@@ -29,6 +29,8 @@ from common.distributed import RANK, say
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',
               'save_interval', 'keep_iters', 'device', 'compile'}
+# fields of the model's Config that may differ from those of the weights that a run starts from
+FREE_FIELDS = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
 
 @dataclass
@@ -102,8 +104,8 @@ def class_of(name, trusted=False):
 
 
 # the fields that GPTConfig once had for the models of zoo/, with their values in a GPT
-ONCE_FIELDS = dict(loop_norm=True, sandwich='sum', mlp='plain', mlp_width=None, qk_bias=False,
-                   norm_eps=1e-6, scale_embedding=True, last_norm=True, tied=True, gate=False)
+ONCE_FIELDS = dict(loop_norm=True, sandwich='sum', mlp='plain', qk_bias=False, scale_embedding=True,
+                   last_norm=True, tied=True, gate=False)
 ONCE_CLASSES = {
     'model:GPT': {},
     'zoo.ouro:Gated': dict(gate=True),
@@ -119,14 +121,12 @@ def class_and_args(checkpoint):
     args = dict(checkpoint['model_args'])
     if 'model_class' in checkpoint:
         return checkpoint['model_class'], args
+    own = dict(mlp_width=args.pop('mlp_width', None) or 4 * args['n_embd'],
+               norm_eps=args.pop('norm_eps', 1e-6))
     once = ONCE_FIELDS | {name: args.pop(name) for name in ONCE_FIELDS if name in args}
     for name, changed in ONCE_CLASSES.items():
-        own = {}                        # fields of that class; a width of None was 4 * n_embd
-        if 'mlp' in changed:
-            own = dict(mlp_width=once['mlp_width'] or 4 * args['n_embd'], norm_eps=once['norm_eps'])
-        if all(once[key] == changed.get(key, value) for key, value in ONCE_FIELDS.items()
-               if key not in own):
-            return name, args | own
+        if once == ONCE_FIELDS | changed:       # a gated MLP has a width, its norms an epsilon
+            return name, args | (own if 'mlp' in changed else {})
     raise ValueError('the checkpoint is of an older version, and no class of this version has its '
                      'architecture')
 
@@ -224,12 +224,11 @@ def last_checkpoint(out_dir, trusted=''):
     return {}, ''
 
 
-def earlier_run(script, may_change):
+def earlier_run(script):
     """
     What a training script continues from, as its knobs resume, init_from and model say.
 
     script: its globals. Knobs that were not given are set to those of the earlier run.
-    may_change: fields of the model's Config that may differ from those of init_from's weights.
     Returns the earlier checkpoint, {} if there is none, and its path if that run is resumed, ''
     otherwise. ValueError if it does not fit.
     """
@@ -249,7 +248,7 @@ def earlier_run(script, may_change):
                              '--out_dir')
         before = load_checkpoint(init_from, trusted=script['model'])[1]
         knobs = before['model_args'] | dict(model=before['model_class'])
-        fixed = before['model_args'].keys() - may_change
+        fixed = before['model_args'].keys() - FREE_FIELDS
     else:
         return {}, ''
 
@@ -310,10 +309,9 @@ def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
         raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
                          f'ones with {how}')
     cache = cache or 'exact'
-    way = (wave, wave_steps) if wave else ()
-    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # if not exact, prompts wait
-    if tau is None:
-        waiting = ' that waits for the past' if past else f' of a wave {way}' if way else ''
-        raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "
-                         f"'{cache}': give --tau=NUMBER, or see what {how} finds")
-    return tau
+    past = past or cache != 'exact'     # prompts wait
+    key = cache, rule, past, *((wave, wave_steps) if wave else ())
+    if key not in taus:
+        raise ValueError(f"'{path}' has no threshold for cache = {cache}, exit = {rule}, past = "
+                         f'{past}, wave = {wave}: give --tau=NUMBER, or see what {how} finds')
+    return taus[key]

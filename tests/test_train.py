@@ -12,17 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    ROOT,
-    TINY,
-    differences,
-    finished,
-    log_of,
-    make_book,
-    refused,
-    same,
-    saved,
-)
+from conftest import ROOT, TINY, differences, finished, log_of, make_book, refused, same, saved
 
 import data
 import train
