@@ -63,10 +63,9 @@ def save_run(run, it, path, whole=True):
 
 def save_checkpoint(checkpoint, path, keep_old=False):
     """
-    A dict of tensors and plain values -> path, whole or not at all: after a kill or on a full disk
-    the earlier file is still there.
-
-    keep_old: keep that file, ckpt.pt as ckpt.old.pt. OSError if path cannot be written.
+    A dict of tensors and plain values -> path, whole or not at all: a kill or a full disk leaves
+    the earlier file. keep_old: keep that file, ckpt.pt as ckpt.old.pt. OSError if path cannot be
+    written.
     """
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     try:
@@ -97,8 +96,7 @@ def class_of(name, trusted=False):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
     kind = imported(name, 'model class', 'zoo.ouro:Ouro')
-    is_model = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-    if not is_model or not hasattr(kind, 'Config'):
+    if not hasattr(kind, 'Config'):
         raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
     return kind
 
@@ -121,12 +119,13 @@ def class_and_args(checkpoint):
     args = dict(checkpoint['model_args'])
     if 'model_class' in checkpoint:
         return checkpoint['model_class'], args
-    own = dict(mlp_width=args.pop('mlp_width', None) or 4 * args['n_embd'],
-               norm_eps=args.pop('norm_eps', 1e-6))
+    width, eps = args.pop('mlp_width', None), args.pop('norm_eps', 1e-6)
     once = ONCE_FIELDS | {name: args.pop(name) for name in ONCE_FIELDS if name in args}
     for name, changed in ONCE_CLASSES.items():
-        if once == ONCE_FIELDS | changed:       # a gated MLP has a width, its norms an epsilon
-            return name, args | (own if 'mlp' in changed else {})
+        if once == ONCE_FIELDS | changed:
+            gated = 'mlp' in changed            # such models have two fields of their own
+            own = dict(mlp_width=width or 4 * args['n_embd'], norm_eps=eps) if gated else {}
+            return name, args | own
     raise ValueError('the checkpoint is of an older version, and no class of this version has its '
                      'architecture')
 
@@ -170,8 +169,7 @@ def find_run(out_dir, quiet=False):
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
     None is out/ if that holds a ckpt.pt and pretrained/text otherwise, and a line says which.
-    pretrained/ is found beside the source files, and nothing is written there: results of its
-    models go to out/.
+    pretrained/ is beside the source files; results of its models go to out/.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
@@ -207,8 +205,8 @@ def last_checkpoint(out_dir, trusted=''):
     Returns its dict and path, or ({}, '') if there is none yet. ValueError if none is whole, or if
     it holds weights alone.
     """
-    paths = [os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt.old.pt')]
-    paths = [path for path in paths if os.path.exists(path)]
+    paths = [f'{out_dir}/{name}' for name in ('ckpt.pt', 'ckpt.old.pt')
+             if os.path.exists(f'{out_dir}/{name}')]
     for path in paths:
         try:
             checkpoint = load_checkpoint(path, trusted=trusted)[1]
@@ -279,12 +277,10 @@ def hash_of_weights(checkpoint):
 
 
 def save_thresholds(out_dir, checkpoint, rows, **about):
-    """out_dir/exits.json, whole or not at all. rows: dicts of cache, rule, past, tau and costs."""
-    path = os.path.join(out_dir, 'exits.json')
+    """-> out_dir/exits.json. rows: dicts of cache, rule, past, tau and costs."""
     os.makedirs(out_dir, exist_ok=True)
-    with open(path + '.tmp', 'w') as f:
+    with open(os.path.join(out_dir, 'exits.json'), 'w') as f:
         json.dump(dict(weights=hash_of_weights(checkpoint)) | about | dict(exits=rows), f, indent=1)
-    os.replace(path + '.tmp', path)
 
 
 def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):

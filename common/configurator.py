@@ -130,8 +130,6 @@ def read_file(path, knobs, annotations):
         with open(path, encoding='utf-8') as f:
             tree = ast.parse(f.read(), path)
         exec(compile(tree, path, 'exec'), names)
-    except OSError as error:
-        raise ValueError(f"cannot read config file '{path}': {error.strerror}") from None
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
 
@@ -227,9 +225,8 @@ def plain(value):
 
 def imported(name, what, example):
     """
-    The object that `MODULE:NAME` names. ValueError if it cannot be imported.
-
-    what: the kind of object, in a word; example: the name of one. Both are for the error.
+    The object that `MODULE:NAME` names. ValueError, which names the kind of object (what) and an
+    example, if it cannot be imported.
     """
     module, _, attribute = name.rpartition(':')
     try:

@@ -65,10 +65,7 @@ def add_up(tensor):
 
 
 def listen():
-    """
-    From now on SIGINT and SIGTERM are noted in stop_signals. The second one of a kind ends the
-    program.
-    """
+    """From now on SIGINT and SIGTERM are noted; the second one of a kind ends the program."""
     def note(number, frame):
         stop_signals.append(number)
         signal.signal(number, signal.SIG_DFL)

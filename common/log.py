@@ -2,8 +2,6 @@
 What a training run reports: log.csv, held-out losses, the health of the states, loss spikes, speed.
 
 Geiping App. C.3 (the two collapses of the state, the correlation of tokens).
-
-    trend       [count, mean, variance] of the loss, running over about 50 iterations
 """
 import csv
 import math
@@ -88,9 +86,8 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     process was asked to stop meanwhile.
     """
     model.eval()
-    T = model.config.block_size
+    T, batch = model.config.block_size, windows_at_once(model.config)
     numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
-    batch = windows_at_once(model.config)
     # the same number of batches in all processes: after each they agree whether to stop
     n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
     work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
@@ -213,7 +210,10 @@ def warnings_of(values, groups):
 
 
 def is_spike(loss, trend):
-    """Is this loss far above those before it? Updates trend."""
+    """
+    Is this loss far above those before it? Updates trend, [count, mean, variance] of the losses
+    of about 50 iterations.
+    """
     count, mean, variance = trend
     spike = count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
     share, off = max(1 / (count + 1), 0.02), loss - mean
@@ -223,9 +223,8 @@ def is_spike(loss, trend):
 
 def check_finite(loss, norm, n_loop, it, lr, out_dir):
     """ValueError if the loss or the gradient's norm is NaN or infinite."""
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                     f'{n_loop}, learning rate {lr:.2e}. No weight was touched: continue from the '
-                     'last checkpoint with a lower learning rate '
-                     f'(--init_from={out_dir}/ckpt.pt --out_dir=...)')
+    if not math.isfinite(loss + norm):
+        raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
+                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: continue from '
+                         'the last checkpoint with a lower learning rate '
+                         f'(--init_from={out_dir}/ckpt.pt --out_dir=...)')

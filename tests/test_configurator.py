@@ -104,7 +104,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--pos=rotray'],
      "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
     (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
-    (['nowhere.py'], "cannot read config file 'nowhere.py': No such file or directory"),
+    (['nowhere.py'], "config file 'nowhere.py' failed: FileNotFoundError"),
     (['count=3'], "'count=3' is neither a --key=value flag nor a config file ending in .py"),
     (['bad_key.py'], "unknown knob 'ratee' in config file 'bad_key.py': did you mean 'rate'?"),
     (['near_train.py'], "unknown knob 'learning_rte' in config file 'near_train.py': "

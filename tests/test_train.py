@@ -175,11 +175,12 @@ def test_killed_and_resumed():
     assert differences('whole', 'out') == []
 
 
-def signalled(monkeypatch, number, n, *args, training):
-    """
-    A run that gets this signal in its n-th pass, of those in training or of those of held-out
-    losses -> what it printed, and the loop counts of these passes.
-    """
+# in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
+# the first and one after the last iteration
+@pytest.mark.parametrize('number, training, n, iteration', [
+    (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
+def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
+    """It comes in the n-th pass, of those in training or of those of held-out losses."""
     passes, forward = [], GPT.forward
 
     def spy(model, idx, targets=None, **how):
@@ -187,22 +188,12 @@ def signalled(monkeypatch, number, n, *args, training):
             passes.append(how['n_loop'])
             if len(passes) == n:
                 signal.raise_signal(number)
-                # the next one ends the program
-                assert signal.getsignal(number) is signal.SIG_DFL
+                assert signal.getsignal(number) is signal.SIG_DFL       # the next one ends it
         return forward(model, idx, targets, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(GPT, 'forward', spy)
-        return finished(*args), passes
-
-
-# in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
-# the first and one after the last iteration
-@pytest.mark.parametrize('number, training, n, iteration', [
-    (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
-def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
-    """test_results.py sends a SIGTERM to a process of its own."""
-    printed, passes = signalled(monkeypatch, number, n, *TINY, training=training)
+        printed = finished(*TINY)
     assert len(passes) == n             # the step is finished, and an evaluation is not
     assert training or passes == [1, 3, 1, 3, 1][:n]
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
@@ -274,7 +265,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--model=os:path', 'subclass of model.GPT'),
     ('--grad_clip=-1.0', 'grad_clip'),
     ('--learning_rate=1e39', 'learning_rate'),
-    ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
+    ('--min_lr=nan', 'min_lr must be float or None'),
     ('--eval_loops=[0]', 'eval_loops'),
     ('--learning_rate=1e29', 'not finite at iteration 1'),      # before its first save
     *((f'--{knob}=0', f'{knob} must be at least 1') for knob in (
