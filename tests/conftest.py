@@ -86,7 +86,10 @@ def saved(out_dir):
 
 
 def log_of(out_dir):
-    return read_log(os.path.join(out_dir, 'log.csv'))
+    """The rows of a run's log, without times."""
+    rows = read_log(os.path.join(out_dir, 'log.csv'))
+    times = 'dt_ms', 'tokens_per_s', 'tflops'
+    return [{key: row[key] for key in row if key not in times} for row in rows]
 
 
 def same(a, b):
@@ -98,10 +101,8 @@ def same(a, b):
 
 def differences(a, b):
     """What differs between the runs in two folders, except knobs and times."""
-    one, other = (saved(folder) | dict(config=None, log=[
-        {key: value for key, value in row.items() if key not in ('dt_ms', 'tokens_per_s', 'tflops')}
-        for row in log_of(folder)]) for folder in (a, b))
-    return [key for key in one.keys() | other.keys() if not same(one.get(key), other.get(key))]
+    one, other = (saved(folder) | dict(config=None, log=log_of(folder)) for folder in (a, b))
+    return [key for key in one if not same(one[key], other[key])]
 
 
 def exit_by_hand(f, x, k_max, rule, read=None):

@@ -41,7 +41,7 @@ if __name__ == '__main__':
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
                 loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[])
 FILES = dict(
-    a='import math\nrate = count * 2\nlayers = [[0], [1, 2]]\n_private = 1\n',
+    a='import math\nrate = count * 2\nlayers = [[0], [i for i in (1, 2)]]\n_private = 1\n',
     # knobs of train.py, which this script does not have, may be set and read
     train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\ncount = 4\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
