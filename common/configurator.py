@@ -195,9 +195,9 @@ def parse(key, text, annotation):
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = float(text) if float in types and text == 'inf' else text
-    is_number = float in types and type(value) is int
-    if str in types and (isinstance(value, str) or not (type(value) in types or is_number)):
-        return text         # also of --name=12
+    fits = type(value) in types or float in types and type(value) is int
+    if str in types and (isinstance(value, str) or not fits):       # --name=12
+        return text
     return convert(key, value, annotation)
 
 
@@ -224,10 +224,7 @@ def plain(value):
 
 
 def imported(name, what, example):
-    """
-    The object that `MODULE:NAME` names. ValueError, which names the kind of object (what) and an
-    example, if it cannot be imported.
-    """
+    """MODULE:NAME -> that object. ValueError, naming what it is and an example, if it fails."""
     module, _, attribute = name.rpartition(':')
     try:
         return getattr(import_module(module), attribute)

@@ -82,8 +82,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     """
     Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
 
-    Returns ({n_loop: nats a token}, {n_loop: share of the labels that are right}), or None where a
-    process was asked to stop meanwhile.
+    Returns ({n_loop: nats a token}, {n_loop: share of right labels}), or None if asked to stop.
     """
     model.eval()
     T, batch = model.config.block_size, windows_at_once(model.config)
@@ -137,9 +136,8 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
 
 def report(run, it, n_windows, text, loops, dev, autocast, compiled):
     """
-    Held-out losses and health at iteration it, on the screen and as columns of the log.
-
-    run: checkpoint.Run. None where evaluate returns None.
+    Held-out losses and health of a checkpoint.Run at iteration it, on the screen and as columns of
+    the log, or None if asked to stop.
     """
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
@@ -210,10 +208,7 @@ def warnings_of(values, groups):
 
 
 def is_spike(loss, trend):
-    """
-    Is this loss far above those before it? Updates trend, [count, mean, variance] of the losses
-    of about 50 iterations.
-    """
+    """Is this loss far above those before it? Updates trend: [count, mean, variance] of losses."""
     count, mean, variance = trend
     spike = count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
     share, off = max(1 / (count + 1), 0.02), loss - mean
