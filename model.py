@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 import decode
 from cache import Span
-from common.configurator import check_choices, configure, run
+from common.configurator import configure, convert, run
 from loops import RecurrentGroup, sample_n_loop
 from wave import stream_wave
 
@@ -56,7 +56,8 @@ class GPTConfig:
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
-        check_choices({one.name: one.type for one in fields(self)}, vars(self))
+        for one in fields(self):
+            convert(one.name, getattr(self, one.name), one.type)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
                      'bptt_k', 'rope_base'):
             if not 0 < getattr(self, name) < math.inf:

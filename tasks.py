@@ -217,11 +217,10 @@ def parse(text):
         key, _, value = part.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
               f"(its knobs are {', '.join(knobs)})")
-        types = (type(knobs[key]),)
-        value = configurator.parse(value, types)
-        knobs[key] = configurator.convert(f'{key} of the task {name}', value, types)
+        value = configurator.parse(f'{key} of the task {name}', value, type(knobs[key]))
         check(type(value) is not int or value <= 1000,
               f'{key} of the task {name} must be at most 1000, not {value}')
+        knobs[key] = value
     return name, knobs
 
 

@@ -23,7 +23,6 @@ import os
 import shutil
 import time
 from dataclasses import fields
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -31,11 +30,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import log
+from common import distributed, log
 from common.checkpoint import Run, class_of, earlier_run, save_run
 from common.configurator import configure, plain
 from common.configurator import run as run_main
-from common.distributed import RANK, WORLD, add_up, check_same, join, leave, make_once, say
+from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
 from loops import derived_seed, sample_n_loop
 from model import MOST_LOOPS, flops_per_token
@@ -92,9 +91,6 @@ dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bflo
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
 
-# fields of the model's Config that may differ from those of the weights that a run starts from
-MAY_CHANGE = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
-
 
 def lr_at(it):
     """Linear warm-up, then a cosine down to min_lr at lr_decay_iters."""
@@ -141,9 +137,6 @@ def check_knobs():
     for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip'):
         if not 0 <= (config[knob] or 0) < 1e30:
             raise ValueError(f'{knob} must be at least 0 and finite, not {config[knob]}')
-    if min_lr is not None and min_lr > learning_rate:
-        raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
-                         'it out, or give a smaller one')
     if not eval_loops or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops):
         raise ValueError(f'eval_loops must be a list of loop counts from 1 to {MOST_LOOPS:,}, '
                          f'not {eval_loops}')
@@ -152,87 +145,70 @@ def check_knobs():
                          f'processes: take a multiple of {WORLD}')
 
 
-def check_text(text, saved, weights):
-    """ValueError if the data does not fit the knobs, the run to resume, or its weights."""
+def check_text(text, before, resumed):
+    """ValueError if the data does not fit the knobs or what the run continues from."""
     text.check(block_size, batch_size)
     if vocab_size and vocab_size < text.vocab_size:
         raise ValueError(f'vocab_size = {vocab_size} is less than the {text.vocab_size} tokens '
                          f'of {dataset}: leave it at None')
-    if saved and saved['data'] != text.sha256:
+    if resumed and before['data'] != text.sha256:
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
                          'differs): restore that text')
-    if weights and weights['tokenizer'] not in (None, text.tokenizer):
-        raise ValueError(f"{init_from} reads {weights['tokenizer']} and {dataset} is "
+    if before and before['tokenizer'] not in (None, text.tokenizer):
+        raise ValueError(f"{init_from} reads {before['tokenizer']} and {dataset} is "
                          f'{text.tokenizer}: take the same task, or text that data.py made '
                          'with that --tokenizer')
 
 
-def set_up(saved, weights, text, dev):
+def set_up(before, resumed, text, dev):
     """The run: fresh, as a checkpoint holds it, or with the weights of another."""
     # the model
-    kind, before = class_of(model or 'model:GPT', trusted=True), saved or weights or {}
+    kind = class_of(model or 'model:GPT', trusted=True)
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
     # the fields of its Config: those that are knobs from the knobs, others from the checkpoint
-    names = {field.name for field in fields(kind.Config)}
-    of_before = {name: value for name, value in before.get('model_args', {}).items()
-                 if name in names}
-    of_knobs = {name: globals()[name] for name in names & config.keys()}
-    shape = kind.Config(**of_before | of_knobs | dict(vocab_size=vocab))
+    values = before.get('model_args', {}) | config | dict(vocab_size=vocab)
+    shape = kind.Config(**{field.name: values[field.name] for field in fields(kind.Config)
+                           if field.name in values})
     torch.manual_seed(derived_seed(seed, 'init'))
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     gpt = kind(shape).to(dev)
     if before:
-        own = gpt.state_dict()
-        new = [name for name in own if name not in before['model']]
-        if new:                         # such as a gate
-            say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
         try:
-            gpt.load_state_dict(own | {name: before['model'][name] for name in own
-                                       if name not in new})
+            new, _ = gpt.load_state_dict(before['model'], strict=False)
         except RuntimeError as error:
             first = str(error).splitlines()[1].strip()
             raise ValueError(f'the weights do not fit the model class {kind.__name__}: {first}'
                              ) from None
+        if new:                         # such as a gate
+            say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
 
     # the optimizers, and how far the run has come
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
     run = Run(knobs, gpt, optimizers, text.tokenizer, text.sha256)
-    if saved:
+    if resumed:
         for name, one in optimizers.items():
-            one.load_state_dict(one.state_dict() | dict(state=saved[name]))
-        run.start, run.val_loss = saved['iter_num'], saved['val_loss']
-        run.trend, run.spikes = saved['trend'], saved['spikes']
+            one.load_state_dict(one.state_dict() | dict(state=before[name]))
+        run.start, run.val_loss = before['iter_num'], before['val_loss']
+        run.trend, run.spikes = before['trend'], before['spikes']
     for group in gpt.groups:
         group.rank, group.world = RANK, WORLD
-    if compiled(dev):
-        compile_layers(gpt)
     return run
 
 
-def compiled(dev):
-    return dev.startswith('cuda') if compile is None else compile
-
-
-def compile_layers(gpt, **how):
-    """Compile each block and loop step; loop counts never recompile. how: see torch.compile."""
+def compile_layers(gpt):
+    """Compile each block and loop step; loop counts never recompile."""
     # three graphs for each core length: no gradients, the first step with them, later steps
     torch._dynamo.config.recompile_limit = 8 + 3 * len(gpt.groups)
     for layer in gpt.h:
         name = 'step' if layer in gpt.groups else 'forward'
-        setattr(layer, name, torch.compile(getattr(layer, name), **how))
+        setattr(layer, name, torch.compile(getattr(layer, name)))
 
 
 # the run -----------------------------------------------------------------------------------------
-
-def save(run, it, file, whole=True):
-    """Write out_dir/file. whole: all that resuming needs; otherwise only the weights."""
-    if RANK == 0:
-        save_run(run, it, os.path.join(out_dir, file), whole)
-
 
 def forward_backward(ddp, x, y, n_loop, autocast, last):
     """Add the gradients of one micro step -> its share of the loss, nats a token."""
@@ -251,36 +227,23 @@ def update(run, lr):
         one.zero_grad(set_to_none=True)
 
 
-def stopped(run, it):
-    """Save after `it` iterations, and say how to resume."""
-    save(run, it, 'ckpt.pt')
-    say(f"stopped after iteration {it - 1} and saved; resume with "
-        f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{log.flag(out_dir)}")
-
-
-def finish(run, run_log, held_out, eval_counts):
-    """The checkpoint, the last row and the figure of a run that has come to its end."""
-    save(run, max_iters, 'ckpt.pt')
-    run_log.add(dict(iter=max_iters) | held_out)
-    if RANK == 0:
-        from common import plots  # here, since matplotlib takes a second to import
-        plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
-
-
 def main():
     begin = time.time()
     # the run to continue from, whose knobs are taken over; then machine, text and model
-    saved, path, weights = earlier_run(globals(), MAY_CHANGE)
+    before, resumed = earlier_run(globals())
     check_knobs()
-    dev, autocast = join(device, dtype)
-    if RANK == 0 and path.endswith('.old.pt'):      # ckpt.pt is damaged or missing
-        os.replace(path, path.replace('.old.pt', '.pt'))
-    text = make_once(lambda: data.open_data(dataset))
-    check_text(text, saved, weights)
-    check_same((saved and saved['iter_num'], text.sha256, config))
-    run = set_up(saved, weights, text, dev)
-    del saved, weights                              # frees some GB if the model is large
+    dev, autocast = distributed.join(device, dtype)
+    if RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing
+        os.replace(resumed, resumed.replace('.old.pt', '.pt'))
+    text = distributed.make_once(lambda: data.open_data(dataset))
+    check_text(text, before, resumed)
+    distributed.check_same((resumed and before['iter_num'], text.sha256, config))
+    run = set_up(before, resumed, text, dev)
+    del before                                      # frees some GB if the model is large
     gpt = ddp = run.model               # with one process, ddp is the model itself
+    compiled = dev.startswith('cuda') if compile is None else compile
+    if compiled:
+        compile_layers(gpt)
     if WORLD > 1:
         # without injection, layers before a group get no gradient if it loops beyond bptt_k
         ddp = DistributedDataParallel(gpt, find_unused_parameters=injection == 'none')
@@ -288,31 +251,29 @@ def main():
     say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if gpt.groups else [1]
-    n_windows = text.n_held_out(block_size)
+    all_windows = text.n_held_out(block_size)
     os.makedirs(out_dir, exist_ok=True)
     if RANK == 0 and text.tokenizer.endswith('.json') and os.path.exists(text.tokenizer):
         shutil.copy(text.tokenizer, out_dir)        # sample.py needs it beside the checkpoint
     run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
-    stop_signals, handlers = log.listen()
-    # held-out losses and, after the warm-up, warnings of states that have collapsed
-    report = partial(log.report, text=text, loops=eval_counts, dev=dev, stop_signals=stop_signals,
-                     autocast=autocast, compiled=compiled(dev), warm=warmup_iters)
+    distributed.listen()
 
-    for it in range(run.start, max_iters):
-        # held-out losses
+    for it in range(run.start, max_iters + 1):
+        # held-out losses; at the end of the run over all windows
         held_out = {}
-        if it % eval_interval == 0 and it:
-            held_out = report(run, it, min(eval_windows, n_windows))
-            if held_out is None:        # asked to stop meanwhile
-                stopped(run, it)
-                break
+        if it == max_iters or it % eval_interval == 0 and it:
+            n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
+            held_out = log.report(run, it, n_windows, text, eval_counts, dev, autocast, compiled)
+        stop = held_out is None         # asked to stop meanwhile
+        if stop or it == max_iters:
+            break
 
         # checkpoints
         if it % save_interval == 0 and it > run.start:
-            save(run, it, 'ckpt.pt')
+            save_run(run, it, f'{out_dir}/ckpt.pt')
         if it in keep_iters:
-            save(run, it, f'ckpt_{it:06d}.pt', whole=False)
+            save_run(run, it, f'{out_dir}/ckpt_{it:06d}.pt', whole=False)
 
         # forward and backward, gradients accumulated
         clock, lr, flops = time.time(), lr_at(it), 0
@@ -327,8 +288,8 @@ def main():
 
         # clip; one all-reduce, which waits for the device; the check, before any weight is touched
         norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf).item()
-        status[1] += len(stop_signals)
-        loss, stop = add_up(status).tolist()
+        status[1] += len(distributed.stop_signals)
+        loss, stop = distributed.add_up(status).tolist()
         log.check_finite(loss, norm, n_loop, it, lr, out_dir)
         update(run, lr)
 
@@ -336,27 +297,29 @@ def main():
         if log.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
-        run_log.count(time.time() - clock, tokens, flops)
+        run_log.steps.append((time.time() - clock, tokens, flops))
         if it % log_interval == 0 or it == max_iters - 1 or held_out:
             run_log.step(run, it, loss, lr, norm, n_loop, held_out)
         if stop:
-            stopped(run, it + 1)
+            it += 1
             break
+
+    # `it` iterations are done
+    save_run(run, it, f'{out_dir}/ckpt.pt')
+    flag = '' if out_dir == 'out' else f' --out_dir={out_dir}'
+    if stop:
+        say(f"stopped after iteration {it - 1} and saved; resume with "
+            f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{flag}")
     else:
-        # the last evaluation, over all windows, and the last checkpoint
-        held_out = report(run, max_iters, n_windows)
-        if held_out is None:
-            stopped(run, max_iters)
-        else:
-            finish(run, run_log, held_out, eval_counts)
+        run_log.add(dict(iter=it) | held_out)
+        if RANK == 0:
+            from common import plots  # here, since matplotlib takes a second to import
+            plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
             if text.is_task:
                 log.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
-            say(f'done in {time.time() - begin:.0f} s, {log.peak_memory(dev):.2f} GB at most: '
-                f'{out_dir}/ckpt.pt, log.csv, loss.png')
-            exit = ' --exit accel' if gpt.groups else ''
-            say(f'next: python sample.py{exit}{log.flag(out_dir)}')
-    log.stop_listening(handlers)
-    leave()
+        say(f'done in {time.time() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png\n'
+            f"next: python sample.py{' --exit accel' if gpt.groups else ''}{flag}")
+    distributed.leave()
 
 
 if __name__ == '__main__':

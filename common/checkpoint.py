@@ -23,12 +23,14 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from common.configurator import adopt, imported
-from common.distributed import say
+from common.configurator import given, imported, plain
+from common.distributed import RANK, say
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',
               'save_interval', 'keep_iters', 'device', 'compile'}
+# fields of the model's Config that may differ from those of the weights that a run starts from
+FREE_FIELDS = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Run:
 
 def save_run(run, it, path, whole=True):
     """A run after `it` iterations -> path. whole: with all that it takes to resume."""
+    if RANK > 0:
+        return
     kind = type(run.model)
     checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
                       model_class=f'{kind.__module__}:{kind.__name__}', config=run.config,
@@ -59,14 +63,11 @@ def save_run(run, it, path, whole=True):
 
 def save_checkpoint(checkpoint, path, keep_old=False):
     """
-    A dict of tensors and plain values -> path, whole or not at all: after a kill or on a full disk
-    what was there before is still there.
-
-    keep_old: keep the earlier file too, ckpt.pt as ckpt.old.pt. OSError if path cannot be
+    A dict of tensors and plain values -> path, whole or not at all: a kill or a full disk leaves
+    the earlier file. keep_old: keep that file, ckpt.pt as ckpt.old.pt. OSError if path cannot be
     written.
     """
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    old = path.removesuffix('.pt') + '.old.pt'
     try:
         # under another name until it is whole and on the disk
         with open(path + '.tmp', 'wb') as f:
@@ -74,12 +75,7 @@ def save_checkpoint(checkpoint, path, keep_old=False):
             f.flush()
             os.fsync(f.fileno())
         if keep_old and os.path.exists(path):
-            with suppress(FileNotFoundError):
-                os.remove(old)
-            try:
-                os.link(path, old)
-            except OSError:         # a file system without links
-                os.replace(path, old)
+            os.replace(path, path.removesuffix('.pt') + '.old.pt')
         os.replace(path + '.tmp', path)
     except (OSError, RuntimeError) as error:        # RuntimeError: torch, on a full disk
         with suppress(OSError):
@@ -100,15 +96,14 @@ def class_of(name, trusted=False):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
     kind = imported(name, 'model class', 'zoo.ouro:Ouro')
-    is_model = isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-    if not is_model or not hasattr(kind, 'Config'):
+    if not hasattr(kind, 'Config'):
         raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
     return kind
 
 
 # the fields that GPTConfig once had for the models of zoo/, with their values in a GPT
-ONCE_FIELDS = dict(loop_norm=True, sandwich='sum', mlp='plain', mlp_width=None, qk_bias=False,
-                   norm_eps=1e-6, scale_embedding=True, last_norm=True, tied=True, gate=False)
+ONCE_FIELDS = dict(loop_norm=True, sandwich='sum', mlp='plain', qk_bias=False, scale_embedding=True,
+                   last_norm=True, tied=True, gate=False)
 ONCE_CLASSES = {
     'model:GPT': {},
     'zoo.ouro:Gated': dict(gate=True),
@@ -124,18 +119,15 @@ def class_and_args(checkpoint):
     args = dict(checkpoint['model_args'])
     if 'model_class' in checkpoint:
         return checkpoint['model_class'], args
+    width, eps = args.pop('mlp_width', None), args.pop('norm_eps', 1e-6)
     once = ONCE_FIELDS | {name: args.pop(name) for name in ONCE_FIELDS if name in args}
     for name, changed in ONCE_CLASSES.items():
-        own = {}                        # fields of that class; a width of None was 4 * n_embd
-        if 'mlp' in changed:
-            own = dict(mlp_width=once['mlp_width'] or 4 * args['n_embd'], norm_eps=once['norm_eps'])
-        if all(once[key] == changed.get(key, value) for key, value in ONCE_FIELDS.items()
-               if key not in own):
+        if once == ONCE_FIELDS | changed:
+            gated = 'mlp' in changed            # such models have two fields of their own
+            own = dict(mlp_width=width or 4 * args['n_embd'], norm_eps=eps) if gated else {}
             return name, args | own
-    changed = ', '.join(f'{key} = {value}' for key, value in once.items()
-                        if value != ONCE_FIELDS[key])
     raise ValueError('the checkpoint is of an older version, and no class of this version has its '
-                     f'architecture ({changed})')
+                     'architecture')
 
 
 def load_checkpoint(path, device='cpu', trusted=''):
@@ -154,11 +146,10 @@ def load_checkpoint(path, device='cpu', trusted=''):
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        lacking = {'model', 'model_args', 'config', 'iter_num', 'tokenizer'} - set(checkpoint)
+        for name in ('model', 'model_args', 'config', 'iter_num', 'tokenizer'):
+            checkpoint[name]
     except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
         raise ValueError(broken % type(error).__name__) from error
-    if lacking:
-        raise ValueError(broken % f"it lacks {', '.join(sorted(lacking))}")
 
     name, args = class_and_args(checkpoint)
     kind = class_of(name, trusted=name == trusted)
@@ -178,8 +169,7 @@ def find_run(out_dir, quiet=False):
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
     None is out/ if that holds a ckpt.pt and pretrained/text otherwise, and a line says which.
-    pretrained/ is found beside the source files, and nothing is written there: results of its
-    models go to out/.
+    pretrained/ is beside the source files; results of its models go to out/.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
@@ -212,11 +202,11 @@ def last_checkpoint(out_dir, trusted=''):
     """
     What --resume continues from: out_dir/ckpt.pt, or the one before if it is damaged.
 
-    Returns its dict and path, or (None, '') if there is none yet. ValueError if none is whole, or
-    if it holds weights alone.
+    Returns its dict and path, or ({}, '') if there is none yet. ValueError if none is whole, or if
+    it holds weights alone.
     """
-    paths = [os.path.join(out_dir, name) for name in ('ckpt.pt', 'ckpt.old.pt')]
-    paths = [path for path in paths if os.path.exists(path)]
+    paths = [f'{out_dir}/{name}' for name in ('ckpt.pt', 'ckpt.old.pt')
+             if os.path.exists(f'{out_dir}/{name}')]
     for path in paths:
         try:
             checkpoint = load_checkpoint(path, trusted=trusted)[1]
@@ -229,43 +219,51 @@ def last_checkpoint(out_dir, trusted=''):
                 raise
             say(f'warning: {error}; resuming {paths[-1]}')
     say(f'no checkpoint in {out_dir} yet: starting a new run')
-    return None, ''
+    return {}, ''
 
 
-def earlier_run(script, may_change):
+def earlier_run(script):
     """
     What a training script continues from, as its knobs resume, init_from and model say.
 
     script: its globals. Knobs that were not given are set to those of the earlier run.
-    may_change: fields of the model's Config that may differ from those of init_from's weights.
-    Returns the checkpoint to resume with its path, and the one to take weights from: a dict or
-    None. ValueError if they do not fit.
+    Returns the earlier checkpoint, {} if there is none, and its path if that run is resumed, ''
+    otherwise. ValueError if it does not fit.
     """
-    out_dir, init_from, model_class = (script[name] for name in ('out_dir', 'init_from', 'model'))
+    out_dir, init_from, config = (script[name] for name in ('out_dir', 'init_from', 'config'))
     if find_run(out_dir)[1] != out_dir:
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')
-    saved, path, weights = None, '', None
-    if script['resume']:
-        saved, path = last_checkpoint(out_dir, model_class)
-    if saved:
-        # defaults from before a knob was introduced, for older checkpoints
-        knobs = dict(optimizer='adamw') | saved['model_args'] | saved['config']
-        knobs |= dict(model=saved['model_class'])
-        del knobs['out_dir'], knobs['resume']
-        adopt(script, knobs, knobs.keys() - FREE_KNOBS, f'the run in {out_dir}')
-        if saved['iter_num'] > script['max_iters']:
-            raise ValueError(f"the run in {out_dir} has {saved['iter_num']} iterations already: "
-                             '--max_iters may not be smaller')
+    before, resumed = last_checkpoint(out_dir, script['model']) if script['resume'] else ({}, '')
+    if resumed:
+        # before it was a knob, the optimizer was AdamW
+        knobs = dict(optimizer='adamw') | before['model_args'] | before['config']
+        knobs |= dict(model=before['model_class'], out_dir=out_dir)
+        fixed = knobs.keys() - FREE_KNOBS
     elif init_from:
         if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
             raise ValueError(f'init_from = {init_from} would be overwritten: take another '
                              '--out_dir')
-        weights = load_checkpoint(init_from, trusted=model_class)[1]
-        adopt(script, weights['model_args'], weights['model_args'].keys() - may_change, init_from)
-        if not model_class:
-            script['model'] = script['config']['model'] = weights['model_class']
-    return saved, path, weights
+        before = load_checkpoint(init_from, trusted=script['model'])[1]
+        knobs = before['model_args'] | dict(model=before['model_class'])
+        fixed = before['model_args'].keys() - FREE_FIELDS
+    else:
+        return {}, ''
+
+    # the knobs of the earlier run, except those that were given
+    changed = []
+    for key in sorted(config.keys() & knobs.keys()):
+        if key not in given:
+            script[key] = config[key] = knobs[key]
+        elif key in fixed and plain(config[key]) != knobs[key]:
+            changed.append(f'{key} = {config[key]} (it was {knobs[key]})')
+    if changed:
+        raise ValueError(f'{resumed or init_from} had other knobs: {", ".join(changed)}; leave '
+                         'them out, or train in another --out_dir')
+    if resumed and before['iter_num'] > config['max_iters']:
+        raise ValueError(f"the run in {out_dir} has {before['iter_num']} iterations already: "
+                         '--max_iters may not be smaller')
+    return before, resumed
 
 
 # calibrated thresholds: written by bench.py --calibrate, read by --tau=auto -----------------------
@@ -279,12 +277,10 @@ def hash_of_weights(checkpoint):
 
 
 def save_thresholds(out_dir, checkpoint, rows, **about):
-    """out_dir/exits.json, whole or not at all. rows: dicts of cache, rule, past, tau and costs."""
-    path = os.path.join(out_dir, 'exits.json')
+    """-> out_dir/exits.json. rows: dicts of cache, rule, past, tau and costs."""
     os.makedirs(out_dir, exist_ok=True)
-    with open(path + '.tmp', 'w') as f:
+    with open(os.path.join(out_dir, 'exits.json'), 'w') as f:
         json.dump(dict(weights=hash_of_weights(checkpoint)) | about | dict(exits=rows), f, indent=1)
-    os.replace(path + '.tmp', path)
 
 
 def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
@@ -309,10 +305,9 @@ def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
         raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
                          f'ones with {how}')
     cache = cache or 'exact'
-    way = (wave, wave_steps) if wave else ()
-    tau = taus.get((cache, rule, past or cache != 'exact', *way))   # if not exact, prompts wait
-    if tau is None:
-        waiting = ' that waits for the past' if past else f' of a wave {way}' if way else ''
-        raise ValueError(f"'{path}' has no threshold for the rule '{rule}'{waiting} with the cache "
-                         f"'{cache}': give --tau=NUMBER, or see what {how} finds")
-    return tau
+    past = past or cache != 'exact'     # prompts wait
+    key = cache, rule, past, *((wave, wave_steps) if wave else ())
+    if key not in taus:
+        raise ValueError(f"'{path}' has no threshold for cache = {cache}, exit = {rule}, past = "
+                         f'{past}, wave = {wave}: give --tau=NUMBER, or see what {how} finds')
+    return taus[key]

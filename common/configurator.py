@@ -20,26 +20,20 @@ knobs that only train.py has. `--help` prints every knob with its comment.
 """
 import ast
 import difflib
-import inspect
 import json
 import os
 import re
 import sys
 from contextlib import nullcontext
 from importlib import import_module
-from types import FunctionType, ModuleType, NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Literal, get_args
 
 VALUES = (int, float, bool, str, list, tuple, NoneType)     # the types that a knob may have
-MEMORY_KNOBS = ('batch_size', 'block_size', 'rows', 'n_windows', 'n_loop', 'n_embd', 'n_layer')
-OUT_OF_MEMORY = (
-    # no memory of this size: torch on a CPU, on CUDA, its libraries, and on Apple's GPUs
-    "can't allocate memory", 'not enough memory', 'out of memory', 'ALLOC_FAILED',
-    'Invalid buffer size',
-    # a size beyond 64 bits: torch, numpy, Python
-    'Storage size calculation overflowed', 'multiplication overflow', 'Overflow when unpacking',
-    'array is too big', 'Maximum allowed', 'too large to convert', 'too big to convert',
-)
+# what torch, numpy and Python say if memory is short, or if a size is beyond 64 bits
+OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|Invalid buffer size|"
+                 'overflowed|multiplication overflow|Overflow when|is too big|Maximum allowed|'
+                 'too (large|big) to convert')
 given = set()       # the knobs that the command line or a config file has set
 
 
@@ -62,54 +56,34 @@ def run(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
     except Exception as error:
-        if os.environ.get('TRACEBACK'):
+        no_memory = isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error))
+        is_known = no_memory or isinstance(error, (ValueError, OSError))
+        if os.environ.get('TRACEBACK') or not is_known:
             raise
-        if is_out_of_memory(error):
-            script = inspect.unwrap(main).__globals__       # main may be decorated
-            knobs = [knob for knob in MEMORY_KNOBS if knob in script]
-            advice = f'lower {" or ".join(knobs)}' if knobs else 'give it less to work on'
-            # one GPU may be fuller than the next, so each process reports its own error
-            stop(f'not enough memory: {advice}', every_process=True)
-        if isinstance(error, (ValueError, OSError)):
-            stop(error)
-        raise
-
-
-def stop(message, every_process=False):
-    """
-    End the program with one line that says what was wrong and what to do, exit status 2.
-
-    Bad input is the same in all processes that torchrun starts on a machine, so only one of them
-    prints the line, unless every_process is set.
-    """
-    if every_process or os.environ.get('LOCAL_RANK', '0') == '0':
-        print('error: ' + ' '.join(str(message).split()), file=sys.stderr)
-    raise SystemExit(2)
-
-
-def is_out_of_memory(error):
-    """Whether Python, numpy or torch raised this error because they could not get the memory."""
-    message = str(error)
-    return isinstance(error, MemoryError) or any(phrase in message for phrase in OUT_OF_MEMORY)
+        if no_memory:
+            error = 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
+        # bad input is the same in all processes that torchrun starts on a machine, so only one of
+        # them prints the line; but each has a memory of its own
+        if no_memory or os.environ.get('LOCAL_RANK', '0') == '0':
+            print('error: ' + ' '.join(str(error).split()), file=sys.stderr)
+        raise SystemExit(2)
 
 
 # the command line ---------------------------------------------------------------------------------
 
-def configure(script, positional=None, argv=None):
+def configure(script, positional=None):
     """
     Set the knobs among a script's globals from the command line; returns {knob: value} of all.
 
     script: its globals(). If it is imported and not run, its knobs keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
-    argv: the arguments, sys.argv[1:] by default. Wrong ones end the program (`stop`).
     """
     knobs = {name: value for name, value in script.items() if is_knob(name, value)}
     annotations = {name: type(value) for name, value in knobs.items()}
     annotations |= script.get('__annotations__', {})
     given.clear()
     if script['__name__'] == '__main__':
-        args = list(sys.argv[1:] if argv is None else argv)
-        run(lambda: read_arguments(args, knobs, annotations, script, positional))
+        run(lambda: read_arguments(sys.argv[1:], knobs, annotations, script, positional))
         script.update(knobs)
     return knobs
 
@@ -129,31 +103,21 @@ def read_arguments(args, knobs, annotations, script, positional):
             show_help(script, knobs, annotations)
             raise SystemExit(0)
         elif arg.startswith('--'):
-            read_flag(arg, args, knobs, annotations)
+            key, equals, text = arg[2:].partition('=')
+            if key not in knobs:
+                raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} '
+                                 '(--help lists all)')
+            if not equals:
+                if bool in allowed(annotations[key]):
+                    text = 'True'
+                elif not args or args[0].startswith('--'):
+                    raise ValueError(f'--{key} needs a value: --{key}=VALUE')
+                else:
+                    text = args.pop(0)
+            knobs[key] = parse(key, text, annotations[key])
+            given.add(key)
         else:
             read_file(arg, knobs, annotations)
-    check_choices(annotations, knobs)
-
-
-def read_flag(arg, args, knobs, annotations):
-    """
-    Set the knob that a flag names: `--key=value`, `--key value` or, for a bool, `--key` alone.
-
-    args: the arguments after it; the value of `--key value` is removed from them.
-    """
-    key, equals, text = arg[2:].partition('=')
-    if key not in knobs:
-        raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
-    types = types_of(annotations[key])
-    if not equals:
-        if bool in types and (not args or args[0] not in ('True', 'False')):
-            text = 'True'
-        elif not args or args[0].startswith('--'):
-            raise ValueError(f'--{key} needs a value: --{key}=VALUE')
-        else:
-            text = args.pop(0)
-    knobs[key] = convert(key, parse(text, types), types)
-    given.add(key)
 
 
 def read_file(path, knobs, annotations):
@@ -166,43 +130,28 @@ def read_file(path, knobs, annotations):
         with open(path, encoding='utf-8') as f:
             tree = ast.parse(f.read(), path)
         exec(compile(tree, path, 'exec'), names)
-    except OSError as error:
-        raise ValueError(f"cannot read config file '{path}': {error.strerror}") from None
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
 
+    stored = {node.id for node in ast.walk(tree)
+              if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    given.update(stored)        # also where the value is the one that the knob had
     for key, value in names.items():
         if key in knobs:
-            knobs[key] = convert(key, value, types_of(annotations[key]))
-        elif not (key in of_train or key.startswith('_')
-                  or isinstance(value, (ModuleType, FunctionType, type))):
+            knobs[key] = convert(key, value, annotations[key])
+        elif key in stored and key not in of_train and not key.startswith('_'):
             hint = did_you_mean(key, [*knobs, *of_train])
             raise ValueError(f"unknown knob '{key}' in config file '{path}'{hint}")
 
-    # a knob counts as given even if the file sets it to the value that it had
-    given.update(node.id for node in ast.walk(tree)
-                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-
 
 def knobs_of_train():
-    """{knob: default} of train.py, which is read and not imported; {} if there is no train.py."""
+    """{knob: default} of train.py, of which only the section between two rules of dashes is run."""
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
-    if not os.path.exists(path):
-        return {}
     with open(path, encoding='utf-8') as f:
-        tree = ast.parse(f.read())
-    knobs = {}
-    for node in tree.body:
-        match node:
-            case (ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
-                  | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)):
-                try:
-                    value = ast.literal_eval(value)
-                except ValueError:          # it is computed, so it is not a knob
-                    continue
-                if is_knob(name, value):
-                    knobs[name] = value
-    return knobs
+        knobs = re.split('^# -+\n', f.read(), flags=re.MULTILINE)[1]
+    names = dict(Literal=Literal)
+    exec(knobs, names)
+    return {name: value for name, value in names.items() if is_knob(name, value)}
 
 
 def show_help(script, knobs, annotations):
@@ -223,29 +172,14 @@ def show_help(script, knobs, annotations):
 
 # values and their types ---------------------------------------------------------------------------
 
-def types_of(annotation):
-    """`int | None` -> (int, NoneType);  `int` -> (int,);  `Literal['a', 'b']` -> (str,)"""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    kinds = get_args(annotation) if is_union else (annotation,)
-    return tuple(str if get_origin(kind) is Literal else kind for kind in kinds)
+def allowed(annotation):
+    """The types and the strings of an annotation: `Literal['a'] | None` -> ['a', NoneType]."""
+    parts = get_args(annotation)
+    return [one for part in parts for one in allowed(part)] if parts else [annotation]
 
 
 def choices_of(annotation):
-    """`Literal['a', 'b'] | None` -> ['a', 'b'];  [] for an annotation without a Literal."""
-    if get_origin(annotation) is Literal:
-        return list(get_args(annotation))
-    return [choice for kind in get_args(annotation) for choice in choices_of(kind)]
-
-
-def check_choices(annotations, values):
-    """ValueError if one of values, {name: value}, is not among those that its Literal allows."""
-    for name, value in values.items():
-        choices = choices_of(annotations[name])
-        others = [kind for kind in types_of(annotations[name]) if kind is not str]
-        if choices and value not in choices and type(value) not in others:
-            known = ', '.join(choices) + ''.join(f' or {name_of(kind)}' for kind in others)
-            raise ValueError(f'{name} must be one of {known}, not {value!r}'
-                             f'{did_you_mean(value, choices)}')
+    return [one for one in allowed(annotation) if isinstance(one, str)]
 
 
 def did_you_mean(name, known):
@@ -254,56 +188,35 @@ def did_you_mean(name, known):
     return f": did you mean '{nearest[0]}'?" if nearest else ''
 
 
-def parse(text, types):
-    """A flag's text as a Python value, or as it is where the knob takes a string."""
+def parse(key, text, annotation):
+    """A flag's text as a value of the knob `key`. ValueError if it does not fit."""
+    types = allowed(annotation)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        is_number = float in types and text.lower() in ('inf', 'nan')
-        return float(text) if is_number else text
+        value = float(text) if float in types and text == 'inf' else text
     fits = type(value) in types or float in types and type(value) is int
     if str in types and (isinstance(value, str) or not fits):       # --name=12
         return text
-    return value
+    return convert(key, value, annotation)
 
 
-def convert(key, value, types):
-    """The value as one of the types that the knob takes. ValueError if it is none of them."""
-    is_list = isinstance(value, tuple) and list in types
-    if type(value) in types or is_list:
+def convert(key, value, annotation):
+    """The value as the knob `key` with this annotation takes it. ValueError if it does not fit."""
+    kinds, choices = allowed(annotation), choices_of(annotation)
+    is_list = isinstance(value, tuple) and list in kinds
+    if type(value) in kinds or is_list or isinstance(value, str) and value in choices:
         return value
-    if float in types and type(value) is int:
+    if float in kinds and type(value) is int:
         return float(value)
-    wanted = ' or '.join(name_of(kind) for kind in types)
-    raise ValueError(f'{key} must be {wanted}, not {value!r}')
-
-
-def name_of(kind):
-    return 'None' if kind is NoneType else kind.__name__
+    wanted = [f"one of {', '.join(choices)}"] if choices else []
+    wanted += ['None' if kind is NoneType else kind.__name__
+               for kind in kinds if kind not in choices]
+    raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
+                     f'{did_you_mean(value, choices)}')
 
 
 # what scripts share -------------------------------------------------------------------------------
-
-def adopt(script, values, fixed, earlier_run):
-    """
-    Take over the knobs of an earlier run, except those that were given for this one.
-
-    script: the globals, with config = configure(globals()) among them; config changes with them.
-    values: the knobs of the earlier run, {knob: value}, plain.
-    fixed: the knobs that must not differ; ValueError if one was given another value.
-    earlier_run: the run in words, for that error.
-    """
-    config = script['config']
-    changed = []
-    for key in config.keys() & values.keys():
-        if key not in given:
-            script[key] = config[key] = values[key]
-        elif key in fixed and plain(script[key]) != values[key]:
-            changed.append(f'{key} = {script[key]} (it was {values[key]})')
-    if changed:
-        raise ValueError(f'{earlier_run} had other knobs: {", ".join(sorted(changed))}; '
-                         'leave them out, or train in another --out_dir')
-
 
 def plain(value):
     """A knob's value as a file holds it: numbers, strings, None, and lists of these."""
@@ -311,11 +224,7 @@ def plain(value):
 
 
 def imported(name, what, example):
-    """
-    The object that `MODULE:NAME` names. ValueError if it cannot be imported.
-
-    what: the kind of object, in a word; example: the name of one. Both are for the error.
-    """
+    """MODULE:NAME -> that object. ValueError, naming what it is and an example, if it fails."""
     module, _, attribute = name.rpartition(':')
     try:
         return getattr(import_module(module), attribute)
@@ -332,20 +241,16 @@ def pick_device(device='auto', dtype='auto'):
     """
     import torch  # imported here, so that --help does not wait for it
 
-    # the best first
-    backends = dict(cuda=torch.cuda, mps=torch.backends.mps)
-    available = [name for name, backend in backends.items() if backend.is_available()] + ['cpu']
     if device == 'auto':
-        device = available[0]
-    kind = device.split(':')[0]         # cuda:1 -> cuda
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        device = accelerator.type if accelerator else 'cpu'
     try:
-        if kind not in available:
-            raise RuntimeError
-        torch.empty(0, device=device)   # an error if there is no GPU of this number
-    except RuntimeError:
-        raise ValueError(f"device '{device}' is not available here: "
-                         f'choose one of auto, {", ".join(available)}') from None
+        torch.ones(1, device=device).item()
+    except Exception:                   # each kind of device has an error of its own
+        raise ValueError(f"device '{device}' is not available here: choose auto, cuda, mps or cpu"
+                         ) from None
 
+    kind = device.split(':')[0]         # cuda:1 -> cuda
     if dtype == 'auto':
         dtype = 'bfloat16' if kind == 'cuda' else 'float32'
     if dtype not in ('float32', 'bfloat16'):

@@ -6,8 +6,10 @@ of processes changes nothing.
 
     RANK, WORLD    this process's number; how many there are
     LOCAL_RANK     its number on this machine
+    stop_signals   the signals that have asked this process to stop
 """
 import os
+import signal
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from common.configurator import pick_device
 
 RANK, WORLD, LOCAL_RANK = (int(os.environ.get(name, default)) for name, default in
                            (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
+stop_signals = []
 
 
 def say(line):
@@ -61,8 +64,19 @@ def add_up(tensor):
     return tensor
 
 
-def any_stop(stop_signals, dev):
-    """Has any process been asked to stop? stop_signals: those that this one has received."""
+def listen():
+    """From now on SIGINT and SIGTERM are noted; the second one of a kind ends the program."""
+    def note(number, frame):
+        stop_signals.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    stop_signals.clear()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+
+
+def any_stop(dev):
+    """Has any process been asked to stop?"""
     if WORLD == 1:
         return bool(stop_signals)
     return add_up(torch.tensor(len(stop_signals), device=dev)).item() > 0

@@ -2,15 +2,10 @@
 What a training run reports: log.csv, held-out losses, the health of the states, loss spikes, speed.
 
 Geiping App. C.3 (the two collapses of the state, the correlation of tokens).
-
-    stop_signals    the signals that have asked this process to stop
-    trend           [count, mean, variance] of the loss, running over about 50 iterations
 """
 import csv
 import math
 import os
-import signal
-import sys
 import time
 from contextlib import nullcontext
 
@@ -34,7 +29,7 @@ class Log:
     def __init__(self, path, loops, start, max_iters, accuracy=False):
         """loops: the evaluated counts. Rows from `start` on, left by a killed run, are dropped."""
         self.path, self.max_iters = path, max_iters
-        self.restart()
+        self.steps = []     # seconds, tokens, FLOPs (of all processes) of each step since a row
         kinds = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
                         'tflops', 'spikes', *(f'{kind}_{n}' for kind in kinds for n in loops),
@@ -47,29 +42,19 @@ class Log:
                 writer.writerows(rows)
             os.replace(path + '.tmp', path)
 
-    def restart(self):
-        """Count the iterations, seconds, tokens and FLOPs (of all processes) from here on."""
-        self.iterations, self.seconds, self.tokens, self.flops = 0, 0.0, 0, 0
-
-    def count(self, seconds, tokens, flops):
-        """Another iteration."""
-        self.iterations += 1
-        self.seconds += seconds
-        self.tokens += tokens
-        self.flops += flops
-
     def step(self, run, it, loss, lr, norm, n_loop, held_out):
         """Print a line and add a row: this iteration, and the speed since the last row."""
-        dt_ms = 1e3 * self.seconds / self.iterations
-        rate = self.tokens / self.seconds
-        tflops = self.flops / self.seconds / 1e12 / WORLD           # of one device
+        seconds, tokens, flops = map(sum, zip(*self.steps))
+        dt_ms = 1e3 * seconds / len(self.steps)
+        rate = tokens / seconds
+        tflops = flops / seconds / 1e12 / WORLD                     # of one device
         loops = '/'.join(map(str, n_loop))
         seconds_left = dt_ms / 1e3 * (self.max_iters - it - 1)
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
             f'{rate / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
         if run.spikes:
             highest, at = max(run.spikes)
-            say(f'warning: iter {it}: loss spikes since iteration {it + 1 - self.iterations}: '
+            say(f'warning: iter {it}: loss spikes since iteration {it + 1 - len(self.steps)}: '
                 f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
                 f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
         self.add(held_out | dict(
@@ -77,17 +62,12 @@ class Log:
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{rate:.0f}', tflops=f'{tflops:.4f}',
             spikes=len(run.spikes)))
         run.spikes.clear()
-        self.restart()
+        self.steps.clear()
 
     def add(self, row):
         if RANK == 0:
             with open(self.path, 'a', newline='') as f:
                 csv.DictWriter(f, self.columns).writerow(row)
-
-
-def flag(out_dir):
-    """The flag that a command needs to find this run."""
-    return '' if out_dir == 'out' else f' --out_dir={out_dir}'
 
 
 # held-out losses ---------------------------------------------------------------------------------
@@ -98,18 +78,15 @@ def windows_at_once(config, most=64):
 
 
 @torch.no_grad()
-def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext(), stop_signals=(),
-             batch=None):
+def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     """
     Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
 
-    Returns ({n_loop: nats a token}, {n_loop: share of the labels that are right}), or None where a
-    process was asked to stop meanwhile. batch: windows at once.
+    Returns ({n_loop: nats a token}, {n_loop: share of right labels}), or None if asked to stop.
     """
     model.eval()
-    T = model.config.block_size
+    T, batch = model.config.block_size, windows_at_once(model.config)
     numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
-    batch = batch or windows_at_once(model.config)
     # the same number of batches in all processes: after each they agree whether to stop
     n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
     work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
@@ -122,7 +99,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext(), stop_si
                 logits, loss = model(x, y, n_loop=n_loop)
             right, known = logits.argmax(-1) == y, y >= 0
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
-        if any_stop(stop_signals, dev):
+        if any_stop(dev):
             model.train()
             return None
         if time.time() - last_said > 10:
@@ -135,66 +112,53 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext(), stop_si
 
 
 @torch.no_grad()
-def by_depth(model, text, loops, dev, autocast=nullcontext()):
-    """On a task: the share of right held-out labels, a row for each depth and loop count."""
-    model.eval()
-    x, y, depth = (torch.from_numpy(values) for values in text.with_depth(model.config.block_size))
-    rows = []
-    for n_loop in loops:
-        guesses = []
-        for part in x.split(windows_at_once(model.config)):
-            with autocast:
-                guesses.append(model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu())
-        right = torch.cat(guesses) == y
-        for d in depth[y >= 0].unique().tolist():
-            at = (y >= 0) & (depth == d)
-            rows.append(dict(loops=n_loop, depth=d, labels=at.sum().item(),
-                             accuracy=right[at].double().mean().item()))
-    model.train()
-    return rows
-
-
 def report_depth(model, text, loops, dev, autocast, out_dir):
-    """by_depth as a table on the screen (depths across, loops down), depth.csv and depth.png."""
-    if RANK:
-        return
+    """
+    On a task: the share of right held-out labels by depth and loop count, as a table on the screen
+    (depths across, loops down), depth.csv and depth.png.
+    """
     from common import plots  # here, since matplotlib takes a second to import
-    rows = by_depth(model, text, loops, dev, autocast)
-    plots.depth(rows, os.path.join(out_dir, 'depth.png'))
-    depths = sorted({row['depth'] for row in rows})
+    model.eval()
+    x, y, depth = (torch.from_numpy(part) for part in text.with_depth(model.config.block_size))
+    depths, rows = depth[y >= 0].unique().tolist(), []
     say('accuracy by depth of the label (across) and loops (down):')
     say('      ' + ''.join(f'{d:6d}' for d in depths))
     for n_loop in loops:
-        share = {row['depth']: row['accuracy'] for row in rows if row['loops'] == n_loop}
-        say(f'{n_loop:5d} ' + ''.join(f'{share[d]:6.3f}' for d in depths))
+        with autocast:
+            right = y == torch.cat([model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu()
+                                    for part in x.split(windows_at_once(model.config))])
+        shares = [right[(y >= 0) & (depth == d)].double() for d in depths]
+        rows += [dict(loops=n_loop, depth=d, labels=len(share), accuracy=share.mean().item())
+                 for d, share in zip(depths, shares)]
+        say(f'{n_loop:5d} ' + ''.join(f'{share.mean():6.3f}' for share in shares))
+    plots.depth(rows, os.path.join(out_dir, 'depth.png'))
 
 
-def report(run, it, n_windows, text, loops, dev, autocast, stop_signals, compiled, warm):
+def report(run, it, n_windows, text, loops, dev, autocast, compiled):
     """
-    Held-out losses and health at iteration it, on the screen and as columns of the log.
-
-    run: checkpoint.Run. warm: no warnings about health before this iteration. None where
-    evaluate returns None.
+    Held-out losses and health of a checkpoint.Run at iteration it, on the screen and as columns of
+    the log, or None if asked to stop.
     """
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
-        found = evaluate(run.model, text, n_windows, loops, dev, autocast, stop_signals)
+        found = evaluate(run.model, text, n_windows, loops, dev, autocast)
         if found is None:
             return None
-        losses, accuracies = found
-        run.val_loss.update(losses)
-        row = {f'val_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
-        say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
-            f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
-        if text.is_task:
-            row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
-            say(f'iter {it}: accuracy: ' + ', '.join(
-                f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
         T = run.model.config.block_size
         count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
         idx, _ = text.held_out(range(count), T)
         values = health(run.model, idx.to(dev), autocast)
-    if it >= warm:
+    losses, accuracies = found
+    run.val_loss.update(losses)
+    say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
+        f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
+    row = {f'val_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
+    if text.is_task:
+        say(f'iter {it}: accuracy: ' + ', '.join(
+            f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
+        row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
+    # while the learning rate warms up, bad values mean nothing
+    if it >= run.config['warmup_iters']:
         for line in warnings_of(values, run.model.config.groups):
             say(f'warning: iter {it}: {line}')
     for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
@@ -244,7 +208,7 @@ def warnings_of(values, groups):
 
 
 def is_spike(loss, trend):
-    """Is this loss far above those before it? Updates trend."""
+    """Is this loss far above those before it? Updates trend: [count, mean, variance] of losses."""
     count, mean, variance = trend
     spike = count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
     share, off = max(1 / (count + 1), 0.02), loss - mean
@@ -254,47 +218,8 @@ def is_spike(loss, trend):
 
 def check_finite(loss, norm, n_loop, it, lr, out_dir):
     """ValueError if the loss or the gradient's norm is NaN or infinite."""
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    last = f'{out_dir}/ckpt.pt'
-    loops = '/'.join(map(str, n_loop)) or 'none'
-    raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                     f'{loops}, learning rate {lr:.2e}. No weight was touched: continue from the '
-                     'last checkpoint with a lower learning rate '
-                     f'(--init_from={last} --out_dir=...)')
-
-
-# memory, and being asked to stop -----------------------------------------------------------------
-
-def peak_memory(dev):
-    """The most memory that this process has held, in GB: the device's on CUDA, else its own."""
-    if dev.startswith('cuda'):
-        return torch.cuda.max_memory_allocated(dev) / 1e9
-    try:
-        import resource
-    except ImportError:     # Windows
-        return math.nan
-    unit = 1 if sys.platform == 'darwin' else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-
-
-def listen():
-    """
-    From now on SIGINT and SIGTERM are noted in a list, which is returned with the old handlers.
-
-    The second signal of a kind goes to the old handler, which ends the program.
-    """
-    received = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number, frame):
-        received.append(number)
-        signal.signal(number, handlers[number])
-    for number in handlers:
-        signal.signal(number, note)
-    return received, handlers
-
-
-def stop_listening(handlers):
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    if not math.isfinite(loss + norm):
+        raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
+                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: continue from '
+                         'the last checkpoint with a lower learning rate '
+                         f'(--init_from={out_dir}/ckpt.pt --out_dir=...)')

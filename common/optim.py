@@ -1,7 +1,6 @@
 """
-The optimizers: AdamW for all weights, or Muon for the matrices of blocks and adapters.
-
-Muon: Jordan et al. 2024; torch's version, batching matrices of one shape.
+The optimizers: AdamW for all weights, or Muon (Jordan et al. 2024) for the matrices of blocks and
+adapters.
 """
 from collections import defaultdict
 

@@ -39,7 +39,7 @@ import torch
 
 from cache import Span
 from common.checkpoint import open_run
-from common.configurator import configure, convert, did_you_mean, given, pick_device, run, types_of
+from common.configurator import configure, convert, did_you_mean, given, pick_device, run
 from data import EOT, get_encoding
 from decode import check, choose, make_cache, stream, window
 from exits import Exit, make_exit, on_device
@@ -237,8 +237,8 @@ def serve(model, requests, rows=32, n_loop=None, exit=None):
 # a file of requests -------------------------------------------------------------------------------
 
 # what a line may give, and the types of that
-KEYS = {field.name: types_of(field.type) for field in fields(Request) if field.name != 'stop'}
-KEYS['prompt'] = (str,)
+KEYS = {field.name: field.type for field in fields(Request) if field.name != 'stop'}
+KEYS['prompt'] = str
 
 
 def parse(line, encoding, block_size, usual):

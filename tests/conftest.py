@@ -4,6 +4,7 @@ import io
 import os
 import runpy
 import shutil
+import signal
 import sys
 from functools import partialmethod
 from pathlib import Path
@@ -20,6 +21,8 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 
 import data  # noqa: E402
 import tasks  # noqa: E402
+from common.checkpoint import load_checkpoint  # noqa: E402
+from common.log import read_log  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
@@ -50,6 +53,7 @@ def run(*args, script='train.py'):
     """
     out, error, code = io.StringIO(), io.StringIO(), 0
     argv_before, sys.argv = sys.argv, [script, *args]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
@@ -57,6 +61,8 @@ def run(*args, script='train.py'):
         code = stop.code or 0
     finally:
         sys.argv = argv_before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
@@ -72,6 +78,31 @@ def refused(*args, script='train.py'):
     done = run(*args, script=script)
     assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
     return done.stderr
+
+
+def saved(out_dir):
+    """The dict of a run's last checkpoint."""
+    return load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))[1]
+
+
+def log_of(out_dir):
+    """The rows of a run's log, without times."""
+    rows = read_log(os.path.join(out_dir, 'log.csv'))
+    times = 'dt_ms', 'tokens_per_s', 'tflops'
+    return [{key: row[key] for key in row if key not in times} for row in rows]
+
+
+def same(a, b):
+    """Are two values of a checkpoint equal, tensors bit for bit?"""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def differences(a, b):
+    """What differs between the runs in two folders, except knobs and times."""
+    one, other = (saved(folder) | dict(config=None, log=log_of(folder)) for folder in (a, b))
+    return [key for key in one if not same(one[key], other[key])]
 
 
 def exit_by_hand(f, x, k_max, rule, read=None):

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import test_train
 import torch
-from conftest import ROOT, TINY, finished, refused
-from test_train import same_weights, saved
+from conftest import ROOT, TINY, differences, finished, refused, saved
 
 import tasks
 from common import checkpoint
 from common.checkpoint import find_run, load_checkpoint, save_checkpoint
-from results import kills
 
 here = test_train.here      # each test in a folder with the data
 
@@ -53,7 +51,7 @@ def test_a_run_of_an_earlier_version_goes_on():
     earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
     torch.save(earlier, 'out/ckpt.pt')
     assert 'from iteration 10' in finished('--resume')
-    assert list(kills.differences('never-stopped', 'out')) == []
+    assert differences('never-stopped', 'out') == []
 
 
 def test_load_checkpoint(tiny, idx):
@@ -89,7 +87,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
     printed = finished('--resume')
     assert 'resuming out/ckpt.old.pt' in printed and 'from iteration 10' in printed
     assert load_checkpoint('out/ckpt.old.pt')[1]['iter_num'] == 10
-    assert same_weights(whole, 'out')
+    assert differences(whole, 'out') == []
     # and if none is whole
     for name in ('ckpt.pt', 'ckpt.old.pt'):
         Path('out', name).write_bytes(b'no checkpoint')
@@ -151,4 +149,4 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
     assert not os.path.exists('out/ckpt.pt.tmp')
 
     finished('--resume')
-    assert same_weights(whole, 'out')
+    assert differences(whole, 'out') == []

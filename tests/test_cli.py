@@ -49,7 +49,6 @@ ELSEWHERE = {
     'pip install': '.ci/run runs them, in a checkout without packages',
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
-    'results.kills': 'test_train.py kills a run twice',
     'results.speed': 'test_results.py',
     '--prompt_tokens=24': 'minutes of work; test_wave.py crosses the window too',
     '--path=FOLDER': 'test_zoo.py reads such folders',

@@ -1,6 +1,5 @@
 """What a run reports: its log, its held-out losses, its health, how far it is."""
 import math
-import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import torch
 
 import data
 import tasks
-from common import log
+from common import log, plots
 
 
 @pytest.fixture
@@ -42,10 +41,11 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
 
 
 @pytest.mark.parametrize('n_windows, windows', [(10, range(10)), (4, [0, 3, 6, 9])])
-def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows):
+def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows, monkeypatch):
     """Fewer are spread evenly."""
+    monkeypatch.setattr(log, 'windows_at_once', lambda config: 3)
     model = tiny()
-    losses, _ = log.evaluate(model, text, n_windows, [1, 4], 'cpu', batch=3)
+    losses, _ = log.evaluate(model, text, n_windows, [1, 4], 'cpu')
     assert model.training
     model.eval()
     x, y = text.held_out(windows, 16)
@@ -54,10 +54,11 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, window
         assert math.isclose(loss, model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
 
 
-def test_accuracy_counts_what_is_asked(tiny):
+def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     """Against the logits, on a task that asks at one token of a row."""
+    monkeypatch.setattr(log, 'windows_at_once', lambda config: 7)
     model, problems = tiny(vocab_size=13), tasks.Problems('calc:dense=False', held_out=40)
-    _, accuracies = log.evaluate(model, problems, 40, [1, 3], 'cpu', batch=7)
+    _, accuracies = log.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
     model.eval()
     for n_loop, share in accuracies.items():
@@ -65,10 +66,14 @@ def test_accuracy_counts_what_is_asked(tiny):
         assert math.isclose(share, right.double().mean(), abs_tol=1e-6)
 
 
-def test_accuracy_by_depth(tiny):
+def test_accuracy_by_depth(tiny, monkeypatch, capsys):
     """Against the logits, label by label."""
+    rows = []
+    monkeypatch.setattr(plots, 'depth', lambda found, path: rows.extend(found))
     model, problems = tiny(vocab_size=13), tasks.Problems('calc', held_out=30)
-    rows = log.by_depth(model, problems, [1, 2], 'cpu')
+    log.report_depth(model, problems, [1, 2], 'cpu', nullcontext(), 'out')
+    *_, printed = capsys.readouterr().out.splitlines()
+    assert printed.split() == ['2', *(f"{row['accuracy']:.3f}" for row in rows[len(rows) // 2:])]
     x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
     for row in rows:
         at = depth == row['depth']
@@ -84,8 +89,8 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model, sizes = tiny(), []
     model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
-    run = SimpleNamespace(model=model, val_loss={})
-    row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext(), [], False, 0)
+    run = SimpleNamespace(model=model, val_loss={}, config=dict(warmup_iters=0))
+    row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext(), False)
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
@@ -94,13 +99,14 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
 def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     """Nine windows, of which one has five: they look for signals equally often all the same."""
     model = tiny()
+    monkeypatch.setattr(log, 'windows_at_once', lambda config: 2)
     whole, _ = log.evaluate(model, text, 9, [1, 4], 'cpu')
     parts, looks = [], []
     monkeypatch.setattr(log, 'WORLD', 2)
     for rank in range(2):
         monkeypatch.setattr(log, 'RANK', rank)
-        monkeypatch.setattr(log, 'any_stop', lambda received, dev: looks.append(rank))
-        parts.append(log.evaluate(model, text, 9, [1, 4], 'cpu', batch=2)[0])
+        monkeypatch.setattr(log, 'any_stop', lambda dev: looks.append(rank))
+        parts.append(log.evaluate(model, text, 9, [1, 4], 'cpu')[0])
     for n_loop, loss in whole.items():
         assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
         assert parts[0][n_loop] > parts[1][n_loop]
@@ -147,19 +153,3 @@ def test_token_corr_is_the_mean_cosine_of_pairs(tiny):
         x = entry['states'][-1][0]                                              # (T, C)
         cosines = [torch.cosine_similarity(x[i], x[j], dim=0) for i in range(6) for j in range(i)]
         assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
-
-
-def test_the_second_signal_does_what_it_did_before():
-    noted = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
-    try:
-        own = signal.getsignal(signal.SIGTERM)
-        asked, handlers = log.listen()
-        signal.raise_signal(signal.SIGTERM)
-        assert (asked, noted) == ([signal.SIGTERM], [])
-        signal.raise_signal(signal.SIGTERM)
-        assert (asked, noted) == ([signal.SIGTERM], [signal.SIGTERM])
-        log.stop_listening(handlers)
-        assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)

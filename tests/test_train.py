@@ -1,23 +1,24 @@
 """A run of train.py: its draws, its recipe, its start, and how it stops and goes on."""
+import glob
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, make_book, refused
+from conftest import ROOT, TINY, differences, finished, log_of, make_book, refused, same, saved
 
 import data
 import train
 from common import plots
 from common.checkpoint import load_checkpoint
-from common.log import read_log
 from model import GPT
-from results import kills
 
 
 @pytest.fixture(autouse=True)
@@ -26,19 +27,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plots, 'losses', lambda *args: None)
     make_book()
-
-
-def saved(out_dir):
-    """The dict of the last checkpoint."""
-    return load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))[1]
-
-
-def log_of(out_dir):
-    return read_log(os.path.join(out_dir, 'log.csv'))
-
-
-def same_weights(a, b):
-    return kills.same(saved(a)['model'], saved(b)['model'])
 
 
 def test_learning_rate():
@@ -109,7 +97,8 @@ def test_nothing_but_the_seed_matters(whole):
     printed = finished(*TINY, *watched_less, '--resume', '--out_dir=out-less')
     assert 'no checkpoint in out-less yet: starting a new run' in printed
     finished(*TINY, '--seed=7', '--out_dir=out-seed')
-    assert same_weights(whole, 'out-less') and not same_weights(whole, 'out-seed')
+    model, less, seed = (saved(folder)['model'] for folder in (whole, 'out-less', 'out-seed'))
+    assert same(model, less) and not same(model, seed)
 
 
 def test_accumulated_gradients_train(monkeypatch):
@@ -164,37 +153,22 @@ def test_a_large_vocabulary_is_rounded_up_for_speed():
 
 # a run that stops and goes on --------------------------------------------------------------------
 
-def test_killed_at_random_and_resumed():
-    """
-    SIGKILL twice: weights, optimiser state and log are those of the run never stopped.
-
-    `python -m results.kills --kills=20` does more.
-    """
-    def to_the_end(iters, *flags):
-        return finished(*kills.SMALL, f'--max_iters={iters}', *flags)
-    assert kills.trial(2, 20, whole=to_the_end) == []
-
-
-def signalled(monkeypatch, number, n, *args, training):
-    """
-    A run that gets this signal in its n-th pass, of those in training or of those of held-out
-    losses -> what it printed, and the loop counts of these passes.
-    """
-    passes, forward = [], GPT.forward
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-
-    def spy(model, idx, targets=None, **how):
-        if targets is not None and model.training == training:
-            passes.append(how['n_loop'])
-            if len(passes) == n:
-                signal.raise_signal(number)
-        return forward(model, idx, targets, **how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GPT, 'forward', spy)
-        printed = finished(*args)
-    assert all(signal.getsignal(kind) is handler for kind, handler in handlers.items())
-    return printed, passes
+def test_killed_and_resumed():
+    """SIGKILL while it starts, and soon after an iteration: it ends as a run never stopped."""
+    args = [*TINY, '--dropout=0.1', '--max_iters=20', '--log_interval=1']
+    finished(*args, '--out_dir=whole')
+    script = [sys.executable, '-u', os.path.join(ROOT, 'train.py')]
+    for n, seconds in (0, 3), (random.randrange(1, 20), 0.1):
+        process = subprocess.Popen([*script, *args, '--resume'], stdout=subprocess.PIPE, text=True)
+        for line in process.stdout if n else ():
+            if line.startswith('iter ') and int(line[5:].split(':')[0]) >= n:
+                break
+        time.sleep(random.uniform(0, seconds))
+        process.kill()
+        process.wait()
+        assert all(load_checkpoint(path) for path in glob.glob('out/*.pt'))
+    finished(*args, '--resume')
+    assert differences('whole', 'out') == []
 
 
 # in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
@@ -202,8 +176,20 @@ def signalled(monkeypatch, number, n, *args, training):
 @pytest.mark.parametrize('number, training, n, iteration', [
     (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
 def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
-    """test_results.py sends a SIGTERM to a process of its own."""
-    printed, passes = signalled(monkeypatch, number, n, *TINY, training=training)
+    """It comes in the n-th pass, of those in training or of those of held-out losses."""
+    passes, forward = [], GPT.forward
+
+    def spy(model, idx, targets=None, **how):
+        if targets is not None and model.training == training:
+            passes.append(how['n_loop'])
+            if len(passes) == n:
+                signal.raise_signal(number)
+                assert signal.getsignal(number) is signal.SIG_DFL       # the next one ends it
+        return forward(model, idx, targets, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GPT, 'forward', spy)
+        printed = finished(*TINY)
     assert len(passes) == n             # the step is finished, and an evaluation is not
     assert training or passes == [1, 3, 1, 3, 1][:n]
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
@@ -212,7 +198,7 @@ def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training
     assert log_of('out')[-1]['iter'] == str(iteration - 1)
 
     finished('--resume')
-    assert list(kills.differences(whole, 'out')) == []
+    assert differences(whole, 'out') == []
 
 
 def test_resume_takes_the_knobs_of_its_run(whole):
@@ -228,7 +214,7 @@ def test_resume_takes_the_knobs_of_its_run(whole):
 
     resumed, long = saved('out'), saved('out-long')
     for key in ('model', 'optimizer', 'trend', 'iter_num', 'val_loss'):
-        assert kills.same(resumed[key], long[key]), key
+        assert same(resumed[key], long[key]), key
     assert log_of('out')[-1]['iter'] == '20'
 
 
@@ -271,11 +257,11 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--block_size=100000', 'fewer than 4 windows of 100000'),
     ('--dtype=int8', "unknown dtype 'int8'"),
     ('--vocab_size=100', 'less than the 257 tokens'),
-    ('--n_embd=100000000', 'not enough memory: lower batch_size'),
+    ('--n_embd=100000000', 'not enough memory: lower a size'),
     ('--model=os:path', 'subclass of model.GPT'),
     ('--grad_clip=-1.0', 'grad_clip'),
     ('--learning_rate=1e39', 'learning_rate'),
-    ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
+    ('--min_lr=nan', 'min_lr must be float or None'),
     ('--eval_loops=[0]', 'eval_loops'),
     ('--learning_rate=1e29', 'not finite at iteration 1'),      # before its first save
     *((f'--{knob}=0', f'{knob} must be at least 1') for knob in (
