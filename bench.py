@@ -493,12 +493,12 @@ def figure_4(rows, path):
     """
     Fig. 4: ms a token, perplexity and cross-entropy of each rule against tau.
 
-    A row of panels for each kind of decoding. Shaded: thresholds beyond the paper's sweep.
+    A row of panels for each kind of rules. Shaded: thresholds beyond the paper's sweep.
     """
     columns = dict(ms_per_token='ms a token', ppl='perplexity',
                    ce='cross-entropy (nats a token)')
-    rows = [row for row in rows if row['kind'].startswith('rules')]
-    kinds, most = grouped(rows, 'kind'), max(row['tau'] for row in rows)
+    kinds, beyond = grouped(rows, 'kind'), max(row['tau'] for row in rows)
+    paper = max(taus, default=0)
     figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
     for axes, (kind, mine) in zip(grid, kinds.items()):
         for ax, (column, label) in zip(axes, columns.items()):
@@ -506,8 +506,8 @@ def figure_4(rows, path):
                 colour, marker = STYLES.get(rule, (None, 'X'))
                 ax.plot([row['tau'] for row in curve], [row[column] for row in curve], label=rule,
                         color=colour, marker=marker, ls='--' if '_' in rule else '-', ms=4, lw=1)
-            if min(row['tau'] for row in rows) <= max(taus) < most:
-                ax.axvspan(1.5 * max(taus), 1.5 * most, color='0.95')
+            if min(row['tau'] for row in rows) <= paper < beyond:
+                ax.axvspan(1.5 * paper, 1.5 * beyond, color='0.95')
             ax.set(xscale='log', ylabel=label)
             ax.set_title(kind.removeprefix('rules, '), fontsize=9)
     for ax in grid[-1]:
@@ -537,8 +537,6 @@ def frontier(rows, path):
 
 def check_knobs(block_size):
     """The position of the first timed token. ValueError for a knob that makes no sense."""
-    if not taus or not rules:
-        raise ValueError('taus and rules must not be empty')
     least = dict(n_windows=1, rounds=1, timed_rows=1, timed_tokens=1, n_prompts=0, new_tokens=2)
     for knob, smallest in least.items():
         if globals()[knob] < smallest:
@@ -548,7 +546,7 @@ def check_knobs(block_size):
         raise ValueError(f'drafts and waves must be lists of pairs of numbers from 1 on, not '
                          f'{drafts} and {waves}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
-    if not 1 <= start <= block_size - timed_tokens:
+    if calibrate is None and not 1 <= start <= block_size - timed_tokens:
         raise ValueError(f'{start} prompt and {timed_tokens} timed tokens do not fit block_size = '
                          f'{block_size}: make --prompt_tokens or --timed_tokens smaller')
     return start
@@ -603,7 +601,9 @@ def report(points, groups, folder):
     windows, texts = ([row for row in rows if row[name] is not None] for name in TIMES)
     times = dict(name='', times='.2f', times_low='.2f', times_high='.2f')
 
-    figure_4(windows, os.path.join(folder, 'figure_4.png'))
+    of_rules = [row for row in windows if row['kind'].startswith('rules')]
+    if of_rules:
+        figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
     print_rows('all points:', windows, dict(name='') | OF_WINDOWS)
     good = [row for row in windows if row['rule'] != 'oracle' and row['ce_minus_full'] <= same]
     print_rows(f'the fastest of each kind within {same:g} nats of the full budget:',

@@ -344,13 +344,11 @@ def figure_of(name, measured, groups, path):
 def row_of(curves):
     """The probes of one group of a checkpoint as a row of text."""
     steps, settled = steps_to_a_tenth(curves['norm']), np.nanmean(curves['settled'])
-    tenth = f"over {len(curves['norm'])}" if steps is None else str(steps)
+    tenth = f"over {len(curves['norm'])}" if steps is None else steps
     floors = f"{curves['floor_float32']:.0e}/{curves['floor_bfloat16']:.0e}"
-    row = f'{tenth:>16}   {settled:14.2f}   {floors}   '
-    for reading in ('dlr_noise', 'dlr_first', 'dlr_settled'):
-        if reading in curves:
-            row += f"{curves[reading]:5.1f} +- {curves[reading + '_std']:<4.1f}  "
-    return row.rstrip()
+    ratios = [f"{curves[name]:5.1f} +- {curves[name + '_std']:<4.1f}"
+              for name in ('dlr_noise', 'dlr_first', 'dlr_settled') if name in curves]
+    return f'{tenth:>16}   {settled:14.2f}   {floors}   ' + '  '.join(ratios)
 
 
 def main():

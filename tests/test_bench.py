@@ -168,6 +168,12 @@ def test_a_rule_with_one_part_changed(here):
     assert kept == two
 
 
+def test_budgets_alone(here):
+    printed = finished(*SMALL, '--rules=[]', '--taus=[]', '--n_prompts=0', script='bench.py')
+    assert 'fixed 5, exact' in printed
+    assert names(read_rows()) == [row for row in NINE if row[0] != 'accel']
+
+
 # interrupted --------------------------------------------------------------------------------------
 
 def interrupt(monkeypatch, name, call, before=lambda: None):
@@ -344,12 +350,12 @@ def test_the_fastest_of_each_kind():
 
 
 def test_each_way_to_decode_has_its_panels(monkeypatch):
-    """Own signals, waiting, latest: the rules alone. A rule of another file has a colour too."""
+    """Own signals, waiting, latest. A rule of another file has a style too."""
     drawn = []
     monkeypatch.setattr(plots, 'save', lambda figure, path: drawn.append(figure))
     rows = [dict(kind=kind, rule=rule, tau=tau, ce=2 + tau, ppl=7 + tau, ms_per_token=5 - tau)
-            for kind, rule in (('fixed budgets, exact', 'fixed'), ('rules, exact', 'mine'),
-                               ('rules, exact, past', 'norm'), ('rules, latest', 'kl'))
+            for kind, rule in (('rules, exact', 'mine'), ('rules, exact, past', 'norm'),
+                               ('rules, latest', 'kl'))
             for tau in (1e-3, 1e-2, 0.1)]
     bench.figure_4(rows, 'figure_4.png')
     panels = drawn[0].axes
@@ -367,7 +373,6 @@ def test_each_way_to_decode_has_its_panels(monkeypatch):
 # bad input ----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('flag, words', [
-    ('--taus=[]', 'taus and rules must not be empty'),
     ('--prompt_tokens=15', 'do not fit block_size = 16'),
     ('--cache=newest', "unknown cache policy 'newest'"), ('--rounds=0', 'rounds must be'),
     ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'waves must be lists of pairs'),
