@@ -1,4 +1,4 @@
-"""bench.py: quality, the oracle, calibrated thresholds, verdicts, Ctrl-C, bad input."""
+"""bench.py: quality, the oracle, calibrated thresholds, tables, Ctrl-C, bad input."""
 import contextlib
 import csv
 import json
