@@ -6,36 +6,32 @@ How good and how fast is each way to decode: fixed budgets, exit rules, drafts, 
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
-Writes out_dir/bench.csv, figure_4.png and frontier.png, and prints tables and verdicts
-that are computed from bench.csv. Its rows are points: a cache policy together with a rule at a
-threshold, a fixed budget, an oracle, drafts, or a wave. The file is written after each stage, and
-on Ctrl-C with what has been measured by then. Its columns `windows` and `prompts` say how many
-windows and prompts a row averages over; what has not been measured is left empty.
+Writes out_dir/bench.csv, figure_4.png and frontier.png, and prints tables. A row of bench.csv is a
+point: a cache policy together with a rule at a threshold, a fixed budget, an oracle, drafts, or a
+wave. The file is written after each stage, and on Ctrl-C with what has been measured by then; the
+rest is left empty. `windows` and `prompts` say how many of them a row averages over.
 
 Quality: held-out windows are decoded at every point except drafts and waves, with the same noise.
 The 95% intervals are bootstrapped over windows; they are of the loss minus that of the full budget
 under `exact` in the same window. Latency: each round decodes `timed_tokens` tokens after a prompt,
 at all points in turn, so that whatever slows the machine down slows all of them down.
 
-Fidelity, on text: held-out prompts are continued at every point but oracles. How many of the texts
-are those of the full budget, and what does a token cost? Here too all points take turns.
-
-The defaults are small: 24 windows, two rounds, no `accel_hat`, which hardly ever triggers. Below
-`least_tau` a rule is measured only under `exact` and without waiting for the past, as in the paper.
+Fidelity, on text: held-out prompts are continued. How many of the texts are those of the full
+budget, and what does a token cost? Here too all points take turns.
 
 Paper: sec. 4, App. D, Fig. 4.
 
     tau             a rule's threshold, the loop steps of a fixed budget (with drafts, those of the
                     budget that checks them), or the oracle's epsilon
-    steps, evals    loop steps kept, block maps evaluated
-    CE, PPL         cross-entropy in nats a token, exp(CE)
+    evals           block maps evaluated
+    ce, ppl         cross-entropy in nats a token, exp(ce)
     B, T, V         rows, tokens of a window, vocabulary
 """
 import csv
 import math
 import os
 import time
-from contextlib import contextmanager, nullcontext
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -58,7 +54,7 @@ out_dir: str | None = None   # None = out, or pretrained/text if you have traine
 dataset: str | None = None  # held-out text; None = the run's own
 rules = [name for name in EXITS if name != 'accel_hat']
 taus = [1e-5, 1e-4, 1e-3, 1e-2]     # the paper's sweep
-more_taus = [3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]    # beyond it, marked * in the table
+more_taus = [3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]    # beyond it
 least_tau = 0.1             # below it: only exact, without waiting for the past
 budgets = [1, 2, 3, 4, 6, 8, 12, 16, 30]    # fixed loop steps
 epsilons = [0.3, 1.0]       # of the oracle: distance to the last state
@@ -89,10 +85,14 @@ dtype = 'float32'           # of matrix products
 # thresholds that calibration tries, 31.6 to 1e-4, and the windows that it needs in each half
 TAU_GRID = [float(f'{10 ** (n / 4):.3g}') for n in range(6, -17, -1)]
 LEAST_WINDOWS = 8
-# columns of bench.csv
-OF_WINDOWS = ('ce', 'ppl', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy', 'agreement',
-              'mean_steps', 'mean_evals')
-OF_TEXT = ('identical', 'prefix', 'text_loss', 'passes', 'token_passes', 'block_maps')
+# columns of bench.csv, of windows and of texts, and how tables show them
+OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
+                  accuracy='.3f', mean_evals='.2f', ms_per_token='.2f')
+OF_TEXTS = dict(identical='.3f', text_loss='.3f', passes='.2f', block_maps='.2f', ms_text='.2f')
+TIMES = ('ms_per_token', 'ms_text')     # medians
+# a rule's colour and marker; rules of other files take matplotlib's next colour
+STYLES = dict(norm=('#0072B2', 'o'), norm_rel=('#56B4E9', 'o'), kl=('#E69F00', 's'),
+              accel=('#009E73', '^'), accel_hat=('#CC79A7', 'v'), accel_rel=('#009E73', 'v'))
 
 
 # the points ---------------------------------------------------------------------------------------
@@ -107,28 +107,40 @@ class Point:
     cache: str                  # the cache policy
     ring: int                   # slots of the ring policy
     draft_loops: int | None = None
-    wave: int = 0               # tokens at once
-    wave_steps: int = 1
-    measured: dict = field(default_factory=dict)    # {name: array}: see `quality`; ms of a token
-
-    @property
-    def kind(self):
-        """What kind of decoding it is, in a word."""
-        if self.wave or self.draft_loops:
-            return 'waves' if self.wave else 'drafts'
-        kinds = dict(fixed='fixed budgets', oracle='oracles')
-        return f"{kinds.get(self.rule, 'rules')}, {self.cache}"
+    wave: int | None = None         # tokens at once
+    wave_steps: int | None = None
+    measured: dict = field(default_factory=lambda: defaultdict(list))   # see `add`
 
     @property
     def past(self):
         """Does its rule wait for the past?"""
         return self.exit is not None and self.exit.past
 
+    @property
+    def how(self):
+        """The cache policy, or drafts or a wave, in words."""
+        if self.draft_loops:
+            return f'drafts of {self.draft_loops}'
+        if self.wave:
+            return f'wave {self.wave} x {self.wave_steps}'
+        return 'exact, past' if self.past and self.cache == 'exact' else self.cache
+
+    @property
+    def kind(self):
+        """The kind of decoding, in words."""
+        if self.wave or self.draft_loops:
+            return 'waves' if self.wave else 'drafts'
+        kinds = dict(fixed='fixed budgets', oracle='oracles')
+        return f"{kinds.get(self.rule, 'rules')}, {self.how}"
+
+    @property
+    def name(self):
+        return f'{self.rule} {self.tau:g}, {self.how}'
+
     def add(self, **values):
-        """Append measurements on further windows or tokens: {name: (n, ...)}."""
+        """Append measurements of further windows, tokens or prompts: {name: a value of each}."""
         for name, new in values.items():
-            before = self.measured.get(name)
-            self.measured[name] = new if before is None else np.concatenate((before, new))
+            self.measured[name].extend(new)
 
 
 def make_point(model, tau, rule, cache='exact', past=False, n_loop=30, ring=8, hits=None,
@@ -139,29 +151,18 @@ def make_point(model, tau, rule, cache='exact', past=False, n_loop=30, ring=8, h
     return Point(rule, tau, loops, exit, cache, ring, **more)
 
 
-def make_points(make):
-    """The points that the knobs ask for, each once: budgets, rules and oracles of each policy."""
-    points = []
+def make_points(model, make):
+    """The points that the knobs ask for, each once."""
+    points, all_taus = [], sorted({*taus, *more_taus})
     for policy in as_list(cache):
         points += [make(n, 'fixed', policy) for n in sorted({*budgets, n_loop})]
-        for name, _, wait in kinds_of(policy):
-            own_under_exact = policy == 'exact' and not wait
-            points += [make(tau, name, policy, wait) for tau in dict.fromkeys(taus + more_taus)
-                       if tau >= least_tau or own_under_exact]
+        points += [make(tau, name, policy, wait) for name, _, wait in kinds_of(policy)
+                   for tau in all_taus if tau >= least_tau or policy == 'exact' and not wait]
         points += [make(epsilon, 'oracle', policy) for epsilon in dict.fromkeys(epsilons)]
-    return points
-
-
-def points_for_text(model, make, points):
-    """The points with which prompts are continued: drafts, waves, and those that take few steps."""
-    chosen = [p for p in points if p.rule != 'oracle' and not (p.past and p.cache == 'exact')
-              and (p.tau >= least_tau or p.rule == 'fixed')
-              and (p.cache == 'exact' or p.rule != 'fixed' or p.tau < n_loop)]
-    chosen += [make(n, 'fixed', 'exact', draft_loops=loops) for loops, n in drafts]
-    wave_taus = [tau for tau in dict.fromkeys(taus + more_taus) if 1e-3 <= tau <= 3]
+    points += [make(n, 'fixed', draft_loops=loops) for loops, n in drafts]
     waved = [make(tau, name, 'latest', wave=width, wave_steps=steps)
-             for width, steps in waves for name in rules for tau in wave_taus]
-    return chosen + [point for point in waved if can_wave(model, point.exit)]
+             for width, steps in waves for name in rules for tau in all_taus if 1e-3 <= tau <= 3]
+    return points + [point for point in waved if can_wave(model, point.exit)]
 
 
 def kinds_of(policy):
@@ -171,44 +172,36 @@ def kinds_of(policy):
     return [(name, policy, wait) for name in dict.fromkeys(rules) for wait in waits]
 
 
+def is_continued(point):
+    """Are prompts continued at this point? Those that are sure to be slow are left out."""
+    if point.wave:
+        return True
+    if point.rule == 'fixed':
+        return point.cache == 'exact' or point.tau < n_loop
+    return point.rule != 'oracle' and point.tau >= least_tau and point.how != 'exact, past'
+
+
 def as_list(value):
     return value if isinstance(value, list) else [value]
 
 
-# the oracle ---------------------------------------------------------------------------------------
-
-@contextmanager
-def oracle(model, eps):
+def oracle(group, given, eps):
     """
-    A context in which a token exits at the first step whose state is within eps of its last one.
+    A forward pre-hook of a group: a token exits at the first step whose state is within eps of its
+    last one. It replaces the exit rule among the arguments of RecurrentGroup.forward.
 
     Each group loops twice: to the end, to know the last states, and then until each token is near
     its own. No exit rule can do that, since a rule sees one step at a time, and a later group
-    depends on where the earlier ones stopped. So each group's forward is replaced in this context.
+    depends on where the earlier ones stopped.
     """
-    for group in model.groups:
-        group.forward = oracle_forward(group.forward, eps)
-    try:
-        yield
-    finally:
-        for group in model.groups:
-            del group.forward           # the method of its class is visible again
+    e, n_loop, _, read, *how, trace = given
+    # the second pass overwrites what this one leaves in the cache
+    last, _, _ = group.forward(e, n_loop, None, None, *how)                     # (B, T, C)
 
-
-def oracle_forward(plain, eps):
-    """The plain forward of a RecurrentGroup -> one with the oracle as its exit rule."""
-    def forward(e, n_loop, exit=None, read=None, noise_seed=0, span=None, caches=None, x0=None,
-                trace=None):
-        # the second pass overwrites what this one leaves in the cache
-        last, _, _ = plain(e, n_loop, None, None, noise_seed, span, caches, x0)     # (B, T, C)
-
-        def distance(x, x1, memo, read):
-            memo = last if memo is None else memo       # later k: of the rows that still loop
-            return vector_norm(x1 - memo, dim=-1), memo
-
-        rule = Exit(distance, eps, name='oracle')
-        return plain(e, n_loop, rule, read, noise_seed, span, caches, x0, trace)
-    return forward
+    def distance(x, x1, memo, read):
+        memo = last if memo is None else memo       # later k: of the rows that still loop
+        return vector_norm(x1 - memo, dim=-1), memo
+    return e, n_loop, Exit(distance, eps, name='oracle'), read, *how, trace
 
 
 # quality ------------------------------------------------------------------------------------------
@@ -219,9 +212,12 @@ def log_probabilities(model, point, idx, seed=0):
     Decode given tokens idx (B, T) at a point -> log-probabilities of the next ones (B, T, V), and
     steps and evals (B, T, groups).
     """
-    with oracle(model, point.tau) if point.rule == 'oracle' else nullcontext():
-        logits, steps, evals = teacher_forced(model, idx, point.loops, point.exit, point.cache,
-                                              point.ring, seed)
+    hooks = [group.register_forward_pre_hook(partial(oracle, eps=point.tau))
+             for group in model.groups if point.rule == 'oracle']
+    logits, steps, evals = teacher_forced(model, idx, point.loops, point.exit, point.cache,
+                                          point.ring, seed)
+    for hook in hooks:
+        hook.remove()
     return logits.float().log_softmax(-1), steps, evals
 
 
@@ -233,22 +229,19 @@ def quality(model, points, idx, targets, n_loop, seed=0):
     The full budget is n_loop fixed loops under `exact`. Adds to each point:
 
         ce, ce_full     (B,) CE of the point and of the full budget
-        accuracy        (B,) share of tokens whose most likely next token is right
-        agreement       (B,) share of tokens whose most likely next token is the full budget's
-        steps, evals    (B, groups)
+        accuracy        (B,) share of labels that are right
+        evals           (B, groups) mean block maps
     """
     full_budget = make_point(model, n_loop, 'fixed')
     batch = windows_at_once(model.config, len(idx))
     for x, y in zip(idx.split(batch), targets.split(batch)):
         full, _, _ = log_probabilities(model, full_budget, x, seed)         # (B, T, V)
         for point in points:
-            log_p, steps, evals = log_probabilities(model, point, x, seed)
-            point.add(ce=cross_entropy(log_p, y),
-                      ce_full=cross_entropy(full, y),
-                      accuracy=accuracy(log_p, y),
-                      agreement=window_means(log_p.argmax(-1) == full.argmax(-1)),
-                      steps=window_means(steps),
-                      evals=window_means(evals))
+            log_p, _, evals = log_probabilities(model, point, x, seed)
+            right = (log_p.argmax(-1) == y).sum(dim=1) / (y >= 0).sum(dim=1)
+            point.add(ce=cross_entropy(log_p, y), ce_full=cross_entropy(full, y),
+                      accuracy=right.double().cpu().numpy(),
+                      evals=evals.cpu().double().mean(dim=1).numpy())
 
 
 def cross_entropy(log_p, targets):
@@ -258,20 +251,9 @@ def cross_entropy(log_p, targets):
     return (nats.view(targets.shape).mean(dim=1) / labels).double().cpu().numpy()
 
 
-def accuracy(log_p, targets):
-    """log_p (B, T, V), targets (B, T) -> share of each window's labels that are right (B,)."""
-    right = (log_p.argmax(-1) == targets).sum(dim=1)
-    return (right / (targets >= 0).sum(dim=1)).double().cpu().numpy()
-
-
-def window_means(values):
-    """Values of tokens (B, T, ...) -> their mean in each window (B, ...), a float64 array."""
-    return values.cpu().double().mean(dim=1).numpy()
-
-
 def excess(point, seed=0):
     """CE above the full budget's, nats a token: the mean and the ends of its 95% interval."""
-    difference = point.measured['ce'] - point.measured['ce_full']
+    difference = np.subtract(point.measured['ce'], point.measured['ce_full'])
     return [float(value) for value in (difference.mean(), *interval(difference, seed=seed))]
 
 
@@ -311,70 +293,51 @@ def decode_window(model, point, idx, start, seed=0):
     return ms
 
 
-def warm_up(model, points, prompts, start, seed=0):
-    """Decode two tokens with each kind of point, so that no round pays for first calls."""
-    begin = time.perf_counter()
-    for point in {(p.cache, p.rule, p.past): p for p in points}.values():
-        decode_window(model, point, prompts[:, :start + 2], start, seed)
-    print(f'warm-up {time.perf_counter() - begin:.1f} s')
-
-
 # whole continuations: every way to decode, drafts and waves too -----------------------------------
 
 def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
     """
     Continue a prompt (n,) -> the new tokens (new,), and what each of them but the first took:
-    ms_text (ms), passes of the model, token_passes (tokens that went through it), and block_maps
-    (mean over groups).
+    ms_text (ms), passes of the model, and block_maps (mean over groups).
     """
-    evals = []
+    evals, steps = [], new_tokens - 1
     hooks = [group.register_forward_hook(lambda *call: evals.append(call[-1][2]))
              for group in model.groups]
-    try:
-        tokens = model.stream(
-            [prompt], new_tokens, point.cache, point.wave, point.wave_steps, n_loop=point.loops,
-            exit=point.exit, ring=point.ring, draft_loops=point.draft_loops,
-            temperature=temperature, seed=seed)
-        made = [next(tokens)[0]]        # this also reads the prompt
-        evals.clear()
-        begin = now(prompt.device)
-        made += [token for token, _ in tokens]
-        ms = 1e3 * (now(prompt.device) - begin)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    totals = dict(passes=len(evals), token_passes=sum(map(torch.numel, evals)),
-                  block_maps=sum(int(one.sum()) for one in evals))
-    per_token = {name: total / len(model.groups) / (new_tokens - 1)
-                 for name, total in totals.items()}
-    return torch.cat(made)[:, 0], dict(ms_text=ms / (new_tokens - 1)) | per_token
+    tokens = model.stream(
+        [prompt], new_tokens, point.cache, point.wave, point.wave_steps, n_loop=point.loops,
+        exit=point.exit, ring=point.ring, draft_loops=point.draft_loops, temperature=temperature,
+        seed=seed)
+    made = [next(tokens)[0]]        # this also reads the prompt
+    evals.clear()
+    begin = now(prompt.device)
+    made += [token for token, _ in tokens]
+    ms = 1e3 * (now(prompt.device) - begin)
+    for hook in hooks:
+        hook.remove()
+    passes, maps = (total / len(hooks) / steps
+                    for total in (len(evals), sum(int(one.sum()) for one in evals)))
+    return torch.cat(made)[:, 0], dict(ms_text=ms / steps, passes=passes, block_maps=maps)
 
 
 @torch.no_grad()
-def loss_of(model, prompt, new, n_loop, seed=0):
-    """The full budget's loss on new tokens (n,) after a prompt, of which the last block is read."""
-    idx = torch.cat((prompt, new))[-model.config.block_size - 1:]
-    logits, _ = model(idx[None, :-1], n_loop=n_loop, noise_seed=seed)
-    n = min(len(new), len(idx) - 1)
-    return F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
-
-
 def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, seed=0):
     """
     Continue a prompt (n,) at every point. Adds to each point what continue_prompt measures, and
 
         identical       is the text that of n_loop fixed loops under `exact`?
-        prefix          the share of the text before the first difference
         text_loss       the full budget's loss on the text
     """
     how = new_tokens, temperature, seed
     full, _ = continue_prompt(model, make_point(model, n_loop, 'fixed'), prompt, *how)
     for point in points:
         new, costs = continue_prompt(model, point, prompt, *how)
-        prefix = (new == full).cumprod(0).float().mean().item()
-        found = dict(identical=float(prefix == 1), prefix=prefix,
-                     text_loss=loss_of(model, prompt, new, n_loop)) | costs
-        point.add(**{name: np.array([value]) for name, value in found.items()})
+        # the full budget's loss on the text, of which the last block is read
+        idx = torch.cat((prompt, new))[-model.config.block_size - 1:]
+        logits, _ = model(idx[None, :-1], n_loop=n_loop)
+        n = min(len(new), len(idx) - 1)
+        loss = F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
+        costs |= dict(identical=torch.equal(new, full), text_loss=loss)
+        point.add(**{name: [value] for name, value in costs.items()})
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
@@ -414,7 +377,7 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
             cost, low, high = excess(measured[kind])
             row |= dict(tau=chosen[kind].tau, upper=excess(chosen[kind])[2], cost=cost,
                         cost_low=low, cost_high=high,
-                        evals=measured[kind].measured['evals'].mean(), kept=cost <= nats)
+                        evals=np.mean(measured[kind].measured['evals']), kept=cost <= nats)
         rows.append(row)
     return rows
 
@@ -447,55 +410,32 @@ def wave_thresholds(model, make, prompts):
                 row |= dict(tau=tau, identical=share)
                 break
         rows.append(row)
-        print(f'  wave {width} x {steps}, norm_rel: ' + (
-            'no tau is small enough' if row['tau'] is None else
-            f"{row['tau']:g}, {100 * row['identical']:.1f}% of the other texts are the full "
-            "budget's"))
     return rows
 
 
-def print_thresholds(rows, nats):
-    print(f'\nthe largest tau within {nats:g} nats of the full budget on half of the windows, and '
-          'what it costs on the others:')
-    for row in rows:
-        name = f"  {row['cache']:6s} {row['rule']:10s} {'past' if row['past'] else 'own':5s}"
-        if row['tau'] is None:
-            print(f'{name} none from {TAU_GRID[0]:g} to {TAU_GRID[-1]:g}')
-        else:
-            print(f"{name} {row['tau']:8g}  {row['cost']:+.4f} [{row['cost_low']:+.4f}, "
-                  f"{row['cost_high']:+.4f}]  {row['evals']:5.2f} block maps"
-                  + ('' if row['kept'] else '  above the limit here'))
-
-
-# tables and the verdict ---------------------------------------------------------------------------
+# tables and figures -------------------------------------------------------------------------------
 
 def make_row(point, groups):
-    """What is known of a point so far: its row of bench.csv."""
+    """What is known of a point so far: its row of bench.csv, with None for the rest."""
     known, by_group = point.measured, [f"evals_{'-'.join(map(str, layers))}" for layers in groups]
-    row = dict(cache=point.cache, rule=point.rule, past=point.past, tau=point.tau,
-               extension=point.exit is not None and point.tau not in taus, kind=point.kind,
-               draft_loops=point.draft_loops or '', wave=point.wave or '',
-               wave_steps=point.wave_steps if point.wave else '')
-    row |= dict.fromkeys(['windows', *OF_WINDOWS, *by_group, 'ms_per_token', 'prompts', *OF_TEXT,
-                          'ms_text'], '')
+    row = {name: getattr(point, name) for name in (
+        'name', 'kind', 'cache', 'rule', 'past', 'tau', 'draft_loops', 'wave', 'wave_steps')}
+    row |= dict.fromkeys(['windows', *OF_WINDOWS, *by_group, 'prompts', *OF_TEXTS])
     if 'ce' in known:
         above, low, high = excess(point, seed)
-        ce = known['ce'].mean()
+        ce = np.mean(known['ce'])
         row |= dict(windows=len(known['ce']), ce=ce, ppl=math.exp(ce), ce_minus_full=above,
-                    diff_low=low, diff_high=high, accuracy=known['accuracy'].mean(),
-                    agreement=known['agreement'].mean(), mean_steps=known['steps'].mean(),
-                    mean_evals=known['evals'].mean())
-        row |= zip(by_group, known['evals'].mean(axis=0))
-    if 'ms' in known:
-        row |= dict(ms_per_token=np.median(known['ms']))
+                    diff_low=low, diff_high=high, accuracy=np.mean(known['accuracy']),
+                    mean_evals=np.mean(known['evals']))
+        row |= zip(by_group, np.mean(known['evals'], axis=0))
     if 'identical' in known:
-        row |= {name: known[name].mean() for name in OF_TEXT}
-        row |= dict(prompts=len(known['identical']), ms_text=np.median(known['ms_text']))
-    return row
+        row |= {name: np.mean(known[name]) for name in OF_TEXTS}
+        row |= dict(prompts=len(known['identical']))
+    return row | {name: np.median(known[name]) for name in TIMES if name in known}
 
 
 def save(points, groups, folder):
-    """Write folder/bench.csv with what is known so far, whole or not at all -> its rows."""
+    """Write folder/bench.csv with what is known so far, whole or not at all."""
     rows = [make_row(point, groups) for point in points if point.measured]
     if rows:
         path = os.path.join(folder, 'bench.csv')
@@ -505,107 +445,43 @@ def save(points, groups, folder):
             writer.writeheader()
             writer.writerows(rows)
         os.replace(path + '.tmp', path)
-    return rows
 
 
-def print_table(rows):
-    print(f"\n{'cache':6s} {'rule':10s}      {'tau':>7s} {'CE':>8s} {'minus full [95%]':>28s} "
-          f"{'right':>6s} {'agree':>6s} {'evals':>6s} {'ms/token':>9s}")
+def print_rows(title, rows, formats):
+    """Print some columns of rows, formats: {column: how its values are printed}."""
+    lines = [list(formats)]
     for row in rows:
-        star = '*' if row['extension'] else ' '
-        waits = dict(fixed='', oracle='').get(row['rule'], 'past' if row['past'] else 'own')
-        print(f"{row['cache']:6s} {row['rule']:10s} {waits:4s} {row['tau']:7g}{star}"
-              f"{row['ce']:8.4f} {row['ce_minus_full']:+9.4f} "
-              f"[{row['diff_low']:+.4f}, {row['diff_high']:+.4f}] "
-              f"{row['accuracy']:6.3f} {row['agreement']:6.3f} {row['mean_evals']:6.2f} "
-              f"{row['ms_per_token']:9.2f}")
-    print("* beyond the paper's sweep")
+        lines.append(['' if row.get(name) is None else format(row[name], how)
+                      for name, how in formats.items()])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    print(f'\n{title}')
+    for first, *others in lines:
+        print(first.ljust(widths[0]), *map(str.rjust, others, widths[1:]), sep='  ')
 
 
-def print_texts(rows):
-    """What continuations cost: of each kind the points that no other of that kind beats."""
-    print(f"\n{'continuations':34s} {'identical':>9s} {'prefix':>6s} {'loss':>6s} {'passes':>6s} "
-          f"{'tokens':>6s} {'maps':>6s} {'ms/token':>8s}")
-    for mine in plots.by_kind(rows).values():
-        best = -1.0
-        for row in sorted(mine, key=lambda row: (row['ms_text'], -row['identical'])):
-            if row['identical'] > best:
-                best = row['identical']
-                print(f"{name_of(row):34s} {row['identical']:9.3f} {row['prefix']:6.3f} "
-                      f"{row['text_loss']:6.3f} {row['passes']:6.2f} {row['token_passes']:6.2f} "
-                      f"{row['block_maps']:6.2f} {row['ms_text']:8.2f}")
-    print('identical: share of the texts that are those of the full budget; prefix: share of a '
-          'text before the first\ndifference; loss: that of the full budget on the text; passes, '
-          'tokens and block maps for each new token')
+def grouped(rows, column):
+    """{value: the rows that have it in this column}, all in their order."""
+    groups = {}
+    for row in rows:
+        groups.setdefault(row[column], []).append(row)
+    return groups
 
 
-def verdict(rows, times, same, seed=0):
+def fastest_of_kind(rows, column, seed=0):
     """
-    Sentences: at equal quality (CE within `same` of the full budget), what is fastest?
+    The fastest row of each kind, with how many times as long as the fastest of all it takes:
+    `times`, and the ends of the 95% interval.
 
-    times: for each row the ms of the timed tokens, which are the same for all.
+    rows: of make_row, with their `point`. column: of their times, which are of the same tokens.
     """
-    good = [(row, ms) for row, ms in zip(rows, times)
-            if row['rule'] != 'oracle' and row['ce_minus_full'] <= same]
-    if not good:
-        return [f'No point comes within {same:g} nats of the full budget.']
-
-    def details(row):
-        return (f"{row['ms_per_token']:.2f} ms a token, {row['mean_evals']:.2f} block maps a "
-                f"group, CE {row['ce_minus_full']:+.4f} [{row['diff_low']:+.4f}, "
-                f"{row['diff_high']:+.4f}]")
-    # for each policy the fastest fixed budget and the fastest rule, with and without waiting
-    fastest, says = compare(good, 'ms_per_token', ('kind', 'past'), details, seed)
-    if fastest['rule'] == 'fixed':
-        says.append('No rule is worth its cost here: a fixed number of loops is as good and '
-                    'faster.')
-    return [f'Within {same:g} nats of the full budget the fastest is {says[0]}', *says[1:]]
-
-
-def text_verdict(rows, times, fidelity, seed=0):
-    """Sentences: what is the fastest way to a share `fidelity` of the full budget's texts?"""
-    good = [(row, ms) for row, ms in zip(rows, times) if row['identical'] >= fidelity]
-    if not good:
-        return [f'No point has {100 * fidelity:g}% of the texts of the full budget.']
-
-    def details(row):
-        return f"{row['ms_text']:.2f} ms a token, {100 * row['identical']:.1f}% of the texts"
-    _, says = compare(good, 'ms_text', ('kind',), details, seed)
-    return [f'With at least {100 * fidelity:g}% of the texts of the full budget the fastest is '
-            f'{says[0]}', *says[1:]]
-
-
-def compare(good, column, way, details, seed):
-    """
-    The fastest row, and sentences: what it is, and how much longer the fastest row of each other
-    way to decode takes. good: (row, its times) pairs; way: the columns that tell the ways apart.
-    """
-    best = {}
-    for row, ms in good:
-        key = tuple(row[name] for name in way)
-        if key not in best or row[column] < best[key][0][column]:
-            best[key] = row, ms
-    fastest, least_ms = min(best.values(), key=lambda found: found[0][column])
-    says = [f'{name_of(fastest)}: {details(fastest)}.']
-    for row, ms in best.values():
-        if row is not fastest:
-            pairs = np.array([ms, least_ms]).T                                  # (times, 2)
-            low, high = interval(pairs, ratio_of_medians, seed=seed)
-            says.append(f'{ratio_of_medians(pairs, 0):.2f} [{low:.2f}, {high:.2f}] times as long: '
-                        f'{name_of(row)}: {details(row)}.')
-    return fastest, says
-
-
-def name_of(row):
-    """A point in words."""
-    if row['kind'] == 'drafts':
-        return f"drafts of {row['draft_loops']}, checked by {row['tau']:g}"
-    if row['rule'] == 'fixed':
-        return f"{row['tau']:g} fixed loops, {row['cache']}"
-    name = f"{row['rule']} {row['tau']:g}, {row['cache']}"
-    if row['kind'] == 'waves':
-        name = f"wave {row['wave']} x {row['wave_steps']}, {row['rule']} {row['tau']:g}"
-    return name + (', waiting for the past' if row['past'] and row['cache'] == 'exact' else '')
+    rows = sorted(rows, key=lambda row: row[column])
+    best = [mine[0] for mine in grouped(rows, 'kind').values()]
+    for row in best:
+        ms, least_ms = (one['point'].measured[column] for one in (row, best[0]))
+        pairs = np.array([ms, least_ms]).T                                      # (tokens, 2)
+        low, high = interval(pairs, ratio_of_medians, seed=seed)
+        row |= dict(times=ratio_of_medians(pairs, 0), times_low=low, times_high=high)
+    return best
 
 
 def ratio_of_medians(pairs, axis):
@@ -613,69 +489,130 @@ def ratio_of_medians(pairs, axis):
     return np.median(pairs[..., 0], axis) / np.median(pairs[..., 1], axis)
 
 
+def figure_4(rows, path):
+    """
+    Fig. 4: ms a token, perplexity and cross-entropy of each rule against tau.
+
+    A row of panels for each kind of rules. Shaded: thresholds beyond the paper's sweep.
+    """
+    columns = dict(ms_per_token='ms a token', ppl='perplexity',
+                   ce='cross-entropy (nats a token)')
+    kinds, beyond = grouped(rows, 'kind'), max(row['tau'] for row in rows)
+    paper = max(taus, default=0)
+    figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
+    for axes, (kind, mine) in zip(grid, kinds.items()):
+        for ax, (column, label) in zip(axes, columns.items()):
+            for rule, curve in grouped(mine, 'rule').items():
+                colour, marker = STYLES.get(rule, (None, 'X'))
+                ax.plot([row['tau'] for row in curve], [row[column] for row in curve], label=rule,
+                        color=colour, marker=marker, ls='--' if '_' in rule else '-', ms=4, lw=1)
+            if min(row['tau'] for row in rows) <= paper < beyond:
+                ax.axvspan(1.5 * paper, 1.5 * beyond, color='0.95')
+            ax.set(xscale='log', ylabel=label)
+            ax.set_title(kind.removeprefix('rules, '), fontsize=9)
+    for ax in grid[-1]:
+        ax.set_xlabel('tau')
+    grid[0][0].legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    plots.save(figure, path)
+
+
+def frontier(rows, path):
+    """The share of continuations that equal the full budget's, against ms a token, by kind."""
+    figure, [[ax]] = plots.panels(1, 6, 4)
+    for i, (kind, mine) in enumerate(grouped(rows, 'kind').items()):
+        ax.plot([row['ms_text'] for row in mine], [row['identical'] for row in mine],
+                'o^sDvX'[i % 6], label=kind, color=plots.colour_of(i), ms=4, alpha=0.8)
+    ax.set(xlabel='ms a token', ylabel="share of texts that are the full budget's")
+    ax.set_xscale('log', subs=(2, 5))
+    ax.xaxis.set_major_formatter('{x:g}')
+    ax.xaxis.set_minor_formatter('{x:g}')
+    ax.tick_params(axis='x', which='both', length=3.5, pad=3.5)
+    ax.legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    plots.save(figure, path)
+
+
 # the run ------------------------------------------------------------------------------------------
 
 def check_knobs(block_size):
     """The position of the first timed token. ValueError for a knob that makes no sense."""
-    if not taus or not rules:
-        raise ValueError('taus and rules must not be empty: --taus=[1e-3,1e-2] '
-                         '--rules="[\'accel\']"')
-    for knob, value in dict(n_windows=n_windows, rounds=rounds, timed_rows=timed_rows).items():
-        if value < 1:
-            raise ValueError(f'{knob} must be at least 1, not {value}')
-    if n_prompts < 0 or new_tokens < 2:
-        raise ValueError('n_prompts must be at least 0 and new_tokens at least 2, not '
-                         f'{n_prompts} and {new_tokens}')
-    for knob, pairs in dict(drafts=drafts, waves=waves).items():
-        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and min(pair) >= 1
-                   for pair in pairs):
-            raise ValueError(f'{knob} must be a list of pairs of numbers from 1 on, not {pairs}')
+    least = dict(n_windows=1, rounds=1, timed_rows=1, timed_tokens=1, n_prompts=0, new_tokens=2)
+    for knob, smallest in least.items():
+        if globals()[knob] < smallest:
+            raise ValueError(f'{knob} must be at least {smallest}, not {globals()[knob]}')
+    if not all(isinstance(pair, list) and len(pair) == 2 and min(pair) >= 1
+               for pair in [*drafts, *waves]):
+        raise ValueError(f'drafts and waves must be lists of pairs of numbers from 1 on, not '
+                         f'{drafts} and {waves}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
-    fits = start >= 1 and timed_tokens >= 1 and start + timed_tokens <= block_size
-    if calibrate is None and not fits:
+    if calibrate is None and not 1 <= start <= block_size - timed_tokens:
         raise ValueError(f'{start} prompt and {timed_tokens} timed tokens do not fit block_size = '
                          f'{block_size}: make --prompt_tokens or --timed_tokens smaller')
     return start
 
 
-def measure(model, points, of_text, idx, targets, start, folder):
+def measure(model, points, idx, targets, prompts, folder):
     """
-    Measure quality, latency and texts -> all points. Writes bench.csv even if interrupted.
+    Measure quality, latency and, on prompts (n, start), texts. Writes bench.csv, even if it is
+    interrupted.
     """
-    groups, every = model.config.groups, [*points, *[p for p in of_text if p not in points]]
+    groups, start = model.config.groups, prompts.shape[1]
+    of_windows = [point for point in points if not point.draft_loops and not point.wave]
+    of_texts = [point for point in points if is_continued(point)]
     try:
-        print(f'quality of {len(points)} points', flush=True)
-        quality(model, points, idx, targets, n_loop, seed)
+        print(f'quality of {len(of_windows)} points', flush=True)
+        quality(model, of_windows, idx, targets, n_loop, seed)
         save(points, groups, folder)
-        warm_up(model, points, idx[:timed_rows], start, seed)
+        # two tokens with each rule of each kind, so that no round pays for first calls
+        for point in {(point.kind, point.rule): point for point in of_windows}.values():
+            decode_window(model, point, idx[:timed_rows, :start + 2], start, seed)
         for r in range(rounds):
             print(f'latency, round {r + 1} of {rounds}', flush=True)
             numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]
-            for point in points:
-                point.add(ms=decode_window(model, point, idx[numbers, :start + timed_tokens],
-                                           start, seed))
+            for point in of_windows:
+                window = idx[numbers, :start + timed_tokens]
+                point.add(ms_per_token=decode_window(model, point, window, start, seed))
             save(points, groups, folder)
-        for i, window in enumerate(idx[:n_prompts] if of_text else []):
-            print(f'continuation {i + 1} of {n_prompts}, in {len(of_text)} ways', flush=True)
-            continuations(model, of_text, window[:start], new_tokens, n_loop, temperature, seed + i)
-            save(every, groups, folder)
-    except KeyboardInterrupt:
-        print(f'{folder}/bench.csv holds what was measured so far')
-        raise
+        for i, prompt in enumerate(prompts):
+            print(f'continuation {i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
+            continuations(model, of_texts, prompt, new_tokens, n_loop, temperature, seed + i)
+            save(points, groups, folder)
     finally:
-        save(every, groups, folder)
-    return every
+        save(points, groups, folder)
 
 
 def calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder):
-    """--calibrate: folder/exits.json, and a table of what its thresholds cost."""
+    """--calibrate: folder/exits.json, and a table of its thresholds and what they cost."""
     kinds = [kind for policy in as_list(cache) for kind in kinds_of(policy)]
     rows = find_thresholds(model, make, kinds, idx, targets, calibrate, n_loop, seed)
-    print_thresholds(rows, calibrate)
     if prompts is not None:
         rows += wave_thresholds(model, make, prompts)
+    print_rows('the largest tau that is good enough on half of the windows, and its cost on the '
+               'others:', rows, dict(rule='', cache='', past='', wave='', tau='g', cost='+.4f',
+               cost_low='+.4f', cost_high='+.4f', kept='', evals='.2f', identical='.3f'))
     save_thresholds(folder, checkpoint, rows, nats=calibrate, n_loop=n_loop)
     print(f'{folder}/exits.json: python sample.py --exit=norm_rel --tau=auto uses it')
+
+
+def report(points, groups, folder):
+    """The tables and figures of all points."""
+    rows = [make_row(point, groups) | dict(point=point) for point in points]
+    windows, texts = ([row for row in rows if row[name] is not None] for name in TIMES)
+    times = dict(name='', times='.2f', times_low='.2f', times_high='.2f')
+
+    of_rules = [row for row in windows if row['kind'].startswith('rules')]
+    if of_rules:
+        figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
+    print_rows('all points:', windows, dict(name='') | OF_WINDOWS)
+    good = [row for row in windows if row['rule'] != 'oracle' and row['ce_minus_full'] <= same]
+    print_rows(f'the fastest of each kind within {same:g} nats of the full budget:',
+               fastest_of_kind(good, 'ms_per_token', seed), times | OF_WINDOWS)
+    if texts:
+        frontier(texts, os.path.join(folder, 'frontier.png'))
+        good = [row for row in texts if row['identical'] >= fidelity]
+        print_rows(f"the fastest of each kind with {100 * fidelity:g}% of the full budget's texts:",
+                   fastest_of_kind(good, 'ms_text', seed), times | OF_TEXTS)
 
 
 def main():
@@ -686,36 +623,23 @@ def main():
     start = check_knobs(T)
     text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                           model.config.vocab_size)
-    windows = text.held_out(data.spread(text, n_windows, T), T)
-    idx, targets = (tokens.to(dev) for tokens in windows)       # (n_windows, T)
+    idx, targets = (tokens.to(dev)                              # (n_windows, T)
+                    for tokens in text.held_out(data.spread(text, n_windows, T), T))
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
-    points = make_points(make)
-    of_text = [] if text.is_task or not n_prompts else points_for_text(model, make, points)
+    points = make_points(model, make)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
           f'{dtype}, {torch.get_num_threads()} threads, seed {seed}; {n_windows} windows, prompt '
           f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
-    if calibrate is not None:
-        with autocast:
-            prompts = idx[:, :start] if of_text and can_wave(model) else None
-            calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder)
-        return
-
-    # figures, table, verdict
     with autocast:
-        points = measure(model, points, of_text, idx, targets, start, folder)
-    rows = [make_row(point, groups) for point in points]
-    by_window, by_text = ([(row, point.measured[name]) for row, point in zip(rows, points)
-                           if name in point.measured] for name in ('ms', 'ms_text'))
-    of_windows = [row for row, _ in by_window]
-    plots.figure_4(of_windows, os.path.join(folder, 'figure_4.png'))
-    print_table(of_windows)
-    print('\n' + '\n'.join(verdict(*zip(*by_window), same, seed)))
-    if by_text:
-        plots.frontier(rows, os.path.join(folder, 'frontier.png'))
-        print_texts(rows)
-        print('\n' + '\n'.join(text_verdict(*zip(*by_text), fidelity, seed)))
+        if calibrate is not None:
+            prompts = idx[:, :start] if n_prompts and not text.is_task and can_wave(model) else None
+            calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder)
+        else:
+            prompts = idx[:0 if text.is_task else n_prompts, :start]
+            measure(model, points, idx, targets, prompts, folder)
+            report(points, groups, folder)
 
 
 if __name__ == '__main__':

@@ -17,15 +17,16 @@ Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the 
 """
 import html
 import json
-import math
 import os
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.linalg import vector_norm
+from torch.nn import functional as F
 
 import tasks
 from common.checkpoint import open_run
@@ -81,31 +82,16 @@ def record(model, idx, right, n_loop, noise_seed=0):
     return groups
 
 
-def record_wave(model, idx, new_tokens, width, steps, tau):
-    """
-    The passes of a wave that continues idx (T,) greedily: a list of dict(position=of the first new
-    token, tokens=what the wave predicts, steps=loop steps of each, leave=how many are committed).
-    """
-    trace = []
-    list(stream_wave(model, [idx], new_tokens, temperature=0, exit=make_exit('norm_rel', tau),
-                     width=width, steps=steps, trace=trace))
-    return [dict(position=one['position'], tokens=one['tokens'], leave=one['leave'],
-                 steps=[age * steps for age in one['age']]) for one in trace]
-
-
 def predictions(logits, right):
     """
     The likeliest tokens at each position, [[token, probability], ...], and the loss of the right
-    one in nats, None where that is unknown; logits (T, V), right (T,).
+    one in nats, 0 where that is unknown; logits (T, V), right (T,).
     """
-    log_p = logits.float().log_softmax(-1)
-    p, tokens = log_p.exp().topk(min(LIKELIEST, log_p.shape[-1]))               # (T, LIKELIEST)
-    top = [[[token, round(share, 4)] for token, share in zip(*of_token)]
-           for of_token in zip(tokens.tolist(), p.tolist())]
-    loss = -log_p.gather(1, right.clamp(min=0)[:, None])[:, 0]                  # (T,)
-    nats = [round(value, 5) if token >= 0 else None
-            for value, token in zip(loss.tolist(), right.tolist())]
-    return top, nats
+    p, tokens = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
+    p = p.double().round(decimals=4).tolist()                                   # (T, LIKELIEST)
+    top = [list(zip(*of_token)) for of_token in zip(tokens.tolist(), p)]
+    nats = F.cross_entropy(logits.float(), right, ignore_index=-1, reduction='none')
+    return top, short(nats, 5)
 
 
 def signals_of(rule, model, states):
@@ -119,15 +105,8 @@ def signals_of(rule, model, states):
 
 def short(tensor, digits):
     """A tensor as lists of numbers of `digits` digits; nine are enough for any float32."""
-    def shorten(value):
-        return [*map(shorten, value)] if isinstance(value, list) else float(f'{value:.{digits}g}')
-    return shorten(tensor.tolist())
-
-
-def problem(task, T, seed):
-    """A problem of the task -> tokens (T,), right answers (-1 where there is none), depth."""
-    x, y, depth = tasks.Problems(task).make(np.random.default_rng(seed), 1, T)
-    return torch.from_numpy(x[0]), torch.from_numpy(y[0]).clamp(min=-1), depth[0].tolist()
+    shorten = np.vectorize(lambda value: float(f'{value:.{digits}g}'))
+    return shorten(tensor.numpy(force=True)).tolist()
 
 
 def prompt_of(text, encoding, block_size):
@@ -139,14 +118,11 @@ def prompt_of(text, encoding, block_size):
     return torch.tensor(tokens), torch.tensor(tokens[1:] + [-1])
 
 
-def page(record, title, intro, command):
+def page(record, title, command):
     """Fill in the template. Escaping `<` keeps the record from ending its script element."""
-    template = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'explore.html')
-    with open(template, encoding='utf-8') as f:
-        template = f.read()
+    template = Path(__file__).with_name('explore.html').read_text(encoding='utf-8')
     text = json.dumps(record, separators=(',', ':')).replace('<', '\\u003c')
-    values = dict(TITLE=html.escape(title), INTRO=html.escape(intro), COMMAND=html.escape(command),
-                  RECORD=text)
+    values = dict(TITLE=html.escape(title), COMMAND=html.escape(command), RECORD=text)
     return re.sub(r'\{\{(\w+)\}\}', lambda match: values[match[1]], template)
 
 
@@ -166,7 +142,9 @@ def main():
         if unused in given:
             raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
     if is_task:
-        idx, right, depth = problem(dataset, T, seed)
+        x, y, depth = (of[0] for of in encoding.make(np.random.default_rng(seed), 1, T))
+        idx, right = torch.from_numpy(x), torch.from_numpy(y).clamp(min=-1)
+        depth = depth.tolist()
     else:
         idx, right = prompt_of(read_prompt(start), encoding, T)
     cells = len(groups) * len(idx)
@@ -177,32 +155,30 @@ def main():
 
     # what it thinks
     recorded = record(model, idx.to(dev), right.to(dev), n_loop, noise_seed)
-    passes = None
-    if wave and not is_task and ('wave' in given or can_wave(model)):
-        passes = record_wave(model, idx.to(dev), new_tokens, wave, wave_steps, wave_tau)
+    passes = []
+    if wave and not is_task and can_wave(model):
+        rule = make_exit('norm_rel', wave_tau)
+        list(stream_wave(model, [idx.to(dev)], new_tokens, temperature=0, exit=rule, width=wave,
+                         steps=wave_steps, trace=passes))
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]
-    waved = [token for one in passes or [] for token in one['tokens']]
+    waved = [token for one in passes for token in one['tokens']]
     shown = sorted({*idx.tolist(), *right[right >= 0].tolist(), *likeliest, *waved})
     texts = dict(zip(shown, texts_of(shown, encoding)))
     rules = {name: dict(hits=rule.hits, keep=rule.keep)
              for name, rule in (EXITS | model.rules).items()}
     everything = dict(tokens=idx.tolist(), right=right.tolist(), depth=depth, texts=texts,
                       rules=rules, groups=recorded, loops=n_loop, wave=passes,
+                      wave_steps=wave_steps,
                       names=['layer ' + '-'.join(map(str, group)) for group in groups])
 
     # the page
-    intro = (f'A model with {len(groups)} looped group{"s" * (len(groups) > 1)} reads {len(idx)} '
-             f'tokens and loops {n_loop} times. The colour of a token shows at which loop step it '
-             'exits; choose a token to see what the model predicts there at each step.')
     command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
     where = path or os.path.join(results, 'explore.html')
     os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
     with open(where, 'w', encoding='utf-8') as f:
-        f.write(page(everything, f'{os.path.relpath(folder)}: watch it think', intro, command))
-    nats = [value for value in recorded[-1]['nats'][-1] if value is not None]
-    loss = f', loss {sum(nats) / len(nats):.3f}' if nats and math.isfinite(sum(nats)) else ''
-    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB, {len(idx)} tokens{loss}; open it in a '
+        f.write(page(everything, f'{os.path.relpath(folder)}: watch it think', command))
+    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB, {len(idx)} tokens; open it in a '
           'browser')
 
 

@@ -44,26 +44,21 @@ CLEAR = 30
 
 # probes: pure functions ---------------------------------------------------------------------------
 
-def deltas(states):
-    """Updates delta^(k), Eq. 1: (K+1, ..., C) -> (K, ..., C)."""
-    return states.float().diff(dim=0)
-
-
 def step_norm(states):
     """||delta^(k)||, Eq. 1: (K+1, ..., C) -> (K, ...)."""
-    return vector_norm(deltas(states), dim=-1)
+    return vector_norm(states.float().diff(dim=0), dim=-1)
 
 
 def step_cos(states):
     """Cosine of the angle between delta^(k) and delta^(k-1): (K+1, ..., C) -> (K-1, ...)."""
-    d = deltas(states)
+    d = states.float().diff(dim=0)                                              # (K, ..., C)
     norms = vector_norm(d, dim=-1)
     return (d[1:] * d[:-1]).sum(-1) / (norms[1:] * norms[:-1]).clamp(min=1e-30)
 
 
 def accel(states):
     """||delta^(k) - delta^(k-1)||, Eq. 5: (K+1, ..., C) -> (K-1, ...)."""
-    return vector_norm(deltas(states).diff(dim=0), dim=-1)
+    return vector_norm(states.float().diff(n=2, dim=0), dim=-1)
 
 
 def dlr(states_g, x0_next):
@@ -156,11 +151,10 @@ def load_run(out_dir, device):
         differing = [f'{knob} = {value}' for knob, value in checkpoint['config'].items()
                      if knob not in FREE_KNOBS and value != last['config'].get(knob)]
         if checkpoint['iter_num'] > last['iter_num']:
-            raise ValueError(f'{path} is later than ckpt.pt: resume the run, or remove the file if '
-                             'it is of another run')
+            differing.append(f"later than iteration {last['iter_num']}")
         if differing:
             raise ValueError(f"{path} and ckpt.pt are of different runs ({', '.join(differing)}): "
-                             'remove it')
+                             'resume the run, or remove the file')
         models.setdefault(checkpoint['iter_num'], model)
     if not model.groups:
         raise ValueError(f'the model in {out_dir} has no recurrent groups, so there is no loop to '
@@ -216,55 +210,145 @@ def texts_of(tokens, encoding):
     The text of each token in a list; bytes that are not UTF-8 as \\xNN, tokens without text as
     #NUMBER. encoding: of data.get_encoding, or None for a model that came without a tokenizer.
     """
-    texts = []
-    for token in tokens:
-        text = f'#{token}'
-        if encoding is not None and token < encoding.n_vocab:
-            text = encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
-        texts.append(text)
-    return texts
+    n_vocab = encoding.n_vocab if encoding else 0
+    return [encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
+            if token < n_vocab else f'#{token}' for token in tokens]
 
 
-def draw_window(folder, groups, trace, words, depth):
+def figure_1(states, groups, path):
     """
-    The figures of one window, from the trace of a pass over it.
+    Fig. 1: the paths of three tokens through the groups in 2D, and a zoom on the end of one.
 
-    words: the text of each of its T tokens. depth (T,): of a task's labels, or None.
+    states (G, K+1, T, C): of one window, in G groups.
     """
-    T = len(words)
-    tokens = np.linspace(T // 3, T - 1, 3).astype(int)          # three for figure 1
-    states = [entry['states'][:, 0] for entry in trace]                         # (K+1, T, C) each
-    points = pca_2d(torch.stack([x[1:] for x in states]))       # from x^(1) on: x^(0) is noise
-    plots.figure_1(points.cpu().numpy(), tokens, groups, f'{folder}/figure_1.png')
-    distances = [vector_norm(x[:-1] - x[-1], dim=-1).T for x in states]         # (T, K) each
-    distances = [distance.cpu().numpy() for distance in distances]
-    plots.convergence(distances, words, groups, depth, f'{folder}/convergence.png')
+    points = pca_2d(states[:, 1:]).cpu().numpy()        # (G, K, T, 2), without x^(0), the noise
+    T = points.shape[2]
+    tokens = np.linspace(T // 3, T - 1, 3).astype(int)
+    figure, [[ax, zoom]] = plots.panels(2, 5, 4, width_ratios=(3, 2))
+    table = []
+    for g, group in enumerate(groups):
+        for t in tokens:
+            label = plots.title(group) if t == tokens[0] else None
+            trajectory(ax, points[g, :, t], plots.colour_of(g), label)
+            if g + 1 < len(groups):     # the hand-off to the next group
+                arrow = dict(arrowstyle='->', ls='--', color='0.4', lw=0.8)
+                ax.annotate('', points[g + 1, 0, t], points[g, -1, t], arrowprops=arrow)
+            table += [[g, t, k, *point] for k, point in enumerate(points[g, :, t], start=1)]
+    ax.set(xlabel='first principal direction', ylabel='second')
+    ax.set_title('3 tokens through the groups; dashed: hand-offs')
+    ax.legend(frameon=False)
+
+    # the last token in the last group, from k = 2 on, and a margin of a tenth around it
+    trajectory(zoom, points[-1, :, -1], plots.colour_of(len(groups) - 1))
+    end = points[-1, 1:, -1]                                                    # (K - 1, 2)
+    margin = 0.1 * np.ptp(end, axis=0).max() + 1e-9
+    (left, bottom), (right, top) = end.min(axis=0) - margin, end.max(axis=0) + margin
+    zoom.set(xlim=(left, right), ylim=(bottom, top), xlabel='first principal direction')
+    zoom.set_title(f'zoom: {plots.title(groups[-1])} of one token, from k = 2')
+    figure.tight_layout()
+    plots.save(figure, path, ['group', 'token', 'k', 'pc1', 'pc2'], table)
+
+
+def trajectory(ax, points, colour, label=None):
+    """Draw points (K, 2) as a line with a dot for each step, from white to `colour`."""
+    ax.plot(*points.T, color=colour, lw=0.8)
+    ax.scatter(*points.T, s=14, c=np.arange(len(points)), cmap=plots.light_to_dark(colour),
+               edgecolors=colour, linewidths=0.4, label=label, zorder=3)
+
+
+def convergence(states, words, groups, depth, path):
+    """
+    Geiping Fig. 5: distance to the last state; a heat map a group, tokens down, loop steps across.
+
+    states (G, K+1, T, C). words: the text of each token. depth: on a task the loop steps (T,) that
+    each label needs, drawn as a white line.
+    """
+    figure, [axes] = plots.panels(len(groups), 3.4, 0.16 * len(words) + 1, sharey=True)
+    table = []
+    for group, x, ax in zip(groups, states, axes):
+        distance = vector_norm(x[:-1] - x[-1], dim=-1).T.cpu().numpy()          # (T, K)
+        image = ax.imshow(np.log10(distance + 1e-7), aspect='auto', interpolation='nearest')
+        ax.set(title=plots.title(group), xlabel='loop step k')
+        ax.set_yticks(range(len(words)), words, fontsize=6, family='monospace', parse_math=False)
+        if depth is not None:
+            ax.step([*depth, depth[-1]], np.arange(len(depth) + 1) - 0.5, color='white', lw=1.6,
+                    label='depth of the label')
+            ax.legend(loc='lower right', fontsize=7, labelcolor='white', facecolor='black')
+        bar = figure.colorbar(image, ax=ax)
+        for t, word in enumerate(words):
+            table += [[group, t, word, k, d] for k, d in enumerate(distance[t])]
+    bar.set_label('log10 distance to the last iterate')
+    plots.save(figure, path, ['group', 'token', 'text', 'k', 'distance'], table)
+
+
+def figure_2(measured, groups, path):
+    """Fig. 2: drift-to-loop ratio at each hand-off, read three ways; bars: 1 sigma over tokens."""
+    figure, [axes] = plots.panels(len(groups) - 1, 4, 3.4)
+    markers = dict(noise='o-', first='s--', settled='^:')   # which state of the next group
+    table = []
+    for g, ax in enumerate(axes):
+        for (reading, marker), colour in zip(markers.items(), plots.COLOURS):
+            mean = [curves[g][f'dlr_{reading}'] for curves in measured.values()]
+            std = [curves[g][f'dlr_{reading}_std'] for curves in measured.values()]
+            ax.errorbar(range(len(measured)), mean, std, fmt=marker, color=colour, capsize=2,
+                        label=f'to the {reading} state')
+            table += [[groups[g], groups[g + 1], reading, *row] for row in zip(measured, mean, std)]
+        ax.axhline(1, color='0.5', lw=0.8)
+        ax.set_title(f'{plots.title(groups[g])} to {plots.title(groups[g + 1])}')
+        ax.set_xticks(range(len(measured)), list(measured))
+        ax.set(xlabel='iteration', yscale='log')
+        ax.legend(frameon=False, fontsize=7)
+    axes[0].set_ylabel('drift-to-loop ratio (Eq. 2)')
+    plots.save(figure, path, ['from', 'to', 'reading', 'iteration', 'mean', 'std'], table)
+
+
+def figure_of(name, measured, groups, path):
+    """
+    Fig. 3a (name = 'norm') or 5 ('cos'): the probe against the loop step k; a panel per group, a
+    curve per checkpoint, a band of one sigma. Grey and without a band where it is not clear of
+    rounding: a norm below the floor, a cosine of a step below CLEAR floors.
+    """
+    is_norm = name == 'norm'
+    figure, [axes] = plots.panels(len(groups), 4, 3.4, sharey=True)
+    table = []
+    for g, ax in enumerate(axes):
+        for i, (it, by_group) in enumerate(measured.items()):
+            curve = by_group[g]
+            mean, std = curve[name], curve[name + '_std']               # (K,), or from k = 1 on
+            k = np.arange(len(curve['norm']))[-len(mean):]
+            sound = curve['norm'][k] > curve['floor_float32'] * (1 if is_norm else CLEAR)
+            table += [[groups[g], it, *row] for row in zip(k, mean, std, sound.astype(int))]
+
+            # the band keeps to the values that are possible: norms above 0, cosines up to 1
+            low = np.maximum(mean - std, mean / 10) if is_norm else mean - std
+            high = mean + std if is_norm else np.minimum(mean + std, 1)
+            colour = plots.shade(i, len(measured))
+            ax.plot(k, mean, color='0.8', lw=1)
+            ax.plot(k, np.where(sound, mean, np.nan), color=colour, lw=1.5, label=f'iteration {it}')
+            ax.fill_between(k, low, high, where=sound, color=colour, alpha=0.12, lw=0)
+
+        # step norms below these floors consist of rounding
+        for dtype, line in dict(float32=':', bfloat16='--').items() if is_norm else ():
+            ax.axhline(curve[f'floor_{dtype}'], color='0.4', ls=line, lw=0.8,
+                       label=f'{dtype} floor, last checkpoint')
+        ax.set(title=plots.title(groups[g]), xlabel='loop step k',
+               yscale='log' if is_norm else 'linear')
+    axes[0].set_ylabel('step norm (Eq. 1)' if is_norm else 'cosine of consecutive steps')
+    axes[-1].legend(frameon=False, fontsize=7)
+    header = ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding']
+    plots.save(figure, path, header, table)
 
 
 # the run ------------------------------------------------------------------------------------------
 
-def held_out_windows(last, T):
-    """
-    n_windows windows of T tokens, spread over the held-out text: idx (n_windows, T), and on a task
-    the depth (T,) of the labels in the first window, otherwise None.
-    """
-    name = dataset or last['config']['dataset']
-    text = data.open_data(name, last['tokenizer'], last['model_args']['vocab_size'])
-    windows = data.spread(text, n_windows, T)
-    depth = text.with_depth(T)[2][windows[0]] if hasattr(text, 'with_depth') else None
-    return text.held_out(windows, T)[0], depth
-
-
 def row_of(curves):
     """The probes of one group of a checkpoint as a row of text."""
     steps, settled = steps_to_a_tenth(curves['norm']), np.nanmean(curves['settled'])
-    tenth = f"over {len(curves['norm'])}" if steps is None else str(steps)
+    tenth = f"over {len(curves['norm'])}" if steps is None else steps
     floors = f"{curves['floor_float32']:.0e}/{curves['floor_bfloat16']:.0e}"
-    row = f'{tenth:>16}   {settled:14.2f}   {floors}   '
-    for reading in ('dlr_noise', 'dlr_first', 'dlr_settled'):
-        if reading in curves:
-            row += f"{curves[reading]:5.1f} +- {curves[reading + '_std']:<4.1f}  "
-    return row.rstrip()
+    ratios = [f"{curves[name]:5.1f} +- {curves[name + '_std']:<4.1f}"
+              for name in ('dlr_noise', 'dlr_first', 'dlr_settled') if name in curves]
+    return f'{tenth:>16}   {settled:14.2f}   {floors}   ' + '  '.join(ratios)
 
 
 def main():
@@ -276,11 +360,13 @@ def main():
     source, results = find_run(out_dir)
     models, last = load_run(source, dev)
     model = models[max(models)]
-    groups = model.config.groups
-    idx, depth = held_out_windows(last, model.config.block_size)
-    idx = idx.to(dev)
+    groups, T = model.config.groups, model.config.block_size
+    text = data.open_data(dataset or last['config']['dataset'], last['tokenizer'],
+                          model.config.vocab_size)
+    windows = data.spread(text, n_windows, T)
+    idx = text.held_out(windows, T)[0].to(dev)                                  # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
-          f'{n_windows} held-out windows of {idx.shape[1]} tokens, {n_loop} loops')
+          f'{n_windows} held-out windows of {T} tokens, {n_loop} loops')
 
     # the probes of each checkpoint
     measured = {it: measure(checkpoint, idx, n_loop) for it, checkpoint in models.items()}
@@ -293,13 +379,15 @@ def main():
     # figures: of all checkpoints, and of the first window in the last one
     folder = os.path.join(results, 'figures')
     if len(groups) > 1:
-        plots.figure_2(measured, groups, f'{folder}/figure_2.png')
-    plots.curves(measured, groups, 'norm', 'step norm (Eq. 1)', 1, f'{folder}/figure_3a.png')
-    plots.curves(measured, groups, 'cos', 'cosine of consecutive steps', CLEAR,
-                 f'{folder}/figure_5.png')
+        figure_2(measured, groups, f'{folder}/figure_2.png')
+    figure_of('norm', measured, groups, f'{folder}/figure_3a.png')
+    figure_of('cos', measured, groups, f'{folder}/figure_5.png')
+    states = torch.stack([entry['states'][:, 0] for entry in trace_of(model, idx[:1], n_loop)])
+    figure_1(states, groups, f'{folder}/figure_1.png')
     encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
     words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
-    draw_window(folder, groups, trace_of(model, idx[:1], n_loop), words, depth)
+    depth = text.with_depth(T)[2][windows[0]] if text.is_task else None         # (T,)
+    convergence(states, words, groups, depth, f'{folder}/convergence.png')
     print(f'\nfigures, and their numbers as CSV: {folder}')
 
 

@@ -92,7 +92,7 @@ def folder(tmp_path_factory):
 
 
 # Scripts that run as a user's process the first time. All else runs in this process, which saves
-# seconds of imports, and without its figures, which test_plots.py draws.
+# seconds of imports, and without its figures, which other tests draw.
 as_process = {'train.py', 'sample.py', 'results/run.py'}
 
 

@@ -136,6 +136,20 @@ def test_figures_and_their_numbers(trained, monkeypatch):
     assert ''.join(words) == bytes(idx[0].tolist()).decode()
 
 
+def test_curves_are_grey_where_they_are_not_clear_of_rounding(tmp_path):
+    """A direction needs a step 30 floors long, a norm only one."""
+    curve = dict(norm=np.array([1, 0.1, 0.02, 1e-4]), norm_std=np.full(4, 0.01),
+                 cos=np.array([0.9, 0.8, 0.7]), cos_std=np.full(3, 0.1),
+                 floor_float32=1e-3, floor_bfloat16=0.1)
+    for name, expected in dict(norm=['01', '11', '21', '30'], cos=['11', '20', '30']).items():
+        geo.figure_of(name, {0: [curve], 7: [curve]}, [[4, 5]], str(tmp_path / f'{name}.png'))
+        with open(tmp_path / f'{name}.csv') as f:
+            rows = [row for row in csv.DictReader(f) if row['iteration'] == '7']
+        assert {row['group'] for row in rows} == {'[4, 5]'}
+        assert [float(row['mean']) for row in rows] == curve[name].tolist()
+        assert [row['k'] + row['clear_of_rounding'] for row in rows] == expected
+
+
 def test_texts_of_tokens():
     encoding = data.get_encoding('bytes')
     assert geo.texts_of([65, 10, 226, 300], encoding) == ['A', '\n', r'\xe2', '#300']
@@ -164,7 +178,7 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeyp
         geo.load_run('logged', 'cpu')
     another_run('later', iter_num=4)
     another_run('later', name='ckpt_000008.pt', iter_num=8)
-    with pytest.raises(ValueError, match='is later than ckpt.pt: resume the run'):
+    with pytest.raises(ValueError, match='later than iteration 4.: resume the run'):
         geo.load_run('later', 'cpu')
 
 

@@ -125,6 +125,15 @@ def every_block(model, text, windows, dev):
         yield row
 
 
+def draw(curve, block, path):
+    """The angle by which each layer turns the state; shaded, the thinking block."""
+    figure, [[ax]] = plots.panels(1, 5.2, 3.4)
+    ax.axvspan(block[0] - 0.4, block[-1] + 0.4, color='0.9')
+    ax.plot(range(len(curve)), curve, marker='o', color=plots.COLOURS[0])
+    ax.set(xlabel='layer', ylabel='angle over pi', title='The thinking block, between two knees')
+    plots.save(figure, path, ['layer', 'angle_over_pi'], enumerate(curve))
+
+
 def main():
     # the plain model, and held-out text
     dev, _ = pick_device(device, 'float32')
@@ -164,7 +173,7 @@ def main():
 
     # files
     os.makedirs(out_dir, exist_ok=True)
-    plots.angles(curve, found, os.path.join(out_dir, 'angles.png'))
+    draw(curve, found, os.path.join(out_dir, 'angles.png'))
     with open(os.path.join(out_dir, 'blocks.csv'), 'w', newline='') as f:
         writer = csv.DictWriter(f, rows[0])
         writer.writeheader()
