@@ -342,13 +342,13 @@ def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, se
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
 
-def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
+def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid=None):
     """
     A row for each kind, with the largest tau that costs at most `nats` above the full budget.
 
     The paper leaves tau to be tuned by hand. Here half of the windows idx, targets (N, T) choose
-    it: the first of TAU_GRID for which the upper end of the 95% interval is at most `nats`. The
-    other half then measures the cost. make(tau, *kind) -> Point, see make_point.
+    it: the first of the grid (None = TAU_GRID) for which the upper end of the 95% interval is at
+    most `nats`. The other half then measures the cost. make(tau, *kind) -> Point, see make_point.
 
     A row has cache, rule, past and tau. tau is None if none is small enough; otherwise the row also
     has upper, the upper end named above, and from the other half of the windows cost, cost_low,
@@ -361,7 +361,7 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0):
                          f'{2 * LEAST_WINDOWS} at least')
     # choose on the even windows
     chosen = {}
-    for tau in TAU_GRID:
+    for tau in grid or TAU_GRID:
         points = {kind: make(tau, *kind) for kind in kinds if kind not in chosen}
         quality(model, list(points.values()), idx[::2], targets[::2], n_loop, seed)
         chosen |= {kind: point for kind, point in points.items() if excess(point)[2] <= nats}

@@ -422,21 +422,27 @@ def thresholds(regimes):
 
 def promises(regimes):
     """
-    Calibrated thresholds: how many cost at most what they promise on the other half, by the mean,
-    and in brackets by the upper end of its interval.
+    Calibrated thresholds and budgets: how many cost at most what they promise on the other half, by
+    the mean, and in brackets by the upper end of its interval.
     """
-    kinds = {'own signals': dict(cache='exact', past='False'),
-             'waiting': dict(cache='exact', past='True'), 'latest': dict(cache='latest')}
-    yield from head('promises kept', *kinds, 'worst cost, nats')
+    kinds = {'own signals': ('exact', 'False'), 'waiting': ('exact', 'True'),
+             'latest': ('latest', 'True')}
+    yield from head('promises kept', *kinds, 'fixed loops, exact', 'fixed loops, latest',
+                    'worst cost, nats')
     for name, of in regimes.items():
         rows = [row for r in of for row in r.get('promises', []) if row['tau'] != '']
         if rows:
-            cells = []
-            for some in (pick(rows, **kind) for kind in kinds.values()):
-                kept = [sum(cost <= SAME for cost in column(some, key))
-                        for key in ('cost', 'cost_high')]
-                cells.append(f'{kept[0]} ({kept[1]}) of {len(some)}')
-            yield line(name, *cells, f"{max(column(rows, 'cost')):+.4f}")
+            fixed = pick(rows, rule='fixed')
+            rules = [row for row in rows if row['rule'] != 'fixed']
+            some = [pick(rules, cache=cache, past=past) for cache, past in kinds.values()]
+            some += [pick(fixed, cache=cache) for cache in ('exact', 'latest')]
+            yield line(name, *map(kept, some), f"{max(column(rows, 'cost')):+.4f}")
+
+
+def kept(rows):
+    """How many of these promises hold, by the mean and by the upper end of its interval."""
+    holds = [sum(cost <= SAME for cost in column(rows, key)) for key in ('cost', 'cost_high')]
+    return f'{holds[0]} ({holds[1]}) of {len(rows)}' if rows else '–'
 
 
 def waiting(of, loops=4):

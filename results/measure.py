@@ -310,18 +310,20 @@ def time_rows(model, idx, sweep):
 
 def promise_rows(model, idx, targets, depth):
     """
-    Thresholds that cost at most SAME on half of the windows, and what they cost on the others. On a
-    task they are found on the shallower half.
+    Thresholds and fixed budgets that cost at most SAME on half of the windows, and what they cost
+    on the others. On a task they are found on the shallower half.
     """
     if depth is not None:
         order = np.argsort(depth.max(axis=1), kind='stable')
         # find_thresholds chooses on the even windows and measures on the odd ones
         turns = order.reshape(2, -1).T.flatten()
         idx, targets = idx[turns], targets[turns]
-    kinds = [(rule, cache, past) for rule in ('norm_rel', 'kl', 'accel')
+    rules = [(rule, cache, past) for rule in ('norm_rel', 'kl', 'accel')
              for cache, past in (('exact', False), ('exact', True), ('latest', True))]
-    yield from bench.find_thresholds(model, partial(make_point, model, n_loop=n_loop), kinds, idx,
-                               targets, SAME, n_loop)
+    fixed = [('fixed', cache, False) for cache in ('exact', 'latest')]
+    for kinds, grid in (rules, None), (fixed, [*budgets, n_loop]):
+        yield from bench.find_thresholds(model, partial(make_point, model, n_loop=n_loop), kinds,
+                                         idx, targets, SAME, n_loop, grid=grid)
 
 
 # a run ------------------------------------------------------------------------------------------
