@@ -72,41 +72,25 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     return cache
 
 
-def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=None):
+def prefill(model, rows, counts, exit, noise_seed, cache, converge=False):
     """
     Run all tokens of some rows at once, each with its own exit, with an empty cache or none.
 
-    rows: 1-D tensors of any lengths. converge: see until_converged. chunk: how many tokens at a
-    time, each chunk after those before it; None = all. Returns the logits (B, V) after each row's
-    last token, its steps_used (B, groups), and each group's output for it (B, 1, C).
+    rows: 1-D tensors of any lengths. converge: loop until all tokens have converged, so that later
+    ones can read them. Returns the logits (B, V) after each row's last token, its steps_used
+    (B, groups), and each group's output for it (B, 1, C).
     """
     # attention is causal, so the padding behind the end of a row is not read
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
-    last = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
-    passes = []
-    for start in range(0, idx.shape[1], chunk or idx.shape[1]):
-        new = idx[:, start:start + chunk] if chunk else idx
-        how = until_converged(counts, exit, new.shape[1]) if converge else (counts, exit)
-        span = Span(start, new.shape[1], idx.device)
-        passes.append(model.hidden(new, *how, noise_seed, span, cache))
-    x = torch.cat([x for x, _ in passes], dim=1)
-    at = torch.arange(len(rows), device=idx.device), last
-    of_groups = [[torch.cat(parts, dim=1) for parts in zip(*ends)]
-                 for ends in zip(*(ends for _, ends in passes))]
-    states = [group.leave(state[at][:, None]) for group, (state, _) in zip(model.groups, of_groups)]
-    return model.lm_head(x[at]), stack([used[at] for _, used in of_groups], x), states
-
-
-def until_converged(counts, exit, T):
-    """
-    Budgets and rule that let T tokens side by side converge, so that later tokens can read them.
-
-    Information needs up to T - 1 extra loop steps to reach the last token, so the budget is that
-    much larger and the rule waits for the past. A single token keeps its budget and rule.
-    """
-    if T == 1:
-        return counts, exit
-    return [n + T - 1 for n in counts], replace(exit, past=True) if exit else CONVERGED
+    T = idx.shape[1]
+    if converge and T > 1:
+        # information needs up to T - 1 extra loop steps to reach the last token
+        counts = [n + T - 1 for n in counts]
+        exit = replace(exit, past=True) if exit else CONVERGED
+    x, states, steps = model.hidden(idx, counts, exit, noise_seed, cache=cache)
+    at = torch.arange(len(rows)), torch.tensor([len(row) - 1 for row in rows])
+    states = [group.leave(state[at][:, None]) for group, state in zip(model.groups, states)]
+    return model.lm_head(x[at]), steps[at], states
 
 
 def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None):
@@ -115,14 +99,9 @@ def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None
     does. warm: a first state for each group, in place of noise.
     """
     span = Span(position, 1, token.device)
-    x, ends = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
-    states = [group.leave(state) for group, (state, _) in zip(model.groups, ends)]
-    return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in ends], x), states
-
-
-def stack(steps, x):
-    """Steps of each group (n,) -> (n, groups), also where there are no groups."""
-    return torch.stack(steps, dim=1) if steps else x.new_zeros(len(x), 0, dtype=torch.long)
+    x, states, steps = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
+    states = [group.leave(state) for group, state in zip(model.groups, states)]
+    return model.lm_head(x[:, 0]), steps[:, 0], states
 
 
 @torch.no_grad()
@@ -135,17 +114,14 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
     other policy each token runs alone and reads the keys and values kept for earlier tokens.
     """
     whole = policy == 'exact' and not (exit and exit.by_row)
-    passes = [slice(None)] if whole else [slice(t, t + 1) for t in range(idx.shape[1])]
+    n = idx.shape[1] if whole else 1                # tokens of a pass
     cache = None if whole else make_cache(model, counts, policy, ring, idx.shape[1])
     parts = []
-    for new in passes:
-        trace, tokens = [], idx[:, new]
-        span = Span(new.start or 0, tokens.shape[1], idx.device)
-        x, _ = model.hidden(tokens, counts, exit, noise_seed, span, cache, trace=trace)
-        none = idx.new_zeros(*tokens.shape, 0)          # a model may have no groups
-        parts.append((model.lm_head(x), *(
-            torch.cat([none, *(entry[name][..., None] for entry in trace)], dim=-1)
-            for name in ('steps_used', 'evals'))))
+    for i, tokens in enumerate(idx.split(n, dim=1)):
+        trace, span = [], Span(i * n, n, idx.device)
+        x, _, steps = model.hidden(tokens, counts, exit, noise_seed, span, cache, trace=trace)
+        evals = [entry['evals'] for entry in trace]
+        parts.append((model.lm_head(x), steps, torch.stack(evals, dim=-1) if evals else steps))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
@@ -220,7 +196,7 @@ def window(n, block_size):
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
            cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None,
-           prefill_chunk=None, seed=None):
+           seed=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
@@ -232,8 +208,6 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     stop: the token that ends a row, which then costs nothing more and yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
     draft_loops: self-speculation with this many loops (Geiping 5), see speculate.
-    prefill_chunk: prompt tokens at a time, None = all. With `exact` it changes nothing. With
-    `latest`, 1 means that a prompt is read like new tokens, as in serving/.
 
     ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
     draft_loops that do not fit, a NaN.
@@ -261,7 +235,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
             kept = new_cache() if cache else None
             contexts = [rows[b][start:] for b, start in zip(live, starts)]
             logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept,
-                                          cache == 'latest', prefill_chunk)
+                                          cache == 'latest')
         else:
             positions = [len(rows[b]) - 1 - start for b, start in zip(live, starts)]
             last = torch.stack([rows[b][-1:] for b in live])
@@ -313,9 +287,9 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
                 draft.append(draw(logits, len(row) + i))
             # all loops on all of them at once, which overwrites the keys and values of the draft
             span = Span(position, len(draft), row.device)
-            x, ends = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span, kept)
-            tokens = draw(model.lm_head(x[0]), len(row)).split(1)
-            steps = stack([used[0] for _, used in ends], x)                   # (T, groups)
+            x, _, steps = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span,
+                                       kept)
+            tokens, steps = draw(model.lm_head(x[0]), len(row)).split(1), steps[0]
             # keep them up to the first token that differs from the draft, and that token too
             right = [bool(a == b) for a, b in zip(tokens, draft[1:])] + [False]
             tokens = tokens[:right.index(False) + 1]

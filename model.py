@@ -307,7 +307,7 @@ class GPT(nn.Module):
         with an exit rule, steps_used=(B, T), evals=(B, T)).
         ValueError if T > block_size, or n_loop does not fit the groups.
         """
-        x, _ = self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
+        x, *_ = self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
@@ -317,12 +317,11 @@ class GPT(nn.Module):
     def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None,
                trace=None):
         """
-        idx (B, T) -> what the head reads (B, T, C), and for each group a pair: its last state
-        x (B, T, C) and steps_used (B, T).
+        forward up to the head: idx (B, T) -> what the head reads (B, T, C), the last state of each
+        group, a list of (B, T, C), and steps_used (B, T, groups).
 
-        counts: loops of each group. span: where the tokens stand. cache: for each layer of h the
-        KeysValues of its blocks (decode.py). warm: for each group the x^(0) of the first tokens;
-        others start from noise.
+        counts: loops of each group. span: where the tokens stand. cache: see decode.make_cache.
+        warm: for each group the x^(0) of the first tokens; others start from noise.
         """
         span = span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:
@@ -330,18 +329,19 @@ class GPT(nn.Module):
                              f'{self.config.block_size}')
         x, read = self.embed(idx, span.pos), exit and self.reader(exit, span, cache)
         # through the list of layers
-        ends = []
+        states, steps = [], [idx.new_zeros(*idx.shape, 0)]
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):
-                g = len(ends)
+                g = layer.index
                 state, steps_used, _ = layer(x, counts[g], exit, read, noise_seed, span, kept,
                                              warm[g] if warm else None, trace)
-                ends.append((state, steps_used))
+                states.append(state)
+                steps.append(steps_used[..., None])
                 x = layer.leave(state)
             else:
                 x = layer(x, kept[0].at(span=span) if kept else None, span.pos)
-        return self.ln_f(x), ends
+        return self.ln_f(x), states, torch.cat(steps, dim=-1)
 
     def stream(self, rows, max_new_tokens, cache='auto', wave=0, wave_steps=1, **how):
         """
@@ -361,7 +361,7 @@ class GPT(nn.Module):
             what = f'cache={cache!r}' if cache not in ('auto', 'latest') else others[0]
             raise ValueError("a wave needs cache='latest', without drafts or warm start: leave out "
                              f'{what}, or give wave=0')
-        how = {name: value for name, value in how.items() if name not in ('ring', 'prefill_chunk')}
+        how = {name: value for name, value in how.items() if name not in ('ring',)}
         return stream_wave(self, rows, max_new_tokens, width=wave, steps=wave_steps, **how)
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,

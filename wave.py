@@ -94,11 +94,11 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
         # one pass
         first = len(row) - 1
         span = Span(first - begin, len(inputs), dev)
-        x, ends = model.hidden(torch.tensor([inputs], device=dev), steps, None, noise_seed, span,
-                               cache, live.states)
+        x, states, _ = model.hidden(torch.tensor([inputs], device=dev), steps, None, noise_seed,
+                                    span, cache, live.states)
         tokens = draw(model.lm_head(x[0]), len(row))                            # (w, 1)
         guesses = [inputs[0], *tokens[:, 0].tolist()]       # the inputs of tokens 0 ... w
-        converged = live.converged([state for state, _ in ends])
+        converged = live.converged(states)
 
         # commit the leading tokens that have converged and whose input is certain
         right = [a == b for a, b in zip(guesses, inputs)]

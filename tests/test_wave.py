@@ -62,11 +62,11 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
         if old:
             warm = [torch.stack([one['states'][g] for one in old])[None] for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
-        x, ends = model.hidden(idx, steps, span=Span(first, len(wave)), cache=cache, warm=warm)
+        x, ends, _ = model.hidden(idx, steps, span=Span(first, len(wave)), cache=cache, warm=warm)
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):
             one['age'], one['passes'] = one['age'] + 1, one['passes'] + 1
-            states = [ends[g][0][0, i] for g in groups]
+            states = [ends[g][0, i] for g in groups]
             for g in groups if one['states'] and rule else ():
                 value, one['memo'][g] = rule.signal(one['states'][g], states[g], one['memo'][g],
                                                     model.reader(rule))
