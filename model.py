@@ -15,8 +15,9 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral
+from operator import index
 from typing import Literal
 
 import torch
@@ -77,24 +78,17 @@ class GPTConfig:
 
 def checked_groups(groups, n_layer):
     """The groups, sorted. ValueError unless they are disjoint runs of layers 0 ... n_layer - 1."""
-    taken = set()
-    for group in groups:
-        are_numbers = isinstance(group, (list, tuple)) and all(isinstance(i, Integral)
-                                                               for i in group)
-        if not are_numbers or not group:
-            raise ValueError('a group is a list of layer numbers with at least one in it, '
-                             f'not {group!r}: groups = {groups}')
-        if list(group) != list(range(group[0], group[0] + len(group))):
-            raise ValueError('the layers of a group must follow one another, and not be '
-                             f'{list(group)}: groups = {groups}')
-        if group[0] < 0 or group[-1] >= n_layer:
-            raise ValueError(f'group {list(group)} is out of range: n_layer = {n_layer}, '
-                             f'layers 0 to {n_layer - 1}')
-        if taken & set(group):
-            raise ValueError(f'groups overlap: layer {min(taken & set(group))} is in two of '
-                             f'{groups}')
-        taken |= set(group)
-    return sorted(list(group) for group in groups)
+    try:
+        found = sorted([index(i) for i in group] for group in groups)
+        layers = sum(found, [])
+        right = all(group == list(range(group[0], group[0] + len(group))) for group in found)
+        right = right and set(layers) <= set(range(n_layer)) and len(set(layers)) == len(layers)
+    except (TypeError, IndexError):         # a number is not an integer; a group is empty
+        right = False
+    if not right:
+        raise ValueError('the layers of a group must follow one another, from 0 to n_layer - 1 = '
+                         f'{n_layer - 1}, each in one group at most, not groups = {groups}')
+    return found
 
 
 class Rotary(nn.Module):
@@ -208,9 +202,9 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [self.block(config) for _ in range(config.n_layer)]
-        for index, group in reversed(list(enumerate(config.groups))):
+        for g, group in reversed(list(enumerate(config.groups))):
             start, end = group[0], group[-1] + 1
-            layers[start:end] = [RecurrentGroup(layers[start:end], config, index)]
+            layers[start:end] = [RecurrentGroup(layers[start:end], config, g)]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -353,43 +347,28 @@ class GPT(nn.Module):
         wave does not support.
         """
         if not wave:
-            return decode.stream(self, rows, max_new_tokens,
-                                 cache='exact' if cache == 'auto' else cache, **how)
-        others = [name for name in ('warm_start', 'draft_loops')
-                  if how.pop(name, None) not in (None, False)]
-        if cache not in ('auto', 'latest') or others:
-            what = f'cache={cache!r}' if cache not in ('auto', 'latest') else others[0]
-            raise ValueError("a wave needs cache='latest', without drafts or warm start: leave out "
-                             f'{what}, or give wave=0')
-        how = {name: value for name, value in how.items() if name not in ('ring',)}
+            cache = 'exact' if cache == 'auto' else cache
+            return decode.stream(self, rows, max_new_tokens, cache=cache, **how)
+        warm_start, draft_loops, _ = (how.pop(name, None)
+                                      for name in ('warm_start', 'draft_loops', 'ring'))
+        if cache not in ('auto', 'latest') or warm_start or draft_loops is not None:
+            raise ValueError("a wave needs cache='latest', without warm_start and draft_loops: "
+                             'leave these out, or give wave=0')
         return stream_wave(self, rows, max_new_tokens, width=wave, steps=wave_steps, **how)
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-                 cache='auto', noise_seed=0, lengths=None, stop=None, **more):
+                 cache='auto', noise_seed=0, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
         the loop steps that each of them took.
 
-        n_loop, exit, noise_seed as in forward. temperature 0 is greedy. cache: see stream. lengths:
-        those of the rows without padding, if some are padded at the end. New tokens come right
-        after a row's own, and padding after them. See decode.stream for the rest, for rows
-        longer than block_size, and for what raises ValueError.
+        n_loop, exit, noise_seed: see forward. temperature 0 is greedy. cache and the rest: see
+        stream, which also takes rows of different lengths.
         """
-        lengths = lengths or [idx.shape[1]] * len(idx)
-        if len(lengths) != len(idx) or not all(0 < n <= idx.shape[1] for n in lengths):
-            raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the '
-                             f'{len(idx)} rows, not {lengths}: no prompt is empty')
-        rows = [row[:n] for row, n in zip(idx, lengths)]
-        made = self.stream(rows, max_new_tokens, temperature=temperature, top_k=top_k,
-                           n_loop=n_loop, exit=exit, cache=cache, noise_seed=noise_seed, stop=stop,
-                           **more)
-        tokens, steps = zip(*made)
-        tokens = torch.cat(tokens, dim=1)                                       # (B, new)
-        out = torch.cat((idx, torch.full_like(tokens, stop or 0)), dim=1)       # (B, T + new)
-        for b, n in enumerate(lengths):
-            out[b, n:] = stop or 0
-            out[b, n:n + tokens.shape[1]] = tokens[b]
-        return out, torch.stack(steps, dim=1)
+        tokens, steps = zip(*self.stream(
+            list(idx), max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
+            exit=exit, cache=cache, noise_seed=noise_seed, **more))
+        return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
 
 
 # what a shape costs -------------------------------------------------------------------------------
@@ -446,21 +425,6 @@ def main():
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
         print(f'{flops_per_token(shape, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
-
-    # a small copy: does its forward pass equal a plain stack with each group's step unrolled?
-    small = GPT(replace(shape, n_embd=8 * shape.n_head, block_size=16, vocab_size=64)).eval()
-    idx = torch.randint(64, (2, 16))
-    x = small.embed(idx, torch.arange(16))
-    for layer in small.h:
-        if isinstance(layer, RecurrentGroup):
-            e, x = x, layer.init_state(x)
-            for k in range(1, 4):
-                x = layer.step(x, e)
-            x = layer.leave(x)
-        else:
-            x = layer(x)
-    error = (small.readout(x) - small(idx, n_loop=3)[0]).abs().max()
-    print(f'a small copy, 3 loops against the unrolled stack: largest difference {error:.1e}')
 
 
 if __name__ == '__main__':
