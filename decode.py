@@ -33,7 +33,6 @@ from exits import make_exit
 from loops import RecurrentGroup, derived_seed
 
 # -------------------------------------------------------------------------------------------------
-out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start = 'The method returns '
 max_new_tokens = 24
 n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
@@ -150,15 +149,6 @@ def choose(logits, temperature, top_k, keys):
     return (logits + noise.to(logits.device)).argmax(dim=-1, keepdim=True)
 
 
-def choose_from(logits, n, temperature, top_k, seed, cut=0):
-    """
-    choose for one row, whose tokens n, n + 1, ... are drawn from logits (T, V). cut: how many
-    tokens at the start of the prompt the row lacks, because positions count them too.
-    """
-    keys = [(seed, cut + n + i) for i in range(len(logits))]
-    return choose(logits, temperature, top_k, keys)
-
-
 @lru_cache(maxsize=64)      # drafts and waves draw the token at a position several times
 def gumbel(seed, position, V):
     """Noise (V,): argmax(log p + gumbel) is a draw from p (the Gumbel-max trick)."""
@@ -167,16 +157,12 @@ def gumbel(seed, position, V):
 
 
 def row_seeds(seed, n):
-    """
-    The seeds of n rows: seed + i for row i, or those that a list gives. None draws the first one
-    from torch's generator. ValueError for anything else.
-    """
+    """The seeds of n rows: seed + i for row i, or a list of them. None draws from torch's."""
     if seed is None:
         seed = torch.randint(2 ** 62, ()).item()
     seeds = [seed + i for i in range(n)] if isinstance(seed, int) else seed
-    if not isinstance(seeds, list) or list(map(type, seeds)) != [int] * n:
-        raise ValueError(f'seed must be an int, or a list with one for each of the {n} rows, not '
-                         f'{seed!r}')
+    if len(seeds) != n:
+        raise ValueError(f'seed must be an int, or one for each of the {n} rows, not {seed}')
     return seeds
 
 
@@ -212,16 +198,24 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
     draft_loops that do not fit, a NaN.
     """
-    check(rows, max_new_tokens, temperature, top_k, cache, warm_start)
+    check(rows, max_new_tokens, temperature, top_k)
+    if warm_start and cache is None:
+        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
     counts, block = model.loop_counts(n_loop, exit), model.config.block_size
+    # positions count the tokens before the last block too
     seeds, cut = row_seeds(seed, len(rows)), [max(0, len(row) - block) for row in rows]
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
     new_cache = partial(make_cache, model, counts, cache, ring, T_max)
     if draft_loops is not None:
-        check_drafts(rows, counts, cache, warm_start, draft_loops)
-        draw = partial(choose_from, temperature=temperature, top_k=top_k, seed=seeds[0],
-                       cut=cut[0])
+        if len(rows) != 1 or cache != 'exact' or warm_start:
+            raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
+        if not 1 <= draft_loops < min(counts, default=1):
+            raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {draft_loops}')
+
+        def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
+            keys = [(seeds[0], cut[0] + n + i) for i in range(len(logits))]
+            return choose(logits, temperature, top_k, keys)
         yield from speculate(model, rows[0], max_new_tokens, counts, exit, noise_seed, draft_loops,
                              stop, new_cache, draw)
         return
@@ -300,7 +294,7 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
                 return
 
 
-def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
+def check(rows, max_new_tokens, temperature, top_k):
     if not rows or min(map(len, rows)) == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
@@ -309,40 +303,14 @@ def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
         raise ValueError(f'temperature must be >= 1e-6, or 0 (greedy), not {temperature}')
     if top_k is not None and top_k < 1:
         raise ValueError(f'top_k must be at least 1, not {top_k}')
-    if warm_start and cache is None:
-        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
 
 
-def check_drafts(rows, counts, cache, warm_start, draft_loops):
-    if warm_start:
-        raise ValueError('warm_start and draft_loops do not go together: give one of them')
-    if not counts or not 1 <= draft_loops < min(counts):
-        most = min(counts, default=1) - 1
-        raise ValueError(f'draft_loops must lie between 1 and n_loop - 1 = {most}, '
-                         f'not {draft_loops}')
-    if len(rows) != 1 or cache != 'exact':
-        raise ValueError("draft_loops works on one row with an exact cache: cache='exact'")
-
-
-# the demonstration, and what it shares with that of wave.py ---------------------------------------
-
-def some_model(out_dir, start):
-    """The model of a run, a prompt for it, and a function from a token to its text."""
-    import tasks
-    from common.checkpoint import open_run
-    from data import get_encoding
-    model, checkpoint, folder, _ = open_run(out_dir, if_plain='there is one way to decode')
-    task = checkpoint['config']['dataset']
-    if tasks.is_task(task):     # the beginning of a problem
-        x, _ = tasks.Problems(task).held_out([0], model.config.block_size)
-        return model, x[0, :4], str
-    encoding = get_encoding(checkpoint['tokenizer'], folder)
-    prompt = torch.tensor(encoding.encode(start) or [encoding.eot_token])
-    return model, prompt, lambda token: encoding.decode([token])
-
+# the demonstration --------------------------------------------------------------------------------
 
 def main():
-    model, prompt, _ = some_model(out_dir, start)
+    from common.checkpoint import open_run
+    model, *_ = open_run('pretrained/text')
+    prompt = torch.tensor([*start.encode()])
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
     ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',
              dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]
