@@ -19,16 +19,11 @@ steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % 
 less memory and changes the result, because older steps are overwritten.
 
 The model looks for a fixed point x = f(x) in which a token's state depends on earlier tokens, so a
-cache policy is an iteration scheme. At step k a token reads:
-
-    exact     the earlier tokens as they were at step k                   Jacobi
-    latest    the earlier tokens as they were at their last step          Gauss-Seidel
-    ring      in between
-
-Where loops are path independent (the last state does not depend on the path), all three reach the
-same fixed point. They differ in memory and in the number of steps. With `exact`, information
-takes up to one more step for each token that it has to pass through; with `latest` it is already
-there when a new token begins.
+cache policy is an iteration scheme. `exact` is Jacobi's: a token at step k reads the earlier ones
+as they were at step k. `latest` is Gauss and Seidel's: it reads them as they were at their last
+step. `ring` lies in between. Where the last state does not depend on the path, all three reach the
+same fixed point. With `exact`, information takes up to one more step for each token that it has to
+pass through; with `latest` it is already there when a new token begins.
 
     B, b     rows of the batch; those of them that still loop
     T, end   new tokens; all tokens up to and including them

@@ -4,9 +4,8 @@ Decoding: the prompt at once, then one token at a time.
     python decode.py                    a prompt decoded with every cache policy and some exit rules
     python decode.py --start='def ' --n_loop=12
 
-GPT.generate and sample.py call GPT.stream, which calls `stream` or, for several tokens at once,
-wave.py: prompts go in, and tokens (B, 1) come out one after another, each with the loop steps that
-it took. Neither knows anything about text.
+Prompts go into `stream`, and tokens (B, 1) come out one after another, each with the loop steps
+that it took. It knows nothing about text. GPT.stream chooses between it and wave.py.
 
 The cache policy says how many slots of keys and values a looped layer has (see cache.py).
 `exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
@@ -195,8 +194,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
     draft_loops: self-speculation with this many loops (Geiping 5), see speculate.
 
-    ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
-    draft_loops that do not fit, a NaN.
+    ValueError for what is out of range or does not fit together, and for a NaN.
     """
     check(rows, max_new_tokens, temperature, top_k)
     if warm_start and cache is None:
@@ -251,9 +249,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
         if len(on) < len(live):
             live, starts = [live[i] for i in on], [starts[i] for i in on]
             warm = [state[on] for state in warm]
-            for layers in kept or []:
-                for layer in layers:
-                    layer.keep_rows(on)
+            for layer in sum(kept or [], []):
+                layer.keep_rows(on)
 
 
 def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops, stop, new_cache,

@@ -76,9 +76,7 @@ class RecurrentGroup(nn.Module):
 
     index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
     one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
-    To add an injection, write its name in GPTConfig, its weights here (init_weights does not change
-    an nn.Parameter), what it computes once a pass in `inject`, its formula in `step`, and its cost
-    in model.flops_per_token.
+    To add one, extend GPTConfig, __init__, inject, step and model.flops_per_token.
     """
 
     def __init__(self, core, config, index=0):
@@ -192,10 +190,9 @@ class RecurrentGroup(nn.Module):
         e (B, T, C) -> the last states (B, T, C), see leave; steps_used (B, T), the loop steps kept;
         evals (B, T), the block maps evaluated.
 
-        n_loop: loop steps; with an exit rule its k_max. read(x, rows): what the rule reads, see
-        GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer of the
-        core; None for a pass over a whole sequence. x0: x^(0) of the first tokens; others start
-        from noise. trace: see model.GPT. ValueError for an exit rule while training.
+        read: see GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer
+        of the core; None for a pass over a whole sequence. x0: x^(0) of the first tokens. The rest:
+        see GPT.forward. ValueError for an exit rule while training.
         """
         if exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')

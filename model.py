@@ -277,10 +277,8 @@ class GPT(nn.Module):
         n_groups = len(self.config.groups)
         if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
-        if n_loop is None and exit is None:
-            n_loop = max(1, round(self.config.mean_recurrence))
-        elif n_loop is None:
-            n_loop = 30         # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
+        if n_loop is None:      # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
+            n_loop = 30 if exit else max(1, round(self.config.mean_recurrence))
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
         if len(counts) != n_groups or not right:
@@ -414,11 +412,8 @@ def main():
         n = sum(p.numel() for p in layer.parameters())
         print(f'{where:16s} {"loops" if looped else "":6s} {n:13,} parameters')
         first = last + 1
-    parts = {'embedding, head': model.wte, 'positions': model.wpe, 'last norm': model.ln_f}
-    for part, module in parts.items():
-        if module is not None:
-            print(f'{part:23s} {sum(p.numel() for p in module.parameters()):13,}')
-    print(f'{"all":23s} {sum(p.numel() for p in model.parameters()):13,}')
+    n = sum(p.numel() for p in model.parameters())
+    print(f'{"all":23s} {n:13,}, with embedding, positions and last norm')
 
     counts = model.eval().loop_counts()
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
