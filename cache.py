@@ -144,12 +144,6 @@ class KeysValues:
         row = torch.arange(len(span.pos), device=self.keys.device) if rows is None else rows
         return row, span.pos[row, 0]
 
-    def keep_rows(self, rows):
-        """Forget all but these rows of the batch."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        if self.signals and self.signals.largest is not None:
-            self.signals.largest = self.signals.largest[rows]
-
 
 class Signals:
     """

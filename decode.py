@@ -7,10 +7,8 @@ Decoding: the prompt at once, then one token at a time.
 Prompts go into `stream`, and tokens (B, 1) come out one after another, each with the loop steps
 that it took. It knows nothing about text. GPT.stream chooses between it and wave.py.
 
-The cache policy says how many slots of keys and values a looped layer has (see cache.py).
-`exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
-steps (Geiping 5), and `latest`, one slot, take less memory and change the result. With `latest` a
-prompt loops until it has converged, and each new token then reads its converged states.
+Of the cache policies (cache.py), `exact` gives what the model gives without a cache. With `latest`
+a prompt loops until it has converged, and each new token then reads its converged states.
 
 Geiping 5 and App. D.6: ring, self-speculation, warm start.
 
@@ -190,7 +188,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
     the tokens drawn, see row_seeds; a draw depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token.
-    stop: the token that ends a row, which then costs nothing more and yields `stop` with 0 steps.
+    stop: the token that ends a row, which then yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
     draft_loops: self-speculation with this many loops (Geiping 5), see speculate.
 
@@ -206,10 +204,10 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
     new_cache = partial(make_cache, model, counts, cache, ring, T_max)
     if draft_loops is not None:
-        if len(rows) != 1 or cache != 'exact' or warm_start:
-            raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
         if not 1 <= draft_loops < min(counts, default=1):
             raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {draft_loops}')
+        if len(rows) != 1 or cache != 'exact' or warm_start:
+            raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
 
         def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
             keys = [(seeds[0], cut[0] + n + i) for i in range(len(logits))]
@@ -218,47 +216,40 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
                              stop, new_cache, draw)
         return
 
-    # the rows still decoding; their cache, the starts of their windows, their last states
-    live, kept, starts, warm = list(range(len(rows))), None, None, None
+    # the cache, the starts of the rows' windows, their last states, who has ended
+    kept, starts, warm, ended = None, None, None, torch.zeros(len(rows), dtype=torch.bool)
     for _ in range(max_new_tokens):
         # the next logits: run the whole window if it is new, otherwise the last token alone
-        starts_before, starts = starts, [window(len(rows[b]), block) for b in live]
+        starts_before, starts = starts, [window(len(row), block) for row in rows]
         if kept is None or starts != starts_before:
             kept = new_cache() if cache else None
-            contexts = [rows[b][start:] for b, start in zip(live, starts)]
+            contexts = [row[start:] for row, start in zip(rows, starts)]
             logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept,
                                           cache == 'latest')
         else:
-            positions = [len(rows[b]) - 1 - start for b, start in zip(live, starts)]
-            last = torch.stack([rows[b][-1:] for b in live])
+            positions = [len(row) - 1 - start for row, start in zip(rows, starts)]
+            last = torch.stack([row[-1:] for row in rows])
             logits, steps, warm = one_token(model, last, positions, counts, exit, noise_seed, kept,
                                             warm if warm_start else None)
 
         # a token for each row; a row that has ended yields `stop`
-        token = torch.full((len(rows), 1), stop or 0, device=logits.device)
-        used = steps.new_zeros(len(rows), steps.shape[1])
-        keys = [(seeds[b], cut[b] + len(rows[b])) for b in live]
-        token[live], used[live] = choose(logits, temperature, top_k, keys), steps
-        rows = [torch.cat((row, token[b])) for b, row in enumerate(rows)]
-        yield token, used
-
-        # rows that have ended leave the batch
-        on = [i for i, b in enumerate(live) if stop is None or rows[b][-1] != stop]
-        if not on:
-            return
-        if len(on) < len(live):
-            live, starts = [live[i] for i in on], [starts[i] for i in on]
-            warm = [state[on] for state in warm]
-            for layer in sum(kept or [], []):
-                layer.keep_rows(on)
+        keys = [(one, first + len(row)) for one, first, row in zip(seeds, cut, rows)]
+        token = choose(logits, temperature, top_k, keys)                        # (B, 1)
+        token[ended], steps[ended] = stop or 0, 0
+        yield token, steps
+        rows = [torch.cat((row, new)) for row, new in zip(rows, token)]
+        if stop is not None:
+            ended = token[:, 0] == stop
+            if ended.all():
+                return
 
 
 def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops, stop, new_cache,
               draw, ahead=4):
     """
     stream for one row (n,): draft up to `ahead` tokens with draft_loops, then run them side by side
-    with all loops, and keep those that agree. draw(logits (T, V), n) chooses tokens n, n + 1, ...:
-    the same draws for the draft and for the check, so that the text is that of plain decoding.
+    with all loops, and keep those that agree. Draft and check use the same draws, so that the text
+    is that of plain decoding.
     """
     kept, start, made, block = None, None, 0, model.config.block_size
     while made < max_new_tokens:

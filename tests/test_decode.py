@@ -175,20 +175,18 @@ def test_rows_of_any_lengths_are_as_alone(tiny, name, cache, changes):
 
 
 @pytest.mark.parametrize('name', [None, 'norm', 'norm, past'])
-def test_rows_stop_at_a_token_and_then_cost_nothing(tiny, idx, name):
-    model, how, rows_of_pass = tiny(adapter_init='random'), dict(n_loop=6, exit=rule_of(name)), []
+def test_rows_stop_at_a_token(tiny, idx, name):
+    model, how = tiny(adapter_init='random'), dict(n_loop=6, exit=rule_of(name))
     free, free_steps = model.generate(idx[:, :5], 20, **how, **GREEDY)
     new = free[:, 5:].tolist()
     # one that row 0 or 1 says while the last row goes on
     stop = next(token for said in zip(*new) for token in said[:2] if token not in new[2][:5])
-    model.h[0].register_forward_pre_hook(lambda _, args: rows_of_pass.append(len(args[0])))
     out, steps = model.generate(idx[:, :5], 20, stop=stop, **how, **GREEDY)
     lengths = [row.index(stop) + 1 if stop in row else 20 for row in new]
     for b, n in enumerate(lengths):
         assert_same((out[b, :5 + n], steps[b, :n]), (free[b, :5 + n], free_steps[b, :n]))
         assert (out[b, 5 + n:] == stop).all() and (steps[b, n:] == 0).all()
-    assert rows_of_pass == [sum(n > t for n in lengths) for t in range(max(lengths))]
-    assert min(rows_of_pass) < 3
+    assert steps.shape[1] == max(lengths) > min(lengths)
 
 
 def test_choose():
