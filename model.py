@@ -338,11 +338,8 @@ class GPT(nn.Module):
     def stream(self, rows, max_new_tokens, cache='auto', wave=0, wave_steps=1, **how):
         """
         Yield the new tokens (B, 1) one after another, and their steps_used (B, groups): one at a
-        time by decode.stream, or wave > 0 of them at once by wave.stream_wave.
-
-        rows, how: see there. cache: 'exact', 'ring', 'latest', or None = recompute the context for
-        each token; 'auto' is 'exact', and 'latest' with a wave. ValueError for an option that a
-        wave does not support.
+        time by decode.stream, or wave > 0 of them at once by wave.stream_wave; the rest: see there.
+        cache: 'auto' is 'exact', and 'latest' with a wave. ValueError for what no wave supports.
         """
         if not wave:
             cache = 'exact' if cache == 'auto' else cache
@@ -358,10 +355,8 @@ class GPT(nn.Module):
                  cache='auto', noise_seed=0, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
-        the loop steps that each of them took.
-
-        n_loop, exit, noise_seed: see forward. temperature 0 is greedy. cache and the rest: see
-        stream, which also takes rows of different lengths.
+        the loop steps that each of them took. n_loop, exit, noise_seed: see forward. The rest: see
+        decode.stream; GPT.stream also takes rows of different lengths.
         """
         tokens, steps = zip(*self.stream(
             list(idx), max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,

@@ -206,10 +206,9 @@ def main():
 
     full, _ = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, cache='latest'))
     same = sum(bool(a == b) for a, b in zip(tokens, full))
-    in_the_wave = max(1, len(tokens) - 1)       # the first one comes from the prompt
-    print(f'{len(tokens)} tokens, {len(trace) / in_the_wave:.2f} passes and '
-          f'{torch.cat(steps[1:] or steps).float().mean():.1f} loop steps a token; {same} '
-          f'tokens are those of {n_loop} fixed loops')
+    print(f'{len(tokens)} tokens in {len(trace)} passes, '
+          f'{torch.cat(steps).float().mean():.1f} loop steps a token; {same} tokens are those of '
+          f'{n_loop} fixed loops')
 
 
 if __name__ == '__main__':
