@@ -32,7 +32,7 @@ class Request:
         """ValueError if a model with this config cannot answer it."""
         for field in fields(self):
             convert(field.name, getattr(self, field.name), types_of(field.type))
-        check([self.prompt], self.max_new_tokens, self.temperature, self.top_k, 'latest', False)
+        check([self.prompt], self.max_new_tokens, self.temperature, self.top_k)
         if len(self.prompt) > config.block_size:
             raise ValueError(f'the prompt has {len(self.prompt)} tokens, more than block_size = '
                              f'{config.block_size}: shorten it')

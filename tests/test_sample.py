@@ -71,7 +71,7 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
 @pytest.mark.parametrize('args, words', [
     ('--past', 'need an exit rule'),
     ('--out_dir=nowhere', 'no checkpoint at'),
-    ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
+    ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),
     # what others refuse, one for each knob of which no other test sees that it gets there
     ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
