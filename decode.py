@@ -4,14 +4,11 @@ Decoding: the prompt at once, then one token at a time.
     python decode.py                    a prompt decoded with every cache policy and some exit rules
     python decode.py --start='def ' --n_loop=12
 
-GPT.generate and sample.py call GPT.stream, which calls `stream` or, for several tokens at once,
-wave.py: prompts go in, and tokens (B, 1) come out one after another, each with the loop steps that
-it took. Neither knows anything about text.
+Prompts go into `stream`, and tokens (B, 1) come out one after another, each with the loop steps
+that it took. It knows nothing about text. GPT.stream chooses between it and wave.py.
 
-The cache policy says how many slots of keys and values a looped layer has (see cache.py).
-`exact`, one for each loop step, gives what the model gives without a cache. `ring`, the last m
-steps (Geiping 5), and `latest`, one slot, take less memory and change the result. With `latest` a
-prompt loops until it has converged, and each new token then reads its converged states.
+Of the cache policies (cache.py), `exact` gives what the model gives without a cache. With `latest`
+a prompt loops until it has converged, and each new token then reads its converged states.
 
 Geiping 5 and App. D.6: ring, self-speculation, warm start.
 
@@ -33,7 +30,6 @@ from exits import make_exit
 from loops import RecurrentGroup, derived_seed
 
 # -------------------------------------------------------------------------------------------------
-out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start = 'The method returns '
 max_new_tokens = 24
 n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
@@ -72,41 +68,25 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     return cache
 
 
-def prefill(model, rows, counts, exit, noise_seed, cache, converge=False, chunk=None):
+def prefill(model, rows, counts, exit, noise_seed, cache, converge=False):
     """
     Run all tokens of some rows at once, each with its own exit, with an empty cache or none.
 
-    rows: 1-D tensors of any lengths. converge: see until_converged. chunk: how many tokens at a
-    time, each chunk after those before it; None = all. Returns the logits (B, V) after each row's
-    last token, its steps_used (B, groups), and each group's output for it (B, 1, C).
+    rows: 1-D tensors of any lengths. converge: loop until all tokens have converged, so that later
+    ones can read them. Returns the logits (B, V) after each row's last token, its steps_used
+    (B, groups), and each group's output for it (B, 1, C).
     """
     # attention is causal, so the padding behind the end of a row is not read
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
-    last = torch.tensor([len(row) - 1 for row in rows], device=idx.device)
-    passes = []
-    for start in range(0, idx.shape[1], chunk or idx.shape[1]):
-        new = idx[:, start:start + chunk] if chunk else idx
-        how = until_converged(counts, exit, new.shape[1]) if converge else (counts, exit)
-        span = Span(start, new.shape[1], idx.device)
-        passes.append(model.hidden(new, *how, noise_seed, span, cache))
-    x = torch.cat([x for x, _ in passes], dim=1)
-    at = torch.arange(len(rows), device=idx.device), last
-    of_groups = [[torch.cat(parts, dim=1) for parts in zip(*ends)]
-                 for ends in zip(*(ends for _, ends in passes))]
-    states = [group.leave(state[at][:, None]) for group, (state, _) in zip(model.groups, of_groups)]
-    return model.lm_head(x[at]), stack([used[at] for _, used in of_groups], x), states
-
-
-def until_converged(counts, exit, T):
-    """
-    Budgets and rule that let T tokens side by side converge, so that later tokens can read them.
-
-    Information needs up to T - 1 extra loop steps to reach the last token, so the budget is that
-    much larger and the rule waits for the past. A single token keeps its budget and rule.
-    """
-    if T == 1:
-        return counts, exit
-    return [n + T - 1 for n in counts], replace(exit, past=True) if exit else CONVERGED
+    T = idx.shape[1]
+    if converge and T > 1:
+        # information needs up to T - 1 extra loop steps to reach the last token
+        counts = [n + T - 1 for n in counts]
+        exit = replace(exit, past=True) if exit else CONVERGED
+    x, states, steps = model.hidden(idx, counts, exit, noise_seed, cache=cache)
+    at = torch.arange(len(rows)), torch.tensor([len(row) - 1 for row in rows])
+    states = [group.leave(state[at][:, None]) for group, state in zip(model.groups, states)]
+    return model.lm_head(x[at]), steps[at], states
 
 
 def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None):
@@ -115,14 +95,9 @@ def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None
     does. warm: a first state for each group, in place of noise.
     """
     span = Span(position, 1, token.device)
-    x, ends = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
-    states = [group.leave(state) for group, (state, _) in zip(model.groups, ends)]
-    return model.lm_head(x[:, 0]), stack([used[:, 0] for _, used in ends], x), states
-
-
-def stack(steps, x):
-    """Steps of each group (n,) -> (n, groups), also where there are no groups."""
-    return torch.stack(steps, dim=1) if steps else x.new_zeros(len(x), 0, dtype=torch.long)
+    x, states, steps = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
+    states = [group.leave(state) for group, state in zip(model.groups, states)]
+    return model.lm_head(x[:, 0]), steps[:, 0], states
 
 
 @torch.no_grad()
@@ -135,17 +110,14 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
     other policy each token runs alone and reads the keys and values kept for earlier tokens.
     """
     whole = policy == 'exact' and not (exit and exit.by_row)
-    passes = [slice(None)] if whole else [slice(t, t + 1) for t in range(idx.shape[1])]
+    n = idx.shape[1] if whole else 1                # tokens of a pass
     cache = None if whole else make_cache(model, counts, policy, ring, idx.shape[1])
     parts = []
-    for new in passes:
-        trace, tokens = [], idx[:, new]
-        span = Span(new.start or 0, tokens.shape[1], idx.device)
-        x, _ = model.hidden(tokens, counts, exit, noise_seed, span, cache, trace=trace)
-        none = idx.new_zeros(*tokens.shape, 0)          # a model may have no groups
-        parts.append((model.lm_head(x), *(
-            torch.cat([none, *(entry[name][..., None] for entry in trace)], dim=-1)
-            for name in ('steps_used', 'evals'))))
+    for i, tokens in enumerate(idx.split(n, dim=1)):
+        trace, span = [], Span(i * n, n, idx.device)
+        x, _, steps = model.hidden(tokens, counts, exit, noise_seed, span, cache, trace=trace)
+        evals = [entry['evals'] for entry in trace]
+        parts.append((model.lm_head(x), steps, torch.stack(evals, dim=-1) if evals else steps))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
@@ -174,15 +146,6 @@ def choose(logits, temperature, top_k, keys):
     return (logits + noise.to(logits.device)).argmax(dim=-1, keepdim=True)
 
 
-def choose_from(logits, n, temperature, top_k, seed, cut=0):
-    """
-    choose for one row, whose tokens n, n + 1, ... are drawn from logits (T, V). cut: how many
-    tokens at the start of the prompt the row lacks, because positions count them too.
-    """
-    keys = [(seed, cut + n + i) for i in range(len(logits))]
-    return choose(logits, temperature, top_k, keys)
-
-
 @lru_cache(maxsize=64)      # drafts and waves draw the token at a position several times
 def gumbel(seed, position, V):
     """Noise (V,): argmax(log p + gumbel) is a draw from p (the Gumbel-max trick)."""
@@ -191,16 +154,12 @@ def gumbel(seed, position, V):
 
 
 def row_seeds(seed, n):
-    """
-    The seeds of n rows: seed + i for row i, or those that a list gives. None draws the first one
-    from torch's generator. ValueError for anything else.
-    """
+    """The seeds of n rows: seed + i for row i, or a list of them. None draws from torch's."""
     if seed is None:
         seed = torch.randint(2 ** 62, ()).item()
     seeds = [seed + i for i in range(n)] if isinstance(seed, int) else seed
-    if not isinstance(seeds, list) or list(map(type, seeds)) != [int] * n:
-        raise ValueError(f'seed must be an int, or a list with one for each of the {n} rows, not '
-                         f'{seed!r}')
+    if len(seeds) != n:
+        raise ValueError(f'seed must be an int, or one for each of the {n} rows, not {seed}')
     return seeds
 
 
@@ -220,7 +179,7 @@ def window(n, block_size):
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
            cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None,
-           prefill_chunk=None, seed=None):
+           seed=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
@@ -229,71 +188,68 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
     the tokens drawn, see row_seeds; a draw depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token.
-    stop: the token that ends a row, which then costs nothing more and yields `stop` with 0 steps.
+    stop: the token that ends a row, which then yields `stop` with 0 steps.
     warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
     draft_loops: self-speculation with this many loops (Geiping 5), see speculate.
-    prefill_chunk: prompt tokens at a time, None = all. With `exact` it changes nothing. With
-    `latest`, 1 means that a prompt is read like new tokens, as in serving/.
 
-    ValueError for an empty prompt, max_new_tokens <= 0, temperature < 0, top_k < 1, ring < 1,
-    draft_loops that do not fit, a NaN.
+    ValueError for what is out of range or does not fit together, and for a NaN.
     """
-    check(rows, max_new_tokens, temperature, top_k, cache, warm_start)
+    check(rows, max_new_tokens, temperature, top_k)
+    if warm_start and cache is None:
+        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
     counts, block = model.loop_counts(n_loop, exit), model.config.block_size
+    # positions count the tokens before the last block too
     seeds, cut = row_seeds(seed, len(rows)), [max(0, len(row) - block) for row in rows]
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
     new_cache = partial(make_cache, model, counts, cache, ring, T_max)
     if draft_loops is not None:
-        check_drafts(rows, counts, cache, warm_start, draft_loops)
-        draw = partial(choose_from, temperature=temperature, top_k=top_k, seed=seeds[0],
-                       cut=cut[0])
+        if not 1 <= draft_loops < min(counts, default=1):
+            raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {draft_loops}')
+        if len(rows) != 1 or cache != 'exact' or warm_start:
+            raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
+
+        def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
+            keys = [(seeds[0], cut[0] + n + i) for i in range(len(logits))]
+            return choose(logits, temperature, top_k, keys)
         yield from speculate(model, rows[0], max_new_tokens, counts, exit, noise_seed, draft_loops,
                              stop, new_cache, draw)
         return
 
-    # the rows still decoding; their cache, the starts of their windows, their last states
-    live, kept, starts, warm = list(range(len(rows))), None, None, None
+    # the cache, the starts of the rows' windows, their last states, who has ended
+    kept, starts, warm, ended = None, None, None, torch.zeros(len(rows), dtype=torch.bool)
     for _ in range(max_new_tokens):
         # the next logits: run the whole window if it is new, otherwise the last token alone
-        starts_before, starts = starts, [window(len(rows[b]), block) for b in live]
+        starts_before, starts = starts, [window(len(row), block) for row in rows]
         if kept is None or starts != starts_before:
             kept = new_cache() if cache else None
-            contexts = [rows[b][start:] for b, start in zip(live, starts)]
+            contexts = [row[start:] for row, start in zip(rows, starts)]
             logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept,
-                                          cache == 'latest', prefill_chunk)
+                                          cache == 'latest')
         else:
-            positions = [len(rows[b]) - 1 - start for b, start in zip(live, starts)]
-            last = torch.stack([rows[b][-1:] for b in live])
+            positions = [len(row) - 1 - start for row, start in zip(rows, starts)]
+            last = torch.stack([row[-1:] for row in rows])
             logits, steps, warm = one_token(model, last, positions, counts, exit, noise_seed, kept,
                                             warm if warm_start else None)
 
         # a token for each row; a row that has ended yields `stop`
-        token = torch.full((len(rows), 1), stop or 0, device=logits.device)
-        used = steps.new_zeros(len(rows), steps.shape[1])
-        keys = [(seeds[b], cut[b] + len(rows[b])) for b in live]
-        token[live], used[live] = choose(logits, temperature, top_k, keys), steps
-        rows = [torch.cat((row, token[b])) for b, row in enumerate(rows)]
-        yield token, used
-
-        # rows that have ended leave the batch
-        on = [i for i, b in enumerate(live) if stop is None or rows[b][-1] != stop]
-        if not on:
-            return
-        if len(on) < len(live):
-            live, starts = [live[i] for i in on], [starts[i] for i in on]
-            warm = [state[on] for state in warm]
-            for layers in kept or []:
-                for layer in layers:
-                    layer.keep_rows(on)
+        keys = [(one, first + len(row)) for one, first, row in zip(seeds, cut, rows)]
+        token = choose(logits, temperature, top_k, keys)                        # (B, 1)
+        token[ended], steps[ended] = stop or 0, 0
+        yield token, steps
+        rows = [torch.cat((row, new)) for row, new in zip(rows, token)]
+        if stop is not None:
+            ended = token[:, 0] == stop
+            if ended.all():
+                return
 
 
 def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops, stop, new_cache,
               draw, ahead=4):
     """
     stream for one row (n,): draft up to `ahead` tokens with draft_loops, then run them side by side
-    with all loops, and keep those that agree. draw(logits (T, V), n) chooses tokens n, n + 1, ...:
-    the same draws for the draft and for the check, so that the text is that of plain decoding.
+    with all loops, and keep those that agree. Draft and check use the same draws, so that the text
+    is that of plain decoding.
     """
     kept, start, made, block = None, None, 0, model.config.block_size
     while made < max_new_tokens:
@@ -313,9 +269,9 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
                 draft.append(draw(logits, len(row) + i))
             # all loops on all of them at once, which overwrites the keys and values of the draft
             span = Span(position, len(draft), row.device)
-            x, ends = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span, kept)
-            tokens = draw(model.lm_head(x[0]), len(row)).split(1)
-            steps = stack([used[0] for _, used in ends], x)                   # (T, groups)
+            x, _, steps = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span,
+                                       kept)
+            tokens, steps = draw(model.lm_head(x[0]), len(row)).split(1), steps[0]
             # keep them up to the first token that differs from the draft, and that token too
             right = [bool(a == b) for a, b in zip(tokens, draft[1:])] + [False]
             tokens = tokens[:right.index(False) + 1]
@@ -326,7 +282,7 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
                 return
 
 
-def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
+def check(rows, max_new_tokens, temperature, top_k):
     if not rows or min(map(len, rows)) == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
@@ -335,40 +291,14 @@ def check(rows, max_new_tokens, temperature, top_k, cache, warm_start):
         raise ValueError(f'temperature must be >= 1e-6, or 0 (greedy), not {temperature}')
     if top_k is not None and top_k < 1:
         raise ValueError(f'top_k must be at least 1, not {top_k}')
-    if warm_start and cache is None:
-        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
 
 
-def check_drafts(rows, counts, cache, warm_start, draft_loops):
-    if warm_start:
-        raise ValueError('warm_start and draft_loops do not go together: give one of them')
-    if not counts or not 1 <= draft_loops < min(counts):
-        most = min(counts, default=1) - 1
-        raise ValueError(f'draft_loops must lie between 1 and n_loop - 1 = {most}, '
-                         f'not {draft_loops}')
-    if len(rows) != 1 or cache != 'exact':
-        raise ValueError("draft_loops works on one row with an exact cache: cache='exact'")
-
-
-# the demonstration, and what it shares with that of wave.py ---------------------------------------
-
-def some_model(out_dir, start):
-    """The model of a run, a prompt for it, and a function from a token to its text."""
-    import tasks
-    from common.checkpoint import open_run
-    from data import get_encoding
-    model, checkpoint, folder, _ = open_run(out_dir, if_plain='there is one way to decode')
-    task = checkpoint['config']['dataset']
-    if tasks.is_task(task):     # the beginning of a problem
-        x, _ = tasks.Problems(task).held_out([0], model.config.block_size)
-        return model, x[0, :4], str
-    encoding = get_encoding(checkpoint['tokenizer'], folder)
-    prompt = torch.tensor(encoding.encode(start) or [encoding.eot_token])
-    return model, prompt, lambda token: encoding.decode([token])
-
+# the demonstration --------------------------------------------------------------------------------
 
 def main():
-    model, prompt, _ = some_model(out_dir, start)
+    from common.checkpoint import open_run
+    model, *_ = open_run('pretrained/text')
+    prompt = torch.tensor([*start.encode()])
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
     ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',
              dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]

@@ -30,11 +30,9 @@ from torch.linalg import vector_norm
 from common.configurator import configure, imported, run
 
 # -------------------------------------------------------------------------------------------------
-tau: float | None = None    # threshold of all rules; None = an instructive one for each rule
 n_loop = 16                 # budget of loop steps
 shrink = 0.7                # the spiral: each step multiplies the length by this ...
 turn = 60.0                 # ... and turns it by this many degrees
-start = 'Returns a new tensor'  # a prompt; its last token is shown
 # -------------------------------------------------------------------------------------------------
 
 EPS = 1e-8
@@ -204,8 +202,8 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
     x (B, T, C) float32: the states x^(0). step(x, k, rows, active) computes step k of the b rows
     that still loop, from their states x (b, T, C) to the next ones. rows (b,): their numbers;
     active (b, T): the tokens that still loop; None = all. read(x, rows): see Exit. on_exit(rows, k)
-    is called when all tokens of these rows have exited, the last one at step k. signals: those
-    of earlier passes (cache.Signals), for a rule that waits for the past.
+    is called when all tokens of these rows (None = all) have exited, the last one at step k.
+    signals: those of earlier passes (cache.Signals), for a rule that waits for the past.
 
     Returns x_star (B, T, C); steps_used (B, T), the loop steps kept; evals (B, T), the block maps
     evaluated. ValueError if a signal is NaN.
@@ -241,8 +239,14 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
 
         # rows whose tokens have all exited leave the batch
         stay = active.any(axis=1)
+        if len(rows) == B and not stay.any():       # all rows together, without an index
+            x_star = x
+            on_exit(None, k)
+            break
         if not stay.all():
-            leave_batch(x_star, x, rows, stay, partial(on_exit, k=k))
+            gone = on_device(rows[~stay], x)
+            x_star[gone] = x[on_device(np.flatnonzero(~stay), x)]
+            on_exit(gone, k)
             if not stay.any():
                 break
             streak = np.broadcast_to(streak, exits.shape)[stay]
@@ -252,17 +256,6 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
             on_rows = on_device(rows, x)
         on_active = None if active.all() else on_device(active, x)
     return x_star, on_device(steps_used, x), on_device(evals, x)
-
-
-def leave_batch(x_star, x, rows, stay, on_exit):
-    """Rows leave the batch: copy their states to x_star, and call on_exit with their numbers."""
-    if len(rows) == len(x_star) and not stay.any():     # all rows together, without an index
-        x_star.copy_(x)
-        on_exit(None)
-    else:
-        gone = on_device(rows[~stay], x)
-        x_star[gone] = x[on_device(np.flatnonzero(~stay), x)]
-        on_exit(gone)
 
 
 def on_host(value, rule, k):
@@ -283,30 +276,27 @@ def on_device(array, x):
 
 # the demonstration --------------------------------------------------------------------------------
 
-def show(title, states, read, taus):
-    """Print the signals of one token's states (K+1, C) by loop step, and where each rule exits."""
-    rules = {name: make_exit(name, taus.get(name) if tau is None else tau) for name in EXITS}
-    kept, evals = [], []
-    for rule in rules.values():
-        _, *counts = loop_until_exit(lambda x, k, *_: states[k].view(1, 1, -1),
-                                     states[0].view(1, 1, -1), len(states) - 1, rule,
-                                     lambda x, rows: read(x))
-        kept.append(counts[0].item())
-        evals.append(counts[1].item())
+TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
 
-    print(f'\n{title}\n      k' + ''.join(f'{name:>11s}' for name in rules))
-    memos = dict.fromkeys(rules)
-    for k in range(1, len(states)):
-        line = f'{k:7d}'
-        for (name, rule), last in zip(rules.items(), evals):
-            value, memos[name] = rule.signal(states[k - 1], states[k], memos[name], read)
-            cell = '' if value is None else f'{value:.2e}' + ('*' if k == last else ' ')
-            line += f'{cell:>11s}'
-        print(line)
-    for what, values in dict(tau=[f'{rule.tau:g}' for rule in rules.values()], kept=kept,
-                             evals=evals).items():
-        print(f'{what:>7s}' + ''.join(f'{value:>10} ' for value in values))
-    return rules['accel']
+
+def show(title, states, read):
+    """Print the signals of one token's states (K+1, C), step by step until each rule exits."""
+    columns = []
+    for name in EXITS:
+        rule, values = make_exit(name, TAUS.get(name)), []
+
+        def recorded(*args):
+            value, memo = rule.signal(*args)
+            values.append('' if value is None else f'{value.item():.2e}')
+            return value, memo
+        _, kept, evals = loop_until_exit(
+            lambda x, k, *_: states[k].view(1, 1, -1), states[0].view(1, 1, -1), len(states) - 1,
+            replace(rule, signal=recorded), lambda x, rows: read(x))
+        values += [''] * (len(states) - 1 - len(values))
+        columns.append([name, *values, f'{rule.tau:g}', kept.item(), evals.item()])
+    print(f'\n{title}')
+    for what, *line in zip(('k', *range(1, len(states)), 'tau', 'kept', 'evals'), *columns):
+        print(f'{what:>7}' + ''.join(f'{cell:>11}' for cell in line))
 
 
 @torch.no_grad()
@@ -316,30 +306,23 @@ def main():
     # a spiral in the plane, whose two coordinates stand for logits
     angle = math.radians(turn)
     rotate = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    spiral = [torch.tensor([4.0, 0.0])]
+    spiral = [torch.tensor([16.0, 0.0])]
     for _ in range(n_loop):
         spiral.append(shrink * rotate @ spiral[-1])
-    taus = dict(norm=0.2, norm_rel=0.5, kl=1e-2, accel=0.2, accel_hat=0.6, accel_rel=0.5)
-    rule = show(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees', torch.stack(spiral),
-                lambda x: x, taus)
-    _, k = algorithm_1(lambda x: shrink * rotate @ x, spiral[0], rule.tau, n_loop)
-    print(f'algorithm_1 at tau {rule.tau:g} keeps {k} steps, like `accel`')
+    show(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees', torch.stack(spiral), lambda x: x)
+    _, k = algorithm_1(lambda x: shrink * rotate @ x, spiral[0], TAUS['accel'], n_loop)
+    print(f'algorithm_1 keeps {k} steps, like `accel`')
 
     # the last token of a prompt, in the first group of a trained model
     from common.checkpoint import open_run
-    from data import get_encoding
-    model, checkpoint, _, _ = open_run('pretrained/text')
-    idx = get_encoding(checkpoint['tokenizer']).encode(start)[-model.config.block_size:]
-    if not idx:
-        raise ValueError('the prompt is empty: give --start=TEXT')
-    trace = []
-    model(torch.tensor([idx]), n_loop=n_loop, trace=trace)
-    taus = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
-    show(f'the last token of {start!r}, first group of pretrained/text',
-         trace[0]['states'][:, 0, -1], model.readout, taus)
-    print('\n*: the rule exits here, or at the end of the budget; kept: loop steps in the result; '
-          'evals: block maps computed.\nA spiral shrinks by the same factor in each step, so its '
-          'relative signals are constant.')
+    model, *_ = open_run('pretrained/text')
+    prompt, trace = 'Returns a new tensor', []
+    model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
+    show(f'the last token of {prompt!r}, first group of pretrained/text',
+         trace[0]['states'][:, 0, -1], model.readout)
+    print('\nA column ends where the rule exits. kept: loop steps in the result; evals: block maps '
+          'computed.\nA spiral shrinks by the same factor in each step, so its relative signals '
+          'are constant.')
 
 
 if __name__ == '__main__':

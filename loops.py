@@ -21,7 +21,6 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 """
 import hashlib
 import math
-from collections import Counter
 from functools import partial
 from typing import Literal
 
@@ -36,9 +35,7 @@ from exits import loop_until_exit
 # -------------------------------------------------------------------------------------------------
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
 draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
-draws = 10000
 n_loop = 16                 # loop steps whose norms are shown
-seed = 0
 # -------------------------------------------------------------------------------------------------
 
 
@@ -79,9 +76,7 @@ class RecurrentGroup(nn.Module):
 
     index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
     one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
-    To add an injection, write its name in GPTConfig, its weights here (init_weights does not change
-    an nn.Parameter), what it computes once a pass in `inject`, its formula in `step`, and its cost
-    in model.flops_per_token.
+    To add one, extend GPTConfig, __init__, inject, step and model.flops_per_token.
     """
 
     def __init__(self, core, config, index=0):
@@ -151,8 +146,6 @@ class RecurrentGroup(nn.Module):
             x = F.linear(x, on_x).to(x.dtype) + share
         elif self.injection == 'add':
             x = x + share
-        else:
-            assert self.injection == 'none', f'no formula for the injection {self.injection}'
         for i, block in enumerate(self.core):
             x = block(x, None if updates is None else updates[i], pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
@@ -178,14 +171,14 @@ class RecurrentGroup(nn.Module):
         return self.step(x, None, injected, updates, pos)
 
     def loop(self, f, x, n_loop, states=None):
-        """n_loop steps from x, with gradients through the last bptt_k. states: see `states_of`."""
+        """n_loop steps from x, each appended to states, with gradients through the last bptt_k."""
         for k in range(1, n_loop + 1):
             # Geiping 3.3. e's share is computed before, so e has gradients whatever bptt_k is
             with_gradient = torch.is_grad_enabled() and k > n_loop - self.bptt_k
             with torch.set_grad_enabled(with_gradient):
                 x = f(x, k)
             if states is not None:
-                states[k] = x
+                states.append(x)
             if k == n_loop - self.bptt_k:
                 # drop the bf16 weights that were cast without gradients: later steps need gradients
                 torch.clear_autocast_cache()
@@ -197,10 +190,9 @@ class RecurrentGroup(nn.Module):
         e (B, T, C) -> the last states (B, T, C), see leave; steps_used (B, T), the loop steps kept;
         evals (B, T), the block maps evaluated.
 
-        n_loop: loop steps; with an exit rule its k_max. read(x, rows): what the rule reads, see
-        GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer of the
-        core; None for a pass over a whole sequence. x0: x^(0) of the first tokens; others start
-        from noise. trace: see model.GPT. ValueError for an exit rule while training.
+        read: see GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer
+        of the core; None for a pass over a whole sequence. x0: x^(0) of the first tokens. The rest:
+        see GPT.forward. ValueError for an exit rule while training.
         """
         if exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
@@ -208,10 +200,9 @@ class RecurrentGroup(nn.Module):
         B, T, _ = e.shape
         span = span or Span(0, T, e.device)
         e = e.float()
-        x = x0
-        if x0 is None or x0.shape[1] < T:
-            x = self.init_state(e, noise_seed, span.pos)
-            x = x if x0 is None else torch.cat((x0, x[:, x0.shape[1]:]), dim=1)
+        x = self.init_state(e, noise_seed, span.pos)
+        if x0 is not None:
+            x = torch.cat((x0, x[:, x0.shape[1]:]), dim=1)
         if exit is not None and caches is None:
             # all tokens are at the same step, so one slot is exact
             caches = [KeysValues(1, T) for _ in self.core]
@@ -221,7 +212,7 @@ class RecurrentGroup(nn.Module):
         # loop n_loop times, or until the rule has let every token exit
         states = None
         if exit is None:
-            states = states_of(x, n_loop, self.training) if trace is not None else None
+            states = None if trace is None else [x]
             x = self.loop(f, x, n_loop, states)
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
@@ -233,52 +224,38 @@ class RecurrentGroup(nn.Module):
                 signals.begin(span, B)
             x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, read, fill_slots, signals)
         if trace is not None:
-            if self.training:
-                states = torch.stack(states)        # with their gradients      (K+1, B, T, C)
-            elif states is not None:
-                e, states = e.detach(), states.detach()
+            if states is not None:
+                states = torch.stack(states)                                    # (K+1, B, T, C)
+                if not self.training:
+                    e, states = e.detach(), states.detach()
             trace.append(dict(e=e, states=states, steps_used=steps_used, evals=evals))
         return x, steps_used, evals
 
 
-def states_of(x, n_loop, training):
-    """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
-    # a list keeps gradients; one tensor, allocated first, fails early if memory is short
-    states = [x] * (n_loop + 1) if training else x.new_empty(n_loop + 1, *x.shape)
-    states[0] = x
-    return states
-
-
 # the demonstration --------------------------------------------------------------------------------
-
-def bar(share):
-    return '#' * round(60 * share)
-
 
 @torch.no_grad()
 def main():
     # how often training loops
-    if not (1 <= draws <= 10 ** 6 and 0 < mean_recurrence <= 100):
-        raise ValueError('draws must lie between 1 and a million and mean_recurrence between 0 and '
-                         f'100 to be shown, not {draws} and {mean_recurrence}')
-    generator = torch.Generator().manual_seed(seed)
-    counts = Counter(sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(draws))
-    mean, most = sum(n * times for n, times in counts.items()) / draws, max(counts)
-    print(f'{draws} {draw} draws at r = {mean_recurrence:g}: mean {mean:.2f}, at most {most}')
-    for n in range(1, min(most, round(4 * mean_recurrence) + 4) + 1):
-        print(f'{n:5d} {100 * counts[n] / draws:5.1f}% {bar(counts[n] / max(counts.values()))}')
+    if not 0 < mean_recurrence <= 100:
+        raise ValueError(f'mean_recurrence must lie between 0 and 100, not {mean_recurrence}')
+    generator = torch.Generator().manual_seed(0)
+    draws = [sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(10_000)]
+    print(f'10,000 {draw} draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
+          f'at most {max(draws)}')
+    for n in range(1, min(max(draws), round(4 * mean_recurrence) + 4) + 1):
+        share = draws.count(n) / 10_000
+        print(f'{n:5d} {100 * share:5.1f}% ' + '#' * round(300 * share))
 
     # the step norms of a trained model's first group
     from common.checkpoint import open_run
     model, *_ = open_run('pretrained/text')
-    prompt = 'Returns a new tensor with the same data'
-    trace = []
+    prompt, trace = 'Returns a new tensor with the same data', []
     model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
     norms = trace[0]['states'].diff(dim=0).norm(dim=-1).mean(dim=(1, 2)).tolist()       # (K,)
-    print('\nstep norms in the first group of pretrained/text, mean over the tokens of '
-          f'{prompt!r}, logarithmic bars')
+    print(f'\nstep norms in the first group of pretrained/text, mean over the tokens of {prompt!r}')
     for k, norm in enumerate(norms, start=1):
-        print(f'{k:5d} {norm:9.2e} {bar(max(0, 1 + math.log10(norm / norms[0]) / 5))}')
+        print(f'{k:5d} {norm:9.2e}')
 
 
 if __name__ == '__main__':

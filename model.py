@@ -15,8 +15,9 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral
+from operator import index
 from typing import Literal
 
 import torch
@@ -78,24 +79,17 @@ class GPTConfig:
 
 def checked_groups(groups, n_layer):
     """The groups, sorted. ValueError unless they are disjoint runs of layers 0 ... n_layer - 1."""
-    taken = set()
-    for group in groups:
-        are_numbers = isinstance(group, (list, tuple)) and all(isinstance(i, Integral)
-                                                               for i in group)
-        if not are_numbers or not group:
-            raise ValueError('a group is a list of layer numbers with at least one in it, '
-                             f'not {group!r}: groups = {groups}')
-        if list(group) != list(range(group[0], group[0] + len(group))):
-            raise ValueError('the layers of a group must follow one another, and not be '
-                             f'{list(group)}: groups = {groups}')
-        if group[0] < 0 or group[-1] >= n_layer:
-            raise ValueError(f'group {list(group)} is out of range: n_layer = {n_layer}, '
-                             f'layers 0 to {n_layer - 1}')
-        if taken & set(group):
-            raise ValueError(f'groups overlap: layer {min(taken & set(group))} is in two of '
-                             f'{groups}')
-        taken |= set(group)
-    return sorted(list(group) for group in groups)
+    try:
+        found = sorted([index(i) for i in group] for group in groups)
+        layers = sum(found, [])
+        right = all(group == list(range(group[0], group[0] + len(group))) for group in found)
+        right = right and set(layers) <= set(range(n_layer)) and len(set(layers)) == len(layers)
+    except (TypeError, IndexError):         # a number is not an integer; a group is empty
+        right = False
+    if not right:
+        raise ValueError('the layers of a group must follow one another, from 0 to n_layer - 1 = '
+                         f'{n_layer - 1}, each in one group at most, not groups = {groups}')
+    return found
 
 
 class Rotary(nn.Module):
@@ -209,9 +203,9 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [self.block(config) for _ in range(config.n_layer)]
-        for index, group in reversed(list(enumerate(config.groups))):
+        for g, group in reversed(list(enumerate(config.groups))):
             start, end = group[0], group[-1] + 1
-            layers[start:end] = [RecurrentGroup(layers[start:end], config, index)]
+            layers[start:end] = [RecurrentGroup(layers[start:end], config, g)]
         self.h = nn.ModuleList(layers)
         self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -284,10 +278,8 @@ class GPT(nn.Module):
         n_groups = len(self.config.groups)
         if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
-        if n_loop is None and exit is None:
-            n_loop = max(1, round(self.config.mean_recurrence))
-        elif n_loop is None:
-            n_loop = 30         # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
+        if n_loop is None:      # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
+            n_loop = 30 if exit else max(1, round(self.config.mean_recurrence))
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
         if len(counts) != n_groups or not right:
@@ -308,7 +300,7 @@ class GPT(nn.Module):
         with an exit rule, steps_used=(B, T), evals=(B, T)).
         ValueError if T > block_size, or n_loop does not fit the groups.
         """
-        x, _ = self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
+        x, *_ = self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
@@ -318,12 +310,11 @@ class GPT(nn.Module):
     def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None,
                trace=None):
         """
-        idx (B, T) -> what the head reads (B, T, C), and for each group a pair: its last state
-        x (B, T, C) and steps_used (B, T).
+        forward up to the head: idx (B, T) -> what the head reads (B, T, C), the last state of each
+        group, a list of (B, T, C), and steps_used (B, T, groups).
 
-        counts: loops of each group. span: where the tokens stand. cache: for each layer of h the
-        KeysValues of its blocks (decode.py). warm: for each group the x^(0) of the first tokens;
-        others start from noise.
+        counts: loops of each group. span: where the tokens stand. cache: see decode.make_cache.
+        warm: for each group the x^(0) of the first tokens; others start from noise.
         """
         span = span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:
@@ -331,66 +322,47 @@ class GPT(nn.Module):
                              f'{self.config.block_size}')
         x, read = self.embed(idx, span.pos), exit and self.reader(exit, span, cache)
         # through the list of layers
-        ends = []
+        states, steps = [], [idx.new_zeros(*idx.shape, 0)]
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):
-                g = len(ends)
+                g = layer.index
                 state, steps_used, _ = layer(x, counts[g], exit, read, noise_seed, span, kept,
                                              warm[g] if warm else None, trace)
-                ends.append((state, steps_used))
+                states.append(state)
+                steps.append(steps_used[..., None])
                 x = layer.leave(state)
             else:
                 x = layer(x, kept[0].at(span=span) if kept else None, span.pos)
-        return self.ln_f(x), ends
+        return self.ln_f(x), states, torch.cat(steps, dim=-1)
 
     def stream(self, rows, max_new_tokens, cache='auto', wave=0, wave_steps=1, **how):
         """
         Yield the new tokens (B, 1) one after another, and their steps_used (B, groups): one at a
-        time by decode.stream, or wave > 0 of them at once by wave.stream_wave.
-
-        rows, how: see there. cache: 'exact', 'ring', 'latest', or None = recompute the context for
-        each token; 'auto' is 'exact', and 'latest' with a wave. ValueError for an option that a
-        wave does not support.
+        time by decode.stream, or wave > 0 of them at once by wave.stream_wave; the rest: see there.
+        cache: 'auto' is 'exact', and 'latest' with a wave. ValueError for what no wave supports.
         """
         if not wave:
-            return decode.stream(self, rows, max_new_tokens,
-                                 cache='exact' if cache == 'auto' else cache, **how)
-        others = [name for name in ('warm_start', 'draft_loops')
-                  if how.pop(name, None) not in (None, False)]
-        if cache not in ('auto', 'latest') or others:
-            what = f'cache={cache!r}' if cache not in ('auto', 'latest') else others[0]
-            raise ValueError("a wave needs cache='latest', without drafts or warm start: leave out "
-                             f'{what}, or give wave=0')
-        how = {name: value for name, value in how.items() if name not in ('ring', 'prefill_chunk')}
+            cache = 'exact' if cache == 'auto' else cache
+            return decode.stream(self, rows, max_new_tokens, cache=cache, **how)
+        warm_start, draft_loops, _ = (how.pop(name, None)
+                                      for name in ('warm_start', 'draft_loops', 'ring'))
+        if cache not in ('auto', 'latest') or warm_start or draft_loops is not None:
+            raise ValueError("a wave needs cache='latest', without warm_start and draft_loops: "
+                             'leave these out, or give wave=0')
         return stream_wave(self, rows, max_new_tokens, width=wave, steps=wave_steps, **how)
 
     def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-                 cache='auto', noise_seed=0, lengths=None, stop=None, **more):
+                 cache='auto', noise_seed=0, **more):
         """
         Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
-        the loop steps that each of them took.
-
-        n_loop, exit, noise_seed as in forward. temperature 0 is greedy. cache: see stream. lengths:
-        those of the rows without padding, if some are padded at the end. New tokens come right
-        after a row's own, and padding after them. See decode.stream for the rest, for rows
-        longer than block_size, and for what raises ValueError.
+        the loop steps that each of them took. n_loop, exit, noise_seed: see forward. The rest: see
+        decode.stream; GPT.stream also takes rows of different lengths.
         """
-        lengths = lengths or [idx.shape[1]] * len(idx)
-        if len(lengths) != len(idx) or not all(0 < n <= idx.shape[1] for n in lengths):
-            raise ValueError(f'lengths must hold a number from 1 to {idx.shape[1]} for each of the '
-                             f'{len(idx)} rows, not {lengths}: no prompt is empty')
-        rows = [row[:n] for row, n in zip(idx, lengths)]
-        made = self.stream(rows, max_new_tokens, temperature=temperature, top_k=top_k,
-                           n_loop=n_loop, exit=exit, cache=cache, noise_seed=noise_seed, stop=stop,
-                           **more)
-        tokens, steps = zip(*made)
-        tokens = torch.cat(tokens, dim=1)                                       # (B, new)
-        out = torch.cat((idx, torch.full_like(tokens, stop or 0)), dim=1)       # (B, T + new)
-        for b, n in enumerate(lengths):
-            out[b, n:] = stop or 0
-            out[b, n:n + tokens.shape[1]] = tokens[b]
-        return out, torch.stack(steps, dim=1)
+        tokens, steps = zip(*self.stream(
+            list(idx), max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
+            exit=exit, cache=cache, noise_seed=noise_seed, **more))
+        return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
 
 
 # what a shape costs -------------------------------------------------------------------------------
@@ -436,32 +408,14 @@ def main():
         n = sum(p.numel() for p in layer.parameters())
         print(f'{where:16s} {"loops" if looped else "":6s} {n:13,} parameters')
         first = last + 1
-    parts = {'embedding, head': model.wte, 'positions': model.wpe, 'last norm': model.ln_f}
-    for part, module in parts.items():
-        if module is not None:
-            print(f'{part:23s} {sum(p.numel() for p in module.parameters()):13,}')
-    print(f'{"all":23s} {sum(p.numel() for p in model.parameters()):13,}')
+    n = sum(p.numel() for p in model.parameters())
+    print(f'{"all":23s} {n:13,}, with embedding, positions and last norm')
 
     counts = model.eval().loop_counts()
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
         print(f'{flops_per_token(shape, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
-
-    # a small copy: does its forward pass equal a plain stack with each group's step unrolled?
-    small = GPT(replace(shape, n_embd=8 * shape.n_head, block_size=16, vocab_size=64)).eval()
-    idx = torch.randint(64, (2, 16))
-    x = small.embed(idx, torch.arange(16))
-    for layer in small.h:
-        if isinstance(layer, RecurrentGroup):
-            e, x = x, layer.init_state(x)
-            for k in range(1, 4):
-                x = layer.step(x, e)
-            x = layer.leave(x)
-        else:
-            x = layer(x)
-    error = (small.readout(x) - small(idx, n_loop=3)[0]).abs().max()
-    print(f'a small copy, 3 loops against the unrolled stack: largest difference {error:.1e}')
 
 
 if __name__ == '__main__':

@@ -54,7 +54,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 # knobs that shape text and do not apply to the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'wave', 'wave_steps', 'stop_at_end')
-# what a wave uses if it is given no rule and no threshold has been calibrated for it
+# what a wave uses unless it is given another
 WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 3e-3
 
 # {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
@@ -92,16 +92,11 @@ def print_sample(tokens, encoding, text, with_steps):
 
 
 def read_prompt(start):
-    """The knob `start` -> the text. ValueError if its file cannot be read."""
+    """The knob `start` -> the text, from a file if it is FILE:PATH."""
     if not start.startswith('FILE:'):
         return start
-    path = start.removeprefix('FILE:')
-    try:
-        with open(path, encoding='utf-8') as f:
-            return f.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the prompt file '{path}' as UTF-8 text ({error}): give "
-                         '--start=FILE:PATH') from error
+    with open(start.removeprefix('FILE:'), encoding='utf-8') as f:
+        return f.read()
 
 
 def way(model, checkpoint, results):
@@ -112,19 +107,14 @@ def way(model, checkpoint, results):
     A wave is the default, because it is the fastest (README.md), unless a knob asks for what waves
     do not support, or sets the exit rule or the loop budget.
     """
+    single = exit or past or n_loop or draft_loops or warm_start or cache != 'latest'
     width, steps, name, threshold = wave, wave_steps, exit, tau
     if width is None:
-        single = exit or past or n_loop or draft_loops or warm_start or cache != 'latest'
         width = 0 if single or not can_wave(model) else WAVE
     if steps is None:
         steps = max(1, round(model.config.mean_recurrence / 6))
-    if width and not name:
-        name = WAVE_RULE
-        if threshold is None:
-            try:
-                threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
-            except ValueError:      # none has been calibrated
-                threshold = WAVE_TAU
+    if width and not exit:
+        name, threshold = WAVE_RULE, WAVE_TAU if tau is None else tau
     if threshold == 'auto':
         threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
     return width, steps, make_exit(name, threshold, past=past) if name else None
@@ -148,10 +138,7 @@ def print_problems(model, task, rule):
 
 
 def print_text(model, encoding, rule, width, pass_steps, dev):
-    """
-    num_samples continuations of the prompt: one token at a time, or by waves of width tokens, with
-    pass_steps loop steps in each pass.
-    """
+    """num_samples continuations of the prompt. width, pass_steps: see way."""
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     block_size, groups = model.config.block_size, model.config.groups

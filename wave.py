@@ -28,18 +28,15 @@ Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. Th
     age      passes of a token since its input last changed
     steps    loop steps of each group in a pass
 """
-from functools import partial
-
 import numpy as np
 import torch
 
 from cache import Span
 from common.configurator import configure, run
-from decode import check, choose_from, make_cache, prefill, row_seeds, stream, window
+from decode import check, choose, make_cache, prefill, row_seeds, stream, window
 from exits import make_exit
 
 # -------------------------------------------------------------------------------------------------
-out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 start = 'The method returns '
 max_new_tokens = 24
 wave = 8                    # tokens at once
@@ -64,17 +61,26 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
 
-    ValueError for more than one row, a width or steps below 1, a rule that needs whole rows or the
-    coda, a model that can_wave excludes, and as in decode.stream.
+    ValueError for more than one row, a width or steps below 1, a model or rule that can_wave
+    excludes, and as in decode.stream.
     """
-    check(rows, max_new_tokens, temperature, top_k, 'latest', False)
-    check_wave(model, rows, width, exit)
+    check(rows, max_new_tokens, temperature, top_k)
+    if len(rows) != 1 or width < 1:
+        raise ValueError('a wave needs one row and a width of at least 1, not '
+                         f'{len(rows)} and {width}: give wave=0')
+    if not can_wave(model, exit):
+        raise ValueError('a wave needs a model with recurrent groups that read their input in '
+                         "every step, without step_noise, and a rule that reads a token's last "
+                         'states alone: choose another, or give wave=0')
     counts, steps = model.loop_counts(n_loop, exit), model.loop_counts(steps, knob='wave_steps')
     row, block, dev = rows[0][-model.config.block_size:], model.config.block_size, rows[0].device
     # the passes that n_loop steps take; the row's final number of tokens
     most, end = max(-(-n // k) for n, k in zip(counts, steps)), len(row) + max_new_tokens
-    draw = partial(choose_from, temperature=temperature, top_k=top_k, seed=row_seeds(seed, 1)[0],
-                   cut=len(rows[0]) - len(row))
+    seed, cut = row_seeds(seed, 1)[0], len(rows[0]) - len(row)
+
+    def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
+        keys = [(seed, cut + n + i) for i in range(len(logits))]
+        return choose(logits, temperature, top_k, keys)
 
     begin = None                # of the context window
     while len(row) < end:
@@ -94,11 +100,11 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
         # one pass
         first = len(row) - 1
         span = Span(first - begin, len(inputs), dev)
-        x, ends = model.hidden(torch.tensor([inputs], device=dev), steps, None, noise_seed, span,
-                               cache, live.states)
+        x, states, _ = model.hidden(torch.tensor([inputs], device=dev), steps, None, noise_seed,
+                                    span, cache, live.states)
         tokens = draw(model.lm_head(x[0]), len(row))                            # (w, 1)
         guesses = [inputs[0], *tokens[:, 0].tolist()]       # the inputs of tokens 0 ... w
-        converged = live.converged([state for state, _ in ends])
+        converged = live.converged(states)
 
         # commit the leading tokens that have converged and whose input is certain
         right = [a == b for a, b in zip(guesses, inputs)]
@@ -144,20 +150,21 @@ class Wave:
             n = before[0].shape[1]
             for g, (x0, x1) in enumerate(zip(before, states)):
                 found, self.memo[g] = self.signal(x0, x1[:, :n], self.memo[g])
-                value[g, :n] = np.inf if found is None else found[0].numpy(force=True)
+                value[g, :n] = found[0].numpy(force=True)
         value = np.where(self.age > 1, value, np.inf)
         self.streak, exits, _ = self.rule.decide(value, self.streak, last)
         return exits.all(axis=0)
 
     def signal(self, x0, x1, memo):
-        """The rule's signal and memo for tokens, of which only the leading ones have a memo yet."""
+        """The rule's signal (1, w) and memo for tokens of which only the leading ones have one."""
         n = 0 if memo is None else memo.shape[1]
-        if n == 0 or n == x0.shape[1]:
-            return self.rule.signal(x0, x1, memo if n else None, self.read)
-        value, memo = self.rule.signal(x0[:, :n], x1[:, :n], memo, self.read)
-        first, new = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
-        first = value.new_full(x0[:, n:, 0].shape, np.inf) if first is None else first
-        return torch.cat((value, first), dim=1), torch.cat((memo, new), dim=1)
+        value, joined = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
+        if value is None:
+            value = x1.new_full(x1[:, n:, 0].shape, np.inf)
+        if n == 0:
+            return value, joined
+        older, memo = self.rule.signal(x0[:, :n], x1[:, :n], memo, self.read)
+        return torch.cat((older, value), dim=1), torch.cat((memo, joined), dim=1)
 
     def advance(self, leave, right):
         """Drop the leading tokens, now committed; reset the age of those whose input was wrong."""
@@ -177,25 +184,13 @@ def can_wave(model, rule=None):
     return bool(model.groups) and shape.injection != 'none' and not shape.step_noise and own
 
 
-def check_wave(model, rows, width, rule):
-    if len(rows) != 1:
-        raise ValueError(f'a wave is for one row, not {len(rows)}: give wave=0')
-    if width < 1:
-        raise ValueError(f'wave must be at least 1 token, not {width}')
-    if not can_wave(model):
-        raise ValueError('a wave needs a model with recurrent groups that read their input in '
-                         'every step, without step_noise: give wave=0')
-    if not can_wave(model, rule):
-        raise ValueError(f"the rule '{rule.name}' needs more than a token's last states, which a "
-                         'wave does not give it: choose another, or wave=0')
-
-
 # the demonstration --------------------------------------------------------------------------------
 
 def main():
-    from decode import some_model
+    from common.checkpoint import open_run
     from sample import paint, print_legend
-    model, prompt, text_of = some_model(out_dir, start)
+    model, *_ = open_run('pretrained/text')
+    prompt = torch.tensor([*start.encode()])
     rule, trace = make_exit(exit, tau) if exit else None, []
     tokens, steps = zip(*stream_wave(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
                                      width=wave, steps=wave_steps, trace=trace))
@@ -204,17 +199,16 @@ def main():
     for n, one in enumerate(trace, start=1):
         line = '  ' * (one['position'] - trace[0]['position'])
         for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
-            shown = text_of(token)[:1] if text_of(token).isprintable() else ' '
+            shown = chr(token) if chr(token).isprintable() else ' '
             line += paint(f"{shown}{'*' if i < one['leave'] else ' '}", age * wave_steps)
         print(f'{n:4d}   {line}')
     print_legend()
 
     full, _ = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, cache='latest'))
     same = sum(bool(a == b) for a, b in zip(tokens, full))
-    in_the_wave = max(1, len(tokens) - 1)       # the first one comes from the prompt
-    print(f'{len(tokens)} tokens, {len(trace) / in_the_wave:.2f} passes and '
-          f'{torch.cat(steps[1:] or steps).float().mean():.1f} loop steps a token; {same} '
-          f'tokens are those of {n_loop} fixed loops')
+    print(f'{len(tokens)} tokens in {len(trace)} passes, '
+          f'{torch.cat(steps).float().mean():.1f} loop steps a token; {same} tokens are those of '
+          f'{n_loop} fixed loops')
 
 
 if __name__ == '__main__':

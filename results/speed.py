@@ -70,8 +70,8 @@ def passes():
     prefill(model, [idx[0, :first]], [1] * 3, None, 0, cache)
 
     def one_pass(tokens, loops):
-        x, _ = model.hidden(idx[:, first:first + tokens], [loops] * 3, span=Span(first, tokens),
-                            cache=cache)
+        x, *_ = model.hidden(idx[:, first:first + tokens], [loops] * 3, span=Span(first, tokens),
+                             cache=cache)
         model.lm_head(x)
     cases = [(1, 12), (1, 30), *product((1, 2, 4, 8, 16), (1, 2, 3))]
     times = in_turn(*(partial(one_pass, *case) for case in cases), repeats=rounds)

@@ -18,10 +18,10 @@ position and loop step, and a row whose request has ended takes the next one:
     row 1   k = 5     k = 6     k = 7
     row 2             k = 2     k = 3
 
-A row gets what it would get alone from decode.stream with cache='latest' and prefill_chunk=1: it
-has its own keys, values and random numbers. Its prompt goes through the same stages, one token
-after another. The idea is from Bae et al. 2024; the one slot of `latest` (Geiping 5) serves rows at
-any loop step.
+A row gets what it would get alone from decode.one_token with one slot of keys and values: it has its
+own keys, values and random numbers. Its prompt goes through the same stages, one token after
+another. The idea is from Bae et al. 2024; the one slot of `latest` (Geiping 5) serves rows at any
+loop step.
 
     B, b    rows of the batch; those of a tick
     k       the loop step of a row, from 1
@@ -253,7 +253,7 @@ def parse(line, encoding, block_size, usual):
         convert(key, value, KEYS[key])
     prompt = encoding.encode(asked['prompt'], allowed_special={EOT})
     request = Request(**usual | asked | dict(prompt=prompt))
-    check([prompt], request.max_new_tokens, request.temperature, request.top_k, 'latest', False)
+    check([prompt], request.max_new_tokens, request.temperature, request.top_k)
     if len(prompt) > block_size:
         raise ValueError(f'the prompt has {len(prompt)} tokens, more than block_size = '
                          f'{block_size}: shorten it')

@@ -71,13 +71,13 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
 @pytest.mark.parametrize('args, words', [
     ('--past', 'need an exit rule'),
     ('--out_dir=nowhere', 'no checkpoint at'),
-    ('--start=FILE:nowhere.txt', "cannot read the prompt file 'nowhere.txt'"),
+    ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),
     # what others refuse, one for each knob of which no other test sees that it gets there
     ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--draft_loops=1', 'works on one row'), ('--wave=-1', 'not -1'),
-    ('--wave=2 --cache=exact', "leave out cache='exact'"), ('--wave=2 --tau=auto', 'cannot read')])
+    ('--draft_loops=1', 'works on one row'), ('--wave=-1', 'not 1 and -1'),
+    ('--wave=2 --cache=exact', "needs cache='latest'"), ('--wave=2 --tau=auto', 'cannot read')])
 def test_bad_input(args, words):
     assert words in refused(*args.split(), script='sample.py')
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TAUS, finished, refused
 
-from decode import stream
+from decode import choose, make_cache, one_token, window
 from exits import Exit, make_exit
 from serving import batching
 from serving.batching import Batch, Request, serve
@@ -22,13 +22,21 @@ def random_requests(n, seed):
                     stop=draw.choice([None, 7]), name=i) for i in range(n)]
 
 
+@torch.no_grad()
 def alone(model, request, rule=None, n_loop=None):
-    """The tokens of one request by decode.stream, with their loop steps."""
-    made = stream(model, [torch.tensor(request.prompt)], request.max_new_tokens,
-                  request.temperature, request.top_k, n_loop=n_loop, exit=rule, cache='latest',
-                  stop=request.stop, prefill_chunk=1, seed=request.seed)
-    tokens, steps = zip(*made)
-    return [[token.item() for token in tokens], [used[0].tolist() for used in steps]]
+    """The tokens of one request, all of it read by decode.one_token, with their loop steps."""
+    counts, tokens, made, start = model.loop_counts(n_loop, rule), list(request.prompt), [], None
+    while len(made) < request.max_new_tokens and not (made and made[-1][0] == request.stop):
+        before, start = start, window(len(tokens), model.config.block_size)
+        if start != before:
+            kept, position = make_cache(model, counts, 'latest'), 0
+        for position in range(position, len(tokens) - start):
+            token = torch.tensor([[tokens[start + position]]])
+            logits, used, _ = one_token(model, token, position, counts, rule, 0, kept)
+        key, position = (request.seed, len(tokens)), position + 1
+        tokens.append(choose(logits, request.temperature, request.top_k, [key]).item())
+        made.append((tokens[-1], used[0].tolist()))
+    return [list(column) for column in zip(*made)]
 
 
 def answers_of(model, requests, **how):
