@@ -15,7 +15,7 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral
 from operator import index
 from typing import Literal
@@ -408,14 +408,32 @@ def main():
         n = sum(p.numel() for p in layer.parameters())
         print(f'{where:16s} {"loops" if looped else "":6s} {n:13,} parameters')
         first = last + 1
-    n = sum(p.numel() for p in model.parameters())
-    print(f'{"all":23s} {n:13,}, with embedding, positions and last norm')
+    parts = {'embedding, head': model.wte, 'positions': model.wpe, 'last norm': model.ln_f}
+    for part, module in parts.items():
+        if module is not None:
+            print(f'{part:23s} {sum(p.numel() for p in module.parameters()):13,}')
+    print(f'{"all":23s} {sum(p.numel() for p in model.parameters()):13,}')
 
     counts = model.eval().loop_counts()
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
         print(f'{flops_per_token(shape, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
+
+    # a small copy: does its forward pass equal a plain stack with each group's step unrolled?
+    small = GPT(replace(shape, n_embd=8 * shape.n_head, block_size=16, vocab_size=64)).eval()
+    idx = torch.randint(64, (2, 16))
+    x = small.embed(idx, torch.arange(16))
+    for layer in small.h:
+        if isinstance(layer, RecurrentGroup):
+            e, x = x, layer.init_state(x)
+            for k in range(1, 4):
+                x = layer.step(x, e)
+            x = layer.leave(x)
+        else:
+            x = layer(x)
+    error = (small.readout(x) - small(idx, n_loop=3)[0]).abs().max()
+    print(f'a small copy, 3 loops against the unrolled stack: largest difference {error:.1e}')
 
 
 if __name__ == '__main__':

@@ -54,7 +54,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 # knobs that shape text and do not apply to the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'wave', 'wave_steps', 'stop_at_end')
-# what a wave uses unless it is given another
+# what a wave uses if it is given no rule, and no threshold has been calibrated for it
 WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 3e-3
 
 # {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
@@ -114,7 +114,12 @@ def way(model, checkpoint, results):
     if steps is None:
         steps = max(1, round(model.config.mean_recurrence / 6))
     if width and not exit:
-        name, threshold = WAVE_RULE, WAVE_TAU if tau is None else tau
+        name = WAVE_RULE
+        if tau is None:
+            try:
+                threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
+            except ValueError:      # none has been calibrated
+                threshold = WAVE_TAU
     if threshold == 'auto':
         threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
     return width, steps, make_exit(name, threshold, past=past) if name else None

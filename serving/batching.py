@@ -18,10 +18,9 @@ position and loop step, and a row whose request has ended takes the next one:
     row 1   k = 5     k = 6     k = 7
     row 2             k = 2     k = 3
 
-A row gets what it would get alone from decode.one_token with one slot of keys and values: it has its
-own keys, values and random numbers. Its prompt goes through the same stages, one token after
-another. The idea is from Bae et al. 2024; the one slot of `latest` (Geiping 5) serves rows at any
-loop step.
+A row gets what it would get alone from decode.one_token: it has its own keys, values and random
+numbers. Its prompt goes through the same stages, one token after another. The idea is from Bae et
+al. 2024; the one slot of `latest` (Geiping 5) serves rows at any loop step.
 
     B, b    rows of the batch; those of a tick
     k       the loop step of a row, from 1
