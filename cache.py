@@ -1,7 +1,8 @@
 """
 The KV cache: keys and values of every loop step, and the positions of new tokens.
 
-    python cache.py                     what a new token reads with each policy
+    python cache.py                     slots and bytes of each policy, and what a new token reads
+    python cache.py config/groups.py    the same for the paper's model
 
 One layer that runs K times makes K different keys for one token, one from each iterate. When a
 whole sequence loops side by side, a token at step k attends to the others at their step k. Decoding
@@ -39,7 +40,10 @@ from common.configurator import configure, run
 from exits import wait_for_past
 
 # -------------------------------------------------------------------------------------------------
-n_loop = 8                  # loop steps of the group
+n_layer = 6
+n_embd = 96
+groups = [[1], [2, 3], [4]]
+n_loop = 8                  # loop steps of each group
 ring = 4                    # slots of the ring policy
 # -------------------------------------------------------------------------------------------------
 
@@ -186,25 +190,35 @@ class Signals:
 # the demonstration --------------------------------------------------------------------------------
 
 def main():
-    if not 1 <= n_loop <= 100 or ring < 1:
-        raise ValueError(f'n_loop must lie between 1 and 100, and ring be at least 1, not {n_loop} '
-                         f'and {ring}')
-    exits = max(1, n_loop // 2), n_loop
-    print(f'what a new token reads of two earlier ones, which exited after {exits[0]} and '
-          f'{exits[1]} steps\npolicy   slots   at its step  '
-          + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
-    for policy, slots in dict(exact=n_loop, ring=min(ring, n_loop), latest=1).items():
+    from decode import POLICIES, make_cache
+    from model import GPT, GPTConfig
+    if not 1 <= n_loop <= 100:
+        raise ValueError(f'n_loop must lie between 1 and 100 to be shown, not {n_loop}')
+    with torch.device('meta'):          # shapes alone
+        model = GPT(GPTConfig(n_layer=n_layer, n_head=1, n_embd=n_embd, groups=groups))
+    print(f'{n_layer} layers, width {n_embd}, groups {groups}, {n_loop} loop steps of each group')
+    print('\npolicy   slots of a looped layer   slots in all   bytes a token in float32')
+    for policy in POLICIES:
+        cache = make_cache(model, [n_loop] * len(groups), policy, ring)
+        slots = [layer.slots for layers in cache for layer in layers]
+        print(f'{policy:8s} {max(slots):23d} {sum(slots):14d} {sum(slots) * 2 * n_embd * 4:26,}')
+
+    print(f'\nwhat a new token reads of two earlier ones, which exited after {max(1, n_loop // 2)} '
+          f'and {n_loop} steps:\npolicy   at its step  ' +
+          ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
+    for policy in POLICIES:
+        slots = dict(exact=n_loop, ring=min(ring, n_loop), latest=1)[policy]
         kept = KeysValues(slots, 3)
-        for position, last in enumerate(exits):
-            for k in range(1, last + 1):        # a key whose value is its loop step
+        for position, exited in enumerate((max(1, n_loop // 2), n_loop)):
+            for k in range(1, exited + 1):      # a key whose value is its loop step
                 key = torch.full((1, 1, 1, 1), float(k))
                 kept.update(key, key, Span(position), k)
-            kept.fill(None, last, Span(position))
+            kept.fill(None, exited, Span(position))
         reads = []
         for k in range(1, n_loop + 1):
             keys, _, _ = kept.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), k)
             reads.append(','.join(str(int(step)) for step in keys[0, 0, :2, 0]))
-        print(f'{policy:8s} {slots:5d}   reads steps  ' + ' '.join(f'{what:>5s}' for what in reads))
+        print(f'{policy:8s} reads steps   ' + ' '.join(f'{what:>5s}' for what in reads))
 
 
 if __name__ == '__main__':
