@@ -90,7 +90,7 @@ class KeysValues:
         Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
         keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
-        k: the same for all, or (b,) where each of `rows` is at a step of its own.
+        k: the same for all rows, or anything if there is one slot.
         rows (b,): which rows these are, None for all. active (b, T): the tokens that still loop,
         None for all; a token that has exited keeps what its last block map left in the slots.
         """
@@ -121,9 +121,7 @@ class KeysValues:
             return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end], mask
         if mask is not None and len(mask) > 1:
             mask = mask[rows]
-        # flatten slots and rows: selecting from one dimension is the fastest copy
-        at = slot * self.keys.shape[1] + rows
-        keys, values = (store.flatten(0, 1)[:, :, :span.end].index_select(0, at)
+        keys, values = (store[slot, :, :, :span.end].index_select(0, rows)
                         for store in (self.keys, self.values))
         return keys, values, mask
 
@@ -163,23 +161,19 @@ class Signals:
     def __init__(self, T_max, k_max):
         self.shape, self.largest = (1 + T_max, k_max), None
 
-    def begin(self, span, B, rows=None):
-        """
-        Begin a pass of new tokens in some of the B rows (None: all): forget what an earlier pass
-        stored for their positions.
-        """
+    def begin(self, span, B):
+        """Begin a pass of new tokens in B rows: forget what an earlier pass stored for them."""
         if self.largest is None:
             self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
         T = 1 if span.ragged else span.end - span.start
         starts = np.broadcast_to(span.starts, B)
         self.new = starts[:, None] + 1 + np.arange(T)                           # (B, T)
-        rows = np.arange(B) if rows is None else rows
-        self.largest[rows[:, None], self.new[rows]] = -np.inf
+        self.largest[np.arange(B)[:, None], self.new] = -np.inf
 
     def wait(self, value, active, k, rows):
         """
-        exits.wait_for_past with the signals of earlier passes, for rows (b,) at step k, an int or
-        (b, 1). Stores the result.
+        exits.wait_for_past with the signals of earlier passes, for rows (b,) at step k. Stores the
+        result.
         """
         row, new = rows[:, None], self.new[rows]
         value = wait_for_past(value, active, self.largest[row, new[:, :1] - 1, k - 1])
