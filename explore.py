@@ -142,7 +142,8 @@ def main():
         if unused in given:
             raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
     if is_task:
-        x, y, depth = (of[0] for of in encoding.make(np.random.default_rng(seed), 1, T))
+        made = tasks.Problems(dataset).make(np.random.default_rng(seed), 1, T)
+        x, y, depth = (values[0] for values in made)
         idx, right = torch.from_numpy(x), torch.from_numpy(y).clamp(min=-1)
         depth = depth.tolist()
     else:

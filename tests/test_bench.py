@@ -379,7 +379,7 @@ def test_each_way_to_decode_has_its_panels(monkeypatch):
     ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3]]', 'draft_loops must lie between 1 and'),
     ('--calibrate=0', 'must be more than 0 nats'),
     ('--calibrate=0.1', '6 windows are too few to halve: --n_windows=16'),
-    ('--dataset=calc', 'holds calc:p=5'),
+    ('--dataset=calc', 'has 13 of calc:p=5'),
     ('--budgets=[0]', 'n_loop must be an int from 1')])
 def test_bad_input(here, flag, words):
     assert words in refused(*SMALL, flag, script='bench.py')

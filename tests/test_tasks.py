@@ -118,7 +118,7 @@ def test_a_new_task_is_three_functions(monkeypatch):
     ('calc:reset=0', 24, 1, r'reset must lie in \(0, 1\], not 0.0'),
     ('hop:letters=27', 24, 1, r'letters must lie in \[2, 26\]'),
     ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
-    ('group:name=S4', 24, 1, "name of the task group must be one of S3, S5, Z2, not 'S4'"),
+    ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
     ('hop', 1, 1, 'T of at least 2, not 1'),
     ('calc', 0, 1, 'cannot make 2048 problems of 0 tokens'),
     ('calc', 10 ** 9, 1, 'cannot make 2048 problems of 1000000000 tokens .*--block_size'),
