@@ -79,7 +79,7 @@ def filled(rows, column):
 
 
 def depth(rows, path):
-    """A heat map of the accuracy by loops and by depth of the label; rows: of log.by_depth."""
+    """A heat map of the accuracy by loops and by depth of the label; rows: of log.report_depth."""
     loops, depths = (sorted({row[key] for row in rows}) for key in ('loops', 'depth'))
     share = np.full((len(loops), len(depths)), np.nan)
     for row in rows:
