@@ -23,8 +23,8 @@ The model looks for a fixed point x = f(x) in which a token's state depends on e
 cache policy is an iteration scheme. `exact` is Jacobi's: a token at step k reads the earlier ones
 as they were at step k. `latest` is Gauss and Seidel's: it reads them as they were at their last
 step. `ring` lies in between. Where the last state does not depend on the path, all three reach the
-same fixed point. With `exact`, information takes up to one more step for each token that it has to
-pass through; with `latest` it is already there when a new token begins.
+same fixed point. With `exact`, each token that information has to pass through costs up to one more
+step; with `latest` all earlier tokens are at their last step before a new one begins.
 
     B, b     rows of the batch; those of them that still loop
     T, end   new tokens; all tokens up to and including them
@@ -52,7 +52,7 @@ class Span:
     """
     Where T new tokens stand in their rows: at positions start ... start + T - 1.
 
-    start: an int, or for T = 1 a list with the position in each row.
+    start: an int, or for T = 1 a list with the position in each row, whose largest it then becomes.
     pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
     mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
@@ -102,9 +102,9 @@ class KeysValues:
         b = slice(None) if rows is None else rows
         new = slice(span.start, span.end)
         if active is not None:
-            # with a slot for each step, copy an exited token's keys from slot to slot; in a
-            # shorter ring, each slot keeps what was written last. (A ragged row has one token,
-            # so it leaves the batch when that token exits, and active is None.)
+            # copy an exited token's keys from the slot of step k - 1; once a shorter ring has
+            # wrapped (k > slots), each slot keeps what was written last. (A ragged row has one
+            # token, so it leaves the batch when that token exits, and active is None.)
             last = k - 2 if 1 < k <= self.slots else slot
             active = active[:, None, :, None]
             keys = torch.where(active, keys, self.keys[last, b, :, new])
@@ -149,9 +149,9 @@ class KeysValues:
 
 class Signals:
     """
-    For rules that wait for the past. largest[b, 1 + t, k - 1] is the largest signal at step k among
-    the tokens up to position t of row b that still looped then; -inf if there are none, as always
-    in largest[b, 0].
+    For rules that wait for the past. largest[b, 1 + t, k - 1] is of row b, tokens 0 ... t and step
+    k: the largest signal of those that still looped then, -inf if there were none. largest[b, 0] is
+    before the first token, and always -inf.
 
     With these, a token that is decoded alone waits as in a pass with the others. Only a cache with
     a slot for each step has them: under `latest` a new token reads the others' last states, so it

@@ -107,7 +107,7 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
     kept and block maps evaluated of each group, both (B, T, groups).
 
     With `exact` one pass over the whole sequence is what decoding token by token gives. With any
-    other policy each token runs alone and reads the keys and values kept for earlier tokens.
+    other policy, or a rule by_row, each token runs alone and reads what earlier ones have kept.
     """
     whole = policy == 'exact' and not (exit and exit.by_row)
     n = idx.shape[1] if whole else 1                # tokens of a pass
@@ -123,13 +123,13 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
 
 # one seed, one text ------------------------------------------------------------------------------
 
-def choose(logits, temperature, top_k, keys):
+def choose(logits, temperature, top_k, draws):
     """
     Logits (B, V) -> tokens (B, 1), drawn from softmax(logits / temperature), or from its top_k most
     likely tokens; temperature 0 takes the most likely one.
 
-    keys: (seed, position) of each token; the draw depends on nothing else. So every
-    way of decoding that gives the same logits gives the same text. ValueError for a NaN.
+    draws: (seed, position) of each token; nothing else decides the draw. So every way of decoding
+    that gives the same logits gives the same text. ValueError for a NaN.
     """
     if not logits.isfinite().all():
         raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
@@ -142,7 +142,7 @@ def choose(logits, temperature, top_k, keys):
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
-    noise = torch.stack([gumbel(*key, logits.shape[-1]) for key in keys])
+    noise = torch.stack([gumbel(*draw, logits.shape[-1]) for draw in draws])
     return (logits + noise.to(logits.device)).argmax(dim=-1, keepdim=True)
 
 
@@ -165,13 +165,13 @@ def row_seeds(seed, n):
 
 def window(n, block_size):
     """
-    The first position in the context window when a row has n tokens.
+    Where the context window of a row of n tokens begins.
 
-    0 while all tokens fit. When the block is full, the window moves on by half a block, so that
+    At 0 while all tokens fit. When the block is full, the window moves on by half a block, so that
     every later token has at least half a block of context.
     """
     hop = max(1, block_size // 2)
-    return hop * max(0, -(-(n - block_size) // hop))
+    return hop * max(0, math.ceil((n - block_size) / hop))
 
 
 # many tokens -------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     if warm_start and cache is None:
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
     counts, block = model.loop_counts(n_loop, exit), model.config.block_size
-    # positions count the tokens before the last block too
-    seeds, cut = row_seeds(seed, len(rows)), [max(0, len(row) - block) for row in rows]
+    seeds = row_seeds(seed, len(rows))
+    cut = [max(0, len(row) - block) for row in rows]        # draws count these tokens too
     rows = [row[-block:] for row in rows]
     T_max = min(block, max(map(len, rows)) + max_new_tokens)
     new_cache = partial(make_cache, model, counts, cache, ring, T_max)
@@ -210,8 +210,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
             raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
 
         def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
-            keys = [(seeds[0], cut[0] + n + i) for i in range(len(logits))]
-            return choose(logits, temperature, top_k, keys)
+            draws = [(seeds[0], cut[0] + n + i) for i in range(len(logits))]
+            return choose(logits, temperature, top_k, draws)
         yield from speculate(model, rows[0], max_new_tokens, counts, exit, noise_seed, draft_loops,
                              stop, new_cache, draw)
         return
@@ -233,8 +233,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
                                             warm if warm_start else None)
 
         # a token for each row; a row that has ended yields `stop`
-        keys = [(one, first + len(row)) for one, first, row in zip(seeds, cut, rows)]
-        token = choose(logits, temperature, top_k, keys)                        # (B, 1)
+        draws = [(of_row, first + len(row)) for of_row, first, row in zip(seeds, cut, rows)]
+        token = choose(logits, temperature, top_k, draws)                       # (B, 1)
         token[ended], steps[ended] = stop or 0, 0
         yield token, steps
         rows = [torch.cat((row, new)) for row, new in zip(rows, token)]

@@ -5,9 +5,9 @@ Exit rules: when may a token stop looping?
     python exits.py --turn=20           the same on a spiral that turns less
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
-against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. If a token's
-block map does not depend on other tokens, both exit at the same step. `Exit.decide` alone decides
-which tokens exit.
+against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. Where the
+block map of a token does not depend on other tokens, both let it exit at the same step.
+`Exit.decide` alone decides which tokens exit.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
@@ -59,7 +59,7 @@ def algorithm_1(f, x0, tau, k_max):
 # signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
 #
 #     x0, x1    (..., C)
-#     memo      what this step leaves for the next; None at the first step
+#     memo      what this step leaves for the next, a tensor (..., any); None at the first step
 #     read      state (..., C) -> logits (..., V), see Exit.reads
 #     value     (...), or None while it is undefined
 

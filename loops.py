@@ -76,7 +76,8 @@ class RecurrentGroup(nn.Module):
 
     index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
     one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
-    To add one, extend GPTConfig, __init__, inject, step and model.flops_per_token.
+    To add one, extend GPTConfig, __init__, inject and step; model.flops_per_token if it multiplies
+    matrices; wave.can_wave and find_unused_parameters in train.py if a step may not read e.
     """
 
     def __init__(self, core, config, index=0):
@@ -161,7 +162,7 @@ class RecurrentGroup(nn.Module):
         # paper silent; off by default, since noise in every step rules out the paper's own cosines
         if self.step_noise:
             x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
-        # the step of the rows that still loop, with the keys and values of step k
+        # the hooks that write and read the keys and values of step k
         updates = None
         if caches is not None:
             updates = [c.at(span=span, k=k, rows=rows, active=active) for c in caches]
@@ -171,16 +172,17 @@ class RecurrentGroup(nn.Module):
         return self.step(x, None, injected, updates, pos)
 
     def loop(self, f, x, n_loop, states=None):
-        """n_loop steps from x, each appended to states, with gradients through the last bptt_k."""
+        """n_loop steps from x, with gradients through the last bptt_k. states: see states_of."""
         for k in range(1, n_loop + 1):
             # Geiping 3.3. e's share is computed before, so e has gradients whatever bptt_k is
             with_gradient = torch.is_grad_enabled() and k > n_loop - self.bptt_k
             with torch.set_grad_enabled(with_gradient):
                 x = f(x, k)
             if states is not None:
-                states.append(x)
+                states[k] = x
             if k == n_loop - self.bptt_k:
-                # drop the bf16 weights that were cast without gradients: later steps need gradients
+                # autocast keeps bf16 copies of the weights, made without gradients: drop these, or
+                # the later steps would use them, and the weights would get no gradient
                 torch.clear_autocast_cache()
         return x
 
@@ -204,7 +206,8 @@ class RecurrentGroup(nn.Module):
         if x0 is not None:
             x = torch.cat((x0, x[:, x0.shape[1]:]), dim=1)
         if exit is not None and caches is None:
-            # all tokens are at the same step, so one slot is exact
+            # a token that has exited must keep its keys, so a rule always needs a cache; one slot
+            # is enough, as all tokens are at the same step
             caches = [KeysValues(1, T) for _ in self.core]
         f = partial(self.step_of_pass, injected=self.inject(e), noise_seed=noise_seed, span=span,
                     caches=caches)
@@ -212,7 +215,7 @@ class RecurrentGroup(nn.Module):
         # loop n_loop times, or until the rule has let every token exit
         states = None
         if exit is None:
-            states = None if trace is None else [x]
+            states = None if trace is None else states_of(x, n_loop, self.training)
             x = self.loop(f, x, n_loop, states)
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
@@ -224,12 +227,20 @@ class RecurrentGroup(nn.Module):
                 signals.begin(span, B)
             x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, read, fill_slots, signals)
         if trace is not None:
-            if states is not None:
+            if self.training:       # with their gradients, for losses like that of zoo/ouro.py
                 states = torch.stack(states)                                    # (K+1, B, T, C)
-                if not self.training:
-                    e, states = e.detach(), states.detach()
+            elif states is not None:
+                e, states = e.detach(), states.detach()
             trace.append(dict(e=e, states=states, steps_used=steps_used, evals=evals))
         return x, steps_used, evals
+
+
+def states_of(x, n_loop, training):
+    """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
+    # a list keeps gradients; one tensor, allocated first, fails early if memory is short
+    states = [x] * (n_loop + 1) if training else x.new_empty(n_loop + 1, *x.shape)
+    states[0] = x
+    return states
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -248,11 +248,15 @@ class GPT(nn.Module):
         return self.drop(x * math.sqrt(self.config.n_embd))
 
     def readout(self, x, rows=None, span=None, cache=None):
-        """State (..., C) -> logits (..., V), which exit rules read by default, see reader."""
+        """
+        State (..., C) -> logits (..., V), which exit rules read by default. The other arguments are
+        for methods like the next one, see reader.
+        """
         return self.lm_head(self.ln_f(x))
 
     def through_coda(self, x, rows=None, span=None, cache=None):
         """The layers after the last group, then readout. rows: of the batch, None for all."""
+        # what it writes to their cache the pass overwrites when it reaches these layers itself
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].leave(x)
         span = span or Span(0, x.shape[1], x.device)
@@ -314,7 +318,7 @@ class GPT(nn.Module):
         group, a list of (B, T, C), and steps_used (B, T, groups).
 
         counts: loops of each group. span: where the tokens stand. cache: see decode.make_cache.
-        warm: for each group the x^(0) of the first tokens; others start from noise.
+        warm: for each group the x^(0) (B, n, C) of the first n tokens; others start from noise.
         """
         span = span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:
@@ -322,7 +326,7 @@ class GPT(nn.Module):
                              f'{self.config.block_size}')
         x, read = self.embed(idx, span.pos), exit and self.reader(exit, span, cache)
         # through the list of layers
-        states, steps = [], [idx.new_zeros(*idx.shape, 0)]
+        states, steps = [], [idx.new_zeros(*idx.shape, 0)]      # a model may have no groups
         for i, layer in enumerate(self.h):
             kept = cache[i] if cache else None
             if isinstance(layer, RecurrentGroup):

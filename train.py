@@ -155,7 +155,7 @@ def check_text(text, before, resumed):
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
                          'differs): restore that text')
     if before and before['tokenizer'] not in (None, text.tokenizer):
-        raise ValueError(f"{init_from} reads {before['tokenizer']} and {dataset} is "
+        raise ValueError(f"{resumed or init_from} reads {before['tokenizer']} and {dataset} is "
                          f'{text.tokenizer}: take the same task, or text that data.py made '
                          'with that --tokenizer')
 
@@ -167,12 +167,11 @@ def set_up(before, resumed, text, dev):
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    # the fields of its Config: those that are knobs from the knobs, others from the checkpoint
+    # a field of its Config is the knob of that name, or else what the checkpoint has
     values = before.get('model_args', {}) | config | dict(vocab_size=vocab)
     shape = kind.Config(**{field.name: values[field.name] for field in fields(kind.Config)
                            if field.name in values})
     torch.manual_seed(derived_seed(seed, 'init'))
-    torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     gpt = kind(shape).to(dev)
     if before:
         try:
@@ -233,6 +232,7 @@ def main():
     before, resumed = earlier_run(globals())
     check_knobs()
     dev, autocast = distributed.join(device, dtype)
+    torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     if RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing
         os.replace(resumed, resumed.replace('.old.pt', '.pt'))
     text = distributed.make_once(lambda: data.open_data(dataset))

@@ -18,8 +18,9 @@ what it predicts, and the passes since its input last changed):
     pass 26                       [a5]  g4   e2   _2   o1
 
 In brackets: the token is committed and leaves the wave, because the rule has triggered in every
-group and its input is certain. In each pass a token joins at the end. In pass 22 the fifth token
-predicts a instead of l, so in pass 23 the sixth has a new input, keeps its states, counts from 1.
+group and its input is certain. In each pass a token joins at the end, until max_new_tokens are
+under way. In pass 22 the fifth token predicts a instead of l, so in pass 23 the sixth has a new
+input: it keeps its states and counts from 1.
 
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
@@ -28,6 +29,8 @@ Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. Th
     age      passes of a token since its input last changed
     steps    loop steps of each group in a pass
 """
+import math
+
 import numpy as np
 import torch
 
@@ -74,13 +77,13 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
                          'states alone: choose another, or give wave=0')
     counts, steps = model.loop_counts(n_loop, exit), model.loop_counts(steps, knob='wave_steps')
     row, block, dev = rows[0][-model.config.block_size:], model.config.block_size, rows[0].device
-    # the passes that n_loop steps take; the row's final number of tokens
-    most, end = max(-(-n // k) for n, k in zip(counts, steps)), len(row) + max_new_tokens
+    most = max(math.ceil(n / k) for n, k in zip(counts, steps))     # passes of n_loop steps
+    end = len(row) + max_new_tokens                                 # the row's final length
     seed, cut = row_seeds(seed, 1)[0], len(rows[0]) - len(row)
 
     def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
-        keys = [(seed, cut + n + i) for i in range(len(logits))]
-        return choose(logits, temperature, top_k, keys)
+        draws = [(seed, cut + n + i) for i in range(len(logits))]
+        return choose(logits, temperature, top_k, draws)
 
     begin = None                # of the context window
     while len(row) < end:
@@ -88,7 +91,8 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
         if begin != begin_before:
             # a new window is read at once; the token after it then starts the wave
             cache = make_cache(model, counts, 'latest', T_max=min(block, end - begin))
-            logits, used, _ = prefill(model, [row[begin:]], counts, exit, noise_seed, cache, True)
+            logits, used, _ = prefill(model, [row[begin:]], counts, exit, noise_seed, cache,
+                                      converge=True)
             token = draw(logits, len(row))
             inputs, live = token[0].tolist(), Wave(exit, model, most)
             row = torch.cat((row, token[0]))
@@ -156,7 +160,7 @@ class Wave:
         return exits.all(axis=0)
 
     def signal(self, x0, x1, memo):
-        """The rule's signal (1, w) and memo for tokens of which only the leading ones have one."""
+        """The rule's signal (1, w) and memo; tokens that have just moved first have no memo yet."""
         n = 0 if memo is None else memo.shape[1]
         value, joined = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
         if value is None:

@@ -102,8 +102,8 @@ def draw(logits, rows):
     ways = [(row.request.temperature, row.request.top_k) for row in rows]
     for way in set(ways):
         same = [i for i in range(len(rows)) if ways[i] == way]
-        keys = [(rows[i].request.seed, len(rows[i].tokens)) for i in same]
-        tokens[same] = choose(logits[same], *way, keys)
+        draws = [(rows[i].request.seed, len(rows[i].tokens)) for i in same]
+        tokens[same] = choose(logits[same], *way, draws)
     return tokens[:, 0].tolist()
 
 
