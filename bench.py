@@ -301,7 +301,7 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
     ms_text (ms), passes of the model, and block_maps (mean over groups).
     """
     evals, steps = [], new_tokens - 1
-    hooks = [group.register_forward_hook(lambda *call: evals.append(call[-1][2]))
+    hooks = [group.register_forward_hook(lambda group, given, out: evals.append(out[2]))
              for group in model.groups]
     tokens = model.stream(
         [prompt], new_tokens, point.cache, point.wave, point.wave_steps, n_loop=point.loops,
@@ -546,9 +546,9 @@ def check_knobs(block_size):
         raise ValueError(f'drafts and waves must be lists of pairs of numbers from 1 on, not '
                          f'{drafts} and {waves}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
-    if calibrate is None and not 1 <= start <= block_size - timed_tokens:
+    if not 1 <= start <= block_size - (0 if calibrate else timed_tokens):
         raise ValueError(f'{start} prompt and {timed_tokens} timed tokens do not fit block_size = '
-                         f'{block_size}: make --prompt_tokens or --timed_tokens smaller')
+                         f'{block_size}: choose other --prompt_tokens and --timed_tokens')
     return start
 
 

@@ -52,6 +52,7 @@ tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb,
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
+revision: str | None = None         # fineweb: a commit of the data set; None = the newest
 val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 of torchdocs, or 0.05
 # --------------------------------------------------------------------------------------------------
 
@@ -225,7 +226,7 @@ def file_documents(path):
         yield text
 
 
-def open_fineweb(path, config):
+def open_fineweb(path, config, commit=None):
     """
     FineWeb's rows, streamed from the hub, and their source. ValueError if they cannot be opened.
 
@@ -235,11 +236,11 @@ def open_fineweb(path, config):
     import huggingface_hub
     for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    path, commit = path or 'HuggingFaceFW/fineweb', None
+    path = path or 'HuggingFaceFW/fineweb'
     source = f'{path} {config}'
-    with explain(f'cannot stream {source}', 'check --path, --config and the network'):
+    with explain(f'cannot stream {source}', 'check --path, --config, --revision and the network'):
         if not os.path.isdir(path):     # fix the commit, so that a later call reads the same texts
-            commit = huggingface_hub.HfApi().dataset_info(path).sha
+            commit = commit or huggingface_hub.HfApi().dataset_info(path).sha
             source += f' at {commit}'
         rows = datasets.load_dataset(path, name=config, split='train', revision=commit,
                                      streaming=True)
@@ -249,7 +250,7 @@ def open_fineweb(path, config):
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
-         bpe=None):
+         revision=None, bpe=None):
     """Write data/NAME; returns its meta. ValueError if its source is missing or is not text."""
     if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
         raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
@@ -261,14 +262,18 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     folder, val_every = f'data/{name}', round(1 / val_fraction)
     are_tokens = os.path.exists(f'{path}/train.bin')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
-        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer')
+        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
+                         'give --path a file or a folder of .txt files')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
     if are_tokens:
-        return import_tokens(folder, path, encoding)
+        try:
+            return import_tokens(folder, path, encoding)
+        finally:
+            shutil.rmtree(f'{folder}/part', ignore_errors=True)
     stream, max_tokens = None, math.inf
     if name == 'fineweb':
         max_tokens = count_tokens(tokens)
-        stream, source = open_fineweb(path, config)
+        stream, source = open_fineweb(path, config, revision)
         documents = (row['text'] for row in stream)
     elif path:
         documents, source = list(file_documents(path)), path
@@ -283,13 +288,17 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     if bpe is not None:
         training = (text for i, text in enumerate(documents) if i % val_every)
         encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
-    return write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream)
+    try:
+        return write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream)
+    finally:
+        if stream is None:      # a later call starts anew
+            shutil.rmtree(f'{folder}/part', ignore_errors=True)
 
 
 def count_tokens(text):
     """'300M' -> 300_000_000; also K and B. ValueError if it is not such a number."""
     match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
-    if not match:
+    if not match or not float(match[1]):
         raise ValueError(f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
     return int(float(match[1]) * dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(match[2], 1))
 
@@ -348,15 +357,16 @@ def resume(folder, stream, made_of):
 
     To continue, the stream is set to the position where that call stopped.
     """
-    path = f'{folder}/part/progress.json'
-    if os.path.exists(path):
-        with open(path) as f:
+    try:
+        with open(f'{folder}/part/progress.json') as f:
             progress = json.load(f)
         if progress['made_of'] == made_of:
             for split in SPLITS:        # drop what was written after the last whole batch
                 os.truncate(f'{folder}/part/{split}.bin', 2 * progress['counts'][split]['tokens'])
             stream.load_state_dict(progress['stream'])
             return progress['counts']
+    except (OSError, ValueError, KeyError, TypeError):      # no progress that can be used
+        pass
     shutil.rmtree(f'{folder}/part', ignore_errors=True)
     os.makedirs(f'{folder}/part')
     return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
@@ -512,7 +522,7 @@ def windows(data, starts, block_size):
 
 
 def main():
-    meta = make(name, path, tokenizer, tokens, val_fraction, config, bpe)
+    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe)
     for split in SPLITS:
         of = meta[split]
         print(f"data/{name}/{split}.bin: {of['documents']:,} documents, {of['bytes'] / 1e6:.1f} MB "

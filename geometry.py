@@ -148,8 +148,11 @@ def load_run(out_dir, device):
     for path in [os.path.join(out_dir, 'ckpt.pt'), *glob.glob(os.path.join(out_dir, 'ckpt_*.pt'))]:
         model, checkpoint = load_checkpoint(path, device)
         last = last or checkpoint
-        differing = [f'{knob} = {value}' for knob, value in checkpoint['config'].items()
-                     if knob not in FREE_KNOBS and value != last['config'].get(knob)]
+        # a resumed run knows its class as a knob
+        knobs, of_last = (one['config'] | dict(model=one['model_class']) for one in (
+            checkpoint, last))
+        differing = [f'{knob} = {value}' for knob, value in knobs.items()
+                     if knob not in FREE_KNOBS and value != of_last.get(knob)]
         if checkpoint['iter_num'] > last['iter_num']:
             differing.append(f"later than iteration {last['iter_num']}")
         if differing:

@@ -107,7 +107,8 @@ def way(model, checkpoint, results):
     A wave is the default, because it is the fastest (README.md), unless a knob asks for what waves
     do not support, or sets the exit rule or the loop budget.
     """
-    single = exit or past or n_loop or draft_loops or warm_start or cache != 'latest'
+    single = (exit or past or n_loop or draft_loops is not None or warm_start
+              or cache != 'latest')
     width, steps, name, threshold = wave, wave_steps, exit, tau
     if width is None:
         width = 0 if single or not can_wave(model) else WAVE

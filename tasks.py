@@ -302,6 +302,9 @@ class Problems:
                   f"{' '.join(self.words)}")
         return [self.words.index(word) for word in text.split()]
 
+    def decode(self, tokens):
+        return ' '.join(self.words[token] for token in tokens)
+
     def decode_single_token_bytes(self, token):
         return self.words[token].encode()
 

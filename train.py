@@ -137,6 +137,9 @@ def check_knobs():
     for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip'):
         if not 0 <= (config[knob] or 0) < 1e30:
             raise ValueError(f'{knob} must be at least 0 and finite, not {config[knob]}')
+    if min_lr is not None and min_lr > learning_rate:
+        raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
+                         'it out, or give a smaller one')
     if not eval_loops or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops):
         raise ValueError(f'eval_loops must be a list of loop counts from 1 to {MOST_LOOPS:,}, '
                          f'not {eval_loops}')

@@ -162,6 +162,8 @@ class Wave:
     def signal(self, x0, x1, memo):
         """The rule's signal (1, w) and memo; tokens that have just moved first have no memo yet."""
         n = 0 if memo is None else memo.shape[1]
+        if n == x0.shape[1]:
+            return self.rule.signal(x0, x1, memo, self.read)
         value, joined = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
         if value is None:
             value = x1.new_full(x1[:, n:, 0].shape, np.inf)

@@ -20,6 +20,7 @@ import os
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from types import NoneType
 
 import torch
 
@@ -75,7 +76,13 @@ def save_checkpoint(checkpoint, path, keep_old=False):
             f.flush()
             os.fsync(f.fileno())
         if keep_old and os.path.exists(path):
-            os.replace(path, path.removesuffix('.pt') + '.old.pt')
+            old = path.removesuffix('.pt') + '.old.pt'
+            with suppress(FileNotFoundError):
+                os.remove(old)
+            try:
+                os.link(path, old)
+            except OSError:         # a file system without links
+                os.replace(path, old)
         os.replace(path + '.tmp', path)
     except (OSError, RuntimeError) as error:        # RuntimeError: torch, on a full disk
         with suppress(OSError):
@@ -96,7 +103,8 @@ def class_of(name, trusted=False):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
     kind = imported(name, 'model class', 'zoo.ouro:Ouro')
-    if not hasattr(kind, 'Config'):
+    if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+            and hasattr(kind, 'Config')):
         raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
     return kind
 
@@ -119,15 +127,16 @@ def class_and_args(checkpoint):
     args = dict(checkpoint['model_args'])
     if 'model_class' in checkpoint:
         return checkpoint['model_class'], args
-    width, eps = args.pop('mlp_width', None), args.pop('norm_eps', 1e-6)
+    width, eps = args.pop('mlp_width', None) or 4 * args['n_embd'], args.pop('norm_eps', 1e-6)
     once = ONCE_FIELDS | {name: args.pop(name) for name in ONCE_FIELDS if name in args}
     for name, changed in ONCE_CLASSES.items():
         if once == ONCE_FIELDS | changed:
-            gated = 'mlp' in changed            # such models have two fields of their own
-            own = dict(mlp_width=width or 4 * args['n_embd'], norm_eps=eps) if gated else {}
-            return name, args | own
+            if 'mlp' in changed:        # such models have two fields of their own
+                return name, args | dict(mlp_width=width, norm_eps=eps)
+            if (width, eps) == (4 * args['n_embd'], 1e-6):
+                return name, args
     raise ValueError('the checkpoint is of an older version, and no class of this version has its '
-                     'architecture')
+                     f'architecture: {once}, mlp_width = {width}, norm_eps = {eps}')
 
 
 def load_checkpoint(path, device='cpu', trusted=''):
@@ -146,8 +155,11 @@ def load_checkpoint(path, device='cpu', trusted=''):
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        for name in ('model', 'model_args', 'config', 'iter_num', 'tokenizer'):
-            checkpoint[name]
+        kinds = dict(model=dict, model_args=dict, config=dict, iter_num=int,
+                     tokenizer=(str, NoneType))
+        for name, kind in kinds.items():
+            if not isinstance(checkpoint[name], kind):
+                raise TypeError
     except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
         raise ValueError(broken % type(error).__name__) from error
 
@@ -277,10 +289,12 @@ def hash_of_weights(checkpoint):
 
 
 def save_thresholds(out_dir, checkpoint, rows, **about):
-    """-> out_dir/exits.json. rows: dicts of cache, rule, past, tau and costs."""
+    """out_dir/exits.json, whole or not at all. rows: dicts of cache, rule, past, tau and costs."""
+    path = os.path.join(out_dir, 'exits.json')
     os.makedirs(out_dir, exist_ok=True)
-    with open(os.path.join(out_dir, 'exits.json'), 'w') as f:
+    with open(path + '.tmp', 'w') as f:
         json.dump(dict(weights=hash_of_weights(checkpoint)) | about | dict(exits=rows), f, indent=1)
+    os.replace(path + '.tmp', path)
 
 
 def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
@@ -307,7 +321,7 @@ def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
     cache = cache or 'exact'
     past = past or cache != 'exact'     # prompts wait
     key = cache, rule, past, *((wave, wave_steps) if wave else ())
-    if key not in taus:
+    if taus.get(key) is None:       # null: no threshold was good enough
         raise ValueError(f"'{path}' has no threshold for cache = {cache}, exit = {rule}, past = "
                          f'{past}, wave = {wave}: give --tau=NUMBER, or see what {how} finds')
     return taus[key]

@@ -193,7 +193,7 @@ def parse(key, text, annotation):
     types = allowed(annotation)
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = float(text) if float in types and text == 'inf' else text
     fits = type(value) in types or float in types and type(value) is int
     if str in types and (isinstance(value, str) or not fits):       # --name=12

@@ -124,9 +124,11 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
     say('accuracy by depth of the label (across) and loops (down):')
     say('      ' + ''.join(f'{d:6d}' for d in depths))
     for n_loop in loops:
-        with autocast:
-            right = y == torch.cat([model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu()
-                                    for part in x.split(windows_at_once(model.config))])
+        guesses = []
+        for part in x.split(windows_at_once(model.config)):
+            with autocast:
+                guesses.append(model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu())
+        right = torch.cat(guesses) == y
         shares = [right[(y >= 0) & (depth == d)].double() for d in depths]
         rows += [dict(loops=n_loop, depth=d, labels=len(share), accuracy=share.mean().item())
                  for d, share in zip(depths, shares)]

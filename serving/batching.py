@@ -243,13 +243,15 @@ KEYS['prompt'] = str
 def parse(line, encoding, block_size, usual):
     """A line of the file -> Request. usual: {field: value}, the defaults. ValueError if bad."""
     asked = json.loads(line)
-    if not isinstance(asked, dict) or 'prompt' not in asked:
+    if not isinstance(asked, dict):
         raise ValueError('a request is a JSON object with a prompt')
     for key, value in asked.items():
         if key not in KEYS:
             raise ValueError(f"unknown key '{key}'{did_you_mean(key, KEYS)} (a request has "
                              f'{", ".join(KEYS)})')
         convert(key, value, KEYS[key])
+    if 'prompt' not in asked:
+        raise ValueError('a request needs a prompt')
     prompt = encoding.encode(asked['prompt'], allowed_special={EOT})
     request = Request(**usual | asked | dict(prompt=prompt))
     check([prompt], request.max_new_tokens, request.temperature, request.top_k)

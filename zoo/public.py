@@ -63,7 +63,7 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False):
         if dry_run:
             tensors = {name: tensor.to('meta') for name, tensor in tensors.items()}
         model.load_state_dict(weights_of(tensors, config) | tensors, assign=True)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         lacks = 'it lacks ' if isinstance(error, KeyError) else ''
         raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
                          + shorten(str(error), 300)) from error
