@@ -251,7 +251,7 @@ def parse(line, encoding, block_size, usual):
                              f'{", ".join(KEYS)})')
         convert(key, value, KEYS[key])
     if 'prompt' not in asked:
-        raise ValueError('a request needs a prompt')
+        raise ValueError('a request is a JSON object with a prompt')
     prompt = encoding.encode(asked['prompt'], allowed_special={EOT})
     request = Request(**usual | asked | dict(prompt=prompt))
     check([prompt], request.max_new_tokens, request.temperature, request.top_k)

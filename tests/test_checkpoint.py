@@ -122,8 +122,13 @@ def test_the_pretrained_models_have_learned():
 
 def test_thresholds_belong_to_the_weights(tiny):
     stored = dict(model=tiny().state_dict())
-    checkpoint.save_thresholds('out', stored, [dict(cache='latest', rule='kl', past=True, tau=0.5)])
+    rows = [dict(cache='latest', rule=rule, past=True, tau=tau) for rule, tau in (
+        ('kl', 0.5), ('accel', None))]
+    checkpoint.save_thresholds('out', stored, rows)
     assert checkpoint.read_tau('out', stored, 'latest', 'kl', False) == 0.5
+    for rule in ('accel', 'norm'):      # calibration has found none, or has not looked
+        with pytest.raises(ValueError, match=f'no threshold for cache = latest, exit = {rule}'):
+            checkpoint.read_tau('out', stored, 'latest', rule, False)
     stored['model']['lm_head.weight'][0, 0] += 1e-3
     with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
         checkpoint.read_tau('out', stored, 'latest', 'kl', False)

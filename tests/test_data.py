@@ -304,10 +304,16 @@ def test_a_stream_continues_where_it_broke_off(web, breaking):
             make_web()
         assert data.open_data('fineweb').meta == before
     breaking()
+    progress = Path('data/fineweb/part/progress.json').read_text()
     meta = make_web()
     assert breaking.texts == web[2048:]         # two batches of 1024 were done
     check_web(web)
     assert meta['train']['documents'] == 2250
+    # progress that cannot be used is no progress
+    for text in (progress, progress[:9], '{}', '[]'):
+        Path('data/fineweb/part').mkdir()
+        Path('data/fineweb/part/progress.json').write_text(text)
+        assert make_web() == meta
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):

@@ -170,7 +170,8 @@ def another_run(folder, name='ckpt.pt', iter_num=12, **changes):
 def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeypatch):
     monkeypatch.chdir(trained)
     another_run('logged', eval_interval=7, device='elsewhere', max_iters=12)
-    another_run('logged', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3)
+    another_run('logged', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3,
+                model='model:GPT')      # as after --resume
     models, last = geo.load_run('logged', 'cpu')
     assert list(models) == [3, 12] and last['iter_num'] == 12
     another_run('logged', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)

@@ -121,6 +121,14 @@ def test_a_file_of_requests(short_run, monkeypatch):
     assert alone.startswith('model: out/ckpt.pt\nThe ' + answers['long']['text'])
 
 
+def test_words_of_a_task(wave, monkeypatch):
+    monkeypatch.chdir(wave)
+    Path('requests.jsonl').write_text('{"prompt": "=1 +1 +1", "max_new_tokens": 2}')
+    printed = finished('--requests=requests.jsonl', script='serving/batching.py')
+    text = json.loads(printed.splitlines()[-1])['text']
+    assert len(text.split()) == 2 and text[0] in '=+*'
+
+
 def test_an_answer(tiny, monkeypatch, tmp_path, capsys):
     """The means of its loop steps, and no text for a token of a padded vocabulary."""
     def served(model, requests, *_):

@@ -262,6 +262,8 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--grad_clip=-1.0', 'grad_clip'),
     ('--learning_rate=1e39', 'learning_rate'),
     ('--min_lr=nan', 'min_lr must be float or None'),
+    ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
+    ('--groups={[1],[2]}', 'groups must be list'),
     ('--eval_loops=[0]', 'eval_loops'),
     ('--learning_rate=1e29', 'not finite at iteration 1'),      # before its first save
     *((f'--{knob}=0', f'{knob} must be at least 1') for knob in (
