@@ -425,17 +425,16 @@ def promises(regimes):
     Calibrated thresholds and budgets: how many cost at most what they promise on the other half, by
     the mean, and in brackets by the upper end of its interval.
     """
-    kinds = {'own signals': ('exact', 'False'), 'waiting': ('exact', 'True'),
-             'latest': ('latest', 'True')}
-    yield from head('promises kept', *kinds, 'fixed loops, exact', 'fixed loops, latest',
-                    'worst cost, nats')
+    # fixed loops? the cache policy; does the rule wait?
+    kinds = {'own signals': (False, 'exact', 'False'), 'waiting': (False, 'exact', 'True'),
+             'latest': (False, 'latest', 'True'), 'fixed loops, exact': (True, 'exact', 'False'),
+             'fixed loops, latest': (True, 'latest', 'False')}
+    yield from head('promises kept', *kinds, 'worst cost, nats')
     for name, of in regimes.items():
         rows = [row for r in of for row in r.get('promises', []) if row['tau'] != '']
         if rows:
-            fixed = pick(rows, rule='fixed')
-            rules = [row for row in rows if row['rule'] != 'fixed']
-            some = [pick(rules, cache=cache, past=past) for cache, past in kinds.values()]
-            some += [pick(fixed, cache=cache) for cache in ('exact', 'latest')]
+            some = ([row for row in rows if kind == (
+                row['rule'] == 'fixed', row['cache'], row['past'])] for kind in kinds.values())
             yield line(name, *map(kept, some), f"{max(column(rows, 'cost')):+.4f}")
 
 

@@ -8,9 +8,7 @@ every way (`sweep`, before and after training), and times the ways that are good
 
 Paper: sec. 3, 4, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyond training).
 
-    e, x        the stream that enters a group; its state                       (B, T, C)
     states      x^(0) ... x^(K) of one group                                    (K+1, B, T, C)
-    trace       what each group records in one pass: dict(e, states, ...)
     way         a way to decode without its threshold, such as 'accel' or 'norm_rel, latest'
     gap         cross-entropy above that of n_loop fixed loops, nats a token
     blocks      layers evaluated in the groups, a token: a group of two layers costs two

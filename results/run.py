@@ -144,8 +144,7 @@ def bytes_per_token(name):
     """Of a data set's held-out text; '' for a task."""
     if name is None:
         return ''
-    with open(os.path.join('data', name, 'meta.json')) as f:
-        val = json.load(f)['val']
+    val = data.open_data(name).meta['val']
     return val['bytes'] / val['tokens']
 
 
