@@ -11,7 +11,6 @@ Paper: sec. 3, 4, Eq. 1 and 2. Geiping: sec. 6 (path independence, loss far beyo
     states      x^(0) ... x^(K) of one group                                    (K+1, B, T, C)
     way         a way to decode without its threshold, such as 'accel' or 'norm_rel, latest'
     gap         cross-entropy above that of n_loop fixed loops, nats a token
-    blocks      layers evaluated in the groups, a token: a group of two layers costs two
     depth       of a task's label: the fewest loop steps that it needs
 """
 import json

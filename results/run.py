@@ -38,7 +38,7 @@ scale: Literal['text', 'tasks', 'depth', 'levers', 'sizes', 'choices', 'plain', 
 dataset: str | None = None  # of the text scales; None = torchdocs, wiki for medium and paper
 variants: list = []         # only these; [] = all of the scale
 seeds = [1337, 1, 2]        # those of FIRST_SEED use only the first
-prompts = 32                # held-out prompts to continue
+prompts = 64                # held-out prompts to continue
 minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # runs at a time on a CPU, with a thread each
 more: list = []             # flags for every training, to make it smaller
@@ -96,7 +96,8 @@ TEXTS = ['--cache=latest', '--n_windows=64', '--epsilons=[]', '--rounds=1', '--t
          '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']", '--least_tau=3e-3',
          '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]', '--waves=[[8,1],[8,2]]',
          '--budgets=[2,3,4,5,6,8,10,12]', '--drafts=[[1,6],[2,6],[3,8],[3,12]]']
-FEWER = dict(sizes=['--taus=[3e-3,1e-2]', '--drafts=[]'])
+FEWER = dict(sizes=['--taus=[3e-3,1e-2]', '--drafts=[]', '--n_prompts=16'],
+             medium=['--n_prompts=8'])
 
 
 def chosen():
@@ -137,7 +138,7 @@ def texts(variant, seed, until):
     if scale in ('tasks', 'depth', 'choices', 'paper') or not is_looped(variant):
         return True
     return runs.once(runs.folder_of(variant, seed), 'texts', 'bench.py', *TEXTS,
-                     *FEWER.get(scale, []), f'--n_prompts={prompts}', until=until)
+                     f'--n_prompts={prompts}', *FEWER.get(scale, []), until=until)
 
 
 def bytes_per_token(name):
