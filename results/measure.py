@@ -367,7 +367,7 @@ def main():
     add('noise', noise_rows(names, model, idx))
     add('loops', loop_rows(model, dataset, dev))
     add('promises', promise_rows(model, idx, targets, depth))
-    if dataset == 'calc':
+    if dataset == 'calc' and 'deeper' in tables:
         add('deeper', deeper_rows(model.cpu()))
     swept = [row for row in rows['sweep'] if row['iteration'] == iteration]
     if swept:
