@@ -527,7 +527,7 @@ def main():
         of = meta[split]
         print(f"data/{name}/{split}.bin: {of['documents']:,} documents, {of['bytes'] / 1e6:.1f} MB "
               f"of text, {of['tokens']:,} tokens ({meta['tokenizer']})")
-    print(f'next: python train.py --dataset={name}')
+    print(f'next: python train.py --dataset={name} --out_dir=out-{name}')
 
 
 if __name__ == '__main__':

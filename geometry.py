@@ -4,8 +4,8 @@ The geometry of the loops: small turning steps inside a group, large moves betwe
     python geometry.py                              the checkpoints in out/, or pretrained/text
     python geometry.py --out_dir=out-groups --n_loop=30
 
-Prints a row for each checkpoint and group, and writes the folder out_dir/figures: a PNG for each
-figure, and its numbers as CSV beside it.
+Prints a row for each checkpoint and group, and writes the folder out_dir/figures (out/figures for a
+pretrained model): a PNG for each figure, and its numbers as CSV beside it.
 
 Paper: sec. 3 (step norms, angles, PCA; Fig. 1, 3, 5), Eq. 1, Eq. 2 (drift-to-loop ratio; Fig. 2),
 Eq. 5. Geiping: Fig. 5 (convergence by token).

@@ -328,7 +328,8 @@ class Problems:
                 model += paint((word if label != NOT_ASKED else '').rjust(self.width), n)
             print(f'model   {model}\n')
         right = (guesses == y)[y != NOT_ASKED]
-        print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%')
+        print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
+              'wrong ones as !word!')
 
 
 def main():

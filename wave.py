@@ -70,7 +70,7 @@ def stream_wave(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop
     check(rows, max_new_tokens, temperature, top_k)
     if len(rows) != 1 or width < 1:
         raise ValueError('a wave needs one row and a width of at least 1, not '
-                         f'{len(rows)} and {width}: give wave=0')
+                         f'{len(rows)} and {width}')
     if not can_wave(model, exit):
         raise ValueError('a wave needs a model with recurrent groups that read their input in '
                          "every step, without step_noise, and a rule that reads a token's last "

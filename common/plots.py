@@ -63,7 +63,7 @@ def losses(rows, loops, path):
     for ax, column in zip(axes, ('val_loss', 'val_acc')):
         for n, line in zip(loops, cycle(('-', '--', '-.', ':'))):
             label = f'held-out, {n} loop' + 's' * (n > 1)
-            ax.plot(*filled(rows, f'{column}_{n}'), ls=line, lw=1.6, label=label)
+            ax.plot(*filled(rows, f'{column}_{n}'), ls=line, lw=1.6, marker='.', label=label)
     axes[0].set(xlabel='iteration', ylabel='loss (nats a token)', title='Loss by loops')
     axes[0].legend(frameon=False)
     if task:

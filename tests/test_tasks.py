@@ -89,7 +89,7 @@ def test_answers_are_printed(capsys):
                                         lambda text, steps: f' {steps}:{text.strip()}')
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ['model', '7:', '7:-', '7:!d!', '7:b']
-    assert lines[-1] == '--- 2 of 3 answers right, 66.7%'
+    assert lines[-1] == '--- 2 of 3 answers right, 66.7%; wrong ones as !word!'
 
 
 def test_a_new_task_is_three_functions(monkeypatch):
