@@ -613,6 +613,8 @@ def report(points, groups, folder):
         good = [row for row in texts if row['identical'] >= fidelity]
         print_rows(f"the fastest of each kind with {100 * fidelity:g}% of the full budget's texts:",
                    fastest_of_kind(good, 'ms_text', seed), times | OF_TEXTS)
+    print('\ntimes: how many times as long as the first line, with the ends of its 95% interval\n'
+          f'{folder}: bench.csv and the figures')
 
 
 def main():
