@@ -677,7 +677,7 @@ def blocks(folder=runs.HERE):
         made['README.md', 'waiting'] = [waiting(regimes['`calc`'])]
     if 'sizes' in tables:
         made['README.md', 'sizes'] = [sizes(tables)]
-    of_scales = dict(medium=('medium.md', by_loops), choices=('details.md', short_runs),
+    of_scales = dict(medium=('medium.md', by_loops), choices=('choices.md', short_runs),
                      depth=('depth.md', k_by_l, deeper), levers=('depth.md', levers))
     for scale, (page, *some) in of_scales.items():
         if scale in tables:

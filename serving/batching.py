@@ -265,8 +265,9 @@ def answer(model, path, encoding, **how):
     """
     Print a JSON object for each line of the file, in the order in which they end: its name, and
     text, tokens, mean loop steps of each group, and seconds since the start; or its error.
+    ValueError if no line is a request.
     """
-    begin = time.perf_counter()
+    begin, answered = time.perf_counter(), 0
 
     def read():
         usual = dict(temperature=temperature, seed=seed, stop=encoding.eot_token)
@@ -286,6 +287,9 @@ def answer(model, path, encoding, **how):
                     steps=np.mean(steps, axis=0).round(2).tolist(),
                     seconds=round(time.perf_counter() - begin, 3))
         print(json.dumps(line), flush=True)
+        answered += 1
+    if not answered:
+        raise ValueError(f"'{path}' has no request: write lines like {{\"prompt\": \"def \"}}")
 
 
 # the demonstration --------------------------------------------------------------------------------
