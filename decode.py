@@ -283,6 +283,7 @@ def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops,
 
 
 def check(rows, max_new_tokens, temperature, top_k):
+    """ValueError for what no way of decoding can do."""
     if not rows or min(map(len, rows)) == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:

@@ -239,14 +239,8 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
 
         # rows whose tokens have all exited leave the batch
         stay = active.any(axis=1)
-        if len(rows) == B and not stay.any():       # all rows together, without an index
-            x_star = x
-            on_exit(None, k)
-            break
         if not stay.all():
-            gone = on_device(rows[~stay], x)
-            x_star[gone] = x[on_device(np.flatnonzero(~stay), x)]
-            on_exit(gone, k)
+            leave_batch(x_star, x, rows, stay, partial(on_exit, k=k))
             if not stay.any():
                 break
             streak = np.broadcast_to(streak, exits.shape)[stay]
@@ -256,6 +250,17 @@ def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: Non
             on_rows = on_device(rows, x)
         on_active = None if active.all() else on_device(active, x)
     return x_star, on_device(steps_used, x), on_device(evals, x)
+
+
+def leave_batch(x_star, x, rows, stay, on_exit):
+    """Rows leave the batch: copy their states to x_star, and call on_exit with their numbers."""
+    if len(rows) == len(x_star) and not stay.any():     # all rows together, without an index
+        x_star.copy_(x)
+        on_exit(None)
+    else:
+        gone = on_device(rows[~stay], x)
+        x_star[gone] = x[on_device(np.flatnonzero(~stay), x)]
+        on_exit(gone)
 
 
 def on_host(value, rule, k):

@@ -222,6 +222,7 @@ def forward_backward(ddp, x, y, n_loop, autocast, last):
 
 
 def update(run, lr):
+    """One step of all optimizers, at this learning rate."""
     for one in run.optimizers.values():
         for group in one.param_groups:
             group['lr'] = lr
