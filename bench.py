@@ -32,7 +32,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -41,13 +41,15 @@ from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 import data
+from cache import make_cache
 from common import plots
 from common.checkpoint import open_run, save_thresholds
 from common.configurator import configure, pick_device, run
 from common.log import windows_at_once
-from decode import make_cache, one_token, prefill, teacher_forced
+from decode import generate, one_token, prefill, stream, teacher_forced
 from exits import EXITS, Exit, make_exit
-from wave import can_wave
+from loops import Plan
+from waves import can_wave
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -188,20 +190,20 @@ def as_list(value):
 def oracle(group, given, eps):
     """
     A forward pre-hook of a group: a token exits at the first step whose state is within eps of its
-    last one. It replaces the exit rule among the arguments of RecurrentGroup.forward.
+    last one. It replaces the exit rule of the Plan that RecurrentGroup.forward gets.
 
     Each group loops twice: to the end, to know the last states, and then until each token is near
     its own. No exit rule can do that, since a rule sees one step at a time, and a later group
     depends on where the earlier ones stopped.
     """
-    e, n_loop, _, read, *how, trace = given
+    e, plan = given
     # the second pass overwrites what this one leaves in the cache
-    last, _, _ = group.forward(e, n_loop, None, None, *how)                     # (B, T, C)
+    last = group.forward(e, replace(plan, exit=None))[1]['x']                   # (B, T, C)
 
     def distance(x, x1, memo, read):
         memo = last if memo is None else memo       # later k: of the rows that still loop
         return vector_norm(x1 - memo, dim=-1), memo
-    return e, n_loop, Exit(distance, eps, name='oracle'), read, *how, trace
+    return e, replace(plan, exit=Exit(distance, eps, name='oracle'))
 
 
 # quality ------------------------------------------------------------------------------------------
@@ -214,8 +216,8 @@ def log_probabilities(model, point, idx, seed=0):
     """
     hooks = [group.register_forward_pre_hook(partial(oracle, eps=point.tau))
              for group in model.groups if point.rule == 'oracle']
-    logits, steps, evals = teacher_forced(model, idx, point.loops, point.exit, point.cache,
-                                          point.ring, seed)
+    logits, steps, evals = teacher_forced(model, idx, Plan(point.loops, point.exit, seed),
+                                          point.cache, point.ring)
     for hook in hooks:
         hook.remove()
     return logits.float().log_softmax(-1), steps, evals
@@ -281,13 +283,14 @@ def decode_window(model, point, idx, start, seed=0):
         _, _, evals = log_probabilities(model, point, idx, seed)
         schedule = evals.amax(dim=0).tolist()       # the most of any row, (T, groups)
     kept = make_cache(model, point.loops, point.cache, point.ring, T)
-    prefill(model, list(idx[:, :start]), point.loops, point.exit, seed, kept,
-            converge=point.cache == 'latest')
+    plan = Plan(point.loops, point.exit, seed, cache=kept)
+    prefill(model, list(idx[:, :start]), plan, converge=point.cache == 'latest')
     ms = []
     for t in range(start, T):
-        loops = schedule[t] if schedule else point.loops
+        if schedule:
+            plan = replace(plan, counts=schedule[t])
         begin = now(idx.device)
-        logits, _, _ = one_token(model, idx[:, t:t + 1], t, loops, point.exit, seed, kept)
+        logits, _, _ = one_token(model, idx[:, t:t + 1], t, plan)
         logits.argmax(-1)
         ms.append(1e3 * (now(idx.device) - begin))
     return ms
@@ -301,12 +304,12 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
     ms_text (ms), passes of the model, and block_maps (mean over groups).
     """
     evals, steps = [], new_tokens - 1
-    hooks = [group.register_forward_hook(lambda group, given, out: evals.append(out[2]))
-             for group in model.groups]
-    tokens = model.stream(
-        [prompt], new_tokens, point.cache, point.wave, point.wave_steps, n_loop=point.loops,
-        exit=point.exit, ring=point.ring, draft_loops=point.draft_loops, temperature=temperature,
-        seed=seed)
+    hooks = [group.register_forward_hook(
+        lambda group, given, out: evals.append(out[1]['evals'])) for group in model.groups]
+    tokens = stream(
+        model, [prompt], new_tokens, temperature, n_loop=point.loops, exit=point.exit,
+        cache=point.cache, ring=point.ring, seed=seed, draft_loops=point.draft_loops,
+        wave=point.wave or 0, wave_steps=point.wave_steps)
     made = [next(tokens)[0]]        # this also reads the prompt
     evals.clear()
     begin = now(prompt.device)
@@ -388,7 +391,7 @@ def wave_thresholds(model, make, prompts):
     share `fidelity` of the texts on half of the prompts (N, n) equals the full budget's. identical:
     the share on the other half.
     """
-    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop)
+    full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop)
 
     def missed(point, rows, most=math.inf):
         """How many of these texts differ; counting stops above `most`."""

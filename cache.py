@@ -30,22 +30,12 @@ step; with `latest` all earlier tokens are at their last step before a new one b
     T, end   new tokens; all tokens up to and including them
     H, D     heads; width of a head
     k        the loop step, from 1; a layer outside the groups has only step 1
+    cache    of a model: {block: its KeysValues, group: its Signals}, see make_cache
 """
-from functools import partial
-
 import numpy as np
 import torch
 
-from common.configurator import configure, run
-from exits import wait_for_past
-
-# -------------------------------------------------------------------------------------------------
-n_layer = 6
-n_embd = 96
-groups = [[1], [2, 3], [4]]
-n_loop = 8                  # loop steps of each group
-ring = 4                    # slots of the ring policy
-# -------------------------------------------------------------------------------------------------
+from exits import Step, wait_for_past
 
 
 class Span:
@@ -72,6 +62,10 @@ class Span:
             visible = torch.arange(self.end, device=device) <= self.pos[..., None]
             self.mask = visible.view(-1, 1, T, self.end)                # (1 or B, 1, T, end)
 
+    def pos_of(self, rows):
+        """The positions of these rows (b,), None = all."""
+        return self.pos[rows] if rows is not None and self.ragged else self.pos
+
 
 class KeysValues:
     """
@@ -83,21 +77,18 @@ class KeysValues:
     def __init__(self, slots, T_max):
         self.slots, self.T_max = slots, T_max
         self.keys = self.values = None
-        self.signals = None         # only in the first layer of a group, see Signals
 
-    def update(self, keys, values, span, k=1, rows=None, active=None):
+    def update(self, keys, values, span, step=Step()):
         """
-        Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
+        Write the new tokens' keys and values at a loop step, and read those of all tokens so far.
 
         keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
-        k: the same for all rows, or anything if there is one slot.
-        rows (b,): which rows these are, None for all. active (b, T): the tokens that still loop,
-        None for all; a token that has exited keeps what its last block map left in the slots.
         """
         if self.keys is None:
             B, H, _, D = keys.shape
             self.keys = keys.new_zeros(self.slots, B, H, self.T_max, D)
             self.values = torch.zeros_like(self.keys)
+        k, rows, active = step
         slot = (k - 1) % self.slots if self.slots > 1 else 0
         b = slice(None) if rows is None else rows
         new = slice(span.start, span.end)
@@ -125,12 +116,9 @@ class KeysValues:
                         for store in (self.keys, self.values))
         return keys, values, mask
 
-    def at(self, **where):
-        """The hook for attention: keys, values -> all keys, all values, mask; where: see update."""
-        return partial(self.update, **where)
-
-    def fill(self, rows, k, span):
-        """Rows (None for all) exit after step k: copy its keys to the slots of later steps."""
+    def fill(self, span, step):
+        """The rows of `step` exit after it: copy its keys to the slots of later steps."""
+        k, rows = step.k, step.rows
         if k >= self.slots:
             return
         for store in (self.keys, self.values):
@@ -181,10 +169,50 @@ class Signals:
         return value
 
 
+# the cache of a model -----------------------------------------------------------------------------
+
+# slots of a looped layer: (n_loop, ring) -> int; to add a policy that only has other slots, add a
+# line here
+POLICIES = {
+    'exact': lambda n_loop, ring: n_loop,
+    'ring': min,
+    'latest': lambda n_loop, ring: 1,
+}
+
+
+def make_cache(model, counts, policy='exact', ring=8, T_max=None):
+    """
+    An empty cache: {block: KeysValues} for every block of the model and, where tokens may have to
+    wait for the past, {group: Signals}.
+
+    counts: the loop budget of each group. ring: slots of that policy. T_max: tokens to hold,
+    block_size by default. ValueError for an unknown policy, or a ring without a slot.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
+                         'or None to recompute the context')
+    if ring < 1:
+        raise ValueError(f'the ring must have at least 1 slot, not {ring}')
+    T_max = T_max or model.config.block_size
+    cache = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
+    for group, n_loop in zip(model.groups, counts):
+        slots = POLICIES[policy](n_loop, ring)
+        cache |= {block: KeysValues(slots, T_max) for block in group.core}
+        if slots == n_loop and policy != 'latest':
+            cache[group] = Signals(T_max, n_loop)
+    return cache
+
+
 # the demonstration --------------------------------------------------------------------------------
 
+n_layer = 6
+n_embd = 96
+groups = [[1], [2, 3], [4]]
+n_loop = 8                  # loop steps of each group
+ring = 4                    # slots of the ring policy
+
+
 def main():
-    from decode import POLICIES, make_cache
     from model import GPT, GPTConfig
     if not 1 <= n_loop <= 100:
         raise ValueError(f'n_loop must lie between 1 and 100 to be shown, not {n_loop}')
@@ -194,27 +222,27 @@ def main():
     print('\npolicy   slots of a looped layer   slots in all   bytes a token in float32')
     for policy in POLICIES:
         cache = make_cache(model, [n_loop] * len(groups), policy, ring)
-        slots = [layer.slots for layers in cache for layer in layers]
+        slots = [one.slots for one in cache.values() if isinstance(one, KeysValues)]
         print(f'{policy:8s} {max(slots):23d} {sum(slots):14d} {sum(slots) * 2 * n_embd * 4:26,}')
 
     print(f'\nwhat a new token reads of two earlier ones, which exited after {max(1, n_loop // 2)} '
           f'and {n_loop} steps:\npolicy   at its step  ' +
           ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
     for policy in POLICIES:
-        slots = dict(exact=n_loop, ring=min(ring, n_loop), latest=1)[policy]
-        kept = KeysValues(slots, 3)
+        kept = KeysValues(POLICIES[policy](n_loop, ring), 3)
         for position, exited in enumerate((max(1, n_loop // 2), n_loop)):
             for k in range(1, exited + 1):      # a key whose value is its loop step
                 key = torch.full((1, 1, 1, 1), float(k))
-                kept.update(key, key, Span(position), k)
-            kept.fill(None, exited, Span(position))
+                kept.update(key, key, Span(position), Step(k))
+            kept.fill(Span(position), Step(exited))
         reads = []
         for k in range(1, n_loop + 1):
-            keys, _, _ = kept.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), k)
+            keys, _, _ = kept.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), Step(k))
             reads.append(','.join(str(int(step)) for step in keys[0, 0, :2, 0]))
         print(f'{policy:8s} reads steps   ' + ' '.join(f'{what:>5s}' for what in reads))
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

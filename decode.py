@@ -1,11 +1,13 @@
 """
-Decoding: the prompt at once, then one token at a time.
+Decoding: prompts in, tokens out.
 
     python decode.py                    a prompt decoded with every cache policy and some exit rules
     python decode.py --start='def ' --n_loop=12
 
-Prompts go into `stream`, and tokens (B, 1) come out one after another, each with the loop steps
-that it took. It knows nothing about text. GPT.stream chooses between it and wave.py.
+`stream` reads prompts and yields new tokens (B, 1), each with the loop steps that it took. It keeps
+the rows, moves their context windows, draws the tokens and knows when to stop. What comes next in a
+window is made in one of three ways: OneByOne, Drafts, or a Wave (waves.py). It knows nothing about
+text.
 
 Of the cache policies (cache.py), `exact` gives what the model gives without a cache. With `latest`
 a prompt loops until it has converged, and each new token then reads its converged states.
@@ -13,62 +15,28 @@ a prompt loops until it has converged, and each new token then reads its converg
 Geiping 5 and App. D.6: ring, self-speculation, warm start.
 
     B, T, V    rows; tokens of a pass; vocab_size
-    counts     the loop budget of each group
+    plan       a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
     start      the first token of a row that is in the context window; positions count from there
-    cache      the policy's name in `stream`, elsewhere the KeysValues themselves
 """
 import math
 import time
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 
-from cache import KeysValues, Signals, Span
-from common.configurator import configure, run
+from cache import POLICIES, Span, make_cache
 from exits import make_exit
-from loops import RecurrentGroup, derived_seed
+from loops import Plan, derived_seed
+from waves import Wave
 
-# -------------------------------------------------------------------------------------------------
-start = 'The method returns '
-max_new_tokens = 24
-n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
-tau = 0.1                   # threshold of norm_rel; accel uses ten times this
-ring = 4                    # slots of the ring policy
-# -------------------------------------------------------------------------------------------------
-
-POLICIES = ('exact', 'ring', 'latest')
 # without a rule, a prompt has converged once no state moves by 1% of its norm or more
 CONVERGED = make_exit('norm_rel', 1e-2, past=True)
 
 
-# the cache, and one pass through it --------------------------------------------------------------
+# one pass -----------------------------------------------------------------------------------------
 
-def make_cache(model, counts, policy='exact', ring=8, T_max=None):
-    """
-    An empty cache: for each layer or group of model.h a list with the KeysValues of its blocks.
-
-    T_max: tokens to hold, block_size by default. ValueError for an unknown policy, or a ring
-    without a slot.
-    """
-    if policy not in POLICIES:
-        raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
-                         'or None to recompute the context')
-    if ring < 1:
-        raise ValueError(f'the ring must have at least 1 slot, not {ring}')
-    T_max = T_max or model.config.block_size
-    cache, budgets = [], iter(counts)
-    for layer in model.h:
-        looped = isinstance(layer, RecurrentGroup)
-        n_loop = next(budgets) if looped else 1
-        slots = {'exact': n_loop, 'ring': min(ring, n_loop), 'latest': 1}[policy]
-        cache.append([KeysValues(slots, T_max) for _ in (layer.core if looped else [layer])])
-        if looped and slots == n_loop and policy != 'latest':
-            cache[-1][0].signals = Signals(T_max, n_loop)
-    return cache
-
-
-def prefill(model, rows, counts, exit, noise_seed, cache, converge=False):
+def prefill(model, rows, plan, converge=False):
     """
     Run all tokens of some rows at once, each with its own exit, with an empty cache or none.
 
@@ -81,27 +49,35 @@ def prefill(model, rows, counts, exit, noise_seed, cache, converge=False):
     T = idx.shape[1]
     if converge and T > 1:
         # information needs up to T - 1 extra loop steps to reach the last token
-        counts = [n + T - 1 for n in counts]
-        exit = replace(exit, past=True) if exit else CONVERGED
-    x, states, steps = model.hidden(idx, counts, exit, noise_seed, cache=cache)
-    at = torch.arange(len(rows)), torch.tensor([len(row) - 1 for row in rows])
-    states = [group.leave(state[at][:, None]) for group, state in zip(model.groups, states)]
-    return model.lm_head(x[at]), steps[at], states
+        rule = replace(plan.exit, past=True) if plan.exit else CONVERGED
+        plan = replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
+    last = torch.tensor([len(row) - 1 for row in rows])
+    return tokens_at(model, idx, plan, (torch.arange(len(rows)), last))
 
 
-def one_token(model, token, position, counts, exit, noise_seed, cache, warm=None):
+def one_token(model, token, position, plan, warm=None):
     """
     One token (B, 1) a row, at this position (an int, or one for each row); returns what prefill
     does. warm: a first state for each group, in place of noise.
     """
-    span = Span(position, 1, token.device)
-    x, states, steps = model.hidden(token, counts, exit, noise_seed, span, cache, warm)
-    states = [group.leave(state) for group, state in zip(model.groups, states)]
-    return model.lm_head(x[:, 0]), steps[:, 0], states
+    plan = replace(plan, span=Span(position, 1, token.device), warm=warm)
+    return tokens_at(model, token, plan, (slice(None), 0))
+
+
+def tokens_at(model, idx, plan, at):
+    """A pass over idx (B, T) -> logits, steps_used and states of one token of each row, idx[at]."""
+    x, found = model.hidden(idx, plan)
+    states = [group.leave(one['x'][at][:, None]) for group, one in zip(model.groups, found)]
+    return model.lm_head(x[at]), of_groups(found, 'steps_used', idx)[at], states
+
+
+def of_groups(found, name, idx):
+    """steps_used or evals of all groups, (B, T, groups); a model may have no groups."""
+    return torch.stack([one[name] for one in found], -1) if found else idx.new_zeros(*idx.shape, 0)
 
 
 @torch.no_grad()
-def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_seed=0):
+def teacher_forced(model, idx, plan, policy='exact', ring=8):
     """
     Given tokens idx (B, T), decoded with a cache policy -> logits (B, T, V), and the loop steps
     kept and block maps evaluated of each group, both (B, T, groups).
@@ -109,15 +85,15 @@ def teacher_forced(model, idx, counts, exit=None, policy='exact', ring=8, noise_
     With `exact` one pass over the whole sequence is what decoding token by token gives. With any
     other policy, or a rule by_row, each token runs alone and reads what earlier ones have kept.
     """
-    whole = policy == 'exact' and not (exit and exit.by_row)
+    whole = policy == 'exact' and not (plan.exit and plan.exit.by_row)
     n = idx.shape[1] if whole else 1                # tokens of a pass
-    cache = None if whole else make_cache(model, counts, policy, ring, idx.shape[1])
+    cache = None if whole else make_cache(model, plan.counts, policy, ring, idx.shape[1])
     parts = []
     for i, tokens in enumerate(idx.split(n, dim=1)):
-        trace, span = [], Span(i * n, n, idx.device)
-        x, _, steps = model.hidden(tokens, counts, exit, noise_seed, span, cache, trace=trace)
-        evals = [entry['evals'] for entry in trace]
-        parts.append((model.lm_head(x), steps, torch.stack(evals, dim=-1) if evals else steps))
+        span = Span(i * n, n, idx.device)
+        x, found = model.hidden(tokens, replace(plan, span=span, cache=cache))
+        parts.append((model.lm_head(x), *(of_groups(found, name, tokens)
+                                          for name in ('steps_used', 'evals'))))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
@@ -153,16 +129,6 @@ def gumbel(seed, position, V):
     return -torch.empty(V).exponential_(generator=generator).log()
 
 
-def row_seeds(seed, n):
-    """The seeds of n rows: seed + i for row i, or a list of them. None draws from torch's."""
-    if seed is None:
-        seed = torch.randint(2 ** 62, ()).item()
-    seeds = [seed + i for i in range(n)] if isinstance(seed, int) else seed
-    if len(seeds) != n:
-        raise ValueError(f'seed must be an int, or one for each of the {n} rows, not {seed}')
-    return seeds
-
-
 def window(n, block_size):
     """
     Where the context window of a row of n tokens begins.
@@ -172,114 +138,6 @@ def window(n, block_size):
     """
     hop = max(1, block_size // 2)
     return hop * max(0, math.ceil((n - block_size) / hop))
-
-
-# many tokens -------------------------------------------------------------------------------------
-
-@torch.no_grad()
-def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-           cache='exact', noise_seed=0, ring=8, stop=None, warm_start=False, draft_loops=None,
-           seed=None):
-    """
-    Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
-
-    rows: B prompts, 1-D int64 tensors of any lengths, of which the last block_size tokens are used.
-    With cache 'exact' or None each row gets the tokens that it would get alone (without
-    warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
-    the tokens drawn, see row_seeds; a draw depends on the position in the whole prompt.
-    cache, ring: the policy and its slots; None = recompute the context for every token.
-    stop: the token that ends a row, which then yields `stop` with 0 steps.
-    warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
-    draft_loops: self-speculation with this many loops (Geiping 5), see speculate.
-
-    ValueError for what is out of range or does not fit together, and for a NaN.
-    """
-    check(rows, max_new_tokens, temperature, top_k)
-    if warm_start and cache is None:
-        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
-    counts, block = model.loop_counts(n_loop, exit), model.config.block_size
-    seeds = row_seeds(seed, len(rows))
-    cut = [max(0, len(row) - block) for row in rows]        # draws count these tokens too
-    rows = [row[-block:] for row in rows]
-    T_max = min(block, max(map(len, rows)) + max_new_tokens)
-    new_cache = partial(make_cache, model, counts, cache, ring, T_max)
-    if draft_loops is not None:
-        if not 1 <= draft_loops < min(counts, default=1):
-            raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {draft_loops}')
-        if len(rows) != 1 or cache != 'exact' or warm_start:
-            raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
-
-        def draw(logits, n):        # tokens n, n + 1, ... of the row, from logits (T, V)
-            draws = [(seeds[0], cut[0] + n + i) for i in range(len(logits))]
-            return choose(logits, temperature, top_k, draws)
-        yield from speculate(model, rows[0], max_new_tokens, counts, exit, noise_seed, draft_loops,
-                             stop, new_cache, draw)
-        return
-
-    # the cache, the starts of the rows' windows, their last states, who has ended
-    kept, starts, warm, ended = None, None, None, torch.zeros(len(rows), dtype=torch.bool)
-    for _ in range(max_new_tokens):
-        # the next logits: run the whole window if it is new, otherwise the last token alone
-        starts_before, starts = starts, [window(len(row), block) for row in rows]
-        if kept is None or starts != starts_before:
-            kept = new_cache() if cache else None
-            contexts = [row[start:] for row, start in zip(rows, starts)]
-            logits, steps, warm = prefill(model, contexts, counts, exit, noise_seed, kept,
-                                          cache == 'latest')
-        else:
-            positions = [len(row) - 1 - start for row, start in zip(rows, starts)]
-            last = torch.stack([row[-1:] for row in rows])
-            logits, steps, warm = one_token(model, last, positions, counts, exit, noise_seed, kept,
-                                            warm if warm_start else None)
-
-        # a token for each row; a row that has ended yields `stop`
-        draws = [(of_row, first + len(row)) for of_row, first, row in zip(seeds, cut, rows)]
-        token = choose(logits, temperature, top_k, draws)                       # (B, 1)
-        token[ended], steps[ended] = stop or 0, 0
-        yield token, steps
-        rows = [torch.cat((row, new)) for row, new in zip(rows, token)]
-        if stop is not None:
-            ended = token[:, 0] == stop
-            if ended.all():
-                return
-
-
-def speculate(model, row, max_new_tokens, counts, exit, noise_seed, draft_loops, stop, new_cache,
-              draw, ahead=4):
-    """
-    stream for one row (n,): draft up to `ahead` tokens with draft_loops, then run them side by side
-    with all loops, and keep those that agree. Draft and check use the same draws, so that the text
-    is that of plain decoding.
-    """
-    kept, start, made, block = None, None, 0, model.config.block_size
-    while made < max_new_tokens:
-        start_before, start = start, window(len(row), block)
-        if start != start_before:
-            kept = new_cache()
-            logits, steps, _ = prefill(model, [row[start:]], counts, exit, noise_seed, kept)
-            tokens = [draw(logits, len(row))]
-        else:
-            # the last token is in the row and not yet in the cache: draft what follows it
-            position = len(row) - 1 - start
-            room = min(ahead, kept[0][0].T_max - 1 - position, max_new_tokens - made - 1)
-            draft = [row[None, -1:]]
-            for i in range(room):
-                logits, _, _ = one_token(model, draft[-1], position + i,
-                                         [draft_loops] * len(counts), None, noise_seed, kept)
-                draft.append(draw(logits, len(row) + i))
-            # all loops on all of them at once, which overwrites the keys and values of the draft
-            span = Span(position, len(draft), row.device)
-            x, _, steps = model.hidden(torch.cat(draft, dim=1), counts, exit, noise_seed, span,
-                                       kept)
-            tokens, steps = draw(model.lm_head(x[0]), len(row)).split(1), steps[0]
-            # keep them up to the first token that differs from the draft, and that token too
-            right = [bool(a == b) for a, b in zip(tokens, draft[1:])] + [False]
-            tokens = tokens[:right.index(False) + 1]
-        for token, used in zip(tokens, steps.split(1)):
-            row, made = torch.cat((row, token[0])), made + 1
-            yield token, used
-            if stop is not None and token == stop:
-                return
 
 
 def check(rows, max_new_tokens, temperature, top_k):
@@ -294,7 +152,200 @@ def check(rows, max_new_tokens, temperature, top_k):
         raise ValueError(f'top_k must be at least 1, not {top_k}')
 
 
+class Text:
+    """
+    Rows of tokens that are being continued: their context windows, and the draws of what follows.
+
+    rows: 1-D tensors, of which the last block_size tokens are kept. seed: row i has seed + i, or
+    give a list of them; None draws it from torch's.
+    """
+
+    def __init__(self, rows, block_size, temperature=1.0, top_k=None, seed=None):
+        if seed is None:
+            seed = torch.randint(2 ** 62, ()).item()
+        self.seeds = [seed + i for i in range(len(rows))] if isinstance(seed, int) else seed
+        if len(self.seeds) != len(rows):
+            raise ValueError(f'seed must be an int, or one for each of the {len(rows)} rows, not '
+                             f'{seed}')
+        self.cut = [max(0, len(row) - block_size) for row in rows]  # draws count these tokens too
+        self.rows = [row[-block_size:] for row in rows]
+        self.block_size, self.temperature, self.top_k = block_size, temperature, top_k
+
+    @property
+    def starts(self):
+        return [window(len(row), self.block_size) for row in self.rows]
+
+    @property
+    def windows(self):
+        return [row[start:] for row, start in zip(self.rows, self.starts)]
+
+    def draw(self, logits, ahead=0):
+        """
+        Logits (B, T, V) -> the next T tokens of each row (B, T), or those that follow `ahead` more.
+        """
+        B, T, _ = logits.shape
+        draws = [(seed, cut + len(row) + ahead + i)
+                 for seed, cut, row in zip(self.seeds, self.cut, self.rows) for i in range(T)]
+        return choose(logits.flatten(0, 1), self.temperature, self.top_k, draws).view(B, T)
+
+    def append(self, token):
+        """A token (B, 1)."""
+        self.rows = [torch.cat((row, new)) for row, new in zip(self.rows, token)]
+
+
+# many tokens --------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
+           cache='auto', noise_seed=0, ring=8, stop=None, seed=None, **way):
+    """
+    Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
+
+    rows: B prompts, 1-D int64 tensors of any lengths, of which the last block_size tokens are used.
+    With cache 'exact' or None each row gets the tokens that it would get alone (without
+    warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
+    the tokens drawn, see Text; a draw depends on the position in the whole prompt.
+    cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
+    'exact', and 'latest' with a wave.
+    stop: the token that ends a row, which then yields `stop` with 0 steps.
+    way: one token at a time, or drafts or a wave, see make_way.
+
+    ValueError for what is out of range or does not fit together, and for a NaN.
+    """
+    check(rows, max_new_tokens, temperature, top_k)
+    text = Text(rows, model.config.block_size, temperature, top_k, seed)
+    plan = Plan(model.loop_counts(n_loop, exit), exit, noise_seed)
+    if cache == 'auto':
+        cache = 'latest' if way.get('wave') else 'exact'
+    way = make_way(model, plan, len(rows), cache, **way)
+    T_max = min(text.block_size, max(map(len, text.rows)) + max_new_tokens)
+    starts, made, ended = None, 0, torch.zeros(len(rows), dtype=torch.bool)
+    while made < max_new_tokens:
+        if cache is None or starts != text.starts:
+            # a new window is read at once, up to its first new token
+            starts = text.starts
+            kept = make_cache(model, plan.counts, cache, ring, T_max) if cache else None
+            plan = replace(plan, cache=kept)
+            logits, steps, states = prefill(model, text.windows, plan, converge=cache == 'latest')
+            new = [(text.draw(logits[:, None]), steps)]
+            way.begin(new[0][0], states)
+        else:
+            new = way.next_tokens(model, plan, text, max_new_tokens - made)
+        for token, steps in new:
+            token[ended], steps[ended] = stop or 0, 0           # a row that has ended
+            yield token, steps
+            text.append(token)
+            made += 1
+            if stop is not None:
+                ended = token[:, 0] == stop
+                if ended.all():
+                    return
+
+
+def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
+             cache='auto', noise_seed=0, **more):
+    """
+    Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and the
+    loop steps that each of them took. The arguments: see stream, which also takes rows of different
+    lengths.
+    """
+    tokens, steps = zip(*stream(model, list(idx), max_new_tokens, temperature, top_k, n_loop, exit,
+                                cache, noise_seed, **more))
+    return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
+
+
+# three ways to make the next tokens ---------------------------------------------------------------
+#
+#     begin(token, states)      a window has been read: its first new token (B, 1), and the last
+#                               states of the token before that
+#     next_tokens(model, plan, text, most)
+#                               at most `most` tokens, [(token (B, 1), steps_used (B, groups)), ...]
+
+def make_way(model, plan, B, cache, warm_start=False, draft_loops=None, wave=0, wave_steps=1,
+             trace=None):
+    """
+    One token at a time, unless draft_loops or wave ask for something else.
+
+    warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
+    draft_loops: self-speculation with this many loops, see Drafts.
+    wave, wave_steps: tokens of a wave, and loop steps of its passes, see waves.Wave; trace: a list.
+    """
+    if wave:
+        if cache != 'latest' or warm_start or draft_loops is not None:
+            raise ValueError("a wave needs cache='latest', without warm_start and draft_loops: "
+                             'leave these out, or give wave=0')
+        if B != 1 or wave < 1:
+            raise ValueError(f'a wave needs one row and a width of at least 1, not {B} and {wave}')
+        return Wave(model, plan, wave, model.loop_counts(wave_steps, knob='wave_steps'), trace)
+    if warm_start and cache is None:
+        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
+    if draft_loops is None:
+        return OneByOne(warm_start)
+    if not 1 <= draft_loops < min(plan.counts, default=1):
+        raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {draft_loops}')
+    if B != 1 or cache != 'exact' or warm_start:
+        raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
+    return Drafts(draft_loops)
+
+
+class OneByOne:
+    """A token a pass."""
+
+    def __init__(self, warm_start=False):
+        self.warm_start, self.states = warm_start, None
+
+    def begin(self, token, states):
+        self.states = states
+
+    def next_tokens(self, model, plan, text, most):
+        last = torch.stack([row[-1:] for row in text.rows])                     # (B, 1)
+        positions = [len(window) - 1 for window in text.windows]
+        logits, steps, self.states = one_token(model, last, positions, plan,
+                                               self.states if self.warm_start else None)
+        return [(text.draw(logits[:, None]), steps)]
+
+
+class Drafts:
+    """
+    Self-speculation (Geiping 5): draft up to `ahead` tokens with few loops, then run them side by
+    side with all loops, and keep those that agree. Draft and check use the same draws, so that the
+    text is that of plain decoding.
+    """
+
+    def __init__(self, loops, ahead=4):
+        self.loops, self.ahead = loops, ahead
+
+    def begin(self, token, states):
+        """Nothing to remember: a draft starts from the cache alone."""
+
+    def next_tokens(self, model, plan, text, most):
+        # the last token is in the row and not yet in the cache: draft what follows it
+        row, = text.windows
+        position, drafting = len(row) - 1, replace(plan, counts=[self.loops] * len(plan.counts),
+                                                   exit=None)
+        room = min(self.ahead, text.block_size - 1 - position, most - 1)
+        tokens = [row[None, -1:]]
+        for i in range(room):
+            logits, _, _ = one_token(model, tokens[-1], position + i, drafting)
+            tokens.append(text.draw(logits[:, None], ahead=i))
+        # all loops on all of them at once, which overwrites the keys and values of the draft
+        idx = torch.cat(tokens, dim=1)                                          # (1, 1 + room)
+        x, found = model.hidden(idx, replace(plan, span=Span(position, 1 + room, idx.device)))
+        made = text.draw(model.lm_head(x))                                      # (1, 1 + room)
+        # keep them up to the first token that differs from the draft, and that token too
+        agree = int((made[:, :-1] == idx[:, 1:]).cumprod(dim=1).sum())
+        steps = of_groups(found, 'steps_used', idx)[0].split(1)
+        return list(zip(made.split(1, dim=1), steps))[:agree + 1]
+
+
 # the demonstration --------------------------------------------------------------------------------
+
+start = 'The method returns '
+max_new_tokens = 24
+n_loop = 8                  # loop steps of the fixed budget, and the budget of the rules
+tau = 0.1                   # threshold of norm_rel; accel uses ten times this
+ring = 4                    # slots of the ring policy
+
 
 def main():
     from common.checkpoint import open_run
@@ -321,5 +372,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

@@ -5,35 +5,27 @@ Exit rules: when may a token stop looping?
     python exits.py --turn=20           the same on a spiral that turns less
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
-against. The model calls `loop_until_exit`, which runs any rule on many tokens at once. Where the
-block map of a token does not depend on other tokens, both let it exit at the same step.
-`Exit.decide` alone decides which tokens exit.
+against. `Exit.decide` is the same decision for any rule and many tokens at once: Looping, waves
+and serving/ all ask it. Where the block map of a token does not depend on other tokens, both let it
+exit at the same step.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
     k        the loop step, from 1
     x0, x1   the state before and after step k, float32
     delta    x1 - x0, the update (Eq. 1)
-    B, T     rows and tokens of a pass
-    b        rows that still loop
+    b, T     rows that still loop, tokens of a pass
 """
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from numbers import Real
-from typing import Callable
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
 from torch.linalg import vector_norm
-
-from common.configurator import configure, imported, run
-
-# -------------------------------------------------------------------------------------------------
-n_loop = 16                 # budget of loop steps
-shrink = 0.7                # the spiral: each step multiplies the length by this ...
-turn = 60.0                 # ... and turns it by this many degrees
-# -------------------------------------------------------------------------------------------------
 
 EPS = 1e-8
 
@@ -114,8 +106,8 @@ class Exit:
 
     keep: does the token keep the step that triggered? Algorithm 1 returns the state before it.
     past: wait for the past, see wait_for_past.
-    reads: the model's method (state, rows, span, cache) that the signal calls as `read`. readout is
-    ln_f and the head; through_coda runs the last layers first.
+    reads: the model's method (state, plan, rows) that the signal calls as `read`. readout is ln_f
+    and the head; through_coda runs the last layers first.
     by_row: all tokens of a row share one signal and exit together, so a pass over a whole sequence
     differs from decoding token by token.
 
@@ -164,9 +156,13 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
     tau >= 0, hits and keep replace the rule's own where they are given. past: wait for the past.
     ValueError for an unknown name, or a tau or hits that is out of range.
     """
-    file, colon, short = name.rpartition(':')
-    known = imported(f'{file}:EXITS', 'rules', 'zoo.huginn:kl') if colon else EXITS
-    if not isinstance(known, dict) or short not in known:
+    file, _, short = name.rpartition(':')
+    try:
+        known = import_module(file).EXITS if file else EXITS
+    except Exception as error:          # a user's own module may raise anything
+        raise ValueError(f"cannot import the exit rule '{name}' ({type(error).__name__}: {error}): "
+                         'write MODULE:NAME, such as zoo.huginn:kl') from None
+    if short not in known:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
     rule = known[short]
     tau = rule.tau if tau is None else tau
@@ -183,84 +179,99 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
 
 # many tokens at once ------------------------------------------------------------------------------
 
-def wait_for_past(value, active, before=None):
+class Step(NamedTuple):
     """
-    Each token's signal (b, T) -> the largest among its own and those of earlier tokens of its row
-    that still loop (active): a token that seems converged may not have their information yet.
+    One loop step of a pass, and which tokens take it.
 
-    before (b, 1): the largest signal of tokens of earlier passes, see cache.Signals.
+    k: its number, from 1; in serving/ a tensor with one for each row. rows (b,): the rows that
+    still loop, None = all. active (b, T): their tokens that still loop, None = all.
     """
-    if active.shape[1] > 1:
-        value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
-    return value if before is None else np.maximum(value, before)
+    k: int = 1
+    rows: torch.Tensor | None = None
+    active: torch.Tensor | None = None
 
 
-def loop_until_exit(step, x, k_max, rule, read=None, on_exit=lambda rows, k: None, signals=None):
+class Looping:
     """
-    Loop each token until `rule` lets it exit, at most k_max steps.
+    Which tokens of a pass still loop in a group: all for k_max steps, or until `rule` lets each of
+    them exit. A group asks it in every step:
 
-    x (B, T, C) float32: the states x^(0). step(x, k, rows, active) computes step k of the b rows
-    that still loop, from their states x (b, T, C) to the next ones. rows (b,): their numbers;
-    active (b, T): the tokens that still loop; None = all. read(x, rows): see Exit. on_exit(rows, k)
-    is called when all tokens of these rows (None = all) have exited, the last one at step k.
+        for k in range(1, k_max + 1):
+            x1 = f(x, looping.step(k))
+            x = looping.after(k, x, x1)
+            if looping.over:
+                break
+        x_star, steps_used, evals = looping.result(x)
+
+    x: states (B, T, C) float32, x^(0) here. A token that has exited keeps its state, and a row
+    whose tokens have all exited leaves the batch: x then has b rows. read(x, rows): see Exit.reads.
     signals: those of earlier passes (cache.Signals), for a rule that waits for the past.
-
-    Returns x_star (B, T, C); steps_used (B, T), the loop steps kept; evals (B, T), the block maps
-    evaluated. ValueError if a signal is NaN.
+    left: a Step with the rows that have just left, the last of their tokens at its k, or None.
     """
-    B, T, _ = x.shape
-    x_star = torch.empty_like(x)
-    steps_used, evals = np.zeros((2, B, T), dtype=np.int64)
-    rows, active, streak, memo = np.arange(B), np.ones((B, T), dtype=bool), 0, None
-    on_rows = on_active = None      # rows and active on the device; None = all
-    for k in range(1, k_max + 1):
-        # one block map; a token that has exited keeps its state
-        x1 = step(x, k, on_rows, on_active)
-        if on_active is not None:
-            x1 = torch.where(on_active[..., None], x1, x)
+
+    def __init__(self, x, k_max, rule=None, read=None, signals=None):
+        self.k_max, self.rule, self.read, self.signals = k_max, rule, read, signals
+        self.left, self.over, self.shape = None, False, x.shape[:2]
+        self.on_rows = self.on_active = None        # rows and active on the device; None = all
+        if rule is not None:
+            B, T, _ = x.shape
+            self.x_star = torch.empty_like(x)       # the states of rows that have left
+            self.steps_used, self.evals = np.zeros((2, B, T), dtype=np.int64)
+            self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
+            self.streak, self.memo = 0, None
+
+    def step(self, k):
+        return Step(k, self.on_rows, self.on_active)
+
+    def after(self, k, x, x1):
+        """Step k led from x to x1 (b, T, C) -> the states from which to loop on."""
+        self.left, rule = None, self.rule
+        if rule is None:
+            return x1
+        if self.on_active is not None:              # a token that has exited keeps its state
+            x1 = torch.where(self.on_active[..., None], x1, x)
 
         # which tokens exit, and which take the new state?
-        value, memo = rule.signal(x, x1, memo, read and partial(read, rows=on_rows))
+        read = self.read and partial(self.read, rows=self.on_rows)
+        value, self.memo = rule.signal(x, x1, self.memo, read)
         value = on_host(value, rule, k)
         if rule.past and value is not None:
-            value = (signals.wait(value, active, k, rows) if signals
-                     else wait_for_past(value, active))
-        streak, exits, takes = rule.decide(value, streak, last=k == k_max)
-        if exits is False or not (active & exits).any():        # the common step: nobody exits
-            x = x1
-            continue
-        exits = active & exits
+            value = (self.signals.wait(value, self.active, k, self.rows) if self.signals
+                     else wait_for_past(value, self.active))
+        self.streak, exits, takes = rule.decide(value, self.streak, last=k == self.k_max)
+        if exits is False or not (self.active & exits).any():   # the common step: nobody exits
+            return x1
+        exits = self.active & exits
         takes = np.broadcast_to(takes, exits.shape)
         x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
         row, token = exits.nonzero()
-        steps_used[rows[row], token] = k - 1 + takes[exits]
-        evals[rows[row], token] = k
-        active = active & ~exits
+        self.steps_used[self.rows[row], token] = k - 1 + takes[exits]
+        self.evals[self.rows[row], token] = k
+        self.active = self.active & ~exits
+        return self.leave(k, x, stay=self.active.any(axis=1))
 
-        # rows whose tokens have all exited leave the batch
-        stay = active.any(axis=1)
+    def leave(self, k, x, stay):
+        """Rows whose tokens have all exited leave the batch -> the states of those that stay."""
+        if not stay.any() and len(self.rows) == len(self.x_star):   # all together, without an index
+            self.x_star, self.left, self.over = x, Step(k), True
+            return x
         if not stay.all():
-            leave_batch(x_star, x, rows, stay, partial(on_exit, k=k))
-            if not stay.any():
-                break
-            streak = np.broadcast_to(streak, exits.shape)[stay]
-            rows, active = rows[stay], active[stay]
-            staying = on_device(np.flatnonzero(stay), x)
-            x, memo = x[staying], None if memo is None else memo[staying]
-            on_rows = on_device(rows, x)
-        on_active = None if active.all() else on_device(active, x)
-    return x_star, on_device(steps_used, x), on_device(evals, x)
+            gone, staying = (on_device(np.flatnonzero(which), x) for which in (~stay, stay))
+            self.left = Step(k, on_device(self.rows[~stay], x))
+            self.x_star[self.left.rows] = x[gone]
+            self.streak = np.broadcast_to(self.streak, self.active.shape)[stay]
+            self.rows, self.active = self.rows[stay], self.active[stay]
+            x, self.memo = x[staying], None if self.memo is None else self.memo[staying]
+            self.on_rows, self.over = on_device(self.rows, x), not stay.any()
+        self.on_active = None if self.active.all() else on_device(self.active, x)
+        return x
 
-
-def leave_batch(x_star, x, rows, stay, on_exit):
-    """Rows leave the batch: copy their states to x_star, and call on_exit with their numbers."""
-    if len(rows) == len(x_star) and not stay.any():     # all rows together, without an index
-        x_star.copy_(x)
-        on_exit(None)
-    else:
-        gone = on_device(rows[~stay], x)
-        x_star[gone] = x[on_device(np.flatnonzero(~stay), x)]
-        on_exit(gone)
+    def result(self, x):
+        """x_star (B, T, C); loop steps kept (B, T); block maps evaluated (B, T)."""
+        if self.rule is None:
+            steps = torch.full(self.shape, self.k_max, device=x.device)
+            return x, steps, steps
+        return self.x_star, on_device(self.steps_used, x), on_device(self.evals, x)
 
 
 def on_host(value, rule, k):
@@ -279,8 +290,23 @@ def on_device(array, x):
     return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # a writable copy
 
 
+def wait_for_past(value, active, before=None):
+    """
+    Each token's signal (b, T) -> the largest among its own and those of earlier tokens of its row
+    that still loop (active): a token that seems converged may not have their information yet.
+
+    before (b, 1): the largest signal of tokens of earlier passes, see cache.Signals.
+    """
+    if active.shape[1] > 1:
+        value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
+    return value if before is None else np.maximum(value, before)
+
+
 # the demonstration --------------------------------------------------------------------------------
 
+n_loop = 16                 # budget of loop steps
+shrink = 0.7                # the spiral: each step multiplies the length by this ...
+turn = 60.0                 # ... and turns it by this many degrees
 TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
 
 
@@ -294,9 +320,14 @@ def show(title, states, read):
             value, memo = rule.signal(*args)
             values.append('' if value is None else f'{value.item():.2e}')
             return value, memo
-        _, kept, evals = loop_until_exit(
-            lambda x, k, *_: states[k].view(1, 1, -1), states[0].view(1, 1, -1), len(states) - 1,
-            replace(rule, signal=recorded), lambda x, rows: read(x))
+        x = states[0].view(1, 1, -1)
+        looping = Looping(x, len(states) - 1, replace(rule, signal=recorded),
+                          lambda x, rows: read(x))
+        for k in range(1, len(states)):
+            x = looping.after(k, x, states[k].view(1, 1, -1))
+            if looping.over:
+                break
+        _, kept, evals = looping.result(x)
         values += [''] * (len(states) - 1 - len(values))
         columns.append([name, *values, f'{rule.tau:g}', kept.item(), evals.item()])
     print(f'\n{title}')
@@ -331,5 +362,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

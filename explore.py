@@ -9,7 +9,7 @@ each exit rule, the five likeliest next tokens, the loss of the right one, the d
 state, and two principal coordinates. The page (its template is explore.html) computes the exits
 from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
 pass in which no token exits, so the page does not show how an exit changes later tokens. Below
-that, a wave (wave.py) continues the prompt, pass by pass.
+that, a wave (waves.py) continues the prompt, pass by pass.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
 
@@ -32,10 +32,11 @@ import tasks
 from common.checkpoint import open_run
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
+from decode import stream
 from exits import EXITS, make_exit
 from geometry import pca_2d, texts_of
 from sample import read_prompt
-from wave import can_wave, stream_wave
+from waves import can_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -159,8 +160,8 @@ def main():
     passes = []
     if wave and not is_task and can_wave(model):
         rule = make_exit('norm_rel', wave_tau)
-        list(stream_wave(model, [idx.to(dev)], new_tokens, temperature=0, exit=rule, width=wave,
-                         steps=wave_steps, trace=passes))
+        list(stream(model, [idx.to(dev)], new_tokens, temperature=0, exit=rule, wave=wave,
+                    wave_steps=wave_steps, trace=passes))
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]
     waved = [token for one in passes for token in one['tokens']]

@@ -1,5 +1,5 @@
 """
-A group of layers that loops, its first state, and the draw of how often it loops.
+A group of layers that loops: its noise, how its input comes in, the loop, and how often it runs.
 
     python loops.py                     loop counts drawn in training, and how the steps of a
                                         trained model shrink
@@ -11,17 +11,22 @@ model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
     repeat n_loop times, or until the exit rule has let every token exit:
         x = norm(core(adapter([x ; e])))    Geiping 3.2; the "block map" f of Algorithm 1
 
+All that a group has to know of the tokens at hand is in one object, a Plan.
+
 Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (truncated
 gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 
     e          the stream that enters the group, given to every step
     x          the iterate; float32 always
     k          the loop step, from 1
-    B, T, C    rows, tokens, width
+    B, b, T    rows; those that still loop; tokens
+    C          width
 """
 import hashlib
 import math
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
@@ -29,14 +34,9 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import KeysValues, Span
-from common.configurator import configure, run
-from exits import loop_until_exit
+from exits import Exit, Looping, Step
 
-# -------------------------------------------------------------------------------------------------
-mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
-draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
-n_loop = 16                 # loop steps whose norms are shown
-# -------------------------------------------------------------------------------------------------
+# draws: how often to loop, and the noise ----------------------------------------------------------
 
 
 def derived_seed(*key):
@@ -70,14 +70,121 @@ def truncated_noise(*shape, generator=None, device='cpu'):
     return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
 
 
+class TrainingNoise:
+    """
+    Noise of its own for each group, row and pass.
+
+    generator: None = torch's own. rank, world: each of `world` processes draws the noise of the
+    whole batch and takes its own rows, so that the number of processes changes nothing.
+    """
+
+    def __init__(self, generator=None, rank=0, world=1):
+        self.generator, self.rank, self.world = generator, rank, world
+
+    def draw(self, group, like, k, pos):
+        """Noise (B, T, C) for x^(0) of a group (k = 0), or to be added before its step k."""
+        B, T, C = like.shape
+        whole = truncated_noise(B * self.world, T, C, generator=self.generator, device=like.device)
+        return whole[B * self.rank:B * (self.rank + 1)]
+
+
+class FixedNoise:
+    """The noise of evaluation: a function of (seed, group, k, position) alone."""
+
+    def __init__(self, seed):
+        self.seed, self.tables = seed, {}
+
+    def draw(self, group, like, k, pos):
+        shape = group.block_size, like.shape[-1]
+        key = group.index, k, shape, like.device
+        if key not in self.tables:      # drawn on the CPU, so that all devices agree
+            generator = torch.Generator()
+            generator.manual_seed(derived_seed(self.seed, 'state', group.index, k))
+            self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
+        return self.tables[key][pos].expand_as(like)
+
+
+fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # keeps the tables of the last seed used
+
+
+# injections: how e enters each step ---------------------------------------------------------------
+#
+#     share(e)          what all steps of a pass share, (B, T, C): computed once
+#     join(x, share)    the state with e in it, (B, T, C), which goes into the core
+#     reads_e           does join read its share? If not, only x^(0) can bring in the input
+#     products          (C x C) matrix products of join with x, and of share with e: for the FLOPs
+
+class Concat(nn.Linear):
+    """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
+    reads_e, products = True, 1
+
+    def __init__(self, C):
+        super().__init__(2 * C, C, bias=False)
+
+    def share(self, e):
+        # under autocast the product is bf16, but the sum must be float32
+        return F.linear(e, self.weight[:, e.shape[-1]:]).to(e.dtype)
+
+    def join(self, x, share):
+        return F.linear(x, self.weight[:, :x.shape[-1]]).to(x.dtype) + share
+
+
+class Add(nn.Module):
+    """x + e."""
+    reads_e, products = True, 0
+
+    def __init__(self, C):
+        super().__init__()
+
+    def share(self, e):
+        return e
+
+    def join(self, x, share):
+        return x + share
+
+
+class NoInjection(Add):
+    """x alone; x^(0) is then e."""
+    reads_e = False
+
+    def join(self, x, share):
+        return x
+
+
+# to add one, write such a class and a line here: GPTConfig.injection is one of these names
+INJECTIONS = {'concat': Concat, 'add': Add, 'none': NoInjection}
+
+
+# a pass, and the group ----------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Plan:
+    """How a pass of tokens goes through the model: all that its layers have to know."""
+    counts: list                        # the loop budget of each group
+    exit: Exit | None = None            # a rule; None = all loops of the budget
+    noise_seed: int | TrainingNoise = 0     # of x^(0); or a noise of your own, as train.py has it
+    span: Span | None = None            # where the tokens stand; None = from position 0 on
+    cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
+    warm: list | None = None            # x^(0) (B, n, C) of the first n tokens for each group; the
+                                        # others start from noise
+    keep_states: bool = False           # of all steps, for a trace
+    read: Callable | None = None        # what the rule reads; set by GPT.hidden
+
+    def hook(self, block, step=Step()):
+        """
+        For a Block in a loop step, what attention needs: update(k, v) -> all k, all v, mask, which
+        writes and reads the cache, None without one; and the positions.
+        """
+        kv = self.cache and self.cache.get(block)
+        update = partial(kv.update, span=self.span, step=step) if kv else None
+        return update, self.span.pos_of(step.rows)
+
+
 class RecurrentGroup(nn.Module):
     """
     Looped layers `core` (a list of blocks), which get `e` in every step.
 
-    index: which group of the model this is, from 0. config.injection says how e comes in: 'concat',
-    one Linear(2C -> C) on [x ; e] (Geiping 3.2); 'add', x + e; 'none', not at all, and x^(0) is e.
-    To add one, extend GPTConfig, __init__, inject and step; model.flops_per_token if it multiplies
-    matrices; wave.can_wave and find_unused_parameters in train.py if a step may not read e.
+    index: which group of the model this is, from 0.
     """
 
     def __init__(self, core, config, index=0):
@@ -85,38 +192,19 @@ class RecurrentGroup(nn.Module):
         C = config.n_embd
         self.core = nn.ModuleList(core)
         self.norm = nn.RMSNorm(C, eps=1e-6)
-        self.adapter = None
-        if config.injection == 'concat':
-            self.adapter = nn.Linear(2 * C, C, bias=False)
+        self.adapter = INJECTIONS[config.injection](C)
         self.index, self.block_size = index, config.block_size
-        self.injection, self.norm_inside = config.injection, config.norm_inside
-        self.bptt_k, self.step_noise = config.bptt_k, config.step_noise
-        # paper silent: with injection 'none' only x^(0) can bring in the input
-        self.x0 = 'e' if config.injection == 'none' else config.x0
-        # for training, set by train.py: rank, world size, noise generator
-        self.rank, self.world, self.generator = 0, 1, None
-        # for evaluation: the noise of each position, see `noise`
-        self.tables, self.tables_of = {}, None
+        self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k
+        self.step_noise = config.step_noise
+        # paper silent: if no step reads the input, only x^(0) can bring it in
+        self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
-    def noise(self, like, k, noise_seed, pos):
-        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. pos: see Span."""
-        if self.training:
-            # every process draws the noise of the whole batch and takes its own rows, so that the
-            # number of processes changes nothing
-            B, T, C = like.shape
-            whole = truncated_noise(B * self.world, T, C, generator=self.generator,
-                                    device=like.device)
-            return whole[B * self.rank:B * (self.rank + 1)]
-        # in evaluation, noise depends only on (noise_seed, group, k, position): a table for each k,
-        # kept for the last noise seed used, and drawn on the CPU so that all devices agree
-        if self.tables_of != (noise_seed, like.device):
-            self.tables, self.tables_of = {}, (noise_seed, like.device)
-        if k not in self.tables:
-            generator = torch.Generator()
-            generator.manual_seed(derived_seed(noise_seed, 'state', self.index, k))
-            table = truncated_noise(self.block_size, like.shape[-1], generator=generator)
-            self.tables[k] = table.to(like.device)                              # (block_size, C)
-        return self.tables[k][pos].expand_as(like)
+    def noise(self, like, k, noise_seed=0, pos=None):
+        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. pos: 0 ... T - 1."""
+        pos = slice(like.shape[1]) if pos is None else pos
+        if not hasattr(noise_seed, 'draw'):
+            noise_seed = TrainingNoise() if self.training else fixed_noise(noise_seed)
+        return noise_seed.draw(self, like, k, pos)
 
     def init_state(self, e, noise_seed=0, pos=None):
         """x^(0) for e (B, T, C) at positions pos, (T,) or (B, 1), 0 ... T - 1 by default."""
@@ -124,31 +212,18 @@ class RecurrentGroup(nn.Module):
             return e.float()
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
-        return self.noise(e, 0, noise_seed, slice(e.shape[1]) if pos is None else pos)
+        return self.noise(e, 0, noise_seed, pos)
 
-    def inject(self, e):
-        """What all steps share: the adapter's weight for x, and what e adds (B, T, C)."""
-        if self.injection != 'concat':
-            return None, e
-        on_x, on_e = self.adapter.weight.chunk(2, dim=1)                        # (C, C) each
-        # under autocast the product is bf16, but the sum must be float32
-        return on_x, F.linear(e, on_e).to(e.dtype)
-
-    def step(self, x, e, injected=None, updates=None, pos=None):
+    def step(self, x, e, share=None, hooks=None):
         """
         One block map x^(k-1) -> x^(k), (B, T, C) float32.
 
-        injected: inject(e), if computed already; e is then not used. updates: a cache hook for
-        each layer of the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
+        share: adapter.share(e), if computed already; e is then not used. hooks: for each block of
+        the core its cache hook and positions, see Plan.hook; None = a sequence without a cache.
         """
-        on_x, share = self.inject(e) if injected is None else injected
-        # x = adapter([x ; e]): e's half is the same in every step, so it is computed once
-        if self.injection == 'concat':
-            x = F.linear(x, on_x).to(x.dtype) + share
-        elif self.injection == 'add':
-            x = x + share
+        x = self.adapter.join(x, self.adapter.share(e) if share is None else share)
         for i, block in enumerate(self.core):
-            x = block(x, None if updates is None else updates[i], pos)
+            x = block(x, *hooks[i]) if hooks else block(x)
         # Geiping 3.2: the norm n_c closes the core, in every step
         return self.norm(x) if self.norm_inside else x
 
@@ -156,94 +231,91 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def step_of_pass(self, x, k, rows=None, active=None, *, injected, noise_seed, span, caches):
-        """Step k of a pass. rows, active: which rows and tokens loop, see exits.loop_until_exit."""
-        pos = span.pos[rows] if rows is not None and span.ragged else span.pos
+    def step_of(self, plan, x, share, step):
+        """One loop step of a pass, for the rows that still loop; share: of all rows."""
+        if step.rows is not None:
+            share = share[step.rows]
         # paper silent; off by default, since noise in every step rules out the paper's own cosines
         if self.step_noise:
-            x = x + self.step_noise * self.noise(x, k, noise_seed, pos)
-        # the hooks that write and read the keys and values of step k
-        updates = None
-        if caches is not None:
-            updates = [c.at(span=span, k=k, rows=rows, active=active) for c in caches]
-        if rows is not None:
-            on_x, share = injected
-            injected = on_x, share[rows]
-        return self.step(x, None, injected, updates, pos)
+            pos = plan.span.pos_of(step.rows)
+            x = x + self.step_noise * self.noise(x, step.k, plan.noise_seed, pos)
+        return self.step(x, None, share, [plan.hook(block, step) for block in self.core])
 
-    def loop(self, f, x, n_loop, states=None):
-        """n_loop steps from x, with gradients through the last bptt_k. states: see states_of."""
+    def forward(self, e, plan):
+        """
+        e (B, T, C) -> what the next layer gets (B, T, C), and what was found on the way: dict(e=,
+        x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the loop
+        steps kept, evals=(B, T), the block maps evaluated). ValueError for an exit rule while
+        training.
+        """
+        if plan.exit is not None and self.training:
+            raise ValueError('an exit rule works in evaluation only: call model.eval() first')
+        if plan.exit is not None and plan.cache is None:
+            # a token that has exited must keep its keys, so a rule always needs a cache; one slot
+            # is enough, as all tokens are at the same step
+            plan = replace(plan, cache={block: KeysValues(1, e.shape[1]) for block in self.core})
+
+        # the first state, and what all steps share
+        n_loop, e = plan.counts[self.index], e.float()
+        x, share = self.first_state(e, plan), self.adapter.share(e)
+        looping = Looping(x, n_loop, plan.exit, plan.read, self.signals(plan, len(e)))
+        states = self.room(x, n_loop) if plan.keep_states and plan.exit is None else None
+
         for k in range(1, n_loop + 1):
-            # Geiping 3.3. e's share is computed before, so e has gradients whatever bptt_k is
-            with_gradient = torch.is_grad_enabled() and k > n_loop - self.bptt_k
-            with torch.set_grad_enabled(with_gradient):
-                x = f(x, k)
-            if states is not None:
-                states[k] = x
+            # Geiping 3.3: gradients through the last bptt_k steps. e's share is computed before, so
+            # e has gradients whatever bptt_k is
+            with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):
+                x1 = self.step_of(plan, x, share, looping.step(k))
+            x = looping.after(k, x, x1)
             if k == n_loop - self.bptt_k:
                 # autocast keeps bf16 copies of the weights, made without gradients: drop these, or
                 # the later steps would use them, and the weights would get no gradient
                 torch.clear_autocast_cache()
+            if states is not None:
+                states[k] = x
+            if looping.left:            # rows whose last token has exited
+                for block in self.core:
+                    plan.cache[block].fill(plan.span, looping.left)
+            if looping.over:
+                break
+
+        x, steps_used, evals = looping.result(x)
+        if states is not None and self.training:    # with gradients, for losses as in zoo/ouro.py
+            states = torch.stack(states)                                        # (K+1, B, T, C)
+        elif states is not None:
+            e, states = e.detach(), states.detach()
+        found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
+        return self.leave(x), found
+
+    def first_state(self, e, plan):
+        """x^(0) of a pass (B, T, C)."""
+        x = self.init_state(e, plan.noise_seed, plan.span.pos)
+        if plan.warm:
+            first = plan.warm[self.index]                                        # (B, n, C)
+            x = torch.cat((first, x[:, first.shape[1]:]), dim=1)
         return x
 
-    def forward(self, e, n_loop, exit=None, read=None, noise_seed=0, span=None, caches=None,
-                x0=None, trace=None):
-        """
-        e (B, T, C) -> the last states (B, T, C), see leave; steps_used (B, T), the loop steps kept;
-        evals (B, T), the block maps evaluated.
+    def signals(self, plan, B):
+        """The signals of earlier passes, for a rule that waits for the past; None without them."""
+        signals = plan.cache.get(self) if plan.exit is not None and plan.exit.past else None
+        if signals:
+            signals.begin(plan.span, B)
+        return signals
 
-        read: see GPT.reader. span, caches: where the tokens stand, and the KeysValues of each layer
-        of the core; None for a pass over a whole sequence. x0: x^(0) of the first tokens. The rest:
-        see GPT.forward. ValueError for an exit rule while training.
-        """
-        if exit is not None and self.training:
-            raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-        # the first state, and the block map of this pass
-        B, T, _ = e.shape
-        span = span or Span(0, T, e.device)
-        e = e.float()
-        x = self.init_state(e, noise_seed, span.pos)
-        if x0 is not None:
-            x = torch.cat((x0, x[:, x0.shape[1]:]), dim=1)
-        if exit is not None and caches is None:
-            # a token that has exited must keep its keys, so a rule always needs a cache; one slot
-            # is enough, as all tokens are at the same step
-            caches = [KeysValues(1, T) for _ in self.core]
-        f = partial(self.step_of_pass, injected=self.inject(e), noise_seed=noise_seed, span=span,
-                    caches=caches)
-
-        # loop n_loop times, or until the rule has let every token exit
-        states = None
-        if exit is None:
-            states = None if trace is None else states_of(x, n_loop, self.training)
-            x = self.loop(f, x, n_loop, states)
-            steps_used = evals = torch.full((B, T), n_loop, device=e.device)
-        else:
-            def fill_slots(rows, k):
-                for c in caches:
-                    c.fill(rows, k, span)
-            signals = caches[0].signals if exit.past else None
-            if signals:
-                signals.begin(span, B)
-            x, steps_used, evals = loop_until_exit(f, x, n_loop, exit, read, fill_slots, signals)
-        if trace is not None:
-            if self.training:       # with their gradients, for losses like that of zoo/ouro.py
-                states = torch.stack(states)                                    # (K+1, B, T, C)
-            elif states is not None:
-                e, states = e.detach(), states.detach()
-            trace.append(dict(e=e, states=states, steps_used=steps_used, evals=evals))
-        return x, steps_used, evals
-
-
-def states_of(x, n_loop, training):
-    """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
-    # a list keeps gradients; one tensor, allocated first, fails early if memory is short
-    states = [x] * (n_loop + 1) if training else x.new_empty(n_loop + 1, *x.shape)
-    states[0] = x
-    return states
+    def room(self, x, n_loop):
+        """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
+        # a list keeps gradients; one tensor, allocated first, fails early if memory is short
+        states = [x] * (n_loop + 1) if self.training else x.new_empty(n_loop + 1, *x.shape)
+        states[0] = x
+        return states
 
 
 # the demonstration --------------------------------------------------------------------------------
+
+mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
+draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
+n_loop = 16                 # loop steps whose norms are shown
+
 
 @torch.no_grad()
 def main():
@@ -270,5 +342,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

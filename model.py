@@ -18,17 +18,15 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral
 from operator import index
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-import decode
 from cache import Span
-from common.configurator import configure, convert, run
-from loops import RecurrentGroup, sample_n_loop
-from wave import stream_wave
+from exits import Step
+from loops import INJECTIONS, Concat, Plan, RecurrentGroup, sample_n_loop
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
@@ -47,7 +45,7 @@ class GPTConfig:
         default_factory=lambda: [[4], [5, 6], [7]])
     mean_recurrence: float = 12.0   # r of the lognormal-Poisson draw; its mean is r + 1
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
-    injection: Literal['concat', 'add', 'none'] = 'concat'  # how e enters each step
+    injection: Literal[*INJECTIONS] = 'concat'      # how e enters each step
     adapter_init: Literal['sum', 'random'] = 'sum'  # 'sum': starts as x + e; 'random': Geiping
     x0: Literal['noise', 'zero', 'e'] = 'noise'     # a group's first state; 'noise': Geiping
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
@@ -58,7 +56,7 @@ class GPTConfig:
     def __post_init__(self):
         """ValueError where the values do not fit together."""
         for one in fields(self):
-            convert(one.name, getattr(self, one.name), one.type)
+            check_type(one.name, getattr(self, one.name), one.type)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
                      'bptt_k', 'rope_base'):
             if not 0 < getattr(self, name) < math.inf:
@@ -77,6 +75,15 @@ class GPTConfig:
         self.groups = checked_groups(self.groups, self.n_layer)
 
 
+def check_type(name, value, kind):
+    """ValueError unless the value is of this kind: a type, a union of types, or a Literal."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
+    elif not isinstance(value, (kind, {float: int, list: tuple}.get(kind, kind))):
+        raise ValueError(f'{name} must be {getattr(kind, "__name__", kind)}, not {value!r}')
+
+
 def checked_groups(groups, n_layer):
     """The groups, sorted. ValueError unless they are disjoint runs of layers 0 ... n_layer - 1."""
     try:
@@ -93,7 +100,7 @@ def checked_groups(groups, n_layer):
 
 
 class Rotary(nn.Module):
-    """Rotary positions: adjacent pairs (x0, x1), (x2, x3), ... turned by position times speed."""
+    """Rotary positions: adjacent pairs of numbers are turned by position times speed."""
 
     def __init__(self, config):
         super().__init__()
@@ -110,8 +117,8 @@ class Rotary(nn.Module):
         cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
         pairs = x.float().unflatten(-1, (-1, 2))                    # (B, H, T, D / 2, 2)
         if torch.compiler.is_compiling():       # the compiler fuses these; it lacks complex numbers
-            x0, x1 = pairs.unbind(-1)
-            turned = torch.stack((x0 * cos - x1 * sin, x0 * sin + x1 * cos), dim=-1)
+            a, b = pairs.unbind(-1)
+            turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1)
         else:                                   # the same, in a quarter of the time on a CPU
             turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.complex(cos, sin))
         return turned.flatten(-2).to(x.dtype)
@@ -234,9 +241,9 @@ class GPT(nn.Module):
                 variance = 1 / (5 * config.n_embd * effective_depth(config))
             std = math.sqrt(variance)
             nn.init.trunc_normal_(module.weight, 0.0, std, -3 * std, 3 * std)
-        if config.injection == 'concat' and config.adapter_init == 'sum':
-            # differs from the paper: the adapter starts as x + e
-            for group in self.groups:
+        for group in self.groups:
+            if isinstance(group.adapter, Concat) and config.adapter_init == 'sum':
+                # differs from the paper: the adapter starts as x + e
                 group.adapter.weight.copy_(torch.eye(config.n_embd).repeat(1, 2))
 
     def embed(self, idx, pos):
@@ -247,35 +254,33 @@ class GPT(nn.Module):
         # differs from the paper: tokens and positions are scaled (Geiping)
         return self.drop(x * math.sqrt(self.config.n_embd))
 
-    def readout(self, x, rows=None, span=None, cache=None):
+    def readout(self, x, plan=None, rows=None):
         """
         State (..., C) -> logits (..., V), which exit rules read by default. The other arguments are
         for methods like the next one, see reader.
         """
         return self.lm_head(self.ln_f(x))
 
-    def through_coda(self, x, rows=None, span=None, cache=None):
+    def through_coda(self, x, plan=None, rows=None):
         """The layers after the last group, then readout. rows: of the batch, None for all."""
         # what it writes to their cache the pass overwrites when it reaches these layers itself
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].leave(x)
-        span = span or Span(0, x.shape[1], x.device)
-        pos = span.pos[rows] if rows is not None and span.ragged else span.pos
-        for i in range(last + 1, len(self.h)):
-            x = self.h[i](x, cache[i][0].at(span=span, rows=rows) if cache else None, pos)
+        for layer in list(self.h)[last + 1:]:
+            x = layer(x, *plan.hook(layer, Step(rows=rows))) if plan else layer(x)
         return self.readout(x)
 
-    def reader(self, exit, span=None, cache=None):
+    def reader(self, exit, plan=None):
         """
-        What a rule reads: the method that exit.reads names, as a function of a state (b, T, C) and
-        of its rows (b,), None for all. ValueError if this model has no such method.
+        What a rule reads in a pass: the method that exit.reads names, as a function of a state (b,
+        T, C) and of its rows (b,), None for all. ValueError if this model has no such method.
         """
         method = getattr(self, exit.reads, None)
         if method is None:
             raise ValueError(f"the exit rule '{exit.name}' needs the method {exit.reads}, and "
                              f'{type(self).__name__} has none: choose another rule, or a model '
                              'that was trained with it (see zoo/)')
-        return lambda x, rows=None: method(x, rows, span, cache)
+        return lambda x, rows=None: method(x, plan, rows)
 
     def loop_counts(self, n_loop=None, exit=None, knob='n_loop'):
         """n_loop, as forward takes it -> a list, one count a group. knob: its name in errors."""
@@ -299,74 +304,54 @@ class GPT(nn.Module):
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
         is then its k_max. noise_seed: in evaluation x^(0) is a function of (noise_seed, group,
-        position) alone; in training it comes from each group's generator, see train.seed_noise.
-        trace: a list, to which each group appends dict(e=(B, T, C), states=(K+1, B, T, C) or None
-        with an exit rule, steps_used=(B, T), evals=(B, T)).
+        position) alone; in training it is new in every pass, or drawn from a loops.TrainingNoise
+        given here. trace: a list, to which each group appends dict(e=(B, T, C), states=(K+1, B, T,
+        C) or None with an exit rule, steps_used=(B, T), evals=(B, T), x=the last states).
         ValueError if T > block_size, or n_loop does not fit the groups.
         """
-        x, *_ = self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
+        plan = Plan(self.loop_counts(n_loop, exit), exit, noise_seed,
+                    keep_states=trace is not None)
+        x, found = self.hidden(idx, plan)
+        if trace is not None:
+            trace += found
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return logits, loss
 
-    def hidden(self, idx, counts, exit=None, noise_seed=0, span=None, cache=None, warm=None,
-               trace=None):
+    def hidden(self, idx, plan):
         """
-        forward up to the head: idx (B, T) -> what the head reads (B, T, C), the last state of each
-        group, a list of (B, T, C), and steps_used (B, T, groups).
-
-        counts: loops of each group. span: where the tokens stand. cache: see decode.make_cache.
-        warm: for each group the x^(0) (B, n, C) of the first n tokens; others start from noise.
+        forward up to the head: idx (B, T) -> what the head reads (B, T, C), and what each group
+        found, see RecurrentGroup.forward.
         """
-        span = span or Span(0, idx.shape[1], idx.device)
+        span = plan.span or Span(0, idx.shape[1], idx.device)
         if span.end > self.config.block_size:
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        x, read = self.embed(idx, span.pos), exit and self.reader(exit, span, cache)
-        # through the list of layers
-        states, steps = [], [idx.new_zeros(*idx.shape, 0)]      # a model may have no groups
-        for i, layer in enumerate(self.h):
-            kept = cache[i] if cache else None
+        plan = replace(plan, span=span)
+        if plan.exit:
+            plan = replace(plan, read=self.reader(plan.exit, plan))
+        x, found = self.embed(idx, span.pos), []
+        for layer in self.h:
             if isinstance(layer, RecurrentGroup):
-                g = layer.index
-                state, steps_used, _ = layer(x, counts[g], exit, read, noise_seed, span, kept,
-                                             warm[g] if warm else None, trace)
-                states.append(state)
-                steps.append(steps_used[..., None])
-                x = layer.leave(state)
+                x, of_group = layer(x, plan)
+                found.append(of_group)
             else:
-                x = layer(x, kept[0].at(span=span) if kept else None, span.pos)
-        return self.ln_f(x), states, torch.cat(steps, dim=-1)
+                x = layer(x, *plan.hook(layer))
+        return self.ln_f(x), found
 
-    def stream(self, rows, max_new_tokens, cache='auto', wave=0, wave_steps=1, **how):
-        """
-        Yield the new tokens (B, 1) one after another, and their steps_used (B, groups): one at a
-        time by decode.stream, or wave > 0 of them at once by wave.stream_wave; the rest: see there.
-        cache: 'auto' is 'exact', and 'latest' with a wave. ValueError for what no wave supports.
-        """
-        if not wave:
-            cache = 'exact' if cache == 'auto' else cache
-            return decode.stream(self, rows, max_new_tokens, cache=cache, **how)
-        warm_start, draft_loops, _ = (how.pop(name, None)
-                                      for name in ('warm_start', 'draft_loops', 'ring'))
-        if cache not in ('auto', 'latest') or warm_start or draft_loops is not None:
-            raise ValueError("a wave needs cache='latest', without warm_start and draft_loops: "
-                             'leave these out, or give wave=0')
-        return stream_wave(self, rows, max_new_tokens, width=wave, steps=wave_steps, **how)
+    # decoding is built on top of the model, so it is imported when it is asked for
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-                 cache='auto', noise_seed=0, **more):
-        """
-        Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
-        the loop steps that each of them took. n_loop, exit, noise_seed: see forward. The rest: see
-        decode.stream; GPT.stream also takes rows of different lengths.
-        """
-        tokens, steps = zip(*self.stream(
-            list(idx), max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
-            exit=exit, cache=cache, noise_seed=noise_seed, **more))
-        return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
+    def stream(self, *prompts, **how):
+        """New tokens one after another, and their loop steps; see decode.stream."""
+        from decode import stream
+        return stream(self, *prompts, **how)
+
+    def generate(self, *prompts, **how):
+        """Continue idx (B, T) -> (idx (B, T + new), steps_used); see decode.generate."""
+        from decode import generate
+        return generate(self, *prompts, **how)
 
 
 # what a shape costs -------------------------------------------------------------------------------
@@ -387,8 +372,8 @@ def flops_per_token(config, n_loop, training=False):
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
     block = 2 * 12 * C ** 2 + 4 * config.block_size * C
-    # half of the adapter multiplies e, once a pass; the other half x, in every step
-    half = 2 * C ** 2 if config.injection == 'concat' else 0
+    # half of an adapter multiplies e, once a pass; the other half x, in every step
+    half = 2 * C ** 2 * INJECTIONS[config.injection].products
     once = 3 if training else 1
     flops = once * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)
     for layers, n in zip(config.groups, n_loop):
@@ -441,6 +426,7 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals() | asdict(GPTConfig())
                        | dict(__annotations__=GPTConfig.__annotations__))
     run(main)

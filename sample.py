@@ -22,9 +22,10 @@ import tasks
 from common.checkpoint import open_run, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
-from decode import teacher_forced
+from decode import stream, teacher_forced
 from exits import make_exit
-from wave import can_wave
+from loops import Plan
+from waves import can_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -41,7 +42,7 @@ cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = like
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
-wave: int | None = None     # wave width (wave.py); 0 = no wave; None = 8, 0 if other knobs need it
+wave: int | None = None     # wave width (waves.py); 0 = no wave; None = 8, 0 if other knobs need it
 wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of mean_recurrence
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
@@ -135,8 +136,8 @@ def print_problems(model, task, rule):
     problems, T = tasks.Problems(task), model.config.block_size
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
-    logits, steps, _ = teacher_forced(model, idx, model.loop_counts(n_loop, rule), rule,
-                                      cache or 'exact', ring, noise_seed)
+    plan = Plan(model.loop_counts(n_loop, rule), rule, noise_seed)
+    logits, steps, _ = teacher_forced(model, idx, plan, cache or 'exact', ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
@@ -151,8 +152,8 @@ def print_text(model, encoding, rule, width, pass_steps, dev):
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
     for i in range(num_samples):
-        tokens = model.stream(
-            [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
+        tokens = stream(
+            model, [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
             top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
             warm_start=warm_start, draft_loops=draft_loops, wave=width, wave_steps=pass_steps,
             stop=encoding.eot_token if stop_at_end else None, seed=seed + i)

@@ -36,7 +36,7 @@ from common.configurator import configure, plain
 from common.configurator import run as run_main
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
-from loops import derived_seed, sample_n_loop
+from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
@@ -118,12 +118,11 @@ def draw_loops(it, micro):
     return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
 
 
-def seed_noise(gpt, it, micro, dev):
-    """The generators of x^(0) and dropout."""
-    generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
-    for group in gpt.groups:
-        group.generator = generator
+def draw_noise(it, micro, dev):
+    """The noise of x^(0); seeds torch for dropout too."""
     torch.manual_seed(derived_seed(seed, 'dropout', it, micro, RANK))
+    generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
+    return TrainingNoise(generator, RANK, WORLD)
 
 
 # the start of a run ------------------------------------------------------------------------------
@@ -196,8 +195,6 @@ def set_up(before, resumed, text, dev):
             one.load_state_dict(one.state_dict() | dict(state=before[name]))
         run.start, run.val_loss = before['iter_num'], before['val_loss']
         run.trend, run.spikes = before['trend'], before['spikes']
-    for group in gpt.groups:
-        group.rank, group.world = RANK, WORLD
     return run
 
 
@@ -212,11 +209,11 @@ def compile_layers(gpt):
 
 # the run -----------------------------------------------------------------------------------------
 
-def forward_backward(ddp, x, y, n_loop, autocast, last):
+def forward_backward(ddp, x, y, n_loop, noise, autocast, last):
     """Add the gradients of one micro step -> its share of the loss, nats a token."""
     ddp.require_backward_grad_sync = last       # DDP adds the gradients up at the last micro step
     with autocast:
-        loss = ddp(x, y, n_loop=n_loop)[1] / gradient_accumulation_steps
+        loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
     loss.backward()
     return loss.detach() / WORLD
 
@@ -249,8 +246,9 @@ def main():
     if compiled:
         compile_layers(gpt)
     if WORLD > 1:
-        # without injection, layers before a group get no gradient if it loops beyond bptt_k
-        ddp = DistributedDataParallel(gpt, find_unused_parameters=injection == 'none')
+        # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
+        reads_e = INJECTIONS[injection].reads_e
+        ddp = DistributedDataParallel(gpt, find_unused_parameters=not reads_e)
     since = f', from iteration {run.start}' if run.start else ''
     say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
@@ -285,9 +283,9 @@ def main():
         for micro in range(gradient_accumulation_steps):
             x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
-            seed_noise(gpt, it, micro, dev)
+            noise = draw_noise(it, micro, dev)
             last = micro == gradient_accumulation_steps - 1
-            status[0] += forward_backward(ddp, x, y, n_loop, autocast, last)
+            status[0] += forward_backward(ddp, x, y, n_loop, noise, autocast, last)
             flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)
 
         # clip; one all-reduce, which waits for the device; the check, before any weight is touched

@@ -16,10 +16,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from cache import KeysValues, Span
+from cache import KeysValues, Span, make_cache
 from common.configurator import configure, run
-from decode import make_cache, prefill
+from decode import prefill
 from exits import EXITS, make_exit
+from loops import Plan
 from model import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------------------------
@@ -52,8 +53,9 @@ def checks():
         group, e, n = model.groups[0], torch.randn(1, 1, model.config.n_embd), 8
 
         def loop(rule):
+            cache = {block: KeysValues(n, 1) for block in group.core}
             read = model.reader(rule) if rule else None
-            group(e, n, rule, read, 0, Span(), [KeysValues(n, 1)])
+            group(e, Plan([n], rule, span=Span(), cache=cache, read=read))
         for name in EXITS:
             works = partial(loop, make_exit(name, 0.0)), partial(loop, None)
             checked, plain = in_turn(*works, repeats=3 * rounds)
@@ -67,11 +69,11 @@ def passes():
     model, first = GPT(GPTConfig(block_size=64)).eval(), 32
     idx = torch.randint(50257, (1, first + 16))
     cache = make_cache(model, [1] * 3, 'latest')
-    prefill(model, [idx[0, :first]], [1] * 3, None, 0, cache)
+    prefill(model, [idx[0, :first]], Plan([1] * 3, cache=cache))
 
     def one_pass(tokens, loops):
-        x, *_ = model.hidden(idx[:, first:first + tokens], [loops] * 3, span=Span(first, tokens),
-                             cache=cache)
+        plan = Plan([loops] * 3, span=Span(first, tokens), cache=cache)
+        x, _ = model.hidden(idx[:, first:first + tokens], plan)
         model.lm_head(x)
     cases = [(1, 12), (1, 30), *product((1, 2, 4, 8, 16), (1, 2, 3))]
     times = in_turn(*(partial(one_pass, *case) for case in cases), repeats=rounds)

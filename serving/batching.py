@@ -36,13 +36,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from cache import Span
+from cache import Span, make_cache
 from common.checkpoint import open_run
 from common.configurator import configure, convert, did_you_mean, given, pick_device, run
 from data import EOT, get_encoding
-from decode import check, choose, make_cache, stream, window
-from exits import Exit, make_exit, on_device
-from loops import RecurrentGroup
+from decode import check, choose, stream, window
+from exits import Exit, Step, make_exit, on_device
+from loops import Plan, RecurrentGroup
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -114,26 +114,26 @@ class Batch:
         self.model, self.rule, self.rows = model, rule, [None] * B
         groups = [i for i, layer in enumerate(model.h) if isinstance(layer, RecurrentGroup)]
         self.counts = dict(zip(groups, counts))
-        # the state; e's share of a loop step and the adapter's weight for x, see
-        # RecurrentGroup.inject; the loop step, the exit rule's memo and streak
+        # the state; what e adds to each loop step; the loop step, the exit rule's memo and streak
         weight = model.lm_head.weight
         self.x, self.share = torch.zeros(2, B, 1, model.config.n_embd, device=weight.device)
-        self.on_x, self.memo = {}, None
+        self.memo = None
         self.k, self.streak = np.zeros((2, B), dtype=np.int64)
         # keys and values, which one pass of all rows allocates
         self.cache = make_cache(model, counts, 'latest')
         idx = torch.zeros(B, 1, dtype=torch.long, device=weight.device)
-        model.hidden(idx, [1] * len(counts), cache=self.cache)
+        model.hidden(idx, Plan([1] * len(counts), cache=self.cache))
 
     def run(self, stage, numbers):
         """Run a stage for the rows that wait for it. Returns logits (b, V) after the head."""
         rows, at = [self.rows[i] for i in numbers], on_device(numbers, self.x)
         span = Span([row.pos if row else 0 for row in self.rows], 1, self.x.device)
+        plan = Plan(self.counts, span=span, cache=self.cache)
         if stage.looping:
-            return self.loop_step(stage.layer, rows, numbers, at, span)
+            return self.loop_step(stage.layer, rows, numbers, at, plan)
 
         # the single-pass layers, up to the head
-        x, pos = self.x[at], span.pos[at] if span.ragged else span.pos
+        x, pos = self.x[at], span.pos_of(at)
         if stage == PRELUDE:
             tokens = [[row.tokens[row.start + row.pos]] for row in rows]
             x = self.model.embed(torch.tensor(tokens, device=x.device), pos)    # (b, 1, C)
@@ -144,23 +144,21 @@ class Batch:
             if isinstance(layer, RecurrentGroup):
                 # ... or up to the first loop step of a group
                 self.x[at] = layer.init_state(x, pos=pos)
-                self.on_x[i], share = layer.inject(x)
-                self.share[at] = share.float()
+                self.share[at] = layer.adapter.share(x).float()
                 self.k[numbers] = self.streak[numbers] = 0
-                return self.loop_step(i, rows, numbers, at, span)
-            x = layer(x, self.cache[i][0].at(span=span, rows=at), pos)
+                return self.loop_step(i, rows, numbers, at, plan)
+            x = layer(x, *plan.hook(layer, Step(rows=at)))
         return self.model.readout(x)[:, 0]
 
-    def loop_step(self, layer, rows, numbers, at, span):
-        """One loop step of a group, with each row at a k of its own; see exits.loop_until_exit."""
+    def loop_step(self, layer, rows, numbers, at, plan):
+        """One loop step of a group, with each row at a k of its own; see exits.Looping."""
         k, x0 = self.k[numbers] + 1, self.x[at]
         every = len(rows) == len(self.rows)         # reads all keys, without a copy
-        x1 = self.model.h[layer].step_of_pass(
-            x0, on_device(k, x0), None if every else at, noise_seed=0, span=span,
-            injected=(self.on_x[layer], self.share), caches=self.cache[layer])
+        step = Step(on_device(k, x0), None if every else at)
+        x1 = self.model.h[layer].step_of(plan, x0, self.share, step)
 
         # the rule's signal; either all rows are at their first step or none is
-        read = partial(self.model.reader(self.rule, span, self.cache), rows=at)
+        read = partial(self.model.reader(self.rule, plan), rows=at)
         memo = None if self.memo is None or k[0] == 1 else self.memo[at]
         value, memo = self.rule.signal(x0, x1, memo, read)
         if memo is not None:

@@ -23,6 +23,7 @@ import data  # noqa: E402
 import tasks  # noqa: E402
 from common.checkpoint import load_checkpoint  # noqa: E402
 from common.log import read_log  # noqa: E402
+from exits import Looping  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
@@ -120,6 +121,18 @@ def exit_by_hand(f, x, k_max, rule, read=None):
             return (x1, k, k) if rule.keep else (x, k - 1, k)
         x = x1
     return x, k_max, k_max
+
+
+def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
+    """The loop of a group around a block map f(x, step) of our own."""
+    looping = Looping(x, k_max, rule, read)
+    for k in range(1, k_max + 1):
+        x = looping.after(k, x, f(x, looping.step(k)))
+        if looping.left:
+            on_exit(looping.left)
+        if looping.over:
+            break
+    return looping.result(x)
 
 
 @pytest.fixture

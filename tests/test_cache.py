@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from cache import KeysValues, Span
+from exits import Step
 
 
 def take_step(kv, span, k, active=None):
     """Write step k of the tokens in span -> the keys that they read."""
     keys = (10 * span.pos + k).float().view(1, 1, -1, 1)                        # (B, H, T, D)
-    keys, values, _ = kv.at(span=span, k=k, active=active)(keys, -keys)
+    keys, values, _ = kv.update(keys, -keys, span, Step(k, active=active))
     assert torch.equal(values, -keys)
     return keys.flatten().tolist()
 
@@ -56,7 +57,7 @@ def test_the_picture_of_the_docstring(slots, left, read):
     for pos, steps in enumerate((3, 2)):
         for k in range(1, steps + 1):
             take_step(kv, Span(pos), k)
-        kv.fill(None, steps, Span(pos))
+        kv.fill(Span(pos), Step(steps))
         assert slots_of(kv, pos) == left[pos]
     assert [take_step(kv, Span(2), k) for k in (1, 2, 3, 4)] == [
         [*earlier, 20 + k] for k, earlier in enumerate(read, start=1)]

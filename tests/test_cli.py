@@ -38,7 +38,7 @@ SMALL = {
     'serving/batching.py': ['--n_requests=4', '--rows=2', '--n_loop=2'],
     'model.py': [], 'loops.py': [], 'exits.py': [], 'cache.py': [],
     'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
-    'wave.py': ['--max_new_tokens=3'],
+    'waves.py': ['--max_new_tokens=3'],
     'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
                     '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
@@ -50,7 +50,7 @@ ELSEWHERE = {
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
     'results.speed': 'test_results.py',
-    '--prompt_tokens=24': 'minutes of work; test_wave.py crosses the window too',
+    '--prompt_tokens=24': 'minutes of work; test_waves.py crosses the window too',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'zoo.huginn:kl': 'test_zoo.py',
     '--only_table': 'it writes the pages; test_results.py compares that with the CSVs',
@@ -67,7 +67,7 @@ def commands():
     lines = [line for line in lines if line and not any(word in line for word in ELSEWHERE)]
     # in a sentence of README.md
     lines += ['python model.py config/groups.py',
-              *(f'python {name}.py' for name in ('loops', 'exits', 'cache', 'decode', 'wave'))]
+              *(f'python {name}.py' for name in ('loops', 'exits', 'cache', 'decode', 'waves'))]
     return [command for line in dict.fromkeys(lines) for command in line.split(' && ')]
 
 
@@ -152,7 +152,7 @@ LAST_WORDS = {
     'cache.py': r'exact +8 +34 +26,112(.*\n)*ring.* 3,7 +4,8 +1,5',
     'decode.py': r'exact, fixed +2 of 2 +3.00(.*\n)*exact, drafts of 2 loops +2 of 2',
     # each token but the first is committed by a wave
-    'wave.py': r'\*: certain([^*]*\*){2}[^*]* 3 tokens are those of 30 fixed loops',
+    'waves.py': r'\*: certain([^*]*\*){2}[^*]* 3 tokens are those of 30 fixed loops',
 }
 
 

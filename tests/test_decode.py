@@ -10,9 +10,11 @@ from conftest import TAUS
 from test_zoo import CLASSES
 from torch.nn import functional as F
 
+from cache import make_cache
 from common.checkpoint import load_checkpoint
-from decode import choose, make_cache, prefill, stream, teacher_forced, window
+from decode import choose, prefill, stream, teacher_forced, window
 from exits import make_exit
+from loops import Plan
 from tasks import Problems
 from zoo.ouro import Gated
 
@@ -49,19 +51,20 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
     steps, evals = (torch.stack([entry[kind] for entry in trace], dim=2)
                     for kind in ('steps_used', 'evals'))
     assert rule is None or len(steps.unique()) > 1
-    whole = teacher_forced(model, idx, [12, 11], rule, noise_seed=seed)
+    plan = Plan([12, 11], rule, seed)
+    whole = teacher_forced(model, idx, plan)
     assert_same(whole, (logits, steps, evals))
-    one_by_one = teacher_forced(model, idx, [12, 11], rule, 'ring', 12, noise_seed=seed)
+    one_by_one = teacher_forced(model, idx, plan, 'ring', 12)
     torch.testing.assert_close(one_by_one[0], logits, **CLOSE)
     assert_same(one_by_one[1:], whole[1:])
     # a lone row is one number where several are an array
-    alone = teacher_forced(model, idx[:1], [12, 11], rule, 'ring', 12, noise_seed=seed)
+    alone = teacher_forced(model, idx[:1], plan, 'ring', 12)
     assert_same(alone[1:], (steps[:1], evals[:1]))
 
 
 def test_rows_that_exit_as_a_whole_are_decoded_token_by_token(tiny, idx):
     model, rule = tiny(adapter_init='random'), replace(rule_of('kl'), by_row=True)
-    exact, ring = (teacher_forced(model, idx, [9, 9], rule, policy, 9)
+    exact, ring = (teacher_forced(model, idx, Plan([9, 9], rule), policy, 9)
                    for policy in ('exact', 'ring'))
     assert_same(exact, ring)
 
@@ -71,16 +74,18 @@ def test_rows_that_exit_as_a_whole_are_decoded_token_by_token(tiny, idx):
 @pytest.mark.parametrize('policy, ring', [('ring', 4), ('latest', 8)])
 def test_fewer_slots_change_the_result_and_keep_less(tiny, idx, policy, ring):
     model, counts = tiny(adapter_init='random'), [9, 3]
-    exact, _, _ = teacher_forced(model, idx, counts)
-    fewer, _, _ = teacher_forced(model, idx, counts, None, policy, ring)
+    exact, _, _ = teacher_forced(model, idx, Plan(counts))
+    fewer, _, _ = teacher_forced(model, idx, Plan(counts), policy, ring)
     assert 1e-4 < (exact - fewer).abs().max() < 1
-    slots = [kv.slots for layers in make_cache(model, counts, policy, ring) for kv in layers]
+    cache = make_cache(model, counts, policy, ring)
+    slots = [cache[block].slots for layer in model.h for block in getattr(layer, 'core', [layer])]
     assert slots == dict(ring=[1, 4, 3, 3, 1], latest=[1, 1, 1, 1, 1])[policy]
     if policy == 'latest':
-        assert_same(teacher_forced(model, idx, counts, None, 'ring', 1)[:1], (fewer,))
+        assert_same(teacher_forced(model, idx, Plan(counts), 'ring', 1)[:1], (fewer,))
     # a token that comes alone waits for no other
-    past = teacher_forced(model, idx, [9, 9], rule_of('norm, past'), policy, ring)
-    assert_same(past, teacher_forced(model, idx, [9, 9], rule_of('norm'), policy, ring))
+    past, own = (teacher_forced(model, idx, Plan([9, 9], rule_of(name)), policy, ring)
+                 for name in ('norm, past', 'norm'))
+    assert_same(past, own)
 
 
 @pytest.fixture
@@ -95,12 +100,12 @@ def test_policies_end_at_one_fixed_point_and_latest_is_there_first(problems):
     model, idx, targets = problems
 
     def loss(n, policy):
-        logits, _, _ = teacher_forced(model, idx, [n], None, policy, 4)
+        logits, _, _ = teacher_forced(model, idx, Plan([n]), policy, 4)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    exact = teacher_forced(model, idx, [30])[0]
+    exact = teacher_forced(model, idx, Plan([30]))[0]
     for policy in ('ring', 'latest'):
-        other = teacher_forced(model, idx, [30], None, policy, 4)[0]
+        other = teacher_forced(model, idx, Plan([30]), policy, 4)[0]
         torch.testing.assert_close(other, exact, rtol=0, atol=1e-3)
     converged, first = loss(30, 'exact') + 5e-3, {}
     for policy in ('exact', 'latest'):
@@ -116,11 +121,11 @@ def test_with_latest_a_prompt_converges(problems, name):
     rule = make_exit(name, dict(norm_rel=1e-3, accel=1e-2)[name]) if name else None
     counts, lengths = [6], [12] * 30 + [7, 1]
     rows = [row[:n] for row, n in zip(idx, lengths)]
-    ends = teacher_forced(model, idx, [30])[0]
+    ends = teacher_forced(model, idx, Plan([30]))[0]
     ends = torch.stack([row[n - 1] for row, n in zip(ends, lengths)])
     cache = make_cache(model, counts, 'latest')
-    logits, steps, _ = prefill(model, rows, counts, rule, 0, cache, True)
-    alone, _, _ = prefill(model, rows, counts, rule, 0, None)
+    logits, steps, _ = prefill(model, rows, Plan(counts, rule, cache=cache), True)
+    alone, _, _ = prefill(model, rows, Plan(counts, rule))
     assert 3 * (logits - ends).abs().mean() < (alone - ends).abs().mean()
     assert counts[0] < steps.max() <= counts[0] + 11
 
@@ -221,7 +226,8 @@ def test_speculative_is_greedy(tiny, idx, name, draft_loops, new, changes):
 def test_good_drafts_take_few_full_passes(tiny, idx):
     """Four drafts and the token after them, as often as all agree with all loops."""
     model, loops_of_pass = tiny(block_size=64), []
-    model.groups[1].register_forward_pre_hook(lambda _, args: loops_of_pass.append(args[1]))
+    model.groups[1].register_forward_pre_hook(
+        lambda _, args: loops_of_pass.append(args[1].counts[1]))
     model.generate(idx[:1, :6], 40, n_loop=12, draft_loops=11, **GREEDY)
     assert loops_of_pass.count(12) == 1 + math.ceil(39 / 5)
     assert loops_of_pass.count(11) == 7 * 4 + 3

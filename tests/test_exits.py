@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, exit_by_hand
+from conftest import ROOT, exit_by_hand, loop
 from torch.nn import functional as F
 
 import exits
-from exits import EPS, EXITS, Exit, algorithm_1, loop_until_exit, make_exit
+from exits import EPS, EXITS, Exit, Step, algorithm_1, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -120,9 +120,9 @@ def spiral(B=3, T=7, C=6, seed=0):
 
 
 def batched(f):
-    """f(x, b, t) of single tokens as a step of loop_until_exit."""
+    """f(x, b, t) of single tokens as the block map of `loop`."""
     every = slice(None)
-    return lambda x, k, rows, active: f(x, every if rows is None else rows, every)
+    return lambda x, step: f(x, every if step.rows is None else step.rows, every)
 
 
 def four(x, rows=None):
@@ -142,7 +142,7 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
     def read(x, rows=None):         # each row has a head of its own
         return x @ heads[slice(None) if rows is None else rows]
 
-    x_star, steps_used, evals = loop_until_exit(batched(f), x0, 60, rule, read)
+    x_star, steps_used, evals = loop(batched(f), x0, 60, rule, read)
     for b in range(3):
         for t in range(4):
             x, used, done = exit_by_hand(lambda x, k: f(x, b, t), x0[b, t], 60, rule,
@@ -150,7 +150,7 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
             assert (steps_used[b, t], evals[b, t]) == (used, done)
             assert torch.allclose(x_star[b, t], x, atol=1e-5)
             # a lone token, whose signal is a number and no array
-            assert loop_until_exit(lambda x, *_: f(x, b, t), x0[b, t].view(1, 1, 6), 60, rule,
+            assert loop(lambda x, *_: f(x, b, t), x0[b, t].view(1, 1, 6), 60, rule,
                                    lambda x, rows: x @ heads[b])[1:] == (used, done)
             if rule.name == 'accel' and rule.hits == 2:
                 assert algorithm_1(lambda x: f(x, b, t), x0[b, t], rule.tau, 60)[1] == used
@@ -158,7 +158,7 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
     assert len(evals.max(dim=1).values.unique()) > 1 or rule.name == 'accel_hat' or (
         rule.tau in (0, math.inf))
     # a rule keeps nothing between passes
-    assert torch.equal(loop_until_exit(batched(f), x0, 60, rule, read)[1], steps_used)
+    assert torch.equal(loop(batched(f), x0, 60, rule, read)[1], steps_used)
 
 
 @pytest.mark.parametrize('past', [False, True])
@@ -169,7 +169,7 @@ def test_tau_zero_never_exits_and_tau_infinite_at_once(name, past):
     first = 3 if name.startswith('accel') else 1
     for tau, k_max, k in ((0, 12, 12), (0, 1, 1), (math.inf, 12, first)):
         rule = make_exit(name, tau, past=past)
-        _, steps_used, evals = loop_until_exit(lambda x, *_: x, x0, k_max, rule, four)
+        _, steps_used, evals = loop(lambda x, *_: x, x0, k_max, rule, four)
         assert (evals == k).all() and (tau > 0 or (steps_used == k).all())
 
 
@@ -177,14 +177,14 @@ def test_finished_rows_cost_nothing_and_are_announced():
     f, x0 = spiral()
     rows_of_step, announced = [], []
 
-    def step(x, k, rows, active):
+    def counted(x, step):
         rows_of_step.append(len(x))
-        return batched(f)(x, k, rows, active)
+        return batched(f)(x, step)
 
-    def on_exit(rows, k):
-        announced.extend((row, k) for row in rows.tolist())
+    def on_exit(step):
+        announced.extend((row, step.k) for row in step.rows.tolist())
 
-    _, _, evals = loop_until_exit(step, x0, 200, make_exit('norm', 1e-2), on_exit=on_exit)
+    _, _, evals = loop(counted, x0, 200, make_exit('norm', 1e-2), on_exit=on_exit)
     last = evals.max(dim=1).values.tolist()         # a row loops until its slowest token exits
     assert len(set(last)) > 1
     assert sorted(announced) == list(enumerate(last))
@@ -193,11 +193,11 @@ def test_finished_rows_cost_nothing_and_are_announced():
 
 @pytest.mark.parametrize('B', [1, 2])
 def test_a_nan_is_no_signal(B):
-    def step(x, k, *_):
-        return x + 1 if k < 3 else x + math.nan
+    def step(x, step):
+        return x + 1 if step.k < 3 else x + math.nan
 
     with pytest.raises(ValueError, match="not finite at loop step 3: rule 'norm' met a NaN"):
-        loop_until_exit(step, torch.zeros(B, 1, 2), 9, make_exit('norm', 0.1))
+        loop(step, torch.zeros(B, 1, 2), 9, make_exit('norm', 0.1))
 
 
 @pytest.mark.parametrize('name, hits', [('norm_rel', 1), ('kl', 2), ('accel', 1), ('accel', 2)])
@@ -205,9 +205,9 @@ def test_waiting_is_its_definition(name, hits):
     """On a map that treats tokens apart, the own signals of all tokens are known beforehand."""
     (f, x), k_max, tau = spiral(), 20, 1.1 * TAUS[name]
     rule, own, memo = make_exit(name, tau, hits=hits, past=True), [], None
-    evals = loop_until_exit(batched(f), x, k_max, rule, four)[2]
+    evals = loop(batched(f), x, k_max, rule, four)[2]
     for k in range(k_max):
-        x, before = batched(f)(x, k, None, None), x
+        x, before = batched(f)(x, Step(k)), x
         value, memo = rule.signal(before, x, memo, four)
         own.append(torch.full((3, 7), math.inf) if value is None else value)
     own = torch.stack(own, dim=-1)                                          # (B, T, k_max)
@@ -226,11 +226,11 @@ def test_waiting_is_its_definition(name, hits):
 
 def test_a_token_that_has_gone_holds_no_other_back():
     """Token 0 moves straight on until it exits; that it stands still from then on is no signal."""
-    def step(x, k, *_):
-        return x + torch.tensor([1.0, 2.0 if k == 2 else 1.0])[:, None]
+    def step(x, step):
+        return x + torch.tensor([1.0, 2.0 if step.k == 2 else 1.0])[:, None]
 
     rule = make_exit('accel', 0.5, past=True)
-    _, _, evals = loop_until_exit(step, torch.zeros(1, 2, 1), 9, rule)
+    _, _, evals = loop(step, torch.zeros(1, 2, 1), 9, rule)
     assert evals.tolist() == [[3, 5]]
 
 
@@ -242,7 +242,7 @@ def test_a_signal_may_be_a_bool(B):
     def moves(x0, x1, memo, read):
         return (x0 != x1).any(-1), None
 
-    assert loop_until_exit(lambda x, k, *_: x + (k < 3), torch.zeros(B, 1, 2), 9,
+    assert loop(lambda x, step: x + (step.k < 3), torch.zeros(B, 1, 2), 9,
                            Exit(moves, tau=1))[1].tolist() == [[3]] * B
 
 
@@ -257,7 +257,7 @@ def test_the_rule_of_the_readme(monkeypatch, capsys):
     def read(x, rows):
         return F.one_hot(torch.full(x.shape[:-1], next(likeliest)), 3).float()
 
-    x, steps_used, evals = loop_until_exit(
+    x, steps_used, evals = loop(
         lambda x, *_: x + 1, torch.zeros(1, 1, 4), 9, make_exit('same', 0.5), read)
     assert steps_used.item() == evals.item() == 6
     assert x.unique().tolist() == [6.0]

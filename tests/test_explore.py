@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, finished, make_book, refused
+from conftest import TINY, finished, loop, make_book, refused
 
 import explore
 import tasks
 from common.checkpoint import load_checkpoint
-from exits import EXITS, Exit, loop_until_exit, make_exit
+from exits import EXITS, Exit, make_exit
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('chrome')
 NASTY = '<script>alert(1)</script>&amp; "q" \'s\'\t\n\x07\x7f{{RECORD}}\u202eabc \u05d0\u05d1 $&'
@@ -130,7 +130,7 @@ def in_browser(page, script):
 
 
 def steps_by_exits(record, g, name, tau, past, hits):
-    """loop_until_exit of exits.py on the recorded signals."""
+    """exits.Looping on the recorded signals."""
     values = iter(record['groups'][g]['signals'][name])
 
     def signal(x0, x1, memo, read):
@@ -138,7 +138,7 @@ def steps_by_exits(record, g, name, tau, past, hits):
         return None if value is None else torch.tensor([value]), None
     rule = replace(make_exit(name, tau, hits, past=past), signal=signal)
     x = torch.zeros(1, len(record['tokens']), 1)
-    return loop_until_exit(lambda x, *_: x, x, record['loops'], rule)[1][0].tolist()
+    return loop(lambda x, *_: x, x, record['loops'], rule)[1][0].tolist()
 
 
 STEPS = "[...$('tokens').children].map(button => +button.dataset.steps)"

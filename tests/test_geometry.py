@@ -11,7 +11,9 @@ from conftest import finished, refused
 
 import data
 import geometry as geo
+from cache import Span
 from common.checkpoint import load_checkpoint
+from loops import Plan
 from model import GPT, GPTConfig
 
 FIGURES = ['convergence', 'figure_1', 'figure_2', 'figure_3a', 'figure_5']
@@ -46,10 +48,9 @@ def test_pca_keeps_the_distances_of_a_plane():
 
 
 def test_rounding_floor_tells_the_dtypes_apart(tiny):
-    group, trace = tiny().groups[0], []
+    group = tiny().groups[0]
     e = torch.randn(2, 6, 16)
-    group(e, 12, trace=trace)
-    states = trace[0]['states']
+    states = group(e, Plan([12], span=Span(0, 6), keep_states=True))[1]['states']
     float32, bfloat16 = (geo.rounding_floor(group, states, e, dtype)
                          for dtype in (torch.float32, torch.bfloat16))
     assert 1e-8 < float32 < 1e-5 and 1e-3 < bfloat16 < 1

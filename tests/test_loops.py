@@ -9,8 +9,9 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import train
+from cache import Span
 from exits import make_exit
-from loops import derived_seed, sample_n_loop
+from loops import Plan, TrainingNoise, derived_seed, sample_n_loop
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
@@ -91,7 +92,8 @@ def test_truncated_gradient_reaches_the_weights_under_autocast(tiny):
     group = tiny(bptt_k=1).groups[0]
     # weights that the steps without gradient have cast must not serve the last one
     with torch.autocast('cpu', torch.bfloat16):
-        group(torch.randn(2, 6, 16), 4)[0].square().sum().backward()
+        x, _ = group(torch.randn(2, 6, 16), Plan([4], span=Span(0, 6)))
+        x.square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in group.parameters())
 
 
@@ -169,13 +171,14 @@ def test_first_states_in_evaluation_depend_on_seed_group_and_position_alone(tiny
 
 
 def test_in_training_each_row_and_pass_has_its_own_noise(tiny):
-    """From the generator of the group. test_train.py compares one process with two."""
+    """test_train.py compares one process with two."""
     group, e = tiny().train().groups[0], torch.zeros(2, 4, 16)
-    group.generator = torch.Generator().manual_seed(0)
-    first, second = group.init_state(e), group.init_state(e)
-    assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
-    group.generator.manual_seed(0)
-    assert torch.equal(group.init_state(e), first)
+    for noise in (0, TrainingNoise(torch.Generator())):
+        first, second = group.init_state(e, noise), group.init_state(e, noise)
+        assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
+    noise = [TrainingNoise(torch.Generator().manual_seed(0), rank, 2) for rank in (0, 1)]
+    whole = group.init_state(e, TrainingNoise(torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.cat([group.init_state(e[:1], one) for one in noise]), whole)
 
 
 # exits, all tokens of a pass side by side --------------------------------------------------------

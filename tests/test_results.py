@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, make_book
+from conftest import ROOT, TINY, finished, loop, make_book
 
 import bench
 import data
 import tasks
 from common import plots
-from exits import loop_until_exit, make_exit
+from exits import make_exit
 from model import GPTConfig
 from results import claims, measure, run, runs, speed
 
@@ -129,7 +129,7 @@ def test_answers_lost():
 def test_the_delayed_norm_is_that_of_the_step_before():
     """On a line with steps 8, 4, 2, 1, ...: twice below tau, and the last step is thrown away."""
     states = torch.tensor([0.0, 8, 12, 14, 15, 15.5])[:, None, None, None]
-    _, kept, evals = loop_until_exit(lambda x, k, *_: states[k], states[0], 5,
+    _, kept, evals = loop(lambda x, step: states[step.k], states[0], 5,
                                      make_exit('results.measure:delayed', tau=4.5))
     # 1.1 times 8, 4 and 2: the third and the fourth step have the small ones, at steps 3 and 4
     assert (kept.item(), evals.item()) == (3, 4)

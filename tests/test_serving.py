@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import TAUS, finished, refused
 
-from decode import choose, make_cache, one_token, window
+from cache import make_cache
+from decode import choose, one_token, window
 from exits import Exit, make_exit
+from loops import Plan
 from serving import batching
 from serving.batching import Batch, Request, serve
 
@@ -32,7 +34,7 @@ def alone(model, request, rule=None, n_loop=None):
             kept, position = make_cache(model, counts, 'latest'), 0
         for position in range(position, len(tokens) - start):
             token = torch.tensor([[tokens[start + position]]])
-            logits, used, _ = one_token(model, token, position, counts, rule, 0, kept)
+            logits, used, _ = one_token(model, token, position, Plan(counts, rule, cache=kept))
         key, position = (request.seed, len(tokens)), position + 1
         tokens.append(choose(logits, request.temperature, request.top_k, [key]).item())
         made.append((tokens[-1], used[0].tolist()))
@@ -49,9 +51,9 @@ def test_each_row_gets_what_it_gets_alone(tiny, monkeypatch, name):
     """Whatever shares its batch, past the end of its window too."""
     plain, seen = Batch.loop_step, []
 
-    def spy(self, layer, rows, numbers, at, span):
+    def spy(self, layer, rows, numbers, at, plan):
         seen.append(set(self.k[numbers]))
-        plain(self, layer, rows, numbers, at, span)
+        plain(self, layer, rows, numbers, at, plan)
     monkeypatch.setattr(Batch, 'loop_step', spy)
     model = tiny(adapter_init='random', pos='rotary', block_size=10)
     rule = make_exit(name, 3 * TAUS[name]) if name else None

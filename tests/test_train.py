@@ -41,11 +41,11 @@ def test_learning_rate():
 
 
 def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
-    model, keys = tiny(), [(it, micro) for it in range(5) for micro in range(5)]
+    model, keys = tiny().train(), [(it, micro) for it in range(5) for micro in range(5)]
 
     def numbers(it, micro):
-        train.seed_noise(model, it, micro, 'cpu')
-        of_groups = [torch.rand(1, generator=group.generator).item() for group in model.groups]
+        noise = train.draw_noise(it, micro, 'cpu')
+        of_groups = [group.init_state(torch.zeros(1, 1, 1), noise).item() for group in model.groups]
         return *of_groups, torch.rand(1).item()
 
     draws = [numbers(*key) for key in keys]

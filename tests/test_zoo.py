@@ -21,6 +21,7 @@ import geometry
 from common.checkpoint import ONCE_CLASSES, ONCE_FIELDS, load_checkpoint
 from decode import stream, teacher_forced
 from exits import make_exit
+from loops import Plan
 from model import GPT
 from zoo import etd, huginn, ouro
 
@@ -224,8 +225,8 @@ def test_ouro_writes_the_same_and_its_gate_saves_loops(an_ouro):
     ids, _ = greedy(an_ouro, golden['greedy'], k_max, None, cache='exact')
     assert ids == golden['greedy'][0].tolist()
     # a token alone exits where the published code would select, and no later step is run
-    logits, used, evals = teacher_forced(model, an_ouro.idx[:, :1], [k_max],
-                                         make_exit('zoo.ouro:gate', 0.1))
+    logits, used, evals = teacher_forced(model, an_ouro.idx[:, :1],
+                                         Plan([k_max], make_exit('zoo.ouro:gate', 0.1)))
     wanted = torch.from_numpy(golden['exit_step/0.9'][:, :1])
     assert torch.equal(evals[..., 0], wanted) and torch.equal(used[..., 0], wanted)
     near(logits, 'logits_exit/0.9', {'logits_exit/0.9': golden['logits_exit/0.9'][:, :1]})

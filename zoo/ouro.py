@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from common.configurator import configure, run
 from exits import Exit
+from loops import Plan
 from model import GPT, Block
 from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
 
@@ -73,7 +74,7 @@ class Gated(GPT):
         super().build(config)
         self.gate = nn.Linear(config.n_embd, 1)
 
-    def gate_logit(self, x, rows=None, span=None, cache=None):
+    def gate_logit(self, x, plan=None, rows=None):
         """State (..., C) -> the logit of lambda (...); what the rule `gate` reads."""
         return self.gate(x).squeeze(-1)
 
@@ -81,11 +82,13 @@ class Gated(GPT):
         """As in GPT, but in training mode the loss is the mean of stage_loss over the groups."""
         if not self.training or targets is None:
             return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
-        trace, losses = [] if trace is None else trace, []
-        self.hidden(idx, self.loop_counts(n_loop, exit), exit, noise_seed, trace=trace)
+        plan = Plan(self.loop_counts(n_loop, exit), exit, noise_seed, keep_states=True)
+        (x, found), losses = self.hidden(idx, plan), []
+        if trace is not None:
+            trace += found
         labelled = targets.flatten() >= 0
         labels = targets.flatten()[labelled]                                    # (N,)
-        for group, entry in zip(self.groups, trace[-len(self.groups):]):
+        for group, entry in zip(self.groups, found):
             # L_t after every loop step, and the gate there
             read = self.through_coda if group is self.groups[-1] else self.readout
             states, nats = entry['states'][1:], []                              # (K, B, T, C)

@@ -4,10 +4,11 @@ import math
 import pytest
 import torch
 
-from cache import Span
+from cache import Span, make_cache
 from common.checkpoint import open_run
-from decode import choose, make_cache, prefill
+from decode import choose, prefill
 from exits import Exit, make_exit
+from loops import Plan
 
 RANDOM = dict(adapter_init='random')
 
@@ -52,7 +53,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     def joins(token):
         return dict(input=token, states=None, memo=[None] * len(steps), streak=[0] * len(steps),
                     age=0, passes=0)
-    logits, used, _ = prefill(model, [prompt], counts, rule, 0, cache, converge=True)
+    logits, used, _ = prefill(model, [prompt], Plan(counts, rule, cache=cache), converge=True)
     row, made, trace = prompt.tolist(), [used[0].tolist()], []
     row.append(draw(logits[0], len(row)))
     wave = [joins(row[-1])]
@@ -62,7 +63,8 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
         if old:
             warm = [torch.stack([one['states'][g] for one in old])[None] for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
-        x, ends, _ = model.hidden(idx, steps, span=Span(first, len(wave)), cache=cache, warm=warm)
+        x, found = model.hidden(idx, Plan(steps, None, 0, Span(first, len(wave)), cache, warm))
+        ends = [of_group['x'] for of_group in found]
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):
             one['age'], one['passes'] = one['age'] + 1, one['passes'] + 1

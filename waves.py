@@ -1,0 +1,196 @@
+"""
+Decode several tokens at once, each at its own depth.
+
+    python waves.py                      a prompt continued by a wave, pass by pass
+    python waves.py --wave=12 --wave_steps=3 --tau=0.03
+
+An exit rule says when a token is certain, but the tokens after it can start before that. So a wave
+of tokens goes through the whole model side by side, pass by pass: the prelude, `steps` loop steps
+of every group, the coda and the head. Each token continues from its own last states, and what it
+predicts is the input of the next token. Passes of a real wave (positions across; for each token
+what it predicts, and the passes since its input last changed):
+
+    pass 21    e5   _4   s3   t2   l1   n1   o1
+    pass 22   [e6] [_5]  s4   t3   a1   e1   e1   r1
+    pass 23              s5   t4   a2   t1   _1   _1   n1
+    pass 24             [s6] [t5]  a3   g2   e1   o1   o1
+    pass 25                        a4   g3   e1   _1   _1
+    pass 26                       [a5]  g4   e2   _2   o1
+
+In brackets: the token is committed and leaves the wave, because the rule has triggered in every
+group and its input is certain. In each pass a token joins at the end, until max_new_tokens are
+under way. In pass 22 the fifth token predicts a instead of l, so in pass 23 the sixth has a new
+input: it keeps its states and counts from 1.
+
+Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
+`latest`: each pass overwrites the keys and values of the wave.
+
+    w        tokens of the wave, at most `width`; the batch has 1 row
+    age      passes of a token since its input last changed
+    steps    loop steps of each group in a pass
+"""
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from cache import Span
+
+
+def can_wave(model, rule=None):
+    """
+    Can this model be decoded by waves, with this rule? Inputs change while a wave loops, so its
+    loop steps must read their input, and have no noise of their own. A rule must work on a token's
+    own states of the last two or three passes.
+    """
+    own = rule is None or rule.reads == 'readout' and not rule.by_row
+    reads_e = model.groups and all(group.adapter.reads_e for group in model.groups)
+    return bool(reads_e) and not model.config.step_noise and own
+
+
+class Wave:
+    """
+    The tokens of a wave, and what they keep from pass to pass: a way to make the next tokens, see
+    decode.stream.
+
+    plan: a loops.Plan, whose rule is applied to the change of a token's states from one pass to the
+    next; the token keeps its last states, whatever rule.keep says. The first token of the wave is
+    committed at the latest the plan's loop budget, rounded up to whole passes, after its input last
+    changed. steps_used counts all steps since a token joined the wave.
+    width: tokens of the wave. steps: loop steps of each group in a pass.
+    trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
+    leave=how many tokens are committed).
+
+    ValueError for a model or rule that can_wave excludes.
+    """
+
+    def __init__(self, model, plan, width, steps, trace=None):
+        if not can_wave(model, plan.exit):
+            raise ValueError('a wave needs a model with recurrent groups that read their input in '
+                             "every step, without step_noise, and a rule that reads a token's last "
+                             'states alone: choose another, or give wave=0')
+        self.rule, self.read = plan.exit, plan.exit and model.reader(plan.exit)
+        self.width, self.steps, self.trace = width, steps, trace
+        self.most = max(math.ceil(n / k) for n, k in zip(plan.counts, steps))   # passes of a budget
+
+    def begin(self, token, states):
+        """The token after a window starts the wave, from noise."""
+        n_groups = len(self.steps)
+        self.inputs = token[0].tolist()
+        # arrays of (w,), and (groups, w); states: (1, w, C) of each group
+        self.states, self.memo = None, [None] * n_groups
+        self.passes, self.age = np.zeros((2, 0), dtype=np.int64)
+        self.streak = np.zeros((n_groups, 0), dtype=np.int64)
+
+    def next_tokens(self, model, plan, text, most):
+        """One pass -> the tokens that it commits."""
+        row, = text.windows
+        position = len(row) - 1
+        inputs = self.inputs[:min(self.width, text.block_size - position, most)]
+        plan = replace(plan, counts=self.steps, exit=None, warm=self.states,
+                       span=Span(position, len(inputs), row.device))
+        x, found = model.hidden(torch.tensor([inputs], device=row.device), plan)
+        tokens = text.draw(model.lm_head(x))                                    # (1, w)
+        guesses = [inputs[0], *tokens[0].tolist()]          # the inputs of tokens 0 ... w
+        converged = self.converged([one['x'] for one in found])
+
+        # commit the leading tokens that have converged and whose input is certain
+        right = [a == b for a, b in zip(guesses, inputs)]
+        leave = int((converged & right).cumprod().sum())
+        if self.trace is not None:
+            self.trace.append(dict(position=len(text.rows[0]) - 1, inputs=inputs,
+                                   tokens=guesses[1:], leave=leave, age=self.age.tolist()))
+        steps = torch.tensor([self.steps], device=row.device)                   # (1, groups)
+        made = [(tokens[:, i:i + 1], int(self.passes[i]) * steps) for i in range(leave)]
+        # the others go on with new inputs, and one joins them
+        self.advance(leave, right)
+        self.inputs = guesses[leave:]
+        return made
+
+    def converged(self, states):
+        """Store the states after a pass, (1, w, C) of each group -> (w,): who has converged?"""
+        before, self.states = self.states, states
+        joined = states[0].shape[1] - len(self.age)
+        self.passes, self.age, self.streak = (
+            np.append(kept, np.zeros((*kept.shape[:-1], joined), dtype=np.int64), axis=-1)
+            for kept in (self.passes, self.age, self.streak))
+        self.passes, self.age = self.passes + 1, self.age + 1
+        last = (self.age >= self.most) & (np.arange(len(self.age)) == 0)
+        if self.rule is None:
+            return last
+
+        # the rule sees the change from pass to pass, so a token's first pass has no signal
+        value = np.full(self.streak.shape, np.inf)
+        if before is not None:
+            n = before[0].shape[1]
+            for g, (x0, x1) in enumerate(zip(before, states)):
+                found, self.memo[g] = self.signal(x0, x1[:, :n], self.memo[g])
+                value[g, :n] = found[0].numpy(force=True)
+        value = np.where(self.age > 1, value, np.inf)
+        self.streak, exits, _ = self.rule.decide(value, self.streak, last)
+        return exits.all(axis=0)
+
+    def signal(self, x0, x1, memo):
+        """The rule's signal (1, w) and memo; tokens that have just moved first have no memo yet."""
+        n = 0 if memo is None else memo.shape[1]
+        if n == x0.shape[1]:
+            return self.rule.signal(x0, x1, memo, self.read)
+        value, joined = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
+        if value is None:
+            value = x1.new_full(x1[:, n:, 0].shape, np.inf)
+        if n == 0:
+            return value, joined
+        older, memo = self.rule.signal(x0[:, :n], x1[:, :n], memo, self.read)
+        return torch.cat((older, value), dim=1), torch.cat((memo, joined), dim=1)
+
+    def advance(self, leave, right):
+        """Drop the leading tokens, now committed; reset the age of those whose input was wrong."""
+        self.states = [x[:, leave:] for x in self.states]
+        self.memo = [None if memo is None else memo[:, leave:] for memo in self.memo]
+        self.passes = self.passes[leave:]
+        self.age, self.streak = np.where(right, self.age, 0)[leave:], self.streak[:, leave:]
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+start = 'The method returns '
+max_new_tokens = 24
+wave = 8                    # tokens at once
+wave_steps = 1              # loop steps of a pass
+exit: str | None = 'norm_rel'   # the rule that commits tokens; None = n_loop steps for each
+tau: float | None = 0.01    # its threshold
+n_loop = 30                 # loop steps until the wave's first token is committed at the latest
+
+
+def main():
+    from common.checkpoint import open_run
+    from decode import stream
+    from exits import make_exit
+    from sample import paint, print_legend
+    model, *_ = open_run('pretrained/text')
+    prompt = torch.tensor([*start.encode()])
+    rule, trace = make_exit(exit, tau) if exit else None, []
+    tokens, steps = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
+                                wave=wave, wave_steps=wave_steps, trace=trace))
+
+    print('pass   what each token of the wave predicts; *: certain, so the token is committed')
+    for n, one in enumerate(trace, start=1):
+        line = '  ' * (one['position'] - trace[0]['position'])
+        for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
+            shown = chr(token) if chr(token).isprintable() else ' '
+            line += paint(f"{shown}{'*' if i < one['leave'] else ' '}", age * wave_steps)
+        print(f'{n:4d}   {line}')
+    print_legend()
+
+    full, _ = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, cache='latest'))
+    same = sum(bool(a == b) for a, b in zip(tokens, full))
+    print(f'{len(tokens)} tokens in {len(trace)} passes, '
+          f'{torch.cat(steps).float().mean():.1f} loop steps a token; {same} tokens are those of '
+          f'{n_loop} fixed loops')
+
+
+if __name__ == '__main__':
+    from common.configurator import configure, run
+    config = configure(globals())
+    run(main)
