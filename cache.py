@@ -88,32 +88,36 @@ class KeysValues:
             B, H, _, D = keys.shape
             self.keys = keys.new_zeros(self.slots, B, H, self.T_max, D)
             self.values = torch.zeros_like(self.keys)
-        k, rows, active = step
-        slot = (k - 1) % self.slots if self.slots > 1 else 0
-        b = slice(None) if rows is None else rows
+        slot = (step.k - 1) % self.slots if self.slots > 1 else 0
+        self.write(keys, values, slot, span, step)
+        return self.read(slot, span, step.rows)
+
+    def write(self, keys, values, slot, span, step):
+        b = slice(None) if step.rows is None else step.rows
         new = slice(span.start, span.end)
-        if active is not None:
+        if step.active is not None:
             # copy an exited token's keys from the slot of step k - 1; once a shorter ring has
             # wrapped (k > slots), each slot keeps what was written last. (A ragged row has one
             # token, so it leaves the batch when that token exits, and active is None.)
-            last = k - 2 if 1 < k <= self.slots else slot
-            active = active[:, None, :, None]
+            last = step.k - 2 if 1 < step.k <= self.slots else slot
+            active = step.active[:, None, :, None]
             keys = torch.where(active, keys, self.keys[last, b, :, new])
             values = torch.where(active, values, self.values[last, b, :, new])
         if span.ragged:
-            row, pos = self.places(span, rows)
+            row, pos = self.places(span, step.rows)
             self.keys[slot, row, :, pos] = keys[:, :, 0]                        # (b, H, D)
             self.values[slot, row, :, pos] = values[:, :, 0]
         else:
             self.keys[slot, b, :, new] = keys
             self.values[slot, b, :, new] = values
-        mask = span.mask
-        if rows is None:
-            return self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end], mask
-        if mask is not None and len(mask) > 1:
-            mask = mask[rows]
-        keys, values = (store[slot, :, :, :span.end].index_select(0, rows)
-                        for store in (self.keys, self.values))
+
+    def read(self, slot, span, rows):
+        keys, values, mask = (self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end],
+                              span.mask)
+        if rows is not None:
+            keys, values = keys.index_select(0, rows), values.index_select(0, rows)
+            if mask is not None and len(mask) > 1:
+                mask = mask[rows]
         return keys, values, mask
 
     def fill(self, span, step):
@@ -171,12 +175,12 @@ class Signals:
 
 # the cache of a model -----------------------------------------------------------------------------
 
-# slots of a looped layer: (n_loop, ring) -> int; to add a policy that only has other slots, add a
-# line here
+# what a looped layer keeps, from its loop budget, the slots of a ring, and how many tokens to hold;
+# to add a policy, write a line here, and a subclass of KeysValues that writes or reads in its way
 POLICIES = {
-    'exact': lambda n_loop, ring: n_loop,
-    'ring': min,
-    'latest': lambda n_loop, ring: 1,
+    'exact': lambda n_loop, ring, T_max: KeysValues(n_loop, T_max),
+    'ring': lambda n_loop, ring, T_max: KeysValues(min(n_loop, ring), T_max),
+    'latest': lambda n_loop, ring, T_max: KeysValues(1, T_max),
 }
 
 
@@ -196,9 +200,8 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     T_max = T_max or model.config.block_size
     cache = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
     for group, n_loop in zip(model.groups, counts):
-        slots = POLICIES[policy](n_loop, ring)
-        cache |= {block: KeysValues(slots, T_max) for block in group.core}
-        if slots == n_loop and policy != 'latest':
+        cache |= {block: POLICIES[policy](n_loop, ring, T_max) for block in group.core}
+        if policy == 'exact' or policy == 'ring' and ring >= n_loop:
             cache[group] = Signals(T_max, n_loop)
     return cache
 
@@ -229,7 +232,7 @@ def main():
           f'and {n_loop} steps:\npolicy   at its step  ' +
           ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
     for policy in POLICIES:
-        kept = KeysValues(POLICIES[policy](n_loop, ring), 3)
+        kept = POLICIES[policy](n_loop, ring, 3)
         for position, exited in enumerate((max(1, n_loop // 2), n_loop)):
             for k in range(1, exited + 1):      # a key whose value is its loop step
                 key = torch.full((1, 1, 1, 1), float(k))

@@ -158,6 +158,7 @@ class Text:
 
     rows: 1-D tensors, of which the last block_size tokens are kept. seed: row i has seed + i, or
     give a list of them; None draws it from torch's.
+    starts: where the context window of each row begins.
     """
 
     def __init__(self, rows, block_size, temperature=1.0, top_k=None, seed=None):
@@ -168,16 +169,17 @@ class Text:
             raise ValueError(f'seed must be an int, or one for each of the {len(rows)} rows, not '
                              f'{seed}')
         self.cut = [max(0, len(row) - block_size) for row in rows]  # draws count these tokens too
-        self.rows = [row[-block_size:] for row in rows]
+        self.rows, self.starts = [row[-block_size:] for row in rows], [0] * len(rows)
         self.block_size, self.temperature, self.top_k = block_size, temperature, top_k
 
-    @property
-    def starts(self):
-        return [window(len(row), self.block_size) for row in self.rows]
-
-    @property
     def windows(self):
+        """The tokens of each row that its context window holds."""
         return [row[start:] for row, start in zip(self.rows, self.starts)]
+
+    def last(self):
+        """The last token of each row (B, 1), and its position in the context window, a list."""
+        positions = [len(row) - 1 - start for row, start in zip(self.rows, self.starts)]
+        return torch.stack([row[-1:] for row in self.rows]), positions
 
     def draw(self, logits, ahead=0):
         """
@@ -191,13 +193,15 @@ class Text:
     def append(self, token):
         """A token (B, 1)."""
         self.rows = [torch.cat((row, new)) for row, new in zip(self.rows, token)]
+        self.starts = [window(len(row), self.block_size) for row in self.rows]
 
 
 # many tokens --------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-           cache='auto', noise_seed=0, ring=8, stop=None, seed=None, **way):
+           cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
+           draft_loops=None, wave=0, wave_steps=1, trace=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
@@ -208,37 +212,47 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
     'exact', and 'latest' with a wave.
     stop: the token that ends a row, which then yields `stop` with 0 steps.
-    way: one token at a time, or drafts or a wave, see make_way.
+    The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops: see Drafts),
+    or as a wave (wave, its width; wave_steps; trace, a list: see waves.Wave).
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
     check(rows, max_new_tokens, temperature, top_k)
     text = Text(rows, model.config.block_size, temperature, top_k, seed)
     plan = Plan(model.loop_counts(n_loop, exit), exit, noise_seed)
+    way = (Wave(model, plan, wave, wave_steps, trace) if wave else
+           OneByOne(warm_start) if draft_loops is None else Drafts(plan, draft_loops))
     if cache == 'auto':
-        cache = 'latest' if way.get('wave') else 'exact'
-    way = make_way(model, plan, len(rows), cache, **way)
+        cache = way.cache or 'exact'
+    elif warm_start and cache is None:
+        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
+    alone = len(rows) == 1 and not warm_start and (not wave or draft_loops is None)
+    if way.cache and not (cache == way.cache and alone):
+        raise ValueError(f"{way.name} on one row with cache='{way.cache}', without warm_start and "
+                         f'without the other, not on {len(rows)} row(s) with cache={cache!r}')
     T_max = min(text.block_size, max(map(len, text.rows)) + max_new_tokens)
-    starts, made, ended = None, 0, torch.zeros(len(rows), dtype=torch.bool)
+
+    begun, made, ended = None, 0, [False] * len(rows)
     while made < max_new_tokens:
-        if cache is None or starts != text.starts:
+        if cache is None or begun != text.starts:
             # a new window is read at once, up to its first new token
-            starts = text.starts
+            begun = text.starts
             kept = make_cache(model, plan.counts, cache, ring, T_max) if cache else None
             plan = replace(plan, cache=kept)
-            logits, steps, states = prefill(model, text.windows, plan, converge=cache == 'latest')
+            logits, steps, states = prefill(model, text.windows(), plan, cache == 'latest')
             new = [(text.draw(logits[:, None]), steps)]
             way.begin(new[0][0], states)
         else:
             new = way.next_tokens(model, plan, text, max_new_tokens - made)
         for token, steps in new:
-            token[ended], steps[ended] = stop or 0, 0           # a row that has ended
+            if any(ended):
+                token[ended], steps[ended] = stop, 0
             yield token, steps
             text.append(token)
             made += 1
             if stop is not None:
-                ended = token[:, 0] == stop
-                if ended.all():
+                ended = (token[:, 0] == stop).tolist()
+                if all(ended):
                     return
 
 
@@ -254,42 +268,20 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=Non
     return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
 
 
-# three ways to make the next tokens ---------------------------------------------------------------
+# three ways to make the next tokens; the third is waves.Wave --------------------------------------
 #
+#     cache                     the only cache policy that it works with, None = any
 #     begin(token, states)      a window has been read: its first new token (B, 1), and the last
 #                               states of the token before that
 #     next_tokens(model, plan, text, most)
 #                               at most `most` tokens, [(token (B, 1), steps_used (B, groups)), ...]
 
-def make_way(model, plan, B, cache, warm_start=False, draft_loops=None, wave=0, wave_steps=1,
-             trace=None):
-    """
-    One token at a time, unless draft_loops or wave ask for something else.
-
-    warm_start: a token's loops start from the last state of the token before (Geiping App. D.6).
-    draft_loops: self-speculation with this many loops, see Drafts.
-    wave, wave_steps: tokens of a wave, and loop steps of its passes, see waves.Wave; trace: a list.
-    """
-    if wave:
-        if cache != 'latest' or warm_start or draft_loops is not None:
-            raise ValueError("a wave needs cache='latest', without warm_start and draft_loops: "
-                             'leave these out, or give wave=0')
-        if B != 1 or wave < 1:
-            raise ValueError(f'a wave needs one row and a width of at least 1, not {B} and {wave}')
-        return Wave(model, plan, wave, model.loop_counts(wave_steps, knob='wave_steps'), trace)
-    if warm_start and cache is None:
-        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
-    if draft_loops is None:
-        return OneByOne(warm_start)
-    if not 1 <= draft_loops < min(plan.counts, default=1):
-        raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {draft_loops}')
-    if B != 1 or cache != 'exact' or warm_start:
-        raise ValueError("draft_loops works on one row with cache='exact', without warm_start")
-    return Drafts(draft_loops)
-
-
 class OneByOne:
-    """A token a pass."""
+    """
+    A token a pass. warm_start: its loops start from the last states of the token before it, not
+    from noise (Geiping App. D.6).
+    """
+    cache = None
 
     def __init__(self, warm_start=False):
         self.warm_start, self.states = warm_start, None
@@ -298,10 +290,8 @@ class OneByOne:
         self.states = states
 
     def next_tokens(self, model, plan, text, most):
-        last = torch.stack([row[-1:] for row in text.rows])                     # (B, 1)
-        positions = [len(window) - 1 for window in text.windows]
-        logits, steps, self.states = one_token(model, last, positions, plan,
-                                               self.states if self.warm_start else None)
+        warm = self.states if self.warm_start else None
+        logits, steps, self.states = one_token(model, *text.last(), plan, warm)
         return [(text.draw(logits[:, None]), steps)]
 
 
@@ -311,8 +301,11 @@ class Drafts:
     side with all loops, and keep those that agree. Draft and check use the same draws, so that the
     text is that of plain decoding.
     """
+    cache, name = 'exact', 'drafts work'
 
-    def __init__(self, loops, ahead=4):
+    def __init__(self, plan, loops, ahead=4):
+        if not 1 <= loops < min(plan.counts, default=1):
+            raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {loops}')
         self.loops, self.ahead = loops, ahead
 
     def begin(self, token, states):
@@ -320,13 +313,12 @@ class Drafts:
 
     def next_tokens(self, model, plan, text, most):
         # the last token is in the row and not yet in the cache: draft what follows it
-        row, = text.windows
-        position, drafting = len(row) - 1, replace(plan, counts=[self.loops] * len(plan.counts),
-                                                   exit=None)
+        last, (position,) = text.last()
+        few = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
         room = min(self.ahead, text.block_size - 1 - position, most - 1)
-        tokens = [row[None, -1:]]
+        tokens = [last]
         for i in range(room):
-            logits, _, _ = one_token(model, tokens[-1], position + i, drafting)
+            logits, _, _ = one_token(model, tokens[-1], position + i, few)
             tokens.append(text.draw(logits[:, None], ahead=i))
         # all loops on all of them at once, which overwrites the keys and values of the draft
         idx = torch.cat(tokens, dim=1)                                          # (1, 1 + room)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from numbers import Real
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import numpy as np
 import torch
@@ -82,19 +82,17 @@ def accel(x0, x1, memo, read):
 
 def accel_hat(x0, x1, memo, read):
     """Eq. 6: acceleration over the norms of both updates, in [0, 1] (triangle inequality)."""
-    delta = x1 - x0
-    if memo is None:
+    value, delta = accel(x0, x1, memo, read)
+    if value is None:
         return None, delta
     norms = vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1)
-    return vector_norm(delta - memo, dim=-1) / (norms + EPS), delta
+    return value / (norms + EPS), delta
 
 
 def accel_rel(x0, x1, memo, read):
     """The acceleration over the norm of the state (the paper: "based on ... activations")."""
-    delta = x1 - x0
-    if memo is None:
-        return None, delta
-    return vector_norm(delta - memo, dim=-1) / (vector_norm(x0, dim=-1) + EPS), delta
+    value, delta = accel(x0, x1, memo, read)
+    return None if value is None else value / (vector_norm(x0, dim=-1) + EPS), delta
 
 
 # rules --------------------------------------------------------------------------------------------
@@ -178,13 +176,27 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
 
 
 # many tokens at once ------------------------------------------------------------------------------
+#
+# All rows of a pass loop side by side, and so do the tokens of a row. Three rows of four tokens
+# after a step; o: still loops, x: has exited:
+#
+#     row 0    o x o o      rows    [0, 2]            the b rows that still loop
+#     row 1    x x x x      active  [[1, 0, 1, 1],    their tokens that still loop, (b, T)
+#     row 2    o o o o               [1, 1, 1, 1]]
+#                           streak  [[0, 2, 1, 0],    small signals in a row so far, (b, T);
+#                                    [1, 0, 0, 1]]    two let a token exit, if hits is 2
+#                           x       (b, T, C)         a token that has exited keeps its state
+#                           memo    (b, T, any)       what the signal remembers of the step
+#
+# Row 1 has left the batch, and its states are in x_star.
 
-class Step(NamedTuple):
+@dataclass
+class Step:
     """
-    One loop step of a pass, and which tokens take it.
+    The loop step at hand, and who takes it: all that the cache has to know.
 
-    k: its number, from 1; in serving/ a tensor with one for each row. rows (b,): the rows that
-    still loop, None = all. active (b, T): their tokens that still loop, None = all.
+    k: its number, from 1; in serving/ a tensor with one for each row. rows (b,), active (b, T): see
+    the picture; on the device, None = all.
     """
     k: int = 1
     rows: torch.Tensor | None = None
@@ -194,76 +206,79 @@ class Step(NamedTuple):
 class Looping:
     """
     Which tokens of a pass still loop in a group: all for k_max steps, or until `rule` lets each of
-    them exit. A group asks it in every step:
+    them exit. A group uses it like this:
 
-        for k in range(1, k_max + 1):
-            x1 = f(x, looping.step(k))
-            x = looping.after(k, x, x1)
-            if looping.over:
-                break
+        looping = Looping(x, ...)               x^(0), (B, T, C) float32
+        for k in looping:
+            x = looping.after(x, f(x))          f reads looping.step
         x_star, steps_used, evals = looping.result(x)
 
-    x: states (B, T, C) float32, x^(0) here. A token that has exited keeps its state, and a row
-    whose tokens have all exited leaves the batch: x then has b rows. read(x, rows): see Exit.reads.
-    signals: those of earlier passes (cache.Signals), for a rule that waits for the past.
-    left: a Step with the rows that have just left, the last of their tokens at its k, or None.
+    read(x, rows): see Exit.reads. signals: those of earlier passes (cache.Signals), for a rule that
+    waits for the past. left: a Step with the rows that have just left the batch, the last of their
+    tokens at its k, or None.
     """
 
     def __init__(self, x, k_max, rule=None, read=None, signals=None):
         self.k_max, self.rule, self.read, self.signals = k_max, rule, read, signals
-        self.left, self.over, self.shape = None, False, x.shape[:2]
-        self.on_rows = self.on_active = None        # rows and active on the device; None = all
+        self.step, self.left, self.over, self.shape = Step(), None, False, x.shape[:2]
         if rule is not None:
-            B, T, _ = x.shape
-            self.x_star = torch.empty_like(x)       # the states of rows that have left
+            B, T = self.shape
+            self.x_star = torch.empty_like(x)
             self.steps_used, self.evals = np.zeros((2, B, T), dtype=np.int64)
+            # the picture above, on the host
             self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
             self.streak, self.memo = 0, None
 
-    def step(self, k):
-        return Step(k, self.on_rows, self.on_active)
+    def __iter__(self):
+        """The loop steps, from 1, until k_max or until all tokens have exited."""
+        for k in range(1, self.k_max + 1):
+            self.step.k = k
+            yield k
+            if self.over:
+                break
 
-    def after(self, k, x, x1):
-        """Step k led from x to x1 (b, T, C) -> the states from which to loop on."""
-        self.left, rule = None, self.rule
+    def after(self, x, x1):
+        """The step led from x to x1 (b, T, C) -> the states of the rows that loop on."""
+        rule, step, self.left = self.rule, self.step, None
         if rule is None:
             return x1
-        if self.on_active is not None:              # a token that has exited keeps its state
-            x1 = torch.where(self.on_active[..., None], x1, x)
+        if step.active is not None:         # a token that has exited keeps its state
+            x1 = torch.where(step.active[..., None], x1, x)
 
         # which tokens exit, and which take the new state?
-        read = self.read and partial(self.read, rows=self.on_rows)
+        read = self.read and partial(self.read, rows=step.rows)
         value, self.memo = rule.signal(x, x1, self.memo, read)
-        value = on_host(value, rule, k)
+        value = on_host(value, rule, step.k)
         if rule.past and value is not None:
-            value = (self.signals.wait(value, self.active, k, self.rows) if self.signals
+            value = (self.signals.wait(value, self.active, step.k, self.rows) if self.signals
                      else wait_for_past(value, self.active))
-        self.streak, exits, takes = rule.decide(value, self.streak, last=k == self.k_max)
+        self.streak, exits, takes = rule.decide(value, self.streak, last=step.k == self.k_max)
         if exits is False or not (self.active & exits).any():   # the common step: nobody exits
             return x1
         exits = self.active & exits
         takes = np.broadcast_to(takes, exits.shape)
         x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
         row, token = exits.nonzero()
-        self.steps_used[self.rows[row], token] = k - 1 + takes[exits]
-        self.evals[self.rows[row], token] = k
+        self.steps_used[self.rows[row], token] = step.k - 1 + takes[exits]
+        self.evals[self.rows[row], token] = step.k
         self.active = self.active & ~exits
-        return self.leave(k, x, stay=self.active.any(axis=1))
+        return self.leave(x, stay=self.active.any(axis=1))
 
-    def leave(self, k, x, stay):
+    def leave(self, x, stay):
         """Rows whose tokens have all exited leave the batch -> the states of those that stay."""
-        if not stay.any() and len(self.rows) == len(self.x_star):   # all together, without an index
-            self.x_star, self.left, self.over = x, Step(k), True
+        step, self.over = self.step, not stay.any()
+        if self.over and len(stay) == len(self.x_star):     # all together, without an index
+            self.x_star, self.left = x, Step(step.k)
             return x
         if not stay.all():
             gone, staying = (on_device(np.flatnonzero(which), x) for which in (~stay, stay))
-            self.left = Step(k, on_device(self.rows[~stay], x))
+            self.left = Step(step.k, on_device(self.rows[~stay], x))
             self.x_star[self.left.rows] = x[gone]
             self.streak = np.broadcast_to(self.streak, self.active.shape)[stay]
             self.rows, self.active = self.rows[stay], self.active[stay]
             x, self.memo = x[staying], None if self.memo is None else self.memo[staying]
-            self.on_rows, self.over = on_device(self.rows, x), not stay.any()
-        self.on_active = None if self.active.all() else on_device(self.active, x)
+            step.rows = on_device(self.rows, x)
+        step.active = None if self.active.all() else on_device(self.active, x)
         return x
 
     def result(self, x):
@@ -323,10 +338,8 @@ def show(title, states, read):
         x = states[0].view(1, 1, -1)
         looping = Looping(x, len(states) - 1, replace(rule, signal=recorded),
                           lambda x, rows: read(x))
-        for k in range(1, len(states)):
-            x = looping.after(k, x, states[k].view(1, 1, -1))
-            if looping.over:
-                break
+        for k in looping:
+            x = looping.after(x, states[k].view(1, 1, -1))
         _, kept, evals = looping.result(x)
         values += [''] * (len(states) - 1 - len(values))
         columns.append([name, *values, f'{rule.tau:g}', kept.item(), evals.item()])

@@ -108,15 +108,31 @@ fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # keeps the tables of the la
 
 
 # injections: how e enters each step ---------------------------------------------------------------
-#
-#     share(e)          what all steps of a pass share, (B, T, C): computed once
-#     join(x, share)    the state with e in it, (B, T, C), which goes into the core
-#     reads_e           does join read its share? If not, only x^(0) can bring in the input
-#     products          (C x C) matrix products of join with x, and of share with e: for the FLOPs
+
+class Injection(nn.Module):
+    """
+    x + e, and what an injection consists of.
+
+    reads_e: does join read its share? If not, only x^(0) can bring in the input. products: how many
+    (C, C) matrices multiply e once a pass, and x in every step, for the count of FLOPs.
+    """
+    reads_e, products = True, (0, 0)
+
+    def __init__(self, C):
+        super().__init__()
+
+    def share(self, e):
+        """What all steps of a pass share, (B, T, C): computed once."""
+        return e
+
+    def join(self, x, share):
+        """The state with e in it, (B, T, C), which goes into the core."""
+        return x + share
+
 
 class Concat(nn.Linear):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
-    reads_e, products = True, 1
+    reads_e, products = True, (1, 1)
 
     def __init__(self, C):
         super().__init__(2 * C, C, bias=False)
@@ -129,21 +145,7 @@ class Concat(nn.Linear):
         return F.linear(x, self.weight[:, :x.shape[-1]]).to(x.dtype) + share
 
 
-class Add(nn.Module):
-    """x + e."""
-    reads_e, products = True, 0
-
-    def __init__(self, C):
-        super().__init__()
-
-    def share(self, e):
-        return e
-
-    def join(self, x, share):
-        return x + share
-
-
-class NoInjection(Add):
+class NoInjection(Injection):
     """x alone; x^(0) is then e."""
     reads_e = False
 
@@ -152,7 +154,7 @@ class NoInjection(Add):
 
 
 # to add one, write such a class and a line here: GPTConfig.injection is one of these names
-INJECTIONS = {'concat': Concat, 'add': Add, 'none': NoInjection}
+INJECTIONS = {'concat': Concat, 'add': Injection, 'none': NoInjection}
 
 
 # a pass, and the group ----------------------------------------------------------------------------
@@ -162,7 +164,7 @@ class Plan:
     """How a pass of tokens goes through the model: all that its layers have to know."""
     counts: list                        # the loop budget of each group
     exit: Exit | None = None            # a rule; None = all loops of the budget
-    noise_seed: int | TrainingNoise = 0     # of x^(0); or a noise of your own, as train.py has it
+    noise: int | TrainingNoise = 0      # a seed, or a noise of your own
     span: Span | None = None            # where the tokens stand; None = from position 0 on
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # x^(0) (B, n, C) of the first n tokens for each group; the
@@ -170,14 +172,13 @@ class Plan:
     keep_states: bool = False           # of all steps, for a trace
     read: Callable | None = None        # what the rule reads; set by GPT.hidden
 
-    def hook(self, block, step=Step()):
+    def update(self, block, step=Step()):
         """
-        For a Block in a loop step, what attention needs: update(k, v) -> all k, all v, mask, which
-        writes and reads the cache, None without one; and the positions.
+        The cache hook of a block: k, v -> all k, all v, mask; it writes and reads what `step` then
+        says. None without a cache.
         """
         kv = self.cache and self.cache.get(block)
-        update = partial(kv.update, span=self.span, step=step) if kv else None
-        return update, self.span.pos_of(step.rows)
+        return partial(kv.update, span=self.span, step=step) if kv else None
 
 
 class RecurrentGroup(nn.Module):
@@ -199,31 +200,33 @@ class RecurrentGroup(nn.Module):
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
-    def noise(self, like, k, noise_seed=0, pos=None):
-        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. pos: 0 ... T - 1."""
-        pos = slice(like.shape[1]) if pos is None else pos
-        if not hasattr(noise_seed, 'draw'):
-            noise_seed = TrainingNoise() if self.training else fixed_noise(noise_seed)
-        return noise_seed.draw(self, like, k, pos)
+    def noise(self, like, k, noise=0, pos=None):
+        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. noise: see Plan."""
+        if not hasattr(noise, 'draw'):
+            noise = TrainingNoise() if self.training else fixed_noise(noise)
+        return noise.draw(self, like, k, slice(like.shape[1]) if pos is None else pos)
 
     def init_state(self, e, noise_seed=0, pos=None):
-        """x^(0) for e (B, T, C) at positions pos, (T,) or (B, 1), 0 ... T - 1 by default."""
+        """
+        x^(0) for e (B, T, C) at positions pos, (T,) or (B, 1), 0 ... T - 1 by default. noise_seed:
+        see GPT.forward.
+        """
         if self.x0 == 'e':
             return e.float()
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
         return self.noise(e, 0, noise_seed, pos)
 
-    def step(self, x, e, share=None, hooks=None):
+    def step(self, x, e, share=None, updates=None, pos=None):
         """
-        One block map x^(k-1) -> x^(k), (B, T, C) float32.
+        One loop step x^(k-1) -> x^(k), (B, T, C) float32.
 
-        share: adapter.share(e), if computed already; e is then not used. hooks: for each block of
-        the core its cache hook and positions, see Plan.hook; None = a sequence without a cache.
+        share: adapter.share(e), if computed already; e is then not used. updates: a cache hook for
+        each block of the core, see Plan.update. pos: positions, 0 ... T - 1 by default.
         """
         x = self.adapter.join(x, self.adapter.share(e) if share is None else share)
         for i, block in enumerate(self.core):
-            x = block(x, *hooks[i]) if hooks else block(x)
+            x = block(x, updates[i] if updates else None, pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
         return self.norm(x) if self.norm_inside else x
 
@@ -231,15 +234,22 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def step_of(self, plan, x, share, step):
-        """One loop step of a pass, for the rows that still loop; share: of all rows."""
-        if step.rows is not None:
-            share = share[step.rows]
-        # paper silent; off by default, since noise in every step rules out the paper's own cosines
-        if self.step_noise:
-            pos = plan.span.pos_of(step.rows)
-            x = x + self.step_noise * self.noise(x, step.k, plan.noise_seed, pos)
-        return self.step(x, None, share, [plan.hook(block, step) for block in self.core])
+    def block_map(self, plan, share, now):
+        """
+        The block map f of a pass: x (b, T, C) -> the states after the next step, for the rows that
+        still loop. share: of all rows. now: an exits.Step, which f reads in each call.
+        """
+        updates = [plan.update(block, now) for block in self.core] if plan.cache else None
+
+        def f(x):
+            pos, own = plan.span.pos, share
+            if now.rows is not None:
+                pos, own = plan.span.pos_of(now.rows), share[now.rows]
+            # paper silent; off by default: noise in every step rules out the paper's own cosines
+            if self.step_noise:
+                x = x + self.step_noise * self.noise(x, now.k, plan.noise, pos)
+            return self.step(x, None, own, updates, pos)
+        return f
 
     def forward(self, e, plan):
         """
@@ -255,18 +265,25 @@ class RecurrentGroup(nn.Module):
             # is enough, as all tokens are at the same step
             plan = replace(plan, cache={block: KeysValues(1, e.shape[1]) for block in self.core})
 
-        # the first state, and what all steps share
+        # the first state, who loops, and the block map
         n_loop, e = plan.counts[self.index], e.float()
-        x, share = self.first_state(e, plan), self.adapter.share(e)
+        x = self.init_state(e, plan.noise, plan.span.pos)
+        if plan.warm:
+            warm = plan.warm[self.index]                                        # (B, n, C)
+            x = torch.cat((warm, x[:, warm.shape[1]:]), dim=1)
         looping = Looping(x, n_loop, plan.exit, plan.read, self.signals(plan, len(e)))
-        states = self.room(x, n_loop) if plan.keep_states and plan.exit is None else None
+        f = self.block_map(plan, self.adapter.share(e), looping.step)
+        states = None
+        if plan.keep_states and plan.exit is None:
+            # a list keeps gradients; one tensor, allocated first, fails early if memory is short
+            states = [x] * (n_loop + 1) if self.training else x.new_empty(n_loop + 1, *x.shape)
+            states[0] = x
 
-        for k in range(1, n_loop + 1):
+        for k in looping:
             # Geiping 3.3: gradients through the last bptt_k steps. e's share is computed before, so
             # e has gradients whatever bptt_k is
             with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):
-                x1 = self.step_of(plan, x, share, looping.step(k))
-            x = looping.after(k, x, x1)
+                x = looping.after(x, f(x))
             if k == n_loop - self.bptt_k:
                 # autocast keeps bf16 copies of the weights, made without gradients: drop these, or
                 # the later steps would use them, and the weights would get no gradient
@@ -276,8 +293,6 @@ class RecurrentGroup(nn.Module):
             if looping.left:            # rows whose last token has exited
                 for block in self.core:
                     plan.cache[block].fill(plan.span, looping.left)
-            if looping.over:
-                break
 
         x, steps_used, evals = looping.result(x)
         if states is not None and self.training:    # with gradients, for losses as in zoo/ouro.py
@@ -287,27 +302,12 @@ class RecurrentGroup(nn.Module):
         found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
         return self.leave(x), found
 
-    def first_state(self, e, plan):
-        """x^(0) of a pass (B, T, C)."""
-        x = self.init_state(e, plan.noise_seed, plan.span.pos)
-        if plan.warm:
-            first = plan.warm[self.index]                                        # (B, n, C)
-            x = torch.cat((first, x[:, first.shape[1]:]), dim=1)
-        return x
-
     def signals(self, plan, B):
         """The signals of earlier passes, for a rule that waits for the past; None without them."""
         signals = plan.cache.get(self) if plan.exit is not None and plan.exit.past else None
         if signals:
             signals.begin(plan.span, B)
         return signals
-
-    def room(self, x, n_loop):
-        """Room for the states x^(0) ... x^(n_loop), with x^(0) in it."""
-        # a list keeps gradients; one tensor, allocated first, fails early if memory is short
-        states = [x] * (n_loop + 1) if self.training else x.new_empty(n_loop + 1, *x.shape)
-        states[0] = x
-        return states
 
 
 # the demonstration --------------------------------------------------------------------------------

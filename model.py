@@ -267,7 +267,8 @@ class GPT(nn.Module):
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].leave(x)
         for layer in list(self.h)[last + 1:]:
-            x = layer(x, *plan.hook(layer, Step(rows=rows))) if plan else layer(x)
+            where = (plan.update(layer, Step(rows=rows)), plan.span.pos_of(rows)) if plan else ()
+            x = layer(x, *where)
         return self.readout(x)
 
     def reader(self, exit, plan=None):
@@ -304,9 +305,9 @@ class GPT(nn.Module):
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
         is then its k_max. noise_seed: in evaluation x^(0) is a function of (noise_seed, group,
-        position) alone; in training it is new in every pass, or drawn from a loops.TrainingNoise
-        given here. trace: a list, to which each group appends dict(e=(B, T, C), states=(K+1, B, T,
-        C) or None with an exit rule, steps_used=(B, T), evals=(B, T), x=the last states).
+        position) alone; in training it is new in every pass. A loops.TrainingNoise may stand in its
+        place. trace: a list, to which each group appends dict(e=(B, T, C), x=the last states,
+        states=(K+1, B, T, C) or None with an exit rule, steps_used=(B, T), evals=(B, T)).
         ValueError if T > block_size, or n_loop does not fit the groups.
         """
         plan = Plan(self.loop_counts(n_loop, exit), exit, noise_seed,
@@ -338,7 +339,7 @@ class GPT(nn.Module):
                 x, of_group = layer(x, plan)
                 found.append(of_group)
             else:
-                x = layer(x, *plan.hook(layer))
+                x = layer(x, plan.update(layer), span.pos)
         return self.ln_f(x), found
 
     # decoding is built on top of the model, so it is imported when it is asked for
@@ -372,13 +373,12 @@ def flops_per_token(config, n_loop, training=False):
     """
     C, looped = config.n_embd, sum(map(len, config.groups))
     block = 2 * 12 * C ** 2 + 4 * config.block_size * C
-    # half of an adapter multiplies e, once a pass; the other half x, in every step
-    half = 2 * C ** 2 * INJECTIONS[config.injection].products
+    on_e, on_x = (2 * C ** 2 * n for n in INJECTIONS[config.injection].products)
     once = 3 if training else 1
     flops = once * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)
     for layers, n in zip(config.groups, n_loop):
         passes = n + 2 * min(config.bptt_k, n) if training else n
-        flops += once * half + (len(layers) * block + half) * passes
+        flops += once * on_e + (len(layers) * block + on_x) * passes
     return flops
 
 

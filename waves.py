@@ -52,45 +52,51 @@ def can_wave(model, rule=None):
 class Wave:
     """
     The tokens of a wave, and what they keep from pass to pass: a way to make the next tokens, see
-    decode.stream.
+    decode.py.
 
     plan: a loops.Plan, whose rule is applied to the change of a token's states from one pass to the
     next; the token keeps its last states, whatever rule.keep says. The first token of the wave is
     committed at the latest the plan's loop budget, rounded up to whole passes, after its input last
     changed. steps_used counts all steps since a token joined the wave.
-    width: tokens of the wave. steps: loop steps of each group in a pass.
+    width: tokens of the wave. steps: loop steps of a pass, an int or one for each group.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
 
-    ValueError for a model or rule that can_wave excludes.
+    ValueError for a width or steps below 1, and for a model or rule that can_wave excludes.
     """
+    cache, name = 'latest', 'a wave works'
 
     def __init__(self, model, plan, width, steps, trace=None):
+        if width < 1:
+            raise ValueError(f'a wave needs a width of at least 1, not {width}')
         if not can_wave(model, plan.exit):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              "every step, without step_noise, and a rule that reads a token's last "
                              'states alone: choose another, or give wave=0')
         self.rule, self.read = plan.exit, plan.exit and model.reader(plan.exit)
-        self.width, self.steps, self.trace = width, steps, trace
-        self.most = max(math.ceil(n / k) for n, k in zip(plan.counts, steps))   # passes of a budget
+        self.steps = model.loop_counts(steps, knob='wave_steps')
+        self.width, self.trace = width, trace
+        # passes of a whole budget
+        self.most = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
 
     def begin(self, token, states):
         """The token after a window starts the wave, from noise."""
         n_groups = len(self.steps)
         self.inputs = token[0].tolist()
-        # arrays of (w,), and (groups, w); states: (1, w, C) of each group
-        self.states, self.memo = None, [None] * n_groups
+        # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
+        self.states, self.memos = None, [None] * n_groups
+        # arrays of (w,), and (groups, w)
         self.passes, self.age = np.zeros((2, 0), dtype=np.int64)
         self.streak = np.zeros((n_groups, 0), dtype=np.int64)
 
     def next_tokens(self, model, plan, text, most):
-        """One pass -> the tokens that it commits."""
-        row, = text.windows
-        position = len(row) - 1
-        inputs = self.inputs[:min(self.width, text.block_size - position, most)]
+        """One pass -> the tokens that it commits, maybe none."""
+        last, (position,) = text.last()
+        dev, w = last.device, min(self.width, text.block_size - position, most)
+        inputs = self.inputs[:w]
         plan = replace(plan, counts=self.steps, exit=None, warm=self.states,
-                       span=Span(position, len(inputs), row.device))
-        x, found = model.hidden(torch.tensor([inputs], device=row.device), plan)
+                       span=Span(position, len(inputs), dev))
+        x, found = model.hidden(torch.tensor([inputs], device=dev), plan)
         tokens = text.draw(model.lm_head(x))                                    # (1, w)
         guesses = [inputs[0], *tokens[0].tolist()]          # the inputs of tokens 0 ... w
         converged = self.converged([one['x'] for one in found])
@@ -101,7 +107,7 @@ class Wave:
         if self.trace is not None:
             self.trace.append(dict(position=len(text.rows[0]) - 1, inputs=inputs,
                                    tokens=guesses[1:], leave=leave, age=self.age.tolist()))
-        steps = torch.tensor([self.steps], device=row.device)                   # (1, groups)
+        steps = torch.tensor([self.steps], device=dev)                          # (1, groups)
         made = [(tokens[:, i:i + 1], int(self.passes[i]) * steps) for i in range(leave)]
         # the others go on with new inputs, and one joins them
         self.advance(leave, right)
@@ -113,8 +119,8 @@ class Wave:
         before, self.states = self.states, states
         joined = states[0].shape[1] - len(self.age)
         self.passes, self.age, self.streak = (
-            np.append(kept, np.zeros((*kept.shape[:-1], joined), dtype=np.int64), axis=-1)
-            for kept in (self.passes, self.age, self.streak))
+            np.append(old, np.zeros((*old.shape[:-1], joined), dtype=np.int64), axis=-1)
+            for old in (self.passes, self.age, self.streak))
         self.passes, self.age = self.passes + 1, self.age + 1
         last = (self.age >= self.most) & (np.arange(len(self.age)) == 0)
         if self.rule is None:
@@ -123,31 +129,34 @@ class Wave:
         # the rule sees the change from pass to pass, so a token's first pass has no signal
         value = np.full(self.streak.shape, np.inf)
         if before is not None:
-            n = before[0].shape[1]
             for g, (x0, x1) in enumerate(zip(before, states)):
-                found, self.memo[g] = self.signal(x0, x1[:, :n], self.memo[g])
-                value[g, :n] = found[0].numpy(force=True)
+                n = x0.shape[1]
+                value[g, :n] = self.signal(g, x0, x1[:, :n])
         value = np.where(self.age > 1, value, np.inf)
         self.streak, exits, _ = self.rule.decide(value, self.streak, last)
         return exits.all(axis=0)
 
-    def signal(self, x0, x1, memo):
-        """The rule's signal (1, w) and memo; tokens that have just moved first have no memo yet."""
-        n = 0 if memo is None else memo.shape[1]
-        if n == x0.shape[1]:
-            return self.rule.signal(x0, x1, memo, self.read)
-        value, joined = self.rule.signal(x0[:, n:], x1[:, n:], None, self.read)
-        if value is None:
-            value = x1.new_full(x1[:, n:, 0].shape, np.inf)
-        if n == 0:
-            return value, joined
-        older, memo = self.rule.signal(x0[:, :n], x1[:, :n], memo, self.read)
-        return torch.cat((older, value), dim=1), torch.cat((memo, joined), dim=1)
+    def signal(self, g, x0, x1):
+        """
+        The rule's signal in group g (n,), from states (1, n, C) before and after a pass; infinite
+        while it is undefined. Tokens that have just moved for the first time have no memo yet.
+        """
+        memo = self.memos[g]
+        n, older = x0.shape[1], 0 if memo is None else memo.shape[1]
+        value, memos = np.full(n, np.inf), []
+        for part, memo in (slice(older), memo), (slice(older, n), None):
+            if x0[:, part].shape[1]:
+                found, memo = self.rule.signal(x0[:, part], x1[:, part], memo, self.read)
+                if found is not None:
+                    value[part] = found[0].numpy(force=True)
+                memos.append(memo)
+        self.memos[g] = torch.cat(memos, dim=1) if memos and memos[0] is not None else None
+        return value
 
     def advance(self, leave, right):
         """Drop the leading tokens, now committed; reset the age of those whose input was wrong."""
         self.states = [x[:, leave:] for x in self.states]
-        self.memo = [None if memo is None else memo[:, leave:] for memo in self.memo]
+        self.memos = [None if memo is None else memo[:, leave:] for memo in self.memos]
         self.passes = self.passes[leave:]
         self.age, self.streak = np.where(right, self.age, 0)[leave:], self.streak[:, leave:]
 

@@ -147,7 +147,7 @@ class Batch:
                 self.share[at] = layer.adapter.share(x).float()
                 self.k[numbers] = self.streak[numbers] = 0
                 return self.loop_step(i, rows, numbers, at, plan)
-            x = layer(x, *plan.hook(layer, Step(rows=at)))
+            x = layer(x, plan.update(layer, Step(rows=at)), pos)
         return self.model.readout(x)[:, 0]
 
     def loop_step(self, layer, rows, numbers, at, plan):
@@ -155,7 +155,7 @@ class Batch:
         k, x0 = self.k[numbers] + 1, self.x[at]
         every = len(rows) == len(self.rows)         # reads all keys, without a copy
         step = Step(on_device(k, x0), None if every else at)
-        x1 = self.model.h[layer].step_of(plan, x0, self.share, step)
+        x1 = self.model.h[layer].block_map(plan, self.share, step)(x0)
 
         # the rule's signal; either all rows are at their first step or none is
         read = partial(self.model.reader(self.rule, plan), rows=at)

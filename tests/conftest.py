@@ -126,12 +126,10 @@ def exit_by_hand(f, x, k_max, rule, read=None):
 def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
     """The loop of a group around a block map f(x, step) of our own."""
     looping = Looping(x, k_max, rule, read)
-    for k in range(1, k_max + 1):
-        x = looping.after(k, x, f(x, looping.step(k)))
+    for _ in looping:
+        x = looping.after(x, f(x, looping.step))
         if looping.left:
             on_exit(looping.left)
-        if looping.over:
-            break
     return looping.result(x)
 
 
