@@ -35,7 +35,7 @@ step; with `latest` all earlier tokens are at their last step before a new one b
 import numpy as np
 import torch
 
-from exits import Step, wait_for_past
+from exits import Step
 
 
 class Span:
@@ -93,61 +93,51 @@ class KeysValues:
         return self.read(slot, span, step.rows)
 
     def write(self, keys, values, slot, span, step):
-        b = slice(None) if step.rows is None else step.rows
-        new = slice(span.start, span.end)
-        if step.active is not None:
-            # copy an exited token's keys from the slot of step k - 1; once a shorter ring has
-            # wrapped (k > slots), each slot keeps what was written last. (A ragged row has one
-            # token, so it leaves the batch when that token exits, and active is None.)
-            last = step.k - 2 if 1 < step.k <= self.slots else slot
-            active = step.active[:, None, :, None]
-            keys = torch.where(active, keys, self.keys[last, b, :, new])
-            values = torch.where(active, values, self.values[last, b, :, new])
-        if span.ragged:
-            row, pos = self.places(span, step.rows)
-            self.keys[slot, row, :, pos] = keys[:, :, 0]                        # (b, H, D)
-            self.values[slot, row, :, pos] = values[:, :, 0]
-        else:
-            self.keys[slot, b, :, new] = keys
-            self.values[slot, b, :, new] = values
+        row, pos = self.places(span, step.rows)
+        if span.ragged:     # with two tensors as indices, PyTorch puts their axes before the heads
+            keys, values = keys.transpose(1, 2), values.transpose(1, 2)         # (b, T, H, D)
+        # copy an exited token's keys from the slot of step k - 1; once a shorter ring has wrapped
+        # (k > slots), each slot keeps what was written last. A ragged row has one token: it is active
+        last = step.k - 2 if step.active is not None and 1 < step.k <= self.slots else slot
+        for store, new in (self.keys, keys), (self.values, values):
+            if step.active is not None:
+                new = torch.where(step.active[:, None, :, None], new, store[last, row, :, pos])
+            store[slot, row, :, pos] = new
 
     def read(self, slot, span, rows):
-        keys, values, mask = (self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end],
-                              span.mask)
-        if rows is not None:
-            keys, values = keys.index_select(0, rows), values.index_select(0, rows)
-            if mask is not None and len(mask) > 1:
-                mask = mask[rows]
-        return keys, values, mask
+        keys, values = self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end]
+        if rows is None:
+            return keys, values, span.mask
+        mask = span.mask[rows] if span.ragged else span.mask
+        return keys.index_select(0, rows), values.index_select(0, rows), mask
 
     def fill(self, span, step):
         """The rows of `step` exit after it: copy its keys to the slots of later steps."""
-        k, rows = step.k, step.rows
-        if k >= self.slots:
-            return
-        for store in (self.keys, self.values):
-            if span.ragged:
-                row, pos = self.places(span, rows)
-                store[k:, row, :, pos] = store[k - 1][row, :, pos].unsqueeze(1)     # (b, 1, H, D)
-            else:
-                b, new = slice(None) if rows is None else rows, slice(span.start, span.end)
-                store[k:, b, :, new] = store[k - 1, b, :, new]
+        row, pos = self.places(span, step.rows)
+        if step.k < self.slots:
+            for store in self.keys.transpose(2, 3), self.values.transpose(2, 3):
+                store[step.k:, row, pos] = store[step.k - 1, row, pos]
 
     def places(self, span, rows):
-        """Row numbers and positions (b,) of ragged rows."""
+        """Rows and positions of the new tokens, as indices."""
+        if not span.ragged:
+            return slice(None) if rows is None else rows, slice(span.start, span.end)
         row = torch.arange(len(span.pos), device=self.keys.device) if rows is None else rows
-        return row, span.pos[row, 0]
+        return row[:, None], span.pos[row]                                      # (b, 1) each
 
 
 class Signals:
     """
-    For rules that wait for the past. largest[b, 1 + t, k - 1] is of row b, tokens 0 ... t and step
-    k: the largest signal of those that still looped then, -inf if there were none. largest[b, 0] is
-    before the first token, and always -inf.
+    For rules that wait for the past: the signal of a token is the largest among its own and those
+    of earlier tokens of its row that still loop. A token that seems converged may not have their
+    information yet.
 
-    With these, a token that is decoded alone waits as in a pass with the others. Only a cache with
-    a slot for each step has them: under `latest` a new token reads the others' last states, so it
-    need not wait.
+    largest[b, 1 + t, k - 1]: of row b, tokens 0 ... t and step k, -inf if none of them looped then.
+    largest[b, 0]: before the first token, always -inf.
+
+    A cache with a slot for each step keeps them from pass to pass, so that a token that is decoded
+    alone waits as in a pass with the others. Under `latest` a new token reads the others' last
+    states, so it need not wait.
     """
 
     def __init__(self, T_max, k_max):
@@ -163,13 +153,11 @@ class Signals:
         self.largest[np.arange(B)[:, None], self.new] = -np.inf
 
     def wait(self, value, active, k, rows):
-        """
-        exits.wait_for_past with the signals of earlier passes, for rows (b,) at step k. Stores the
-        result.
-        """
+        """Own signals (b, T) at step k, and who still loops -> the largest, which it stores."""
         row, new = rows[:, None], self.new[rows]
-        value = wait_for_past(value, active, self.largest[row, new[:, :1] - 1, k - 1])
-        self.largest[row, new, k - 1] = value
+        before = self.largest[row, new[:, :1] - 1, k - 1]                       # (b, 1)
+        value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
+        self.largest[row, new, k - 1] = value = np.maximum(value, before)
         return value
 
 
@@ -216,33 +204,29 @@ ring = 4                    # slots of the ring policy
 
 
 def main():
-    from model import GPT, GPTConfig
+    from model import GPTConfig
+    GPTConfig(n_layer=n_layer, n_embd=n_embd, n_head=1, groups=groups)      # checks them
     if not 1 <= n_loop <= 100:
         raise ValueError(f'n_loop must lie between 1 and 100 to be shown, not {n_loop}')
-    with torch.device('meta'):          # shapes alone
-        model = GPT(GPTConfig(n_layer=n_layer, n_head=1, n_embd=n_embd, groups=groups))
-    print(f'{n_layer} layers, width {n_embd}, groups {groups}, {n_loop} loop steps of each group')
-    print('\npolicy   slots of a looped layer   slots in all   bytes a token in float32')
-    for policy in POLICIES:
-        cache = make_cache(model, [n_loop] * len(groups), policy, ring)
-        slots = [one.slots for one in cache.values() if isinstance(one, KeysValues)]
-        print(f'{policy:8s} {max(slots):23d} {sum(slots):14d} {sum(slots) * 2 * n_embd * 4:26,}')
-
-    print(f'\nwhat a new token reads of two earlier ones, which exited after {max(1, n_loop // 2)} '
-          f'and {n_loop} steps:\npolicy   at its step  ' +
-          ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
-    for policy in POLICIES:
-        kept = POLICIES[policy](n_loop, ring, 3)
-        for position, exited in enumerate((max(1, n_loop // 2), n_loop)):
-            for k in range(1, exited + 1):      # a key whose value is its loop step
+    looped, exited = sum(map(len, groups)), (max(1, n_loop // 2), n_loop)
+    print(f'{n_layer} layers, width {n_embd}, groups {groups}: slots of a looped layer, of all; '
+          'bytes a token\n(float32); what a token reads at its steps, of two that exited after '
+          f'{exited[0]} and {exited[1]}\n\npolicy   slots   in all     bytes   step '
+          + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
+    for policy, make in POLICIES.items():
+        kv = make(n_loop, ring, 3)
+        for position, steps in enumerate(exited):
+            for k in range(1, steps + 1):       # a key whose value is its loop step
                 key = torch.full((1, 1, 1, 1), float(k))
-                kept.update(key, key, Span(position), Step(k))
-            kept.fill(Span(position), Step(exited))
+                kv.update(key, key, Span(position), Step(k))
+            kv.fill(Span(position), Step(steps))
         reads = []
         for k in range(1, n_loop + 1):
-            keys, _, _ = kept.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), Step(k))
+            keys, _, _ = kv.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), Step(k))
             reads.append(','.join(str(int(step)) for step in keys[0, 0, :2, 0]))
-        print(f'{policy:8s} reads steps   ' + ' '.join(f'{what:>5s}' for what in reads))
+        slots = n_layer - looped + looped * kv.slots
+        print(f'{policy:8s} {kv.slots:5d} {slots:8d} {slots * 2 * n_embd * 4:9,}   reads '
+              + ' '.join(f'{what:>5s}' for what in reads))
 
 
 if __name__ == '__main__':

@@ -103,7 +103,7 @@ class Exit:
     A rule: a token exits once its signal has been below tau for `hits` loop steps in a row.
 
     keep: does the token keep the step that triggered? Algorithm 1 returns the state before it.
-    past: wait for the past, see wait_for_past.
+    past: wait for the past, see cache.Signals.
     reads: the model's method (state, plan, rows) that the signal calls as `read`. readout is ln_f
     and the head; through_coda runs the last layers first.
     by_row: all tokens of a row share one signal and exit together, so a pass over a whole sequence
@@ -213,9 +213,9 @@ class Looping:
             x = looping.after(x, f(x))          f reads looping.step
         x_star, steps_used, evals = looping.result(x)
 
-    read(x, rows): see Exit.reads. signals: those of earlier passes (cache.Signals), for a rule that
-    waits for the past. left: a Step with the rows that have just left the batch, the last of their
-    tokens at its k, or None.
+    read(x, rows): see Exit.reads. signals: a cache.Signals, for a rule that waits for the past.
+    left: a Step with the rows that have just left the batch, the last of their tokens at its k, or
+    None.
     """
 
     def __init__(self, x, k_max, rule=None, read=None, signals=None):
@@ -250,8 +250,7 @@ class Looping:
         value, self.memo = rule.signal(x, x1, self.memo, read)
         value = on_host(value, rule, step.k)
         if rule.past and value is not None:
-            value = (self.signals.wait(value, self.active, step.k, self.rows) if self.signals
-                     else wait_for_past(value, self.active))
+            value = self.signals.wait(value, self.active, step.k, self.rows)
         self.streak, exits, takes = rule.decide(value, self.streak, last=step.k == self.k_max)
         if exits is False or not (self.active & exits).any():   # the common step: nobody exits
             return x1
@@ -305,18 +304,6 @@ def on_device(array, x):
     return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # a writable copy
 
 
-def wait_for_past(value, active, before=None):
-    """
-    Each token's signal (b, T) -> the largest among its own and those of earlier tokens of its row
-    that still loop (active): a token that seems converged may not have their information yet.
-
-    before (b, 1): the largest signal of tokens of earlier passes, see cache.Signals.
-    """
-    if active.shape[1] > 1:
-        value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
-    return value if before is None else np.maximum(value, before)
-
-
 # the demonstration --------------------------------------------------------------------------------
 
 n_loop = 16                 # budget of loop steps
@@ -327,24 +314,19 @@ TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1
 
 def show(title, states, read):
     """Print the signals of one token's states (K+1, C), step by step until each rule exits."""
-    columns = []
+    K, columns = len(states) - 1, []
     for name in EXITS:
-        rule, values = make_exit(name, TAUS.get(name)), []
-
-        def recorded(*args):
-            value, memo = rule.signal(*args)
-            values.append('' if value is None else f'{value.item():.2e}')
-            return value, memo
-        x = states[0].view(1, 1, -1)
-        looping = Looping(x, len(states) - 1, replace(rule, signal=recorded),
-                          lambda x, rows: read(x))
-        for k in looping:
-            x = looping.after(x, states[k].view(1, 1, -1))
-        _, kept, evals = looping.result(x)
-        values += [''] * (len(states) - 1 - len(values))
-        columns.append([name, *values, f'{rule.tau:g}', kept.item(), evals.item()])
+        rule, memo, streak, values = make_exit(name, TAUS.get(name)), None, 0, []
+        for k in range(1, K + 1):
+            value, memo = rule.signal(states[k - 1], states[k], memo, read)
+            value = None if value is None else value.item()
+            values.append('' if value is None else f'{value:.2e}')
+            streak, exits, takes = rule.decide(value, streak, last=k == K)
+            if exits:
+                break
+        columns.append([name, *values, *[''] * (K - k), f'{rule.tau:g}', k - 1 + takes, k])
     print(f'\n{title}')
-    for what, *line in zip(('k', *range(1, len(states)), 'tau', 'kept', 'evals'), *columns):
+    for what, *line in zip(('k', *range(1, K + 1), 'tau', 'kept', 'evals'), *columns):
         print(f'{what:>7}' + ''.join(f'{cell:>11}' for cell in line))
 
 

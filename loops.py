@@ -33,7 +33,7 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from cache import KeysValues, Span
+from cache import KeysValues, Signals, Span
 from exits import Exit, Looping, Step
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
@@ -70,16 +70,15 @@ def truncated_noise(*shape, generator=None, device='cpu'):
     return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
 
 
+@dataclass
 class TrainingNoise:
     """
-    Noise of its own for each group, row and pass.
-
-    generator: None = torch's own. rank, world: each of `world` processes draws the noise of the
+    Noise of its own for each group, row and pass: each of `world` processes draws the noise of the
     whole batch and takes its own rows, so that the number of processes changes nothing.
     """
-
-    def __init__(self, generator=None, rank=0, world=1):
-        self.generator, self.rank, self.world = generator, rank, world
+    generator: torch.Generator | None = None        # None = torch's own
+    rank: int = 0
+    world: int = 1
 
     def draw(self, group, like, k, pos):
         """Noise (B, T, C) for x^(0) of a group (k = 0), or to be added before its step k."""
@@ -88,23 +87,22 @@ class TrainingNoise:
         return whole[B * self.rank:B * (self.rank + 1)]
 
 
+@dataclass
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, k, position) alone."""
-
-    def __init__(self, seed):
-        self.seed, self.tables = seed, {}
+    seed: int = 0
 
     def draw(self, group, like, k, pos):
-        shape = group.block_size, like.shape[-1]
-        key = group.index, k, shape, like.device
-        if key not in self.tables:      # drawn on the CPU, so that all devices agree
-            generator = torch.Generator()
-            generator.manual_seed(derived_seed(self.seed, 'state', group.index, k))
-            self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
-        return self.tables[key][pos].expand_as(like)
+        key = self.seed, 'state', group.index, k
+        return noise_table(key, group.block_size, like.shape[-1], like.device)[pos].expand_as(like)
 
 
-fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # keeps the tables of the last seed used
+@lru_cache(maxsize=128)
+def noise_table(key, block_size, C, device):
+    """The noise of all positions, (block_size, C)."""
+    generator = torch.Generator().manual_seed(derived_seed(*key))
+    # drawn on the CPU, so that all devices agree
+    return truncated_noise(block_size, C, generator=generator).to(device)
 
 
 # injections: how e enters each step ---------------------------------------------------------------
@@ -203,7 +201,7 @@ class RecurrentGroup(nn.Module):
     def noise(self, like, k, noise=0, pos=None):
         """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. noise: see Plan."""
         if not hasattr(noise, 'draw'):
-            noise = TrainingNoise() if self.training else fixed_noise(noise)
+            noise = TrainingNoise() if self.training else FixedNoise(noise)
         return noise.draw(self, like, k, slice(like.shape[1]) if pos is None else pos)
 
     def init_state(self, e, noise_seed=0, pos=None):
@@ -271,7 +269,11 @@ class RecurrentGroup(nn.Module):
         if plan.warm:
             warm = plan.warm[self.index]                                        # (B, n, C)
             x = torch.cat((warm, x[:, warm.shape[1]:]), dim=1)
-        looping = Looping(x, n_loop, plan.exit, plan.read, self.signals(plan, len(e)))
+        signals = None
+        if plan.exit is not None and plan.exit.past:        # wait for tokens of earlier passes, too
+            signals = plan.cache.get(self) or Signals(plan.span.end, n_loop)
+            signals.begin(plan.span, len(e))
+        looping = Looping(x, n_loop, plan.exit, plan.read, signals)
         f = self.block_map(plan, self.adapter.share(e), looping.step)
         states = None
         if plan.keep_states and plan.exit is None:
@@ -301,13 +303,6 @@ class RecurrentGroup(nn.Module):
             e, states = e.detach(), states.detach()
         found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
         return self.leave(x), found
-
-    def signals(self, plan, B):
-        """The signals of earlier passes, for a rule that waits for the past; None without them."""
-        signals = plan.cache.get(self) if plan.exit is not None and plan.exit.past else None
-        if signals:
-            signals.begin(plan.span, B)
-        return signals
 
 
 # the demonstration --------------------------------------------------------------------------------

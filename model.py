@@ -18,7 +18,6 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral
 from operator import index
-from typing import Literal, get_args, get_origin
 
 import torch
 import torch.nn as nn
@@ -45,25 +44,31 @@ class GPTConfig:
         default_factory=lambda: [[4], [5, 6], [7]])
     mean_recurrence: float = 12.0   # r of the lognormal-Poisson draw; its mean is r + 1
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
-    injection: Literal[*INJECTIONS] = 'concat'      # how e enters each step
-    adapter_init: Literal['sum', 'random'] = 'sum'  # 'sum': starts as x + e; 'random': Geiping
-    x0: Literal['noise', 'zero', 'e'] = 'noise'     # a group's first state; 'noise': Geiping
+    injection: str = 'concat'       # how e enters each step: a name in loops.INJECTIONS
+    adapter_init: str = 'sum'       # 'sum': it starts as x + e; 'random': Geiping
+    x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
-    pos: Literal['learned', 'rotary'] = 'learned'   # positions; 'learned': the paper
+    pos: str = 'learned'            # positions: 'learned' (the paper) or 'rotary'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
         for one in fields(self):
-            check_type(one.name, getattr(self, one.name), one.type)
+            value, kind = getattr(self, one.name), one.type
+            if not isinstance(value, (kind, {float: int, list: tuple}.get(kind, kind))):
+                raise ValueError(f'{one.name} must be {kind}, not {value!r}')
+        for name, known in dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
+                                x0=('noise', 'zero', 'e'), pos=('learned', 'rotary')).items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not "
+                                 f'{getattr(self, name)!r}')
+        most = dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
                      'bptt_k', 'rope_base'):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f'{name} must be positive and finite, not {getattr(self, name)}')
-        for name, most in dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10).items():
-            if getattr(self, name) > most:
-                raise ValueError(f'{name} must be at most {most:g}, not {getattr(self, name)}')
+            if not 0 < getattr(self, name) <= most.get(name, 1e30):
+                raise ValueError(f'{name} must be positive and at most {most.get(name, 1e30):g}, '
+                                 f'not {getattr(self, name)}')
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
             raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
                              f'{self.dropout} and {self.step_noise}')
@@ -75,28 +80,18 @@ class GPTConfig:
         self.groups = checked_groups(self.groups, self.n_layer)
 
 
-def check_type(name, value, kind):
-    """ValueError unless the value is of this kind: a type, a union of types, or a Literal."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-    elif not isinstance(value, (kind, {float: int, list: tuple}.get(kind, kind))):
-        raise ValueError(f'{name} must be {getattr(kind, "__name__", kind)}, not {value!r}')
-
-
 def checked_groups(groups, n_layer):
     """The groups, sorted. ValueError unless they are disjoint runs of layers 0 ... n_layer - 1."""
     try:
         found = sorted([index(i) for i in group] for group in groups)
         layers = sum(found, [])
-        right = all(group == list(range(group[0], group[0] + len(group))) for group in found)
-        right = right and set(layers) <= set(range(n_layer)) and len(set(layers)) == len(layers)
+        if (all(group == list(range(group[0], group[-1] + 1)) for group in found)
+                and layers == sorted(set(layers)) and set(layers) <= set(range(n_layer))):
+            return found
     except (TypeError, IndexError):         # a number is not an integer; a group is empty
-        right = False
-    if not right:
-        raise ValueError('the layers of a group must follow one another, from 0 to n_layer - 1 = '
-                         f'{n_layer - 1}, each in one group at most, not groups = {groups}')
-    return found
+        pass
+    raise ValueError('the layers of a group must follow one another, from 0 to n_layer - 1 = '
+                     f'{n_layer - 1}, each in one group at most, not groups = {groups}')
 
 
 class Rotary(nn.Module):
@@ -342,8 +337,7 @@ class GPT(nn.Module):
                 x = layer(x, plan.update(layer), span.pos)
         return self.ln_f(x), found
 
-    # decoding is built on top of the model, so it is imported when it is asked for
-
+    # decoding is built on top of the model, so these import it when they are called
     def stream(self, *prompts, **how):
         """New tokens one after another, and their loop steps; see decode.stream."""
         from decode import stream
@@ -408,21 +402,6 @@ def main():
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
         print(f'{flops_per_token(shape, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
-
-    # a small copy: does its forward pass equal a plain stack with each group's step unrolled?
-    small = GPT(replace(shape, n_embd=8 * shape.n_head, block_size=16, vocab_size=64)).eval()
-    idx = torch.randint(64, (2, 16))
-    x = small.embed(idx, torch.arange(16))
-    for layer in small.h:
-        if isinstance(layer, RecurrentGroup):
-            e, x = x, layer.init_state(x)
-            for k in range(1, 4):
-                x = layer.step(x, e)
-            x = layer.leave(x)
-        else:
-            x = layer(x)
-    error = (small.readout(x) - small(idx, n_loop=3)[0]).abs().max()
-    print(f'a small copy, 3 loops against the unrolled stack: largest difference {error:.1e}')
 
 
 if __name__ == '__main__':

@@ -21,6 +21,7 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 
 import data  # noqa: E402
 import tasks  # noqa: E402
+from cache import Signals, Span  # noqa: E402
 from common.checkpoint import load_checkpoint  # noqa: E402
 from common.log import read_log  # noqa: E402
 from exits import Looping  # noqa: E402
@@ -125,7 +126,10 @@ def exit_by_hand(f, x, k_max, rule, read=None):
 
 def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
     """The loop of a group around a block map f(x, step) of our own."""
-    looping = Looping(x, k_max, rule, read)
+    B, T = x.shape[:2]
+    signals = Signals(T, k_max)
+    signals.begin(Span(0, T), B)
+    looping = Looping(x, k_max, rule, read, signals)
     for _ in looping:
         x = looping.after(x, f(x, looping.step))
         if looping.left:
