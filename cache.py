@@ -97,7 +97,7 @@ class KeysValues:
         if span.ragged:     # with two tensors as indices, PyTorch puts their axes before the heads
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)         # (b, T, H, D)
         # copy an exited token's keys from the slot of step k - 1; once a shorter ring has wrapped
-        # (k > slots), each slot keeps what was written last. A ragged row has one token: it is active
+        # (k > slots), each slot keeps what was written last (ragged rows have one, active token)
         last = step.k - 2 if step.active is not None and 1 < step.k <= self.slots else slot
         for store, new in (self.keys, keys), (self.values, values):
             if step.active is not None:
