@@ -1,0 +1,103 @@
+"""micro.py: the same model, exits and training as the project's own files; a run; bad input."""
+import sys
+
+import pytest
+import torch
+from conftest import refused
+
+import micro
+from exits import make_exit
+from model import GPT, GPTConfig
+
+CLOSE = dict(rtol=1e-5, atol=1e-5)
+NAMES = dict(qkv='attn.c_attn', attn_out='attn.c_proj', mlp_in='mlp.c_fc', mlp_out='mlp.c_proj')
+
+
+def real_name(name):
+    """A weight's name in micro.GPT -> its name in model.GPT."""
+    if name.startswith('norm.'):
+        return 'ln_f.weight'
+    return '.'.join(NAMES.get(part, part) for part in name.split('.'))
+
+
+class Noise:
+    """x^(0) of each group (4, T, C), the same for both models."""
+
+    def __init__(self):
+        self.normal = torch.randn(3, 4, 16, 64, generator=torch.Generator().manual_seed(2))
+
+    def draw(self, group, like, k, pos):
+        return 0.4 ** 0.5 * self.normal[group.index]
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """micro.GPT, model.GPT with the same weights and noise, and tokens with targets (4, T)."""
+    monkeypatch.setattr(micro, 'T', 16)
+    torch.manual_seed(1)
+    small = micro.GPT()
+    for p in small.parameters():        # so that tokens exit at different steps
+        torch.nn.init.normal_(p, float(p.dim() == 1), 0.08)
+    real = GPT(GPTConfig(16, micro.vocab, micro.n_layer, micro.H, micro.C, groups=micro.groups,
+                         mean_recurrence=micro.r, bptt_k=micro.bptt))
+    weights = {real_name(name): p.detach() for name, p in small.named_parameters()}
+    real.load_state_dict(weights | {'lm_head.weight': small.wte.weight})
+    noise, x = Noise(), torch.randint(micro.vocab, (4, 17))
+    draws = iter(noise.normal)
+    monkeypatch.setattr(torch, 'randn_like', lambda e: next(draws))
+    return small, real, noise, x[:, :-1], x[:, 1:]
+
+
+@torch.no_grad()
+def test_fixed_loops(pair):
+    small, real, noise, x, _ = pair
+    want, _ = real.eval()(x, n_loop=[3, 1, 4], noise_seed=noise)
+    torch.testing.assert_close(small.eval()(x, [3, 1, 4])[0], want, **CLOSE)
+
+
+@pytest.mark.parametrize('tau', [0, 0.3, 1, 3, float('inf')])
+@torch.no_grad()
+def test_algorithm_1(pair, tau):
+    small, real, noise, x, _ = pair
+    rule, trace = make_exit('accel', tau), []
+    want, _ = real.eval()(x, n_loop=20, exit=rule, noise_seed=noise, trace=trace)
+    got, used = small.eval()(x, [20] * 3, tau)
+    steps = torch.stack([of_group['steps_used'] for of_group in trace])         # (G, 4, T)
+    assert torch.equal(torch.stack(used), steps)
+    torch.testing.assert_close(got, want, **CLOSE)
+    assert tau in (0, float('inf')) or all(len(used.unique()) > 2 for used in steps)
+
+
+def test_a_training_step(pair):
+    small, real, noise, x, y = pair
+    n_loop = [micro.bptt + 2, 1, micro.bptt]        # more steps than have gradients, and fewer
+    # eps hides the rounding of gradients near 0, which AdamW's first step would blow up
+    one, other = (torch.optim.AdamW(m.parameters(), lr=0.1, eps=1e-3) for m in (small, real))
+    loss = real.train()(x, y, n_loop=n_loop, noise_seed=noise)[1]
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(real.parameters(), 1.0)
+    other.step()
+    assert micro.train_step(small, one, x, y, n_loop) == pytest.approx(loss.item(), rel=1e-6)
+    weights = dict(real.named_parameters())
+    for name, p in small.named_parameters():
+        torch.testing.assert_close(p, weights[real_name(name)], **CLOSE, msg=name)
+
+
+def test_a_run(tmp_path, monkeypatch, capsys):
+    """All of it on a text of one's own, in small."""
+    book = tmp_path / 'book.txt'
+    book.write_text('The quick brown fox jumps over the lazy dog. ' * 30)
+    for knob, value in dict(iterations=100, T=16, C=8).items():
+        monkeypatch.setattr(micro, knob, value)
+    monkeypatch.setattr(sys, 'argv', ['micro.py', str(book)])
+    micro.main()
+    printed = capsys.readouterr().out
+    assert printed.startswith('iteration 100: loss') and printed.count('held-out loss') == 7
+
+
+@pytest.mark.parametrize('content', [None, '', 'too short'])
+def test_bad_input(tmp_path, content):
+    book = tmp_path / 'book.txt'
+    if content is not None:
+        book.write_text(content)
+    assert 'book.txt' in refused(str(book), script='micro.py')
