@@ -18,7 +18,6 @@ import math
 import os
 import random
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -28,17 +27,14 @@ from torch.linalg import vector_norm
 import bench
 import data
 import geometry
-import tasks
 from bench import make_point
 from common.configurator import configure, pick_device, run
 from common.log import evaluate
 from exits import Exit
-from results.runs import SAME
+from results.runs import SAME, pick
 
 # ------------------------------------------------------------------------------------------------
 out_dir = 'out'
-tables: list = []           # compute only these; [] = all
-only_ways: list = []        # decode only in these; [] = all
 n_loop = 30                 # the full budget: loops of each group
 n_windows = 48              # held-out windows of block_size tokens, spread evenly
 noise_draws = 4             # of x^(0), for path independence
@@ -55,32 +51,9 @@ device = 'auto'
 # ------------------------------------------------------------------------------------------------
 
 INF = 1e30                  # a threshold that every signal is below
-DEEPER, DEEPER_T, DEEPER_LOOPS = 'calc:reset=0.04', 48, [4, 8, 16, 32, 48]
 
 
-# steps ------------------------------------------------------------------------------------------
-
-def step_rows(name, states, floor):
-    """
-    A row for each step of a group: its norm and its acceleration, over tokens.
-
-    cos_clear: the mean cosine of tokens whose steps so far are all clear of rounding; `clear` is
-    their share. floor: the rounding floor.
-    """
-    norms, accels, cosines = (probe(states) for probe in (
-        geometry.step_norm, geometry.accel, geometry.step_cos))
-    clear = (norms > geometry.CLEAR * floor).long().cumprod(0).bool()           # (K, B, T)
-    for k in range(len(norms)):
-        row = dict(group=name, k=k, norm=norms[k].mean().item(), floor=floor,
-                   clear=clear[k].float().mean().item())
-        if k:       # the first step has none before it
-            pairs = torch.stack((norms[k], accels[k - 1])).flatten(1).clamp(min=1e-30).log()
-            row |= dict(accel_over_norm=(pairs[1] - pairs[0]).median().exp().item(),
-                        accel_alike=torch.corrcoef(pairs)[0, 1].item())
-            if clear[k].any():
-                row['cos_clear'] = cosines[k - 1][clear[k]].mean().item()
-        yield row
-
+# geometry ----------------------------------------------------------------------------------------
 
 def settled_row(name, measured):
     """Where a group's steps end: how fast, and at what cosine, with 95% intervals over windows."""
@@ -91,8 +64,6 @@ def settled_row(name, measured):
     return dict(group=name, tenth='' if tenth is None else tenth, cos=np.nanmean(settled),
                 cos_low=low, cos_high=high, cos_std=np.nanstd(settled))
 
-
-# between groups, and far beyond training --------------------------------------------------------
 
 def dlr_rows(names, model, idx):
     """Drift-to-loop ratios of each hand-off against K, and the jump relative to the path."""
@@ -249,25 +220,6 @@ def alike_rows(model, idx):
                    accel=evals[0].double().mean().item(), delayed=evals[1].double().mean().item())
 
 
-def deeper_rows(model):
-    """
-    Accuracy on longer problems with fewer resets than in training, by loops and depth: at the
-    positions that training had, and beyond them.
-    """
-    T = model.config.block_size
-    longer = type(model)(replace(model.config, block_size=DEEPER_T)).eval()
-    longer.load_state_dict(model.state_dict())
-    x, y, depth = tasks.Problems(DEEPER).with_depth(DEEPER_T)
-    for n in DEEPER_LOOPS:
-        guesses = [longer(part, n_loop=n)[0].argmax(-1) for part in torch.from_numpy(x).split(64)]
-        right = torch.cat(guesses).numpy() == y
-        for positions, at in dict(trained=slice(T), beyond=slice(T, None)).items():
-            of = depth[:, at]
-            for d in np.unique(of):
-                yield dict(positions=positions, loops=n, depth=d, labels=(of == d).sum(),
-                           accuracy=right[:, at][of == d].mean())
-
-
 # time -------------------------------------------------------------------------------------------
 
 def time_rows(model, idx, sweep):
@@ -346,32 +298,23 @@ def main():
     rows = defaultdict(list)
 
     def add(table, new):
-        if table in tables or not tables:       # else the generator `new` is never computed
-            rows[table] += [dict(iteration=iteration, **row) for row in new]
+        rows[table] += [dict(iteration=iteration, **row) for row in new]
 
     # along training; most of it before and after training only
     for iteration, model in models.items():
         measured = geometry.measure(model, idx, n_loop)
         add('settled', [settled_row(name, curves) for name, curves in zip(names, measured)])
         if iteration in (min(models), max(models)):
-            trace = geometry.trace_of(model, idx, n_loop)
-            for name, curves, traced in zip(names, measured, trace):
-                add('steps', step_rows(name, traced['states'], curves['floor_float32']))
             add('dlr', dlr_rows(names, model, idx))
             add('alike', alike_rows(model, idx))
-            after = only_ways or WAYS
-            ways = after if iteration == max(models) else ('fixed', 'norm', 'kl', 'accel')
+            ways = WAYS if iteration == max(models) else ('fixed', 'norm', 'kl', 'accel')
             add('sweep', sweep_rows(model, idx, targets, depth, ways))
 
     # after training only
     add('noise', noise_rows(names, model, idx))
     add('loops', loop_rows(model, dataset, dev))
     add('promises', promise_rows(model, idx, targets, depth))
-    if dataset == 'calc' and 'deeper' in tables:
-        add('deeper', deeper_rows(model.cpu()))
-    swept = [row for row in rows['sweep'] if row['iteration'] == iteration]
-    if swept:
-        add('times', time_rows(model, idx, swept))
+    add('times', time_rows(model, idx, pick(rows['sweep'], iteration=iteration)))
     with open(os.path.join(out_dir, 'rows.json'), 'w') as f:
         json.dump(rows, f, default=float)
 

@@ -31,17 +31,11 @@ def test_the_pages_say_what_the_files_say(page, block):
     assert text[begin:end].strip() == PAGES[page, block]
 
 
-@pytest.mark.parametrize('scale', [
-    'text', 'tasks', 'depth', 'levers', 'sizes', 'plain', 'medium'])
+@pytest.mark.parametrize('scale', ['text', 'tasks'])
 def test_all_runs_of_a_scale_are_there(scale, monkeypatch):
     monkeypatch.setattr(run, 'scale', scale)
     made = {(row['variant'], row['seed']) for row in runs.load(scale)['losses']}
     assert made >= {*run.chosen()}
-
-
-def test_the_figure_of_sizes(tmp_path):
-    claims.draw_sizes(claims.load(), tmp_path / 'sizes.png')
-    assert os.path.getsize(tmp_path / 'sizes.png') > 9000
 
 
 # the claims and the tables ----------------------------------------------------------------------
@@ -105,18 +99,6 @@ def test_rows_of_earlier_runs_stay(tmp_path, monkeypatch):
 
 # what is measured of a run ----------------------------------------------------------------------
 
-def test_tokens_that_still_move():
-    """Two tokens on a line."""
-    def states(first, second):
-        return torch.tensor([first, second]).T[:, None, :, None]                # (K+1, 1, 2, 1)
-    # the first goes straight on; the second turns back and then trembles, which does not count
-    first, *rows = measure.step_rows(
-        '1', states([0.0, 4, 6, 7, 7.5], [0.0, 4, 2, 2.1, 1.0]), floor=0.01)
-    assert [row['clear'] for row in rows] == [1, 0.5, 0.5]
-    assert [row['cos_clear'] for row in rows] == [0, 1, 1]
-    assert first['norm'] == 4 and 'cos_clear' not in first
-
-
 def test_answers_lost():
     full = torch.tensor([[[0.0, 9], [0, 9], [9, 0]]])           # says 1, 1, 0
     point = torch.tensor([[[0.0, 9], [9, 0], [0, 9]]])          # says 1, 0, 1
@@ -152,22 +134,21 @@ def change(monkeypatch, module, **settings):
         monkeypatch.setattr(module, name, value)
 
 
-def in_process(monkeypatch, folder, data_set, more):
+def in_process(monkeypatch, folder, more):
     """
     The commands of results/ run in this process, in a folder with a data set and our configs. more:
-    further flags of a script, None = do not run it. Returns a list of what is called.
+    further flags of a script. Returns a list of what is called.
     """
     monkeypatch.chdir(folder)
     Path('config').symlink_to(Path(ROOT, 'config'))
     Path('book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(900)))
-    data.make(data_set, 'book.txt')
+    data.make('book', 'book.txt')
     calls = []
 
     def command(script, *flags, **how):
         calls.append(script)
         path = script if script.endswith('.py') else script.replace('.', '/') + '.py'
-        if more.get(script, ()) is not None:
-            finished(*flags, *more.get(script, ()), script=path)
+        finished(*flags, *more.get(script, ()), script=path)
         return True
     # all_done: signals need the main thread
     change(monkeypatch, runs, command=command,
@@ -179,10 +160,9 @@ def in_process(monkeypatch, folder, data_set, more):
 
 
 @pytest.mark.parametrize('scale, variant, dataset', [
-    ('text', 'recipe', 'book'), ('tasks', 'calc', None), ('depth', 'calc: 1 x 8 looped', None),
-    ('medium', 'medium plain', 'book')])
+    ('text', 'recipe', 'book'), ('tasks', 'calc', None)])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dataset):
-    calls = in_process(monkeypatch, tmp_path, 'book', {
+    calls = in_process(monkeypatch, tmp_path, {
         'bench.py': ['--n_windows=4', '--n_prompts=2', '--prompt_tokens=2', '--new_tokens=3',
                      '--n_loop=6', '--budgets=[2]', '--device=cpu', '--drafts=[[1,2]]',
                      '--waves=[[2,1]]'],
@@ -196,21 +176,14 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dat
     change(monkeypatch, bench, TAU_GRID=[1.0, 0.01])
     change(monkeypatch, claims, write_pages=lambda: calls.append('pages'))
     run.main()
-    looped, swept = scale != 'medium', scale in ('text', 'tasks')
-    assert calls == ['train.py', *['results.measure'] * looped,
-                     *['bench.py'] * (scale == 'text'), 'pages']
+    assert calls == ['train.py', 'results.measure', *['bench.py'] * (scale == 'text'), 'pages']
     t = runs.load(scale, 'results')
     made = claims.blocks('results')
-    if swept:
-        r, = claims.runs_of(t, variant)
-        assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
-        assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
-        assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
-        assert made['README.md', 'answer'].count('|\n') == 17
-    elif looped:
-        assert made['depth.md', 'depth'].count('|\n') == 14
-    else:
-        assert 'medium plain, seed 1 |' in made['details.md', 'details']
+    r, = claims.runs_of(t, variant)
+    assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
+    assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
+    assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
+    assert made['README.md', 'answer'].count('|\n') == 17
     calls.clear()
     run.main()      # what is done is not done again
     assert calls == ['pages'] and runs.load(scale, 'results') == t
@@ -226,7 +199,8 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
         printed.exists() and 'iter 0:' in printed.read_text()))
     monkeypatch.setattr(runs, 'time', clock)
     flags = [*TINY, '--max_iters=1000000']
-    works = [partial(runs.train, folder, flags, 0.5) for folder in ('out', 'later')]
+    works = [partial(runs.once, folder, 'train', 'train.py', *flags, '--resume', until=0.5)
+             for folder in ('out', 'later')]
     assert not runs.all_done(works, workers=1)
     assert 'stopped after iteration' in printed.read_text() and os.path.exists('out/ckpt.pt')
     assert not os.path.exists('later')
