@@ -265,6 +265,17 @@ def interval(values, statistic=np.mean, draws=2000, seed=0):
     return np.percentile(statistic(values[picks], axis=1), [2.5, 97.5])
 
 
+def times_as_long(ms, other_ms, seed=0):
+    """
+    The median of ms (n,) over that of other_ms (n,), of the same tokens or rounds in the same
+    order, and the ends of its 95% interval.
+    """
+    def ratio(pairs, axis):
+        return np.median(pairs[..., 0], axis) / np.median(pairs[..., 1], axis)
+    pairs = np.array([ms, other_ms]).T                                          # (n, 2)
+    return ratio(pairs, 0), *interval(pairs, ratio, seed=seed)
+
+
 # latency ------------------------------------------------------------------------------------------
 
 def now(device):
@@ -282,8 +293,8 @@ def decode_window(model, point, idx, start, seed=0):
     if point.rule == 'oracle':
         _, _, evals = log_probabilities(model, point, idx, seed)
         schedule = evals.amax(dim=0).tolist()       # the most of any row, (T, groups)
-    kept = make_cache(model, point.loops, point.cache, point.ring, T)
-    plan = Plan(point.loops, point.exit, seed, cache=kept)
+    plan = Plan(point.loops, point.exit, seed,
+                cache=make_cache(model, point.loops, point.cache, point.ring, T))
     prefill(model, list(idx[:, :start]), plan, converge=point.cache == 'latest')
     ms = []
     for t in range(start, T):
@@ -393,12 +404,12 @@ def wave_thresholds(model, make, prompts):
     """
     full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop)
 
-    def missed(point, rows, most=math.inf):
-        """How many of these texts differ; counting stops above `most`."""
+    def missed(point, numbers, most=math.inf):
+        """How many texts of these prompts differ; counting stops above `most`."""
         n = 0
-        for b in rows:
-            new, _ = continue_prompt(model, point, prompts[b], new_tokens)
-            n += not torch.equal(new, full[b, prompts.shape[1]:])
+        for i in numbers:
+            new, _ = continue_prompt(model, point, prompts[i], new_tokens)
+            n += not torch.equal(new, full[i, prompts.shape[1]:])
             if n > most:
                 break
         return n
@@ -481,15 +492,8 @@ def fastest_of_kind(rows, column, seed=0):
     best = [mine[0] for mine in grouped(rows, 'kind').values()]
     for row in best:
         ms, least_ms = (one['point'].measured[column] for one in (row, best[0]))
-        pairs = np.array([ms, least_ms]).T                                      # (tokens, 2)
-        low, high = interval(pairs, ratio_of_medians, seed=seed)
-        row |= dict(times=ratio_of_medians(pairs, 0), times_low=low, times_high=high)
+        row |= zip(('times', 'times_low', 'times_high'), times_as_long(ms, least_ms, seed))
     return best
-
-
-def ratio_of_medians(pairs, axis):
-    """Pairs (..., 2) -> median of the first over median of the second, along axis."""
-    return np.median(pairs[..., 0], axis) / np.median(pairs[..., 1], axis)
 
 
 def figure_4(rows, path):

@@ -61,13 +61,18 @@ def accel(states):
     return vector_norm(states.float().diff(n=2, dim=0), dim=-1)
 
 
-def dlr(states_g, x0_next):
+# Eq. 2 measures the way from the end of a group to the next group's x^(0), here called noise. Read
+# in two more ways, it ends at the next group's first iterate, or at its last: {reading: k}.
+READINGS = dict(noise=0, first=1, settled=-1)
+
+
+def dlr(states_g, x_next):
     """
     Drift-to-loop ratio, Eq. 2: ||x_(g+1)^(0) - x_g^(K)|| over the mean ||delta_g^(k)||.
 
-    states_g (K+1, ..., C), x0_next (..., C) -> (...).
+    states_g (K+1, ..., C), x_next (..., C), a state of the next group (see READINGS) -> (...).
     """
-    drift = vector_norm(x0_next.float() - states_g[-1].float(), dim=-1)
+    drift = vector_norm(x_next.float() - states_g[-1].float(), dim=-1)
     return drift / step_norm(states_g).mean(dim=0).clamp(min=1e-30)
 
 
@@ -178,8 +183,7 @@ def measure(model, idx, n_loop):
     The probes of one checkpoint on idx (B, T): a dict for each group.
 
         norm (K,), cos (K-1,)                   means over the tokens
-        dlr_noise, dlr_first, dlr_settled       means of Eq. 2 with the next group's x^(0), x^(1) or
-                                                x^(K), if there is a next group
+        dlr_noise, dlr_first, dlr_settled       means of Eq. 2, if there is a next group
         floor_float32, floor_bfloat16           rounding floors
         settled (B, T)                          cosine of each token, see last_clear_cos
 
@@ -198,7 +202,7 @@ def measure(model, idx, n_loop):
         curves['settled'] = last_clear_cos(states, curves['floor_float32']).cpu().numpy()
         if g + 1 < len(trace):
             x_next = trace[g + 1]['states']
-            for reading, k in dict(noise=0, first=1, settled=-1).items():
+            for reading, k in READINGS.items():
                 ratio = dlr(states, x_next[k])
                 curves['dlr_' + reading] = ratio.mean().item()
                 curves[f'dlr_{reading}_std'] = ratio.std().item()

@@ -53,7 +53,7 @@ device = 'auto'
 INF = 1e30                  # a threshold that every signal is below
 
 
-# geometry ----------------------------------------------------------------------------------------
+# geometry ---------------------------------------------------------------------------------------
 
 def settled_row(name, measured):
     """Where a group's steps end: how fast, and at what cosine, with 95% intervals over windows."""
@@ -72,7 +72,7 @@ def dlr_rows(names, model, idx):
         for g in range(len(names) - 1):
             states, following = trace[g]['states'], trace[g + 1]['states']
             ratios = {reading: geometry.dlr(states, following[k]).mean().item()
-                      for reading, k in dict(noise=0, first=1, settled=-1).items()}
+                      for reading, k in geometry.READINGS.items()}
             # the jump ends at the first iterate of the next group; the path in the loop leaves out
             # the first step, which comes from noise
             jump = vector_norm(following[1] - states[-1], dim=-1)                   # (B, T)
@@ -95,9 +95,9 @@ def noise_rows(names, model, idx):
             yield dict(group=name, loops=loops, largest=spread.max().item())
 
 
-def loop_rows(model, dataset, dev):
+def loop_rows(model, text, dev):
     """Loss (nats a token) and accuracy by loops."""
-    losses, right = evaluate(model, data.open_data(dataset), n_windows, loss_loops, dev)
+    losses, right = evaluate(model, text, n_windows, loss_loops, dev)
     model.eval()
     for n in loss_loops:
         yield dict(loops=n, loss=losses[n], accuracy=right[n])
@@ -194,9 +194,9 @@ def with_depth(steps, depth, targets):
     The correlation of steps (B, T, groups) and depth (B, T) over the tokens that have a label, 0
     if all take equally many steps.
     """
-    asked = (targets >= 0).numpy(force=True)
-    used = steps.double().mean(-1).numpy(force=True)[asked]
-    return np.corrcoef(used, depth[asked])[0, 1] if used.std() else 0.0
+    labelled = (targets >= 0).numpy(force=True)
+    used = steps.double().mean(-1).numpy(force=True)[labelled]
+    return np.corrcoef(used, depth[labelled])[0, 1] if used.std() else 0.0
 
 
 def early(log_p, full, targets, depth):
@@ -205,9 +205,9 @@ def early(log_p, full, targets, depth):
     deepest tenth, or of all labels as deep as its shallowest.
     """
     lost = (full.argmax(-1) == targets) & (log_p.argmax(-1) != targets)
-    lost, asked = lost.numpy(force=True), (targets >= 0).numpy(force=True)
-    deep = depth >= np.quantile(depth[asked], 0.9)
-    return dict(lost=lost[asked].mean(), lost_deep=lost[asked & deep].mean())
+    lost, labelled = lost.numpy(force=True), (targets >= 0).numpy(force=True)
+    deep = depth >= np.quantile(depth[labelled], 0.9)
+    return dict(lost=lost[labelled].mean(), lost_deep=lost[labelled & deep].mean())
 
 
 def alike_rows(model, idx):
@@ -249,9 +249,7 @@ def time_rows(model, idx, sweep):
             if i >= 0:
                 times[way].append(np.mean(ms))
     for way, tau in best.items():
-        pairs = np.array([times[way], times['fixed']]).T                        # (rounds, 2)
-        low, high = bench.interval(pairs, bench.ratio_of_medians)
-        over = bench.ratio_of_medians(pairs, 0)
+        over, low, high = bench.times_as_long(times[way], times['fixed'])
         yield dict(way=way, tau=tau, ms=np.median(times[way]), over=over, low=low, high=high)
 
 
@@ -277,23 +275,15 @@ def promise_rows(model, idx, targets, depth):
 
 # a run ------------------------------------------------------------------------------------------
 
-def held_out(dataset, T, n, dev='cpu'):
-    """
-    n held-out windows, spread evenly: idx, targets (n, T) on a device, and of a task the depth
-    (n, T) of each token, else None.
-    """
-    text = data.open_data(dataset)
-    numbers = data.spread(text, n, T)
-    depth = text.with_depth(T)[2][numbers] if hasattr(text, 'with_depth') else None
-    return *(tokens.to(dev) for tokens in text.held_out(numbers, T)), depth
-
-
 def main():
     # the run, and held-out windows of its text
     dev, _ = pick_device(device, 'float32')
     models, last = geometry.load_run(out_dir, dev)
     dataset, T = last['config']['dataset'], last['model_args']['block_size']
-    idx, targets, depth = held_out(dataset, T, n_windows, dev)
+    text = data.open_data(dataset)
+    numbers = data.spread(text, n_windows, T)
+    idx, targets = (tokens.to(dev) for tokens in text.held_out(numbers, T))     # (n_windows, T)
+    depth = text.with_depth(T)[2][numbers] if text.is_task else None            # (n_windows, T)
     names = ['-'.join(map(str, layers)) for layers in last['model_args']['groups']]
     rows = defaultdict(list)
 
@@ -312,7 +302,7 @@ def main():
 
     # after training only
     add('noise', noise_rows(names, model, idx))
-    add('loops', loop_rows(model, dataset, dev))
+    add('loops', loop_rows(model, text, dev))
     add('promises', promise_rows(model, idx, targets, depth))
     add('times', time_rows(model, idx, pick(rows['sweep'], iteration=iteration)))
     with open(os.path.join(out_dir, 'rows.json'), 'w') as f:
