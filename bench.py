@@ -288,18 +288,18 @@ def now(device):
 @torch.no_grad()
 def decode_window(model, point, idx, start, seed=0):
     """Decode given tokens idx (B, T) one by one from position `start` on -> ms of each."""
-    # an oracle chooses its loop steps beforehand, and only running them is timed
-    T, schedule = idx.shape[1], None
+    T = idx.shape[1]
+    schedule = [point.loops] * T                    # (T, groups)
     if point.rule == 'oracle':
+        # it chooses its loop steps beforehand, the most of any row, and running them is timed
         _, _, evals = log_probabilities(model, point, idx, seed)
-        schedule = evals.amax(dim=0).tolist()       # the most of any row, (T, groups)
+        schedule = evals.amax(dim=0).tolist()
     plan = Plan(point.loops, point.exit, seed,
                 cache=make_cache(model, point.loops, point.cache, point.ring, T))
     prefill(model, list(idx[:, :start]), plan, converge=point.cache == 'latest')
     ms = []
     for t in range(start, T):
-        if schedule:
-            plan = replace(plan, counts=schedule[t])
+        plan = replace(plan, counts=schedule[t])
         begin = now(idx.device)
         logits, _, _ = one_token(model, idx[:, t:t + 1], t, plan)
         logits.argmax(-1)

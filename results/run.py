@@ -31,10 +31,8 @@ scale: Literal['text', 'tasks', 'paper'] = 'text'
 dataset: str | None = None  # of text and paper; None = torchdocs for text, wiki for paper
 variants: list = []         # only these; [] = all of the scale
 seeds = [1337, 1, 2]        # paper uses only the first
-prompts = 64                # held-out prompts to continue
 minutes: float | None = None    # stop after this many and save; None = run to the end
 workers = 2                 # runs at a time on a CPU, with a thread each
-more: list = []             # flags for every training, to make it smaller
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
@@ -49,9 +47,10 @@ SCALES = dict(
 # flags of results.measure, and of bench.py for whole continuations
 MEASURE = dict(paper=['--n_windows=8', '--refine=1'])
 TEXTS = ['--cache=latest', '--n_windows=64', '--epsilons=[]', '--rounds=1', '--timed_tokens=1',
-         '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']", '--least_tau=3e-3',
-         '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]', '--waves=[[8,1],[8,2]]',
-         '--budgets=[2,3,4,5,6,8,10,12]', '--drafts=[[1,6],[2,6],[3,8],[3,12]]']
+         '--n_prompts=64', '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']",
+         '--least_tau=3e-3', '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]',
+         '--waves=[[8,1],[8,2]]', '--budgets=[2,3,4,5,6,8,10,12]',
+         '--drafts=[[1,6],[2,6],[3,8],[3,12]]']
 
 
 def chosen():
@@ -66,7 +65,7 @@ def text_of():
 
 
 def train(variant, seed, until):
-    flags = [*SCALES[scale][variant], f'--seed={seed}', *more]
+    flags = [*SCALES[scale][variant], f'--seed={seed}']
     if text_of():
         flags.append(f'--dataset={text_of()}')
     if scale != 'paper':
@@ -84,7 +83,7 @@ def measure(variant, seed, until):
 def texts(variant, seed, until):
     """Whole continuations. True if they are done."""
     return scale != 'text' or runs.once(runs.folder_of(variant, seed), 'texts', 'bench.py', *TEXTS,
-                                        f'--n_prompts={prompts}', until=until)
+                                        until=until)
 
 
 def gather():

@@ -151,12 +151,9 @@ def write_csv(path, rows):
     with open(path, 'w', newline='') as f:
         writer = csv.DictWriter(f, columns)
         writer.writeheader()
-        writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
-
-
-def cell(value):
-    """A value as a CSV holds it: six digits of a number that is not a count."""
-    return f'{value:.6g}' if isinstance(value, (float, np.floating)) else value
+        for row in rows:        # six digits of a number that is not a count
+            writer.writerow({key: f'{value:.6g}' if isinstance(value, (float, np.floating)) else
+                             value for key, value in row.items()})
 
 
 def machine_row():

@@ -12,7 +12,6 @@ import torch
 from conftest import ROOT, TINY, finished, loop, make_book
 
 import bench
-import data
 import tasks
 from common import plots
 from exits import make_exit
@@ -134,45 +133,37 @@ def change(monkeypatch, module, **settings):
         monkeypatch.setattr(module, name, value)
 
 
-def in_process(monkeypatch, folder, more):
-    """
-    The commands of results/ run in this process, in a folder with a data set and our configs. more:
-    further flags of a script. Returns a list of what is called.
-    """
-    monkeypatch.chdir(folder)
-    Path('config').symlink_to(Path(ROOT, 'config'))
-    Path('book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(900)))
-    data.make('book', 'book.txt')
-    calls = []
-
-    def command(script, *flags, **how):
-        calls.append(script)
-        path = script if script.endswith('.py') else script.replace('.', '/') + '.py'
-        finished(*flags, *more.get(script, ()), script=path)
-        return True
-    # all_done: signals need the main thread
-    change(monkeypatch, runs, command=command,
-           all_done=lambda works, workers: all([work() for work in works]))
-    few = partialmethod(tasks.Problems.__init__, held_out=32)
-    change(monkeypatch, tasks.Problems, __init__=few)
-    change(monkeypatch, plots.Figure, savefig=lambda *args, **how: None)
-    return calls
-
-
 @pytest.mark.parametrize('scale, variant, dataset', [
     ('text', 'recipe', 'book'), ('tasks', 'calc', None)])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dataset):
-    calls = in_process(monkeypatch, tmp_path, {
+    """The commands run in this process, made small, on a data set of this folder."""
+    monkeypatch.chdir(tmp_path)
+    Path('config').symlink_to(Path(ROOT, 'config'))
+    make_book()
+    small = {
         'bench.py': ['--n_windows=4', '--n_prompts=2', '--prompt_tokens=2', '--new_tokens=3',
                      '--n_loop=6', '--budgets=[2]', '--device=cpu', '--drafts=[[1,2]]',
                      '--waves=[[2,1]]'],
         'results.measure': ['--n_windows=16', '--n_loop=6', '--noise_draws=2', '--noise_loops=[30]',
                             '--budgets=[1,4]', '--dlr_loops=[9,30]', '--taus=[1e-5,1e-4,1e-3,1e-2]',
                             '--loss_loops=[1,4,9,13,32,256]', '--rounds=1', '--epsilons=[1]',
-                            '--refine=1', '--timed_tokens=2', '--device=cpu']})
-    small = [flag for flag in TINY if '--dataset' not in flag]
-    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset, variants=[variant],
-           more=[*small, '--eval_loops=[1,4]', '--keep_iters=[0]'])
+                            '--refine=1', '--timed_tokens=2', '--device=cpu'],
+        'train.py': [*(flag for flag in TINY if '--dataset' not in flag), '--eval_loops=[1,4]',
+                     '--keep_iters=[0]']}
+    calls = []
+
+    def command(script, *flags, **how):
+        calls.append(script)
+        path = script.removesuffix('.py').replace('.', '/') + '.py'
+        finished(*flags, *small[script], script=path)
+        return True
+    # all_done: signals need the main thread
+    change(monkeypatch, runs, command=command,
+           all_done=lambda works, workers: all([work() for work in works]))
+    change(monkeypatch, tasks.Problems,
+           __init__=partialmethod(tasks.Problems.__init__, held_out=32))
+    change(monkeypatch, plots.Figure, savefig=lambda *args, **how: None)
+    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset, variants=[variant])
     change(monkeypatch, bench, TAU_GRID=[1.0, 0.01])
     change(monkeypatch, claims, write_pages=lambda: calls.append('pages'))
     run.main()
@@ -208,14 +199,13 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
     assert list(runs.minutes_rows('out')) == [dict(what='train', minutes='0.017')]  # by that clock
 
 
-@pytest.mark.parametrize('module, knob, value, words', [
-    (run, 'variants', ['huge'], 'huge is not of --scale=text: recipe'),
-    (run, 'workers', 0, 'be at least 1'),
-    (run, 'minutes', -1.0, '--minutes'), (run, 'seeds', [], 'name at least one')])
-def test_bad_input(module, knob, value, words, monkeypatch):
-    monkeypatch.setattr(module, knob, value)
+@pytest.mark.parametrize('knob, value, words', [
+    ('variants', ['huge'], 'huge is not of --scale=text: recipe'), ('workers', 0, 'be at least 1'),
+    ('minutes', -1.0, '--minutes'), ('seeds', [], 'name at least one')])
+def test_bad_input(knob, value, words, monkeypatch):
+    monkeypatch.setattr(run, knob, value)
     with pytest.raises(ValueError, match=words):
-        module.main()
+        run.main()
 
 
 def test_a_command_that_fails_names_its_log(tmp_path):
