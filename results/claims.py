@@ -8,7 +8,7 @@ if that cannot be told. Its docstring: what the paper says; what the number is; 
 
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
 
-    r           the rows of one run: {name of a CSV: rows}, see `select`
+    r           the rows of one run: {name of a CSV: rows}, see `runs_of`
     way         a way to decode without its threshold, see measure.py
     good        within SAME nats of the full budget, by the upper end of the 95% interval
     blocks      layers evaluated in the groups, a token: a group of two layers costs two
@@ -31,17 +31,12 @@ NOISE = 0.05                        # no verdict in time within 5%, or within th
 
 # what a run says --------------------------------------------------------------------------------
 
-def select(t, **conditions):
-    """The tables of a scale with only the rows that meet the conditions, {} if there are none."""
-    found = {name: pick(rows, **conditions) for name, rows in t.items() if name != 'machine'}
-    return {name: rows for name, rows in found.items() if rows}
-
-
 def runs_of(t, variant):
-    """The rows of each seed of a variant."""
-    of = select(t, variant=variant)
-    seeds = distinct(of.get('losses', []), 'seed')
-    return [select(of, seed=seed) for seed in seeds]
+    """The tables of a scale for each seed of a variant, without those that have no rows of it."""
+    seeds = distinct(pick(t.get('losses', []), variant=variant), 'seed')
+    tables = {name: rows for name, rows in t.items() if name != 'machine'}
+    return [{name: some for name, rows in tables.items()
+             if (some := pick(rows, variant=variant, seed=seed))} for seed in seeds]
 
 
 def last(rows, which=max):
@@ -346,8 +341,7 @@ def answer(regimes):
                      for r in of]
             blocks, over = (column(pairs, i) for i in (0, 1))
             timed = '' if way == 'fixed' or np.isnan(over).any() else f' ({mean_std(over)})'
-            cells.append('not always good' if np.isnan(blocks).any() else
-                         mean_std(blocks, 1) + timed)
+            cells.append(blocks_in_words(blocks) + timed)
         yield line(words, *cells)
     for words, kind in {'drafts, checked': 'drafts', 'a wave': 'waves'}.items():
         cells = []
@@ -356,6 +350,10 @@ def answer(regimes):
             no_budget = any('texts' in r for r in of)
             cells.append(mean_std(times) if times else 'no budget is good' if no_budget else '–')
         yield line(words, *cells)
+
+
+def blocks_in_words(blocks):
+    return 'not always good' if np.isnan(blocks).any() else mean_std(blocks, 1)
 
 
 def over_fixed(of, kind):
@@ -390,8 +388,7 @@ def changes(regimes):
     yield from head('', *regimes)
     for way in (*list(CHANGED)[1:], *WAITING, 'kl, latest', 'accel, latest'):   # not the first
         blocks = [[costs(r, way) for r in of] for of in regimes.values()]
-        yield line(way, *('not always good' if np.isnan(some).any() else mean_std(some, 1)
-                          for some in blocks))
+        yield line(way, *map(blocks_in_words, blocks))
     shares = [[100 * row['same'] for r in of for row in last(r['alike']) if 1e-3 <= row['tau'] <= 1]
               for of in regimes.values()]
     yield line('% of tokens that exit at the same step by accel and the delayed norm (τ 1e-3 to 1)',

@@ -230,9 +230,9 @@ def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch, tokens, timed
 
 # quality and the oracle ---------------------------------------------------------------------------
 
-def at(model, idx, rule=None, cache='exact', ring=8, epsilon=None):
+def at(model, idx, cache='exact', epsilon=None):
     name = 'oracle' if epsilon is not None else ''
-    return log_probabilities(model, Point(name, epsilon, [9, 9], rule, cache, ring), idx)
+    return log_probabilities(model, Point(name, epsilon, [9, 9], None, cache, 8), idx)
 
 
 def test_the_oracle_exits_at_the_first_step_within_epsilon(tiny, idx):
