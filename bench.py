@@ -40,11 +40,9 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-import data
 from cache import make_cache
 from common import plots
-from common.checkpoint import open_run, save_thresholds
-from common.configurator import configure, pick_device, run
+from common.checkpoint import save_thresholds
 from common.log import windows_at_once
 from decode import generate, one_token, prefill, stream, teacher_forced
 from exits import EXITS, Exit, make_exit
@@ -625,6 +623,10 @@ def report(points, groups, folder):
 
 
 def main():
+    import data
+    from common.checkpoint import open_run
+    from common.configurator import pick_device
+
     # the model, held-out windows, and the points to measure
     dev, autocast = pick_device(device, dtype)
     model, checkpoint, source, folder = open_run(out_dir, dev, 'there is nothing to exit from')
@@ -652,5 +654,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

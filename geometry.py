@@ -24,10 +24,8 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-import data
 from common import plots
-from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
-from common.configurator import configure, pick_device, run
+from common.checkpoint import FREE_KNOBS, load_checkpoint
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -359,6 +357,10 @@ def row_of(curves):
 
 
 def main():
+    import data
+    from common.checkpoint import find_run
+    from common.configurator import pick_device
+
     # the run, and the text to look at
     if n_loop < 2 or n_windows < 1:
         raise ValueError(f'n_loop must be at least 2 and n_windows at least 1, not {n_loop} and '
@@ -399,5 +401,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)
