@@ -64,13 +64,13 @@ def accel(states):
 READINGS = dict(noise=0, first=1, settled=-1)
 
 
-def dlr(states_g, x_next):
+def dlr(states_g, x0_next):
     """
     Drift-to-loop ratio, Eq. 2: ||x_(g+1)^(0) - x_g^(K)|| over the mean ||delta_g^(k)||.
 
-    states_g (K+1, ..., C), x_next (..., C), a state of the next group (see READINGS) -> (...).
+    states_g (K+1, ..., C), x0_next (..., C) or another state of the next group -> (...).
     """
-    drift = vector_norm(x_next.float() - states_g[-1].float(), dim=-1)
+    drift = vector_norm(x0_next.float() - states_g[-1].float(), dim=-1)
     return drift / step_norm(states_g).mean(dim=0).clamp(min=1e-30)
 
 
