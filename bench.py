@@ -42,7 +42,7 @@ from torch.nn import functional as F
 
 from cache import make_cache
 from common import plots
-from common.checkpoint import save_thresholds
+from common.checkpoint import open_run, save_thresholds
 from common.log import windows_at_once
 from decode import generate, one_token, prefill, stream, teacher_forced
 from exits import EXITS, Exit, make_exit
@@ -624,7 +624,6 @@ def report(points, groups, folder):
 
 def main():
     import data
-    from common.checkpoint import open_run
     from common.configurator import pick_device
 
     # the model, held-out windows, and the points to measure

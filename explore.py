@@ -28,9 +28,9 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from data import EOT
-from exits import EXITS
-from geometry import pca_2d
+from data import EOT, get_encoding
+from exits import EXITS, make_exit
+from geometry import pca_2d, texts_of
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -125,10 +125,7 @@ def main():
     import tasks
     from common.checkpoint import open_run
     from common.configurator import given, pick_device
-    from data import get_encoding
     from decode import stream
-    from exits import make_exit
-    from geometry import texts_of
     from sample import read_prompt
     from waves import can_wave
 

@@ -25,7 +25,7 @@ import torch
 from torch.linalg import vector_norm
 
 from common import plots
-from common.checkpoint import FREE_KNOBS, load_checkpoint
+from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -358,7 +358,6 @@ def row_of(curves):
 
 def main():
     import data
-    from common.checkpoint import find_run
     from common.configurator import pick_device
 
     # the run, and the text to look at

@@ -85,11 +85,9 @@ def test_a_table_is_put_between_its_markers(tmp_path):
 
 def test_rows_of_earlier_runs_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def save(variant, seed, loss):
-        runs.save('text', dict(losses=[dict(variant=variant, seed=seed, loss=loss)]), ['b', 'a'])
-    for run_of in ('a', 10, 1.5), ('a', 9, 2.5), ('b', 3, 3.5), ('a', 10, 4.5):
-        save(*run_of)
+    for variant, seed, loss in ('a', 10, 1.5), ('a', 9, 2.5), ('b', 3, 3.5), ('a', 10, 4.5):
+        losses = [dict(variant=variant, seed=seed, loss=loss)]
+        runs.save('text', dict(losses=losses), ['b', 'a'])
     # the last of each run, by variant and seed
     assert [[*row.values()] for row in runs.load('text', 'results')['losses']] == [
         ['b', 3, 3.5], ['a', 9, 2.5], ['a', 10, 4.5]]
