@@ -40,11 +40,9 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-import data
 from cache import make_cache
 from common import plots
 from common.checkpoint import open_run, save_thresholds
-from common.configurator import configure, pick_device, run
 from common.log import windows_at_once
 from decode import generate, one_token, prefill, stream, teacher_forced
 from exits import EXITS, Exit, make_exit
@@ -265,6 +263,17 @@ def interval(values, statistic=np.mean, draws=2000, seed=0):
     return np.percentile(statistic(values[picks], axis=1), [2.5, 97.5])
 
 
+def times_as_long(ms, other_ms, seed=0):
+    """
+    The median of ms (n,) over that of other_ms (n,), of the same tokens or rounds in the same
+    order, and the ends of its 95% interval.
+    """
+    def ratio(pairs, axis):
+        return np.median(pairs[..., 0], axis) / np.median(pairs[..., 1], axis)
+    pairs = np.array([ms, other_ms]).T                                          # (n, 2)
+    return ratio(pairs, 0), *interval(pairs, ratio, seed=seed)
+
+
 # latency ------------------------------------------------------------------------------------------
 
 def now(device):
@@ -277,18 +286,18 @@ def now(device):
 @torch.no_grad()
 def decode_window(model, point, idx, start, seed=0):
     """Decode given tokens idx (B, T) one by one from position `start` on -> ms of each."""
-    # an oracle chooses its loop steps beforehand, and only running them is timed
-    T, schedule = idx.shape[1], None
+    T = idx.shape[1]
+    schedule = [point.loops] * T                    # (T, groups)
     if point.rule == 'oracle':
+        # it chooses its loop steps beforehand, the most of any row, and running them is timed
         _, _, evals = log_probabilities(model, point, idx, seed)
-        schedule = evals.amax(dim=0).tolist()       # the most of any row, (T, groups)
-    kept = make_cache(model, point.loops, point.cache, point.ring, T)
-    plan = Plan(point.loops, point.exit, seed, cache=kept)
+        schedule = evals.amax(dim=0).tolist()
+    plan = Plan(point.loops, point.exit, seed,
+                cache=make_cache(model, point.loops, point.cache, point.ring, T))
     prefill(model, list(idx[:, :start]), plan, converge=point.cache == 'latest')
     ms = []
     for t in range(start, T):
-        if schedule:
-            plan = replace(plan, counts=schedule[t])
+        plan = replace(plan, counts=schedule[t])
         begin = now(idx.device)
         logits, _, _ = one_token(model, idx[:, t:t + 1], t, plan)
         logits.argmax(-1)
@@ -393,12 +402,12 @@ def wave_thresholds(model, make, prompts):
     """
     full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop)
 
-    def missed(point, rows, most=math.inf):
-        """How many of these texts differ; counting stops above `most`."""
+    def missed(point, numbers, most=math.inf):
+        """How many texts of these prompts differ; counting stops above `most`."""
         n = 0
-        for b in rows:
-            new, _ = continue_prompt(model, point, prompts[b], new_tokens)
-            n += not torch.equal(new, full[b, prompts.shape[1]:])
+        for i in numbers:
+            new, _ = continue_prompt(model, point, prompts[i], new_tokens)
+            n += not torch.equal(new, full[i, prompts.shape[1]:])
             if n > most:
                 break
         return n
@@ -481,15 +490,8 @@ def fastest_of_kind(rows, column, seed=0):
     best = [mine[0] for mine in grouped(rows, 'kind').values()]
     for row in best:
         ms, least_ms = (one['point'].measured[column] for one in (row, best[0]))
-        pairs = np.array([ms, least_ms]).T                                      # (tokens, 2)
-        low, high = interval(pairs, ratio_of_medians, seed=seed)
-        row |= dict(times=ratio_of_medians(pairs, 0), times_low=low, times_high=high)
+        row |= zip(('times', 'times_low', 'times_high'), times_as_long(ms, least_ms, seed))
     return best
-
-
-def ratio_of_medians(pairs, axis):
-    """Pairs (..., 2) -> median of the first over median of the second, along axis."""
-    return np.median(pairs[..., 0], axis) / np.median(pairs[..., 1], axis)
 
 
 def figure_4(rows, path):
@@ -621,6 +623,9 @@ def report(points, groups, folder):
 
 
 def main():
+    import data
+    from common.configurator import pick_device
+
     # the model, held-out windows, and the points to measure
     dev, autocast = pick_device(device, dtype)
     model, checkpoint, source, folder = open_run(out_dir, dev, 'there is nothing to exit from')
@@ -648,5 +653,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

@@ -28,15 +28,9 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-import tasks
-from common.checkpoint import open_run
-from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
-from decode import stream
 from exits import EXITS, make_exit
 from geometry import pca_2d, texts_of
-from sample import read_prompt
-from waves import can_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -128,6 +122,13 @@ def page(record, title, command):
 
 
 def main():
+    import tasks
+    from common.checkpoint import open_run
+    from common.configurator import given, pick_device
+    from decode import stream
+    from sample import read_prompt
+    from waves import can_wave
+
     # the model, and what it is to read
     if n_loop < 2:
         raise ValueError(f'n_loop must be at least 2, not {n_loop}')
@@ -185,5 +186,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

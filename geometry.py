@@ -24,10 +24,8 @@ import numpy as np
 import torch
 from torch.linalg import vector_norm
 
-import data
 from common import plots
 from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
-from common.configurator import configure, pick_device, run
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -61,11 +59,16 @@ def accel(states):
     return vector_norm(states.float().diff(n=2, dim=0), dim=-1)
 
 
+# Eq. 2 measures the way from the end of a group to the next group's x^(0), here called noise. Read
+# in two more ways, it ends at the next group's first iterate, or at its last: {reading: k}.
+READINGS = dict(noise=0, first=1, settled=-1)
+
+
 def dlr(states_g, x0_next):
     """
     Drift-to-loop ratio, Eq. 2: ||x_(g+1)^(0) - x_g^(K)|| over the mean ||delta_g^(k)||.
 
-    states_g (K+1, ..., C), x0_next (..., C) -> (...).
+    states_g (K+1, ..., C), x0_next (..., C) or another state of the next group -> (...).
     """
     drift = vector_norm(x0_next.float() - states_g[-1].float(), dim=-1)
     return drift / step_norm(states_g).mean(dim=0).clamp(min=1e-30)
@@ -178,8 +181,7 @@ def measure(model, idx, n_loop):
     The probes of one checkpoint on idx (B, T): a dict for each group.
 
         norm (K,), cos (K-1,)                   means over the tokens
-        dlr_noise, dlr_first, dlr_settled       means of Eq. 2 with the next group's x^(0), x^(1) or
-                                                x^(K), if there is a next group
+        dlr_noise, dlr_first, dlr_settled       means of Eq. 2, if there is a next group
         floor_float32, floor_bfloat16           rounding floors
         settled (B, T)                          cosine of each token, see last_clear_cos
 
@@ -198,7 +200,7 @@ def measure(model, idx, n_loop):
         curves['settled'] = last_clear_cos(states, curves['floor_float32']).cpu().numpy()
         if g + 1 < len(trace):
             x_next = trace[g + 1]['states']
-            for reading, k in dict(noise=0, first=1, settled=-1).items():
+            for reading, k in READINGS.items():
                 ratio = dlr(states, x_next[k])
                 curves['dlr_' + reading] = ratio.mean().item()
                 curves[f'dlr_{reading}_std'] = ratio.std().item()
@@ -355,6 +357,9 @@ def row_of(curves):
 
 
 def main():
+    import data
+    from common.configurator import pick_device
+
     # the run, and the text to look at
     if n_loop < 2 or n_windows < 1:
         raise ValueError(f'n_loop must be at least 2 and n_windows at least 1, not {n_loop} and '
@@ -395,5 +400,6 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure, run
     config = configure(globals())
     run(main)

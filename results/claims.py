@@ -8,29 +8,16 @@ if that cannot be told. Its docstring: what the paper says; what the number is; 
 
 Paper: sec. 3, 4, Fig. 1 to 5 (C1 to C10, C14). Geiping: 5, 6 (C11, C12).
 
-    r           the rows of one run: {name of a CSV: rows}, see `select`
+    r           the rows of one run: {name of a CSV: rows}, see `runs_of`
     way         a way to decode without its threshold, see measure.py
     good        within SAME nats of the full budget, by the upper end of the 95% interval
     blocks      layers evaluated in the groups, a token: a group of two layers costs two
 """
-import os
-
 import numpy as np
 
-from common import plots
 from results import runs
 from results.measure import CHANGED, INF, LATEST, RULES, WAITING
-from results.runs import (
-    SAME,
-    by_key,
-    column,
-    distinct,
-    head,
-    join,
-    line,
-    mean_std,
-    pick,
-)
+from results.runs import SAME, column, distinct, head, join, line, mean_std, pick
 
 # what the tables call a regime: its scale and variant
 REGIMES = {'recipe': ('text', 'recipe'), 'random adapter': ('text', 'random adapter'),
@@ -44,17 +31,12 @@ NOISE = 0.05                        # no verdict in time within 5%, or within th
 
 # what a run says --------------------------------------------------------------------------------
 
-def select(t, **conditions):
-    """The tables of a scale with only the rows that meet the conditions, {} if there are none."""
-    found = {name: pick(rows, **conditions) for name, rows in t.items() if name != 'machine'}
-    return {name: rows for name, rows in found.items() if rows}
-
-
 def runs_of(t, variant):
-    """The rows of each seed of a variant."""
-    of = select(t, variant=variant)
-    seeds = distinct(of.get('losses', []), 'seed')
-    return [select(of, seed=seed) for seed in seeds]
+    """The tables of a scale for each seed of a variant, without those that have no rows of it."""
+    seeds = distinct(pick(t.get('losses', []), variant=variant), 'seed')
+    tables = {name: rows for name, rows in t.items() if name != 'machine'}
+    return [{name: some for name, rows in tables.items()
+             if (some := pick(rows, variant=variant, seed=seed))} for seed in seeds]
 
 
 def last(rows, which=max):
@@ -63,20 +45,20 @@ def last(rows, which=max):
     return pick(rows, iteration=at)
 
 
-def costs(r, way, cost='blocks'):
+def costs(r, way):
     """
-    The least cost of a way that is good, nan if it never is. Of a rule, interpolated between its
-    last good threshold and the next; budgets are whole.
+    The fewest blocks with which a way is good, nan if it never is. Of a rule, interpolated between
+    its last good threshold and the next; budgets are whole.
     """
     rows = pick(last(r['sweep']), way=way)
     good = [row for row in rows if row['high'] <= SAME]
     if not good:        # no group can spare a loop of the best budget for all groups
-        return costs(r, 'fixed', cost) if way == 'by group' else np.nan
+        return costs(r, 'fixed') if way == 'by group' else np.nan
     best = min(good, key=lambda row: row['blocks'])
     if way.startswith(('fixed', 'by group')):
-        return best[cost]
+        return best['blocks']
     return between(best, min((row for row in rows if row['tau'] > best['tau']),
-                             key=lambda row: row['tau'], default=best), cost)
+                             key=lambda row: row['tau'], default=best), 'blocks')
 
 
 def between(good, beyond, cost):
@@ -104,12 +86,12 @@ def coin(r, way='fixed'):
     return tuple(between(rows[i] | dict(over=1.0), fewer, cost) for cost in ('blocks', 'over'))
 
 
-def time(r, way, key='over'):
+def time(r, way):
     """A way's time over that of the best fixed budget, nan if the way is never good."""
     rows = pick(r['times'], way=way)
     if not rows and way == 'by group':
-        return time(r, 'fixed', key)
-    return rows[0][key] if rows else np.nan
+        return time(r, 'fixed')
+    return rows[0]['over'] if rows else np.nan
 
 
 def faster(r, ratio, than=1.0):
@@ -131,9 +113,9 @@ def breaks_at(r, way):
     return max(good, default=0.0)
 
 
-def gaps(r, way, key='gap'):
+def gaps(r, way):
     """{tau: the gap} of a way, over the paper's sweep."""
-    return {row['tau']: row[key] for row in pick(last(r['sweep']), way=way)
+    return {row['tau']: row['gap'] for row in pick(last(r['sweep']), way=way)
             if row['tau'] in PAPER_TAUS}
 
 
@@ -232,7 +214,7 @@ def c11(r):
     loss improves with loops and stays far past training (Geiping); loss at 256 loops minus that
     at r + 1; below 0.01, and 4 loops better than 1
     """
-    losses = by_key(r['loops'], 'loops', 'loss')
+    losses = {row['loops']: row['loss'] for row in r['loops']}
     worse = losses[256] - losses[{'default': 5, 'calc': 9, 'hop': 9, 'medium': 7}.get(
         r['loops'][0]['variant'], 13)]
     return worse, worse < 0.01 and losses[4] < losses[1]
@@ -325,7 +307,7 @@ def cell(claim, of):
     return f'{number(np.mean(known))} {words}' if known else f'none {words}'
 
 
-def found(tables):
+def swept(tables):
     """{what the tables call a regime: the rows of its seeds} of those that have been swept."""
     of = {name: [r for r in runs_of(tables.get(scale, {}), variant) if 'sweep' in r]
           for name, (scale, variant) in REGIMES.items()}
@@ -359,8 +341,7 @@ def answer(regimes):
                      for r in of]
             blocks, over = (column(pairs, i) for i in (0, 1))
             timed = '' if way == 'fixed' or np.isnan(over).any() else f' ({mean_std(over)})'
-            cells.append('not always good' if np.isnan(blocks).any() else
-                         mean_std(blocks, 1) + timed)
+            cells.append(blocks_in_words(blocks) + timed)
         yield line(words, *cells)
     for words, kind in {'drafts, checked': 'drafts', 'a wave': 'waves'}.items():
         cells = []
@@ -369,6 +350,10 @@ def answer(regimes):
             no_budget = any('texts' in r for r in of)
             cells.append(mean_std(times) if times else 'no budget is good' if no_budget else '–')
         yield line(words, *cells)
+
+
+def blocks_in_words(blocks):
+    return 'not always good' if np.isnan(blocks).any() else mean_std(blocks, 1)
 
 
 def over_fixed(of, kind):
@@ -403,8 +388,7 @@ def changes(regimes):
     yield from head('', *regimes)
     for way in (*list(CHANGED)[1:], *WAITING, 'kl, latest', 'accel, latest'):   # not the first
         blocks = [[costs(r, way) for r in of] for of in regimes.values()]
-        yield line(way, *('not always good' if np.isnan(some).any() else mean_std(some, 1)
-                          for some in blocks))
+        yield line(way, *map(blocks_in_words, blocks))
     shares = [[100 * row['same'] for r in of for row in last(r['alike']) if 1e-3 <= row['tau'] <= 1]
               for of in regimes.values()]
     yield line('% of tokens that exit at the same step by accel and the delayed norm (τ 1e-3 to 1)',
@@ -470,67 +454,6 @@ def untrained(regimes):
                                for way in ('fixed', 'norm', 'kl', 'accel')))
 
 
-MIDDLE = 'C = 96, 1500 iterations'      # the recipe
-
-
-def of_sizes(tables):
-    """{width and length of training: its rows}, with the recipe between them."""
-    found = {variant: runs_of(tables['sizes'], variant)[0]
-             for variant in distinct(tables['sizes']['loops'], 'variant')}
-    recipe = select(tables['text'], variant='recipe', seed=1337)
-    return dict(sorted((found | {MIDDLE: recipe}).items(), key=lambda item: shape_of(item[0])))
-
-
-def shape_of(variant):
-    """'C = 96, 500 iterations' -> (96, 500)."""
-    return tuple(int(word) for word in variant.replace(',', '').split() if word.isdigit())
-
-
-def trend(r):
-    """
-    Loops until the loss is within SAME of 32 loops; the time of the best rule over that of the best
-    budgets, and of the best wave over that of the best fixed loops.
-    """
-    losses = by_key(r['loops'], 'loops', 'loss')
-    enough = min(n for n in losses if losses[n] <= losses[32] + SAME)
-    wave, = over_fixed([r], 'waves') or [np.nan]
-    return enough, q1(r)[0], wave
-
-
-def sizes(tables):
-    """A line for each width and length of training (one seed)."""
-    yield from head('', 'loss', 'settled cosines', 'loops until the loss is within 0.005',
-                    'best rule over best budgets, blocks', 'the same, time',
-                    'a wave over fixed loops, time')
-    for variant, r in of_sizes(tables).items():
-        enough, rule, wave = trend(r)
-        losses = by_key(r['loops'], 'loops', 'loss')
-        yield line(variant, f'{losses[32]:.3f}', cosines([r]), f'{enough:g}',
-                   f'{q1_blocks(r)[0]:.2f}', f'{rule:.2f}',
-                   '–' if np.isnan(wave) else f'{wave:.2f}')
-
-
-def draw_sizes(tables, path):
-    """The trends of the table of sizes as a figure."""
-    found = {shape_of(variant): trend(r) for variant, r in of_sizes(tables).items()}
-    figure, axes = plots.panels(2, 4.5, 2.6, rows=2, sharex='col')
-    for i, (words, fixed) in enumerate((('C', 1500), ('iterations', 96))):
-        of = {shape[i]: row for shape, row in found.items() if shape[1 - i] == fixed}
-        loops, rules, waves = zip(*of.values())
-        axes[0, i].plot(list(of), loops, 'ko-')
-        axes[1, i].plot(list(of), rules, 's-', label='best rule')
-        axes[1, i].plot(list(of), waves, 'o-', label='wave')
-        axes[0, i].set(xscale='log', ylabel='loops needed')
-        axes[1, i].set(xlabel=words, ylabel='time over budgets')
-        for ax in axes[:, i]:
-            ax.set_ylim(0, 1.15 * ax.dataLim.ymax)
-        axes[1, i].set_xticks(list(of), [f'{x:,}' for x in of])
-        axes[1, i].minorticks_off()
-        axes[1, i].axhline(1, color='0.7', lw=0.8)
-    axes[1, 0].legend(frameon=False)
-    plots.save(figure, path)
-
-
 def texts(tables):
     """A line for each run: of each kind of decoding the fastest point with enough fidelity."""
     kinds = ('fixed budgets, latest', 'rules, latest', 'drafts', 'waves')
@@ -555,65 +478,6 @@ def point_in_words(row, fixed):
     return f"{name}: {100 * row['identical']:.0f}%, {row['ms_text']:.2f} ms{over}"
 
 
-def k_by_l(t):
-    """k layers looped L times beside k L layers: a line for each training."""
-    yield from head('', 'parameters', 'minutes', 'at 1 loop', 'at 4', 'at 8', 'at 32')
-    for variant in distinct(t['losses'], 'variant'):
-        of = runs_of(t, variant)
-        yield line(variant, f"{of[0]['models'][0]['parameters']:,.0f}",
-                   mean_std([by_key(r['minutes'], 'what', 'minutes')['train'] for r in of], 1),
-                   *(right(of, n) for n in (1, 4, 8, 32)))
-
-
-def right(of, n):
-    """% of right answers at n loops, and on text the loss; '' if it was not measured."""
-    rows = [row for r in of for row in pick(r['losses'], loops=n)]
-    if not rows:
-        return ''
-    if rows[0]['accuracy'] == '':
-        return mean_std(column(rows, 'loss'), 3)
-    return mean_std([100 * row['accuracy'] for row in rows], 1)
-
-
-def levers(t):
-    """A line for each changed choice: % right by loops."""
-    yield from head('', *(f'{n} loops' for n in (1, 4, 8, 16)))
-    for variant in distinct(t['losses'], 'variant'):
-        yield line(variant, *(right(runs_of(t, variant), n) for n in (1, 4, 8, 16)))
-
-
-def deeper(t):
-    """A line for each loop count, at the positions of training and beyond: % right by depth."""
-    bins = (0, 4), (5, 8), (9, 12), (13, 16), (17, 23), (24, 31), (32, 47)
-    yield from head('positions', 'loops', *(f'depth {low} to {high}' for low, high in bins))
-    for positions, n in dict.fromkeys((row['positions'], row['loops']) for row in t['deeper']):
-        at = pick(t['deeper'], positions=positions, loops=n)
-        cells = []
-        for low, high in bins:
-            rows = [row for row in at if low <= row['depth'] <= high]
-            shares = [100 * np.average(column(of, 'accuracy'), weights=column(of, 'labels'))
-                      for of in (pick(rows, seed=seed) for seed in distinct(rows, 'seed'))]
-            cells.append(mean_std(shares, 1) if rows else '')
-        yield line(positions, f'{n:g}', *cells)
-
-
-def short_runs(t):
-    """A line for each open choice: settled cosines, drift-to-loop ratio, loss."""
-    yield from head('choice', 'settled cosines, by seed', 'ratio at 30 loops, to the first iterate',
-                    'loss at 4 loops')
-    for variant in distinct(t['settled'], 'variant'):
-        of = runs_of(t, variant)
-        drifts = [np.mean(column(pick(last(r['dlr']), reading='first', loops=30), 'ratio'))
-                  for r in of]
-        yield line(variant, cosines(of), mean_std(drifts, 1),
-                   mean_std([by_key(r['loops'], 'loops', 'loss')[4] for r in of], 3))
-
-
-def cosines(of):
-    """The settled cosines of each group, one seed after another."""
-    return ' · '.join(' '.join(f"{row['cos']:.2f}" for row in last(r['settled'])) for r in of)
-
-
 def plain(tables):
     """The loss of plain models, and minutes of training, next to those of looped ones."""
     yield from head('', 'loss', 'minutes')
@@ -626,40 +490,20 @@ def plain(tables):
                            f"{min(column(r['losses'], 'loss')):.3f}", f'{sum(spent):.1f}')
 
 
-def by_loops(t):
-    """A line for each run: its held-out loss by loops, in nats a token and nats a byte."""
-    loops = sorted(set(column(t['losses'], 'loops')))
-    yield from head('nats a token (nats a byte)', *(f'{n:g} loops' for n in loops), 'minutes')
-    for variant in distinct(t['losses'], 'variant'):
-        r, = runs_of(t, variant)
-        losses, size = by_key(r['losses'], 'loops', 'loss'), r['models'][0]['bytes_per_token']
-        yield line(variant, *(f'{losses[n]:.3f} ({losses[n] / size:.3f})' if n in losses else ''
-                              for n in loops),
-                   f"{by_key(r['minutes'], 'what', 'minutes')['train']:.0f}")
-
-
 # the pages --------------------------------------------------------------------------------------
 
 def write_pages(folder=runs.HERE):
-    """Write the tables of the pages, and the figure of the sizes."""
+    """Write the tables of the pages."""
     for (page, block), text in blocks(folder).items():
         runs.write(block, text, folder, page)
-    if 'sizes' in (tables := load()):
-        draw_sizes(tables, os.path.join(runs.ROOT, 'assets', 'sizes.png'))
-
-
-def load(folder=runs.HERE):
-    """{scale: its tables} of what has been measured."""
-    tables = {scale: runs.load(scale, folder)
-              for scale in ('text', 'tasks', 'depth', 'levers', 'sizes', 'choices', 'plain',
-                            'medium', 'paper')}
-    return {scale: t for scale, t in tables.items() if t}
 
 
 def blocks(folder=runs.HERE):
     """{(page, block): its text}, for the parts that have been measured."""
-    tables = load(folder)
-    regimes = found(tables)
+    tables = {scale: runs.load(scale, folder) for scale in (
+        'text', 'tasks', 'sizes', 'choices', 'plain', 'medium', 'paper')}
+    tables = {scale: t for scale, t in tables.items() if t}
+    regimes = swept(tables)
     where = [f'{scale}: {runs.machine_of(tables[scale])}.'
              for scale in ('text', 'tasks', 'sizes', 'medium', 'paper') if scale in tables]
     made = {('README.md', 'answer'): [answer(regimes)],
@@ -675,11 +519,4 @@ def blocks(folder=runs.HERE):
             ('waves.md', 'waves'): [texts(tables)]}
     if '`calc`' in regimes:
         made['README.md', 'waiting'] = [waiting(regimes['`calc`'])]
-    if 'sizes' in tables:
-        made['README.md', 'sizes'] = [sizes(tables)]
-    of_scales = dict(medium=('medium.md', by_loops), choices=('choices.md', short_runs),
-                     depth=('depth.md', k_by_l, deeper), levers=('depth.md', levers))
-    for scale, (page, *some) in of_scales.items():
-        if scale in tables:
-            made[page, scale] = [table(tables[scale]) for table in some]
     return {key: join(some) for key, some in made.items()}

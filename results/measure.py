@@ -18,7 +18,6 @@ import math
 import os
 import random
 from collections import defaultdict
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -28,17 +27,14 @@ from torch.linalg import vector_norm
 import bench
 import data
 import geometry
-import tasks
 from bench import make_point
 from common.configurator import configure, pick_device, run
 from common.log import evaluate
 from exits import Exit
-from results.runs import SAME
+from results.runs import SAME, pick
 
 # ------------------------------------------------------------------------------------------------
 out_dir = 'out'
-tables: list = []           # compute only these; [] = all
-only_ways: list = []        # decode only in these; [] = all
 n_loop = 30                 # the full budget: loops of each group
 n_windows = 48              # held-out windows of block_size tokens, spread evenly
 noise_draws = 4             # of x^(0), for path independence
@@ -55,32 +51,9 @@ device = 'auto'
 # ------------------------------------------------------------------------------------------------
 
 INF = 1e30                  # a threshold that every signal is below
-DEEPER, DEEPER_T, DEEPER_LOOPS = 'calc:reset=0.04', 48, [4, 8, 16, 32, 48]
 
 
-# steps ------------------------------------------------------------------------------------------
-
-def step_rows(name, states, floor):
-    """
-    A row for each step of a group: its norm and its acceleration, over tokens.
-
-    cos_clear: the mean cosine of tokens whose steps so far are all clear of rounding; `clear` is
-    their share. floor: the rounding floor.
-    """
-    norms, accels, cosines = (probe(states) for probe in (
-        geometry.step_norm, geometry.accel, geometry.step_cos))
-    clear = (norms > geometry.CLEAR * floor).long().cumprod(0).bool()           # (K, B, T)
-    for k in range(len(norms)):
-        row = dict(group=name, k=k, norm=norms[k].mean().item(), floor=floor,
-                   clear=clear[k].float().mean().item())
-        if k:       # the first step has none before it
-            pairs = torch.stack((norms[k], accels[k - 1])).flatten(1).clamp(min=1e-30).log()
-            row |= dict(accel_over_norm=(pairs[1] - pairs[0]).median().exp().item(),
-                        accel_alike=torch.corrcoef(pairs)[0, 1].item())
-            if clear[k].any():
-                row['cos_clear'] = cosines[k - 1][clear[k]].mean().item()
-        yield row
-
+# geometry ---------------------------------------------------------------------------------------
 
 def settled_row(name, measured):
     """Where a group's steps end: how fast, and at what cosine, with 95% intervals over windows."""
@@ -92,8 +65,6 @@ def settled_row(name, measured):
                 cos_low=low, cos_high=high, cos_std=np.nanstd(settled))
 
 
-# between groups, and far beyond training --------------------------------------------------------
-
 def dlr_rows(names, model, idx):
     """Drift-to-loop ratios of each hand-off against K, and the jump relative to the path."""
     for K in dlr_loops if len(names) > 1 else ():
@@ -101,7 +72,7 @@ def dlr_rows(names, model, idx):
         for g in range(len(names) - 1):
             states, following = trace[g]['states'], trace[g + 1]['states']
             ratios = {reading: geometry.dlr(states, following[k]).mean().item()
-                      for reading, k in dict(noise=0, first=1, settled=-1).items()}
+                      for reading, k in geometry.READINGS.items()}
             # the jump ends at the first iterate of the next group; the path in the loop leaves out
             # the first step, which comes from noise
             jump = vector_norm(following[1] - states[-1], dim=-1)                   # (B, T)
@@ -124,9 +95,9 @@ def noise_rows(names, model, idx):
             yield dict(group=name, loops=loops, largest=spread.max().item())
 
 
-def loop_rows(model, dataset, dev):
+def loop_rows(model, text, dev):
     """Loss (nats a token) and accuracy by loops."""
-    losses, right = evaluate(model, data.open_data(dataset), n_windows, loss_loops, dev)
+    losses, right = evaluate(model, text, n_windows, loss_loops, dev)
     model.eval()
     for n in loss_loops:
         yield dict(loops=n, loss=losses[n], accuracy=right[n])
@@ -223,9 +194,9 @@ def with_depth(steps, depth, targets):
     The correlation of steps (B, T, groups) and depth (B, T) over the tokens that have a label, 0
     if all take equally many steps.
     """
-    asked = (targets >= 0).numpy(force=True)
-    used = steps.double().mean(-1).numpy(force=True)[asked]
-    return np.corrcoef(used, depth[asked])[0, 1] if used.std() else 0.0
+    labelled = (targets >= 0).numpy(force=True)
+    used = steps.double().mean(-1).numpy(force=True)[labelled]
+    return np.corrcoef(used, depth[labelled])[0, 1] if used.std() else 0.0
 
 
 def early(log_p, full, targets, depth):
@@ -234,9 +205,9 @@ def early(log_p, full, targets, depth):
     deepest tenth, or of all labels as deep as its shallowest.
     """
     lost = (full.argmax(-1) == targets) & (log_p.argmax(-1) != targets)
-    lost, asked = lost.numpy(force=True), (targets >= 0).numpy(force=True)
-    deep = depth >= np.quantile(depth[asked], 0.9)
-    return dict(lost=lost[asked].mean(), lost_deep=lost[asked & deep].mean())
+    lost, labelled = lost.numpy(force=True), (targets >= 0).numpy(force=True)
+    deep = depth >= np.quantile(depth[labelled], 0.9)
+    return dict(lost=lost[labelled].mean(), lost_deep=lost[labelled & deep].mean())
 
 
 def alike_rows(model, idx):
@@ -247,25 +218,6 @@ def alike_rows(model, idx):
         evals = [bench.log_probabilities(model, point, idx)[2] for point in points]
         yield dict(tau=tau, same=(evals[0] == evals[1]).double().mean().item(),
                    accel=evals[0].double().mean().item(), delayed=evals[1].double().mean().item())
-
-
-def deeper_rows(model):
-    """
-    Accuracy on longer problems with fewer resets than in training, by loops and depth: at the
-    positions that training had, and beyond them.
-    """
-    T = model.config.block_size
-    longer = type(model)(replace(model.config, block_size=DEEPER_T)).eval()
-    longer.load_state_dict(model.state_dict())
-    x, y, depth = tasks.Problems(DEEPER).with_depth(DEEPER_T)
-    for n in DEEPER_LOOPS:
-        guesses = [longer(part, n_loop=n)[0].argmax(-1) for part in torch.from_numpy(x).split(64)]
-        right = torch.cat(guesses).numpy() == y
-        for positions, at in dict(trained=slice(T), beyond=slice(T, None)).items():
-            of = depth[:, at]
-            for d in np.unique(of):
-                yield dict(positions=positions, loops=n, depth=d, labels=(of == d).sum(),
-                           accuracy=right[:, at][of == d].mean())
 
 
 # time -------------------------------------------------------------------------------------------
@@ -297,9 +249,7 @@ def time_rows(model, idx, sweep):
             if i >= 0:
                 times[way].append(np.mean(ms))
     for way, tau in best.items():
-        pairs = np.array([times[way], times['fixed']]).T                        # (rounds, 2)
-        low, high = bench.interval(pairs, bench.ratio_of_medians)
-        over = bench.ratio_of_medians(pairs, 0)
+        over, low, high = bench.times_as_long(times[way], times['fixed'])
         yield dict(way=way, tau=tau, ms=np.median(times[way]), over=over, low=low, high=high)
 
 
@@ -325,53 +275,36 @@ def promise_rows(model, idx, targets, depth):
 
 # a run ------------------------------------------------------------------------------------------
 
-def held_out(dataset, T, n, dev='cpu'):
-    """
-    n held-out windows, spread evenly: idx, targets (n, T) on a device, and of a task the depth
-    (n, T) of each token, else None.
-    """
-    text = data.open_data(dataset)
-    numbers = data.spread(text, n, T)
-    depth = text.with_depth(T)[2][numbers] if hasattr(text, 'with_depth') else None
-    return *(tokens.to(dev) for tokens in text.held_out(numbers, T)), depth
-
-
 def main():
     # the run, and held-out windows of its text
     dev, _ = pick_device(device, 'float32')
     models, last = geometry.load_run(out_dir, dev)
     dataset, T = last['config']['dataset'], last['model_args']['block_size']
-    idx, targets, depth = held_out(dataset, T, n_windows, dev)
+    text = data.open_data(dataset)
+    numbers = data.spread(text, n_windows, T)
+    idx, targets = (tokens.to(dev) for tokens in text.held_out(numbers, T))     # (n_windows, T)
+    depth = text.with_depth(T)[2][numbers] if text.is_task else None            # (n_windows, T)
     names = ['-'.join(map(str, layers)) for layers in last['model_args']['groups']]
     rows = defaultdict(list)
 
     def add(table, new):
-        if table in tables or not tables:       # else the generator `new` is never computed
-            rows[table] += [dict(iteration=iteration, **row) for row in new]
+        rows[table] += [dict(iteration=iteration, **row) for row in new]
 
     # along training; most of it before and after training only
     for iteration, model in models.items():
         measured = geometry.measure(model, idx, n_loop)
         add('settled', [settled_row(name, curves) for name, curves in zip(names, measured)])
         if iteration in (min(models), max(models)):
-            trace = geometry.trace_of(model, idx, n_loop)
-            for name, curves, traced in zip(names, measured, trace):
-                add('steps', step_rows(name, traced['states'], curves['floor_float32']))
             add('dlr', dlr_rows(names, model, idx))
             add('alike', alike_rows(model, idx))
-            after = only_ways or WAYS
-            ways = after if iteration == max(models) else ('fixed', 'norm', 'kl', 'accel')
+            ways = WAYS if iteration == max(models) else ('fixed', 'norm', 'kl', 'accel')
             add('sweep', sweep_rows(model, idx, targets, depth, ways))
 
     # after training only
     add('noise', noise_rows(names, model, idx))
-    add('loops', loop_rows(model, dataset, dev))
+    add('loops', loop_rows(model, text, dev))
     add('promises', promise_rows(model, idx, targets, depth))
-    if dataset == 'calc' and 'deeper' in tables:
-        add('deeper', deeper_rows(model.cpu()))
-    swept = [row for row in rows['sweep'] if row['iteration'] == iteration]
-    if swept:
-        add('times', time_rows(model, idx, swept))
+    add('times', time_rows(model, idx, pick(rows['sweep'], iteration=iteration)))
     with open(os.path.join(out_dir, 'rows.json'), 'w') as f:
         json.dump(rows, f, default=float)
 

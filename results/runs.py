@@ -22,24 +22,10 @@ import torch
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HERE = os.path.join(ROOT, 'results')
 SAME = 0.005            # nats a token above the full budget that count as equal quality
-TEXT = ('group', 'from', 'to', 'block', 'positions')     # columns whose digits are names of layers
-OF_TEXTS = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
-            'identical', 'text_loss', 'passes', 'block_maps', 'ms_text')
+LAYERS = ('group', 'from', 'to')    # columns whose digits are names of layers
 
 
 # commands ---------------------------------------------------------------------------------------
-
-def deadline(seeds, workers, minutes):
-    """
-    The time.time() to stop at, inf without --minutes; checks the knobs that the scripts share.
-    ValueError for a bad value.
-    """
-    if not seeds or workers < 1:
-        raise ValueError('--seeds must name at least one seed, and --workers be at least 1')
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f'--minutes must be more than 0, not {minutes}')
-    return math.inf if minutes is None else time.time() + 60 * minutes
-
 
 def all_done(works, workers):
     """Call all works, `workers` at a time. True if each one returns True (done)."""
@@ -100,17 +86,12 @@ def once(folder, what, script, *flags, until=math.inf):
     return state == 'done'
 
 
-def train(folder, flags, until=math.inf):
-    """Train the run in this folder, or resume it. True if it is done."""
-    return once(folder, 'train', 'train.py', *flags, '--resume', until=until)
-
-
 def folder_of(variant, seed):
     """The folder of a training that results.run makes."""
     return os.path.join('out-results', f"{re.sub('[ ,:=]+', '_', variant)}-{seed}")
 
 
-def found(variants):
+def trained(variants):
     """(variant, seed, folder) of each training of these that is done."""
     for variant in variants:
         done = glob.glob(os.path.join(folder_of(variant, '*'), 'train.minutes'))
@@ -139,7 +120,7 @@ def load(scale, folder=HERE):
     tables = {}
     for path in glob.glob(os.path.join(folder, scale, '*.csv')):
         tables[os.path.basename(path).removesuffix('.csv')] = [
-            {key: text if key in TEXT else number(text) for key, text in row.items()}
+            {key: text if key in LAYERS else number(text) for key, text in row.items()}
             for row in read_csv(path)]
     return tables
 
@@ -170,12 +151,9 @@ def write_csv(path, rows):
     with open(path, 'w', newline='') as f:
         writer = csv.DictWriter(f, columns)
         writer.writeheader()
-        writer.writerows({key: cell(value) for key, value in row.items()} for row in rows)
-
-
-def cell(value):
-    """A value as a CSV holds it: six digits of a number that is not a count."""
-    return f'{value:.6g}' if isinstance(value, (float, np.floating)) else value
+        for row in rows:        # six digits of a number that is not a count
+            writer.writerow({key: f'{value:.6g}' if isinstance(value, (float, np.floating)) else
+                             value for key, value in row.items()})
 
 
 def machine_row():
@@ -212,7 +190,9 @@ def text_rows(folder):
     """The points of bench.py's continuations in this folder, none if there were none."""
     path = os.path.join(folder, 'bench.csv')
     rows = read_csv(path) if os.path.exists(path) else []
-    return [{key: row[key] for key in OF_TEXTS} for row in rows if row['prompts']]
+    columns = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
+               'identical', 'text_loss', 'passes', 'block_maps', 'ms_text')
+    return [{key: row[key] for key in columns} for row in rows if row['prompts']]
 
 
 # rows for tables --------------------------------------------------------------------------------
@@ -229,11 +209,6 @@ def column(rows, key):
 def distinct(rows, key):
     """The values of a column, each once, in order."""
     return list(dict.fromkeys(column(rows, key)))
-
-
-def by_key(rows, key, value):
-    """Two columns as a dict."""
-    return dict(zip(column(rows, key), column(rows, value)))
 
 
 # the page ---------------------------------------------------------------------------------------

@@ -240,18 +240,16 @@ KEYS['prompt'] = str
 
 def parse(line, encoding, block_size, usual):
     """A line of the file -> Request. usual: {field: value}, the defaults. ValueError if bad."""
-    asked = json.loads(line)
-    if not isinstance(asked, dict):
+    values = json.loads(line)
+    if not isinstance(values, dict) or 'prompt' not in values:
         raise ValueError('a request is a JSON object with a prompt')
-    for key, value in asked.items():
+    for key, value in values.items():
         if key not in KEYS:
             raise ValueError(f"unknown key '{key}'{did_you_mean(key, KEYS)} (a request has "
                              f'{", ".join(KEYS)})')
         convert(key, value, KEYS[key])
-    if 'prompt' not in asked:
-        raise ValueError('a request is a JSON object with a prompt')
-    prompt = encoding.encode(asked['prompt'], allowed_special={EOT})
-    request = Request(**usual | asked | dict(prompt=prompt))
+    prompt = encoding.encode(values['prompt'], allowed_special={EOT})
+    request = Request(**usual | values | dict(prompt=prompt))
     check([prompt], request.max_new_tokens, request.temperature, request.top_k)
     if len(prompt) > block_size:
         raise ValueError(f'the prompt has {len(prompt)} tokens, more than block_size = '
@@ -296,18 +294,18 @@ def show_gain(model, **how):
     """Time random requests in static batches and with rows at different loop steps, in turn."""
     rng, words = random.Random(seed), range(model.config.vocab_size)
     here = model.lm_head.weight.device
-    asked = [Request(rng.choices(words, k=rng.randint(1, 4)), rng.randint(4, 32), temperature,
-                     seed=i) for i in range(n_requests)]
+    workload = [Request(rng.choices(words, k=rng.randint(1, 4)), rng.randint(4, 32), temperature,
+                        seed=i) for i in range(n_requests)]
     ms = []
     for _ in range(3):
         begin = time.perf_counter()
         for i in range(0, n_requests, rows):    # a batch takes as long as its longest request
-            batch = asked[i:i + rows]
+            batch = workload[i:i + rows]
             prompts = [torch.tensor(request.prompt, device=here) for request in batch]
             longest = max(request.max_new_tokens for request in batch)
             list(stream(model, prompts, longest, temperature, cache='latest', **how))
         between = time.perf_counter()
-        steps = [np.mean(used) for _, _, steps in serve(model, asked, rows, **how)
+        steps = [np.mean(used) for _, _, steps in serve(model, workload, rows, **how)
                  for used in steps]
         ms.append([between - begin, time.perf_counter() - between])
     static, ours = 1e3 * np.median(ms, axis=0) / len(steps)

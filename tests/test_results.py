@@ -9,13 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, loop, make_book
+from conftest import ROOT, TINY, finished, make_book
 
 import bench
-import data
 import tasks
 from common import plots
-from exits import make_exit
 from model import GPTConfig
 from results import claims, measure, run, runs, speed
 
@@ -31,17 +29,11 @@ def test_the_pages_say_what_the_files_say(page, block):
     assert text[begin:end].strip() == PAGES[page, block]
 
 
-@pytest.mark.parametrize('scale', [
-    'text', 'tasks', 'depth', 'levers', 'sizes', 'plain', 'medium'])
+@pytest.mark.parametrize('scale', ['text', 'tasks'])
 def test_all_runs_of_a_scale_are_there(scale, monkeypatch):
     monkeypatch.setattr(run, 'scale', scale)
     made = {(row['variant'], row['seed']) for row in runs.load(scale)['losses']}
     assert made >= {*run.chosen()}
-
-
-def test_the_figure_of_sizes(tmp_path):
-    claims.draw_sizes(claims.load(), tmp_path / 'sizes.png')
-    assert os.path.getsize(tmp_path / 'sizes.png') > 9000
 
 
 # the claims and the tables ----------------------------------------------------------------------
@@ -93,29 +85,15 @@ def test_a_table_is_put_between_its_markers(tmp_path):
 
 def test_rows_of_earlier_runs_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def save(variant, seed, loss):
-        runs.save('text', dict(losses=[dict(variant=variant, seed=seed, loss=loss)]), ['b', 'a'])
-    for run_of in ('a', 10, 1.5), ('a', 9, 2.5), ('b', 3, 3.5), ('a', 10, 4.5):
-        save(*run_of)
+    for variant, seed, loss in ('a', 10, 1.5), ('a', 9, 2.5), ('b', 3, 3.5), ('a', 10, 4.5):
+        losses = [dict(variant=variant, seed=seed, loss=loss)]
+        runs.save('text', dict(losses=losses), ['b', 'a'])
     # the last of each run, by variant and seed
     assert [[*row.values()] for row in runs.load('text', 'results')['losses']] == [
         ['b', 3, 3.5], ['a', 9, 2.5], ['a', 10, 4.5]]
 
 
 # what is measured of a run ----------------------------------------------------------------------
-
-def test_tokens_that_still_move():
-    """Two tokens on a line."""
-    def states(first, second):
-        return torch.tensor([first, second]).T[:, None, :, None]                # (K+1, 1, 2, 1)
-    # the first goes straight on; the second turns back and then trembles, which does not count
-    first, *rows = measure.step_rows(
-        '1', states([0.0, 4, 6, 7, 7.5], [0.0, 4, 2, 2.1, 1.0]), floor=0.01)
-    assert [row['clear'] for row in rows] == [1, 0.5, 0.5]
-    assert [row['cos_clear'] for row in rows] == [0, 1, 1]
-    assert first['norm'] == 4 and 'cos_clear' not in first
-
 
 def test_answers_lost():
     full = torch.tensor([[[0.0, 9], [0, 9], [9, 0]]])           # says 1, 1, 0
@@ -127,12 +105,10 @@ def test_answers_lost():
 
 
 def test_the_delayed_norm_is_that_of_the_step_before():
-    """On a line with steps 8, 4, 2, 1, ...: twice below tau, and the last step is thrown away."""
-    states = torch.tensor([0.0, 8, 12, 14, 15, 15.5])[:, None, None, None]
-    _, kept, evals = loop(lambda x, step: states[step.k], states[0], 5,
-                                     make_exit('results.measure:delayed', tau=4.5))
-    # 1.1 times 8, 4 and 2: the third and the fourth step have the small ones, at steps 3 and 4
-    assert (kept.item(), evals.item()) == (3, 4)
+    """On a line, with steps of 8 and 4."""
+    x = torch.tensor([[0.0], [8], [12]])
+    value, memo = measure.delayed(x[0], x[1], None, None)
+    assert value is None and measure.delayed(x[1], x[2], memo, None)[0] == pytest.approx(8.8)
 
 
 def test_budgets_by_group_lose_loops_while_they_are_good():
@@ -152,65 +128,48 @@ def change(monkeypatch, module, **settings):
         monkeypatch.setattr(module, name, value)
 
 
-def in_process(monkeypatch, folder, data_set, more):
-    """
-    The commands of results/ run in this process, in a folder with a data set and our configs. more:
-    further flags of a script, None = do not run it. Returns a list of what is called.
-    """
-    monkeypatch.chdir(folder)
-    Path('config').symlink_to(Path(ROOT, 'config'))
-    Path('book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(900)))
-    data.make(data_set, 'book.txt')
-    calls = []
-
-    def command(script, *flags, **how):
-        calls.append(script)
-        path = script if script.endswith('.py') else script.replace('.', '/') + '.py'
-        if more.get(script, ()) is not None:
-            finished(*flags, *more.get(script, ()), script=path)
-        return True
-    # all_done: signals need the main thread
-    change(monkeypatch, runs, command=command,
-           all_done=lambda works, workers: all([work() for work in works]))
-    few = partialmethod(tasks.Problems.__init__, held_out=32)
-    change(monkeypatch, tasks.Problems, __init__=few)
-    change(monkeypatch, plots.Figure, savefig=lambda *args, **how: None)
-    return calls
-
-
 @pytest.mark.parametrize('scale, variant, dataset', [
-    ('text', 'recipe', 'book'), ('tasks', 'calc', None), ('depth', 'calc: 1 x 8 looped', None),
-    ('medium', 'medium plain', 'book')])
+    ('text', 'recipe', 'book'), ('tasks', 'calc', None)])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dataset):
-    calls = in_process(monkeypatch, tmp_path, 'book', {
+    """The commands run in this process, made small, on a data set of this folder."""
+    monkeypatch.chdir(tmp_path)
+    Path('config').symlink_to(Path(ROOT, 'config'))
+    make_book()
+    small = {
         'bench.py': ['--n_windows=4', '--n_prompts=2', '--prompt_tokens=2', '--new_tokens=3',
                      '--n_loop=6', '--budgets=[2]', '--device=cpu', '--drafts=[[1,2]]',
                      '--waves=[[2,1]]'],
         'results.measure': ['--n_windows=16', '--n_loop=6', '--noise_draws=2', '--noise_loops=[30]',
                             '--budgets=[1,4]', '--dlr_loops=[9,30]', '--taus=[1e-5,1e-4,1e-3,1e-2]',
                             '--loss_loops=[1,4,9,13,32,256]', '--rounds=1', '--epsilons=[1]',
-                            '--refine=1', '--timed_tokens=2', '--device=cpu']})
-    small = [flag for flag in TINY if '--dataset' not in flag]
-    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset, variants=[variant],
-           more=[*small, '--eval_loops=[1,4]', '--keep_iters=[0]'])
+                            '--refine=1', '--timed_tokens=2', '--device=cpu'],
+        'train.py': [*(flag for flag in TINY if '--dataset' not in flag), '--eval_loops=[1,4]',
+                     '--keep_iters=[0]']}
+    calls = []
+
+    def command(script, *flags, **how):
+        calls.append(script)
+        path = script.removesuffix('.py').replace('.', '/') + '.py'
+        finished(*flags, *small[script], script=path)
+        return True
+    # all_done: signals need the main thread
+    change(monkeypatch, runs, command=command,
+           all_done=lambda works, workers: all([work() for work in works]))
+    change(monkeypatch, tasks.Problems,
+           __init__=partialmethod(tasks.Problems.__init__, held_out=32))
+    change(monkeypatch, plots.Figure, savefig=lambda *args, **how: None)
+    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset, variants=[variant])
     change(monkeypatch, bench, TAU_GRID=[1.0, 0.01])
     change(monkeypatch, claims, write_pages=lambda: calls.append('pages'))
     run.main()
-    looped, swept = scale != 'medium', scale in ('text', 'tasks')
-    assert calls == ['train.py', *['results.measure'] * looped,
-                     *['bench.py'] * (scale == 'text'), 'pages']
+    assert calls == ['train.py', 'results.measure', *['bench.py'] * (scale == 'text'), 'pages']
     t = runs.load(scale, 'results')
     made = claims.blocks('results')
-    if swept:
-        r, = claims.runs_of(t, variant)
-        assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
-        assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
-        assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
-        assert made['README.md', 'answer'].count('|\n') == 17
-    elif looped:
-        assert made['depth.md', 'depth'].count('|\n') == 14
-    else:
-        assert 'medium plain, seed 1 |' in made['details.md', 'details']
+    r, = claims.runs_of(t, variant)
+    assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
+    assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
+    assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
+    assert made['README.md', 'answer'].count('|\n') == 17
     calls.clear()
     run.main()      # what is done is not done again
     assert calls == ['pages'] and runs.load(scale, 'results') == t
@@ -226,7 +185,8 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
         printed.exists() and 'iter 0:' in printed.read_text()))
     monkeypatch.setattr(runs, 'time', clock)
     flags = [*TINY, '--max_iters=1000000']
-    works = [partial(runs.train, folder, flags, 0.5) for folder in ('out', 'later')]
+    works = [partial(runs.once, folder, 'train', 'train.py', *flags, '--resume', until=0.5)
+             for folder in ('out', 'later')]
     assert not runs.all_done(works, workers=1)
     assert 'stopped after iteration' in printed.read_text() and os.path.exists('out/ckpt.pt')
     assert not os.path.exists('later')
@@ -234,14 +194,13 @@ def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
     assert list(runs.minutes_rows('out')) == [dict(what='train', minutes='0.017')]  # by that clock
 
 
-@pytest.mark.parametrize('module, knob, value, words', [
-    (run, 'variants', ['huge'], 'huge is not of --scale=text: recipe'),
-    (run, 'workers', 0, 'be at least 1'),
-    (run, 'minutes', -1.0, '--minutes'), (run, 'seeds', [], 'name at least one')])
-def test_bad_input(module, knob, value, words, monkeypatch):
-    monkeypatch.setattr(module, knob, value)
+@pytest.mark.parametrize('knob, value, words', [
+    ('variants', ['huge'], 'huge is not of --scale=text: recipe'), ('workers', 0, 'be at least 1'),
+    ('minutes', -1.0, '--minutes'), ('seeds', [], 'name at least one')])
+def test_bad_input(knob, value, words, monkeypatch):
+    monkeypatch.setattr(run, knob, value)
     with pytest.raises(ValueError, match=words):
-        module.main()
+        run.main()
 
 
 def test_a_command_that_fails_names_its_log(tmp_path):

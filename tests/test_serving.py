@@ -41,11 +41,6 @@ def alone(model, request, rule=None, n_loop=None):
     return [list(column) for column in zip(*made)]
 
 
-def answers_of(model, requests, **how):
-    """{name: what serve yields for that request}"""
-    return {request.name: made for request, *made in serve(model, requests, **how)}
-
-
 @pytest.mark.parametrize('name', [None, 'kl', 'accel'])
 def test_each_row_gets_what_it_gets_alone(tiny, monkeypatch, name):
     """Whatever shares its batch, past the end of its window too."""
@@ -59,7 +54,8 @@ def test_each_row_gets_what_it_gets_alone(tiny, monkeypatch, name):
     rule = make_exit(name, 3 * TAUS[name]) if name else None
     requests = random_requests(5, seed=1)
     assert max(len(request.prompt) + request.max_new_tokens for request in requests) > 12
-    found = answers_of(model, requests, rows=4, n_loop=12, exit=rule)
+    served = serve(model, requests, rows=4, n_loop=12, exit=rule)
+    found = {request.name: answer for request, *answer in served}
     for request in requests:
         assert found[request.name] == alone(model, request, rule, 12), request
     if rule:    # rows of one tick were at different loop steps, and the rule changed something
@@ -80,7 +76,7 @@ def test_other_models_rules_and_numbers_of_rows(tiny, changes, how):
     rule = make_exit('norm_rel', 0.08) if model.groups else None
     how = dict(rows=3, exit=rule, n_loop=5 if rule else None) | how
     requests = random_requests(6, seed=3)
-    found = answers_of(model, requests, **how)
+    found = {request.name: answer for request, *answer in serve(model, requests, **how)}
     for request in requests:
         assert found[request.name] == alone(model, request, how['exit'], how['n_loop'])
 

@@ -51,18 +51,18 @@ device = 'auto'
 @torch.no_grad()
 def angles(model, idx):
     """The angle of each layer (L,), over windows idx (B, T); model: a plain one."""
-    found = []
+    turns = []
 
     def look(layer, given, out):
         before, after = given[0][:, -1].double(), out[:, -1].double()           # (B, C)
         cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
-        found.append(cosine.arccos().mean().item() / np.pi)
+        turns.append(cosine.arccos().mean().item() / np.pi)
 
     hooks = [layer.register_forward_hook(look) for layer in model.h]
     model(idx)
     for hook in hooks:
         hook.remove()
-    return np.array(found)
+    return np.array(turns)
 
 
 def knee(curve):
@@ -138,29 +138,29 @@ def main():
     # the plain model, and held-out text
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(init_from, dev)
-    config = model.config
     if type(model) is not GPT or model.groups:
         raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
-                         f'{config.groups}: train a plain one with python train.py --groups=[] '
-                         '--out_dir=out-plain')
+                         f'{model.config.groups}: train a plain one with python train.py '
+                         '--groups=[] --out_dir=out-plain')
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
     name = dataset or checkpoint['config']['dataset']
-    text = data.open_data(name, checkpoint['tokenizer'], config.vocab_size)
-    windows = min(n_windows, text.n_held_out(config.block_size))
-    idx, _ = text.held_out(data.spread(text, windows, config.block_size), config.block_size)
+    text = data.open_data(name, checkpoint['tokenizer'], model.config.vocab_size)
+    T = model.config.block_size
+    windows = min(n_windows, text.n_held_out(T))
+    idx, _ = text.held_out(data.spread(text, windows, T), T)                    # (windows, T)
 
     # its thinking block
     curve = angles(model, idx.to(dev))
-    found = thinking_block(curve)
-    chosen = block or found
+    thinking = thinking_block(curve)
+    chosen = block or thinking
     looping = looped(model, chosen)         # ValueError if block cannot be a group
     print(f'{init_from}, {windows} held-out windows; angle of each layer, over pi:')
     print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
-    print(f'encoder {list(range(found[0]))}, thinking block {found}, '
-          f'decoder {list(range(found[-1] + 1, config.n_layer))}')
+    print(f'encoder {list(range(thinking[0]))}, thinking block {thinking}, '
+          f'decoder {list(range(thinking[-1] + 1, model.config.n_layer))}')
 
     # what every block gives at these loop counts, without any training
     rows = list(every_block(model, text, windows, dev))
@@ -173,7 +173,7 @@ def main():
 
     # files
     os.makedirs(out_dir, exist_ok=True)
-    draw(curve, found, os.path.join(out_dir, 'angles.png'))
+    draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
     with open(os.path.join(out_dir, 'blocks.csv'), 'w', newline='') as f:
         writer = csv.DictWriter(f, rows[0])
         writer.writeheader()

@@ -80,8 +80,8 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False):
     model.tie()
     os.makedirs(out_dir, exist_ok=True)
     ours = tokenizer and shutil.copyfile(tokenizer, os.path.join(out_dir, 'tokenizer.json'))
-    run = Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=ours, data='')
-    save_run(run, 0, os.path.join(out_dir, 'ckpt.pt'), whole=False)
+    save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=ours, data=''), 0,
+             os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={out_dir}' if ours else
           f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
 
