@@ -25,7 +25,6 @@ import os
 import re
 import sys
 from contextlib import nullcontext
-from importlib import import_module
 from types import NoneType
 from typing import Literal, get_args
 
@@ -94,7 +93,7 @@ def is_knob(name, value):
 
 
 def read_arguments(args, knobs, annotations, script, positional):
-    """Apply the arguments to knobs, one after the other. ValueError for a wrong one."""
+    """Apply the arguments to knobs, one after the other."""
     while args:
         arg = args.pop(0)
         if positional and not arg.startswith('-') and not arg.endswith('.py'):
@@ -189,7 +188,7 @@ def did_you_mean(name, known):
 
 
 def parse(key, text, annotation):
-    """A flag's text as a value of the knob `key`. ValueError if it does not fit."""
+    """A flag's text as a value of the knob `key`."""
     types = allowed(annotation)
     try:
         value = ast.literal_eval(text)
@@ -202,7 +201,7 @@ def parse(key, text, annotation):
 
 
 def convert(key, value, annotation):
-    """The value as the knob `key` with this annotation takes it. ValueError if it does not fit."""
+    """The value as the knob `key` with this annotation takes it."""
     kinds, choices = allowed(annotation), choices_of(annotation)
     is_list = isinstance(value, tuple) and list in kinds
     if type(value) in kinds or is_list or isinstance(value, str) and value in choices:
@@ -223,24 +222,13 @@ def plain(value):
     return json.loads(json.dumps(value))
 
 
-def imported(name, what, example):
-    """MODULE:NAME -> that object. ValueError, naming what it is and an example, if it fails."""
-    module, _, attribute = name.rpartition(':')
-    try:
-        return getattr(import_module(module), attribute)
-    except Exception as error:          # a user's own module may raise anything
-        raise ValueError(f"cannot import the {what} '{name}' ({type(error).__name__}: {error}): "
-                         f'write MODULE:NAME, such as {example}') from None
-
-
 def pick_device(device='auto', dtype='auto'):
     """
     The knobs device and dtype -> (device name, context in which matrix products have that dtype).
 
-    auto is the best that this machine has. ValueError for a device or dtype that it lacks.
+    auto is the best that this machine has.
     """
     import torch  # imported here, so that --help does not wait for it
-
     if device == 'auto':
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         device = accelerator.type if accelerator else 'cpu'

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.distributed import RANK, WORLD, add_up, any_stop, say
+from common.files import new_file
 
 # the log -----------------------------------------------------------------------------------------
 
@@ -36,11 +37,10 @@ class Log:
                         'token_corr', 'state_use']
         if RANK == 0:
             rows = read_log(path, start) if start and os.path.exists(path) else []
-            with open(path + '.tmp', 'w', newline='') as f:
+            with new_file(path, newline='') as f:
                 writer = csv.DictWriter(f, self.columns)
                 writer.writeheader()
                 writer.writerows(rows)
-            os.replace(path + '.tmp', path)
 
     def step(self, run, it, loss, lr, norm, n_loop, held_out):
         """Print a line and add a row: this iteration, and the speed since the last row."""
@@ -72,6 +72,15 @@ class Log:
 
 # held-out losses ---------------------------------------------------------------------------------
 
+def spread(text, n, T):
+    """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
+    there = text.n_held_out(T)
+    if n > there:
+        raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
+                         'lower --n_windows')
+    return np.linspace(0, there - 1, n).round().astype(int)
+
+
 def windows_at_once(config, most=64):
     """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
     return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
@@ -83,10 +92,11 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
 
     Returns ({n_loop: nats a token}, {n_loop: share of right labels}), or None if asked to stop.
+    The model is left in evaluation.
     """
     model.eval()
     T, batch = model.config.block_size, windows_at_once(model.config)
-    numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
+    numbers = spread(text, n_windows, T)[RANK::WORLD]
     # the same number of batches in all processes: after each they agree whether to stop
     n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
     work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
@@ -100,12 +110,10 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
             right, known = logits.argmax(-1) == y, y >= 0
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
         if any_stop(dev):
-            model.train()
             return None
         if time.time() - last_said > 10:
             say(f'held-out loss: {done + 1} of {len(work)} batches')
             last_said = time.time()
-    model.train()
     sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
     return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
             {n_loop: right / known for n_loop, (_, right, known) in sums.items()})
@@ -150,6 +158,7 @@ def report(run, it, n_windows, text, loops, dev, autocast, compiled):
         count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
         idx, _ = text.held_out(range(count), T)
         values = health(run.model, idx.to(dev), autocast)
+    run.model.train()
     losses, accuracies = found
     run.val_loss.update(losses)
     say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
@@ -160,7 +169,7 @@ def report(run, it, n_windows, text, loops, dev, autocast, compiled):
             f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
         row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
     # while the learning rate warms up, bad values mean nothing
-    if it >= run.config['warmup_iters']:
+    if it >= run.knobs['warmup_iters']:
         for line in warnings_of(values, run.model.config.groups):
             say(f'warning: iter {it}: {line}')
     for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
@@ -173,13 +182,13 @@ def report(run, it, n_windows, text, loops, dev, autocast, compiled):
 @torch.no_grad()
 def health(model, idx, autocast=nullcontext()):
     """
-    Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use).
+    Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use),
+    of a model in evaluation.
 
     token_corr: mean cosine between the last states of different tokens of a window; 1 = all tokens
     have become one. state_use: ||f(x) - f(noise)|| / ||f(x)||, x the last state; 0 = the core
     ignores its state, and looping is useless.
     """
-    model.eval()
     trace, values = [], []
     with autocast:
         model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
@@ -194,7 +203,6 @@ def health(model, idx, autocast=nullcontext()):
             fresh = group.step(group.noise(e, 0), e)
             state_use = (settled - fresh).norm() / settled.norm()
             values.append((token_corr.item(), state_use.item()))
-    model.train()
     return values
 
 

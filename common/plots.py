@@ -16,6 +16,8 @@ from matplotlib import colormaps
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from common.files import new_file
+
 # Okabe and Ito's palette, which colour-blind readers can tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
 
@@ -46,10 +48,10 @@ def panels(columns, width, height, rows=1, **how):
 
 def save(figure, path, header=None, table=None):
     """Write the figure to `path` and, given a header, its numbers to the CSV beside it."""
-    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches='tight')
+    with new_file(path, 'wb') as f:
+        figure.savefig(f, format='png', dpi=110, bbox_inches='tight')
     if header is not None:
-        with open(os.path.splitext(path)[0] + '.csv', 'w', newline='') as f:
+        with new_file(os.path.splitext(path)[0] + '.csv', newline='') as f:
             csv.writer(f).writerows([header, *table])
 
 

@@ -367,10 +367,15 @@ def test_windows_of_a_text_and_what_fits_it():
     x, y = text.held_out([0, 4], 5)
     assert text.n_held_out(5) == 5 and x.shape == (2, 5)
     assert (x[0].tolist(), y[1].tolist()) == (text.val[:5].tolist(), text.val[21:].tolist())
-    # windows that are spread evenly over the held-out part
-    assert [data.spread(text, n, 5).tolist() for n in (3, 5)] == [[0, 2, 4], [0, 1, 2, 3, 4]]
+    # windows for a checkpoint's model, evenly spread over the held-out part
+    checkpoint = dict(config=dict(dataset='own'), tokenizer='bytes',
+                      model_args=dict(block_size=5, vocab_size=257))
+    for n, numbers in (3, [0, 2, 4]), (5, range(5)):
+        _, x, y, depth = data.held_out(checkpoint, n)
+        assert depth is None and torch.equal(torch.stack((x, y)), torch.stack(
+            text.held_out(numbers, 5)))
     with pytest.raises(ValueError, match='has 5 windows of 5 tokens, fewer than 6: lower'):
-        data.spread(text, 6, 5)
+        data.held_out(checkpoint, 6)
 
     text.check(25, rows=451)            # all windows of 25 tokens with a next one
     for T, rows, words in ((26, 1, r'val text of own \(26 tokens\) has fewer than 1 windows of 26'),
