@@ -34,7 +34,6 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -43,7 +42,7 @@ import torch
 from tqdm import tqdm
 
 import tasks
-from common.configurator import configure, did_you_mean, run
+from common.configurator import configure, did_you_mean, explain, run
 from common.files import write_json
 from common.log import spread
 
@@ -60,27 +59,15 @@ val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 o
 
 SPLITS = ('train', 'val')
 EOT = '<|endoftext|>'
-VAL_FRACTIONS = dict(fineweb=0.0005, torchdocs=1 / 48)
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 # the names of the end-of-text token in public tokenizers
 ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 # byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
 # others, in order, as the letters from number 256 on
-PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-BYTES = ({chr(byte): bytes([byte]) for byte in PRINTABLE}
+OTHERS = [*range(33), *range(127, 161), 173]
+BYTES = ({chr(byte): bytes([byte]) for byte in range(256) if byte not in OTHERS}
          | {chr(256 + i): bytes([byte]) for i, byte in enumerate(OTHERS)})
-
-
-@contextmanager
-def explain(what, advice, errors=Exception):
-    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
-    try:
-        yield
-    except errors as error:
-        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
 
 
 # tokenizers ---------------------------------------------------------------------------------------
@@ -121,10 +108,7 @@ def get_encoding(name, folder=None):
 
 
 def train_bpe(documents, vocab_size, path):
-    """
-    A byte-level BPE, to be saved at path: 256 bytes, the end of text, and merges of pairs that
-    occur at least twice in the documents; at most vocab_size tokens.
-    """
+    """A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     if not 257 <= vocab_size <= 2 ** 16:
         raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
@@ -166,10 +150,7 @@ class TokenizerJson:
 # where text comes from ----------------------------------------------------------------------------
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
-    """
-    The documentation in torch's own Python files: one document a file, each long string once, by
-    path and position.
-    """
+    """The documentation in torch's own Python files, each file a document, and each text once."""
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
         if path.startswith('testing/') or path == 'version.py':     # version.py names the build
@@ -211,7 +192,7 @@ def file_documents(path):
     """Each text file at path, a file, folder or pattern, as one document."""
     pattern = f'{path}/**/*.txt' if os.path.isdir(path) else path
     found = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
-    files = [file for file in found if os.path.isfile(file)]
+    files = [*filter(os.path.isfile, found)]
     if not files:
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
                          "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
@@ -224,10 +205,7 @@ def file_documents(path):
 
 
 def open_fineweb(path, config, commit=None):
-    """
-    FineWeb's stream of {'text': ...} and its source, or those of another data set at path, on the
-    hub or in a local folder.
-    """
+    """A stream of {'text': ...}, FineWeb's or that of another data set at path; its source."""
     import datasets  # takes a second
     import huggingface_hub
     for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
@@ -252,7 +230,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
                          '-, and not the name of a task, whose problems are made during training')
     if val_fraction is None:
-        val_fraction = VAL_FRACTIONS.get(name, 0.05)
+        val_fraction = dict(fineweb=0.0005, torchdocs=1 / 48).get(name, 0.05)
     if not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     folder, val_every = f'data/{name}', round(1 / val_fraction)
@@ -415,12 +393,7 @@ def sha256(path):
 # reading a data set -------------------------------------------------------------------------------
 
 def open_data(name, reads=None, vocab_size=math.inf):
-    """
-    The data set or task `name`: a Text, or tasks.Problems, which has the same methods.
-
-    reads, vocab_size: tokenizer and vocabulary of the model that will read it. ValueError if the
-    data set has another tokenizer, or more tokens than the model.
-    """
+    """The data set or task `name`, for a model with this tokenizer (reads) and vocabulary."""
     if not name:
         raise ValueError('this model came without a data set: name one with --dataset')
     text = tasks.Problems(name) if tasks.is_task(name) else Text(name)

@@ -21,6 +21,7 @@ To add a task, write three functions and name each in its table, TASKS, WORDS or
     depth           (rows, T) int64, the loop steps that a label needs if one step carries
                     information from a token to the next token that depends on it; 0 without a label
 """
+import functools
 import hashlib
 import inspect
 import itertools
@@ -251,7 +252,6 @@ class Problems:
         self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
         self.description = f'problems of {text}, made as they are needed'
         self.rows = held_out
-        self.problems = None    # x, y, depth (rows, T)
 
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T)."""
@@ -287,12 +287,10 @@ class Problems:
         x, y, _ = self.with_depth(T)
         return torch.from_numpy(x[numbers]), torch.from_numpy(y[numbers])
 
+    @functools.cache
     def with_depth(self, T):
         """All held-out problems: x, y, depth (rows, T)."""
-        if self.problems is None or self.problems[0].shape[1] != T:
-            rng = np.random.default_rng([self.rows, *b'held-out'])
-            self.problems = self.make(rng, self.rows, T)
-        return self.problems
+        return self.make(np.random.default_rng([self.rows, *b'held-out']), self.rows, T)
 
     def encode(self, text, allowed_special=()):
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
@@ -313,10 +311,7 @@ class Problems:
         return ''.join(word.rjust(self.width) for word in words)
 
     def print_answers(self, x, y, guesses, steps, paint):
-        """
-        Print problems x, right answers y and a model's guesses (rows, T), wrong ones as !word!;
-        paint(text, n) colours a guess by its loop steps n, from steps (rows, T).
-        """
+        """Print problems x, right answers y and guesses (rows, T), painted by their loop steps."""
         for row in range(len(x)):
             print('problem ' + self.in_columns(x[row]))
             print('right   ' + self.in_columns(y[row]))

@@ -16,7 +16,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 
     it            the iteration
     micro         the step of gradient accumulation
-    RANK, WORLD   this process's number, and how many torchrun has started
+    RANK, WORLD   this process's number; how many there are
 """
 import math
 import os
@@ -158,12 +158,9 @@ def set_up(before, resumed, text, dev):
     torch.manual_seed(derived_seed(seed, 'init'))
     gpt = kind(shape).to(dev)
     if before:
-        try:
+        with configurator.explain(f'the weights do not fit the model class {kind.__name__}',
+                                  'take another --model or --init_from', RuntimeError):
             new, _ = gpt.load_state_dict(before['model'], strict=False)
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip()
-            raise ValueError(f'the weights do not fit the model class {kind.__name__}: {first}'
-                             ) from None
         if new:                         # such as a gate
             say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
 
@@ -190,15 +187,6 @@ def compile_layers(gpt):
 
 
 # the run -----------------------------------------------------------------------------------------
-
-def update(run, lr):
-    """One step of all optimizers, at this learning rate."""
-    for one in run.optimizers.values():
-        for group in one.param_groups:
-            group['lr'] = lr
-        one.step()
-        one.zero_grad(set_to_none=True)
-
 
 def main():
     begin = time.time()
@@ -239,11 +227,11 @@ def main():
 
     for it in range(run.start, max_iters + 1):
         # held-out losses; at the end of the run over all windows
-        held_out = {}
+        evaluation = {}
         if it == max_iters or it % eval_interval == 0 and it:
             n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
-            held_out = log.report(run, it, n_windows, text, eval_counts, dev, autocast, compiled)
-        stop = held_out is None         # asked to stop meanwhile
+            evaluation = log.report(run, it, n_windows, text, eval_counts, dev, autocast, compiled)
+        stop = evaluation is None       # asked to stop meanwhile
         if stop or it == max_iters:
             break
 
@@ -273,15 +261,19 @@ def main():
         status[1] += len(distributed.stop_signals)
         loss, stop = distributed.add_up(status).tolist()
         log.check_finite(loss, norm, n_loop, it, lr, out_dir)
-        update(run, lr)
+        for one in run.optimizers.values():
+            for group in one.param_groups:
+                group['lr'] = lr
+            one.step()
+            one.zero_grad(set_to_none=True)
 
         # log
         if log.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
         run_log.steps.append((time.time() - clock, tokens, flops))
-        if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            run_log.step(run, it, loss, lr, norm, n_loop, held_out)
+        if it % log_interval == 0 or it == max_iters - 1 or evaluation:
+            run_log.step(run, it, loss, lr, norm, n_loop, evaluation)
         if stop:
             it += 1
             break
@@ -293,7 +285,7 @@ def main():
         say(f"stopped after iteration {it - 1} and saved; resume with "
             f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{flag}")
     else:
-        run_log.add(dict(iter=it) | held_out)
+        run_log.add(dict(iter=it) | evaluation)
         if RANK == 0:
             from common import plots  # here, since matplotlib takes a second to import
             plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))

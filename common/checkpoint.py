@@ -25,7 +25,7 @@ from types import NoneType
 
 import torch
 
-from common.configurator import given, plain
+from common.configurator import explain, given, plain
 from common.distributed import RANK, say
 from common.files import new_file, write_json
 
@@ -65,24 +65,20 @@ def save_run(run, it, path, whole=True):
 
 
 def save_checkpoint(checkpoint, path, keep_old=False):
-    """
-    A dict of tensors and plain values -> path. keep_old: keep the earlier file, ckpt.pt as
-    ckpt.old.pt.
-    """
-    try:
-        with new_file(path, 'wb') as f:
-            torch.save(checkpoint, f)
-            if keep_old and os.path.exists(path):
-                old = path.removesuffix('.pt') + '.old.pt'
-                with suppress(FileNotFoundError):
-                    os.remove(old)
-                try:
-                    os.link(path, old)
-                except OSError:         # a file system without links
-                    os.replace(path, old)
-    except (OSError, RuntimeError) as error:        # RuntimeError: torch, on a full disk
-        raise OSError(f"cannot write '{path}' ({error}): the earlier file is unchanged; make "
-                      'room, then continue with --resume') from error
+    """A dict of tensors and plain values -> path; keep_old: ckpt.pt becomes ckpt.old.pt."""
+    # RuntimeError: torch, on a full disk
+    with (explain(f"cannot write '{path}'", 'the earlier file is unchanged; make room, then '
+                  'continue with --resume', (OSError, RuntimeError)),
+          new_file(path, 'wb') as f):
+        torch.save(checkpoint, f)
+        if keep_old and os.path.exists(path):
+            old = path.removesuffix('.pt') + '.old.pt'
+            with suppress(FileNotFoundError):
+                os.remove(old)
+            try:
+                os.link(path, old)
+            except OSError:         # a file system without links
+                os.replace(path, old)
 
 
 # the class of a checkpoint's model ----------------------------------------------------------------
@@ -96,11 +92,9 @@ def class_of(name, trusted=False):
     if not trusted and module != 'model' and not module.startswith('zoo.'):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
-    try:
+    with explain(f"cannot import the model class '{name}'",
+                 'write MODULE:CLASS, such as zoo.ouro:Ouro'):
         kind = getattr(import_module(module), attribute)
-    except Exception as error:          # a user's own module may raise anything
-        raise ValueError(f"cannot import the model class '{name}' ({type(error).__name__}: {error})"
-                         ': write MODULE:CLASS, such as zoo.ouro:Ouro') from None
     if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)
             and hasattr(kind, 'Config')):
         raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
@@ -108,11 +102,7 @@ def class_of(name, trusted=False):
 
 
 def load_checkpoint(path, device='cpu', trusted=''):
-    """
-    out_dir/ckpt.pt -> (model in evaluation, float32; the checkpoint's dict).
-
-    trusted: MODULE:CLASS of a model that is not in zoo/, but may be imported.
-    """
+    """out_dir/ckpt.pt -> model (float32, in evaluation), dict. trusted: a class outside zoo/."""
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
                          'python train.py')
@@ -176,10 +166,7 @@ def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
 # what a run continues from ------------------------------------------------------------------------
 
 def last_checkpoint(out_dir, trusted=''):
-    """
-    What --resume continues from, its dict and path: out_dir/ckpt.pt, or the one before if it is
-    damaged. ({}, '') if there is none yet.
-    """
+    """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
     paths = [f'{out_dir}/{name}' for name in ('ckpt.pt', 'ckpt.old.pt')
              if os.path.exists(f'{out_dir}/{name}')]
     for path in paths:
@@ -256,21 +243,14 @@ def save_thresholds(out_dir, checkpoint, rows, **about):
 
 
 def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
-    """
-    The threshold of a rule in out_dir/exits.json; without a cache (None) it is that of `exact`.
-    With a wave it is the one calibrated for such a wave.
-    """
+    """The threshold in exits.json of a rule with this cache (None: as exact) or with a wave."""
     path = os.path.join(out_dir, 'exits.json')
     how = 'python bench.py --calibrate=0.005 (and the same --out_dir, if you gave one)'
-    try:
-        with open(path) as f:
-            found = json.load(f)
+    with explain(f"--tau=auto cannot read '{path}'", f'make it with {how}'), open(path) as f:
+        found = json.load(f)
         weights = found['weights']
         taus = {(row['cache'], row['rule'], row['past'], *row.get('wave', ())): row['tau']
                 for row in found['exits']}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--tau=auto cannot read '{path}' ({type(error).__name__}): make it with "
-                         f'{how}') from error
     if weights != hash_of_weights(checkpoint):
         raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
                          f'ones with {how}')

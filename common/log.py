@@ -42,7 +42,7 @@ class Log:
                 writer.writeheader()
                 writer.writerows(rows)
 
-    def step(self, run, it, loss, lr, norm, n_loop, held_out):
+    def step(self, run, it, loss, lr, norm, n_loop, evaluation):
         """Print a line and add a row: this iteration, and the speed since the last row."""
         seconds, tokens, flops = map(sum, zip(*self.steps))
         dt_ms = 1e3 * seconds / len(self.steps)
@@ -57,7 +57,7 @@ class Log:
             say(f'warning: iter {it}: loss spikes since iteration {it + 1 - len(self.steps)}: '
                 f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
                 f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
-        self.add(held_out | dict(
+        self.add(evaluation | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{rate:.0f}', tflops=f'{tflops:.4f}',
             spikes=len(run.spikes)))
@@ -97,14 +97,14 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     model.eval()
     T, batch = model.config.block_size, windows_at_once(model.config)
     numbers = spread(text, n_windows, T)[RANK::WORLD]
-    # the same number of batches in all processes: after each they agree whether to stop
-    n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
-    work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
+    # as many batches in all processes: after each they agree whether to stop
+    starts = range(0, math.ceil(n_windows / WORLD), batch)
+    work = [(n_loop, start) for n_loop in loops for start in starts]
     sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
     last_said = time.time()
-    for done, (n_loop, i) in enumerate(work):
-        if len(numbers[i:i + batch]):
-            x, y = (tokens.to(dev) for tokens in text.held_out(numbers[i:i + batch], T))
+    for done, (n_loop, start) in enumerate(work):
+        if len(mine := numbers[start:start + batch]):
+            x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
             with autocast:
                 logits, loss = model(x, y, n_loop=n_loop)
             right, known = logits.argmax(-1) == y, y >= 0
@@ -121,10 +121,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
 
 @torch.no_grad()
 def report_depth(model, text, loops, dev, autocast, out_dir):
-    """
-    On a task: the share of right held-out labels by depth and loop count, as a table on the screen
-    (depths across, loops down), depth.csv and depth.png.
-    """
+    """Accuracy on a task by depth and loops: a table on the screen, depth.csv and depth.png."""
     from common import plots  # here, since matplotlib takes a second to import
     model.eval()
     x, y, depth = (torch.from_numpy(part) for part in text.with_depth(model.config.block_size))
@@ -145,10 +142,7 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
 
 
 def report(run, it, n_windows, text, loops, dev, autocast, compiled):
-    """
-    Held-out losses and health of a checkpoint.Run at iteration it, on the screen and as columns of
-    the log, or None if asked to stop.
-    """
+    """Print held-out losses and health -> columns of the log, or None if asked to stop."""
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
         found = evaluate(run.model, text, n_windows, loops, dev, autocast)

@@ -11,7 +11,6 @@ import csv
 import os
 from itertools import cycle
 
-import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -82,10 +81,9 @@ def filled(rows, column):
 
 def depth(rows, path):
     """A heat map of the accuracy by loops and by depth of the label; rows: of log.report_depth."""
-    loops, depths = (sorted({row[key] for row in rows}) for key in ('loops', 'depth'))
-    share = np.full((len(loops), len(depths)), np.nan)
-    for row in rows:
-        share[loops.index(row['loops']), depths.index(row['depth'])] = row['accuracy']
+    accuracy = {(row['loops'], row['depth']): row['accuracy'] for row in rows}
+    loops, depths = (sorted(set(numbers)) for numbers in zip(*accuracy))
+    share = [[accuracy[n, d] for d in depths] for n in loops]
     figure, [[ax]] = panels(1, 2 + 0.3 * len(depths), 1.2 + 0.4 * len(loops))
     image = ax.imshow(share, vmin=0, vmax=1, cmap='viridis', aspect='auto', origin='lower')
     ax.set(xlabel='depth of the label', ylabel='loops', title='Share of labels that are right')
