@@ -12,16 +12,17 @@ def new_file(path, mode='w', **how):
     If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
     how: further arguments of open().
     """
+    part = f'{path}.tmp'
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     try:
-        with open(path + '.tmp', mode, **how) as f:
+        with open(part, mode, **how) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())        # on the disk before it has the name
-        os.replace(path + '.tmp', path)
+        os.replace(part, path)
     except BaseException:
         with suppress(OSError):
-            os.remove(path + '.tmp')
+            os.remove(part)
         raise
 
 
