@@ -34,7 +34,6 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -43,7 +42,9 @@ import torch
 from tqdm import tqdm
 
 import tasks
-from common.configurator import configure, did_you_mean, run
+from common.configurator import configure, did_you_mean, explain, run
+from common.files import write_json
+from common.log import spread
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
@@ -58,38 +59,25 @@ val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 o
 
 SPLITS = ('train', 'val')
 EOT = '<|endoftext|>'
-VAL_FRACTIONS = dict(fineweb=0.0005, torchdocs=1 / 48)
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 # the names of the end-of-text token in public tokenizers
 ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 # byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
 # others, in order, as the letters from number 256 on
-PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
-BYTES = ({chr(byte): bytes([byte]) for byte in PRINTABLE}
+OTHERS = [*range(33), *range(127, 161), 173]
+BYTES = ({chr(byte): bytes([byte]) for byte in range(256) if byte not in OTHERS}
          | {chr(256 + i): bytes([byte]) for i, byte in enumerate(OTHERS)})
-
-
-@contextmanager
-def explain(what, advice, errors=Exception):
-    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
-    try:
-        yield
-    except errors as error:
-        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
 
 
 # tokenizers ---------------------------------------------------------------------------------------
 
 def get_encoding(name, folder=None):
     """
-    The encoding of this name: a tiktoken.Encoding, or an object with the methods that we use.
+    A tiktoken.Encoding, or an object with the methods that we use; its ids fit in uint16.
 
     name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json; if the checkpoint's
-    `folder` has a file of that name, it is read instead. ValueError if the encoding is unavailable,
-    or if its ids do not fit in uint16.
+    `folder` has a file of that name, it is read instead.
     """
     if name is None:
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
@@ -120,11 +108,7 @@ def get_encoding(name, folder=None):
 
 
 def train_bpe(documents, vocab_size, path):
-    """
-    A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path.
-
-    Its tokens are 256 bytes, the end of text, and merges of pairs that occur at least twice.
-    """
+    """A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     if not 257 <= vocab_size <= 2 ** 16:
         raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
@@ -166,26 +150,23 @@ class TokenizerJson:
 # where text comes from ----------------------------------------------------------------------------
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
-    """
-    The documentation in torch's own Python files, the same on every machine: one document a file.
-
-    It consists of the docstrings of at least 80 characters, and of all other strings of several
-    lines and at least 200 characters, except parts of f-strings; each once, by path and position.
-    """
+    """The documentation in torch's own Python files, each file a document, and each text once."""
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
         if path.startswith('testing/') or path == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
-            new = [text for text in strings(ast.parse(f.read())) if text not in used]
-        new = list(dict.fromkeys(new))
+            new = dict.fromkeys(text for text in strings(ast.parse(f.read())) if text not in used)
         used.update(new)
         if new:
             yield '\n\n'.join(new)
 
 
 def strings(tree):
-    """The long strings in a parsed Python file, by position, without their indentation."""
+    """
+    The long strings in a parsed Python file, by position, without their indentation: docstrings of
+    80 characters, and other strings of several lines and 200 characters, except parts of f-strings.
+    """
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings, parts, found = set(), set(), []
     for node in ast.walk(tree):     # a parent comes before its children
@@ -201,20 +182,17 @@ def strings(tree):
 
 
 def dedent(text):
-    """
-    Remove the indentation that all lines but the first share, and blanks around the text. (Unlike
-    that of inspect.cleandoc, this result is the same in every version of Python.)
-    """
+    """As inspect.cleandoc, but with the same result in every version of Python."""
     first, *rest = [line.rstrip() for line in text.expandtabs().split('\n')]
     margin = min((len(line) - len(line.lstrip()) for line in rest if line), default=0)
     return '\n'.join([first.lstrip(), *(line[margin:] for line in rest)]).strip('\n')
 
 
 def file_documents(path):
-    """Each text file at path as one document. ValueError if one is missing, empty or not UTF-8."""
+    """Each text file at path, a file, folder or pattern, as one document."""
     pattern = f'{path}/**/*.txt' if os.path.isdir(path) else path
-    files = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
-    files = [file for file in files if os.path.isfile(file)]
+    found = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
+    files = [*filter(os.path.isfile, found)]
     if not files:
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
                          "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
@@ -227,11 +205,7 @@ def file_documents(path):
 
 
 def open_fineweb(path, config, commit=None):
-    """
-    FineWeb's rows, streamed from the hub, and their source. ValueError if they cannot be opened.
-
-    path: another data set with a column `text`, on the hub or in a local folder.
-    """
+    """A stream of {'text': ...}, FineWeb's or that of another data set at path; its source."""
     import datasets  # takes a second
     import huggingface_hub
     for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
@@ -242,21 +216,21 @@ def open_fineweb(path, config, commit=None):
         if not os.path.isdir(path):     # fix the commit, so that a later call reads the same texts
             commit = commit or huggingface_hub.HfApi().dataset_info(path).sha
             source += f' at {commit}'
-        rows = datasets.load_dataset(path, name=config, split='train', revision=commit,
-                                     streaming=True)
-        return rows.select_columns('text'), source
+        stream = datasets.load_dataset(path, name=config, split='train', revision=commit,
+                                       streaming=True)
+        return stream.select_columns('text'), source
 
 
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
          revision=None, bpe=None):
-    """Write data/NAME; returns its meta. ValueError if its source is missing or is not text."""
+    """Write data/NAME, as the knobs of these names say -> its meta."""
     if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
         raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
                          '-, and not the name of a task, whose problems are made during training')
     if val_fraction is None:
-        val_fraction = VAL_FRACTIONS.get(name, 0.05)
+        val_fraction = dict(fineweb=0.0005, torchdocs=1 / 48).get(name, 0.05)
     if not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     folder, val_every = f'data/{name}', round(1 / val_fraction)
@@ -265,13 +239,10 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
                          'give --path a file or a folder of .txt files')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
+    documents, stream, max_tokens = None, None, math.inf
     if are_tokens:
-        try:
-            return import_tokens(folder, path, encoding)
-        finally:
-            shutil.rmtree(f'{folder}/part', ignore_errors=True)
-    stream, max_tokens = None, math.inf
-    if name == 'fineweb':
+        source = path
+    elif name == 'fineweb':
         max_tokens = count_tokens(tokens)
         stream, source = open_fineweb(path, config, revision)
         documents = (row['text'] for row in stream)
@@ -289,6 +260,8 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         training = (text for i, text in enumerate(documents) if i % val_every)
         encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
     try:
+        if are_tokens:
+            return import_tokens(folder, path, encoding)
         return write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream)
     finally:
         if stream is None:      # a later call starts anew
@@ -296,7 +269,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
 
 
 def count_tokens(text):
-    """'300M' -> 300_000_000; also K and B. ValueError if it is not such a number."""
+    """'300M' -> 300_000_000; also K and B."""
     match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
     if not match or not float(match[1]):
         raise ValueError(f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
@@ -305,13 +278,12 @@ def count_tokens(text):
 
 def write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream):
     """
-    Tokenize documents into folder/{train.bin, val.bin, meta.json}; returns what is in meta.json.
+    Tokenize documents into folder/{train.bin, val.bin, meta.json} -> what is in meta.json.
 
     Documents 0, val_every, 2 val_every, ... are held out. It stops after the document that reaches
     max_tokens. Existing files are replaced only when all is written. stream: the IterableDataset
     that the documents come from, or None; after an interruption the next call continues with the
-    batch of documents that was not finished. ValueError if a split is empty, the stream breaks off
-    or the disk is full.
+    batch of documents that was not finished.
     """
     made_of = dict(source=source, tokenizer=encoding.name, val_every=val_every)
     counts, documents = resume(folder, stream, made_of), iter(documents)
@@ -328,10 +300,10 @@ def write_dataset(folder, documents, encoding, val_every, source, max_tokens, st
             batch = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
 
             # each document goes as a whole to one of the splits
-            rows = dict(train=[], val=[])
+            new = dict(train=[], val=[])
             for text, ids in zip(texts, batch):
                 split = 'train' if total(counts, 'documents') % val_every else 'val'
-                rows[split] += [*ids, encoding.eot_token]
+                new[split] += [*ids, encoding.eot_token]
                 counts[split]['documents'] += 1
                 counts[split]['tokens'] += len(ids) + 1
                 counts[split]['bytes'] += len(text.encode('utf-8', 'replace'))
@@ -339,7 +311,7 @@ def write_dataset(folder, documents, encoding, val_every, source, max_tokens, st
                     break
             for split in SPLITS:
                 with open(f'{folder}/part/{split}.bin', 'ab') as f:
-                    f.write(np.array(rows[split], dtype='<u2').tobytes())
+                    f.write(np.array(new[split], dtype='<u2').tobytes())
                     f.flush()
                     os.fsync(f.fileno())
             bar.update(total(counts, 'tokens') - bar.n)
@@ -353,9 +325,8 @@ def write_dataset(folder, documents, encoding, val_every, source, max_tokens, st
 
 def resume(folder, stream, made_of):
     """
-    Continue an interrupted call that made the same data set, or start anew; returns the counts.
-
-    To continue, the stream is set to the position where that call stopped.
+    The counts of an interrupted call that made the same data set, with the stream set to where it
+    stopped; or those of a new start.
     """
     try:
         with open(f'{folder}/part/progress.json') as f:
@@ -373,7 +344,7 @@ def resume(folder, stream, made_of):
 
 
 def finish(folder, counts, encoding, source):
-    """Move folder/part/{train.bin, val.bin} to folder, with a meta.json; returns what is in it."""
+    """Move folder/part/{train.bin, val.bin} to folder, and write meta.json -> what is in it."""
     if not all(counts[split]['tokens'] for split in SPLITS):
         raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
                          'training and a held-out split')
@@ -389,7 +360,7 @@ def finish(folder, counts, encoding, source):
 
 
 def import_tokens(folder, path, encoding):
-    """Copy nanoGPT's path/{train.bin, val.bin} to folder; returns the new meta.json."""
+    """Copy nanoGPT's path/{train.bin, val.bin} to folder -> what is in the new meta.json."""
     n_vocab, eot = encoding.n_vocab, encoding.eot_token
     text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
                            for token in range(n_vocab)])
@@ -414,12 +385,6 @@ def total(counts, what):
     return sum(counts[split][what] for split in SPLITS)
 
 
-def write_json(value, path):
-    with open(path + '.tmp', 'w') as f:
-        json.dump(value, f, indent=1)
-    os.replace(path + '.tmp', path)     # so path is never half a file
-
-
 def sha256(path):
     with open(path, 'rb') as f:
         return hashlib.file_digest(f, 'sha256').hexdigest()
@@ -428,27 +393,39 @@ def sha256(path):
 # reading a data set -------------------------------------------------------------------------------
 
 def open_data(name, reads=None, vocab_size=math.inf):
-    """
-    The data set or task `name`: a Text, or tasks.Problems, which has the same methods.
-
-    reads, vocab_size: tokenizer and vocabulary of the model that will read it. ValueError if the
-    data set has another tokenizer, or more tokens than the model.
-    """
+    """The data set or task `name`, for a model with this tokenizer (reads) and vocabulary."""
     if not name:
         raise ValueError('this model came without a data set: name one with --dataset')
     text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
     if reads not in (None, text.tokenizer) or text.vocab_size > vocab_size:
-        raise ValueError(f"the model reads {vocab_size} tokens of {reads}, but data set '{name}' "
-                         f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset')
+        raise ValueError(f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data "
+                         f"set '{name}' has {text.vocab_size} of {text.tokenizer}: choose another "
+                         '--dataset, or in training another --vocab_size')
     return text
+
+
+def held_out(checkpoint, n, dataset='', dev='cpu'):
+    """
+    n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
+
+    Returns the data set, as open_data does, idx and targets (n, T), and on a task the depth (n, T)
+    of each label, otherwise None.
+    """
+    args = checkpoint['model_args']
+    text = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
+                     args['vocab_size'])
+    T = args['block_size']
+    numbers = spread(text, n, T)
+    idx, targets = text.held_out(numbers, T)
+    depth = text.with_depth(T)[2][numbers] if text.is_task else None
+    return text, idx.to(dev), targets.to(dev), depth
 
 
 class Text:
     """
     data/NAME, with its splits as uint16 memmaps. tasks.Problems has the same methods.
 
-    torchdocs is made if it is missing or damaged. ValueError, with the command that helps, if
-    another data set is missing, or a file of it differs from its sha256.
+    torchdocs is made if it is missing or damaged.
     """
     is_task = False             # every token has a label, and the measure is the loss
 
@@ -503,15 +480,6 @@ class Text:
     def held_out(self, numbers, T):
         """Held-out windows by number -> x, y (N, T)."""
         return windows(self.val, T * np.asarray(numbers), T)
-
-
-def spread(text, n, T):
-    """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
-    there = text.n_held_out(T)
-    if n > there:
-        raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
-                         'lower --n_windows')
-    return np.linspace(0, there - 1, n).round().astype(int)
 
 
 def windows(data, starts, block_size):

@@ -192,5 +192,5 @@ def main():
 
 
 if __name__ == '__main__':
-    config = configure(globals())
+    configure(globals())
     run(main)

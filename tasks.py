@@ -21,6 +21,7 @@ To add a task, write three functions and name each in its table, TASKS, WORDS or
     depth           (rows, T) int64, the loop steps that a label needs if one step carries
                     information from a token to the next token that depends on it; 0 without a label
 """
+import functools
 import hashlib
 import inspect
 import itertools
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 
 from common import configurator
-from common.configurator import configure, did_you_mean, run
+from common.configurator import did_you_mean
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -207,13 +208,13 @@ ORACLES = dict(calc=calc_oracle, hop=hop_oracle, group=group_oracle)
 # a task by its name ------------------------------------------------------------------------------
 
 def parse(text):
-    """`calc:p=7` -> ('calc', {knob: value} of all its knobs). ValueError if one is unknown."""
-    name, _, given = text.partition(':')
+    """`calc:p=7` -> ('calc', {knob: value} of all its knobs)."""
+    name, _, changes = text.partition(':')
     check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
           f"(the tasks are {', '.join(TASKS)})")
-    parameters = list(inspect.signature(TASKS[name]).parameters.values())[3:]
-    knobs = {parameter.name: parameter.default for parameter in parameters}
-    for part in given.split(',') if given else []:
+    knobs = {knob.name: knob.default
+             for knob in list(inspect.signature(TASKS[name]).parameters.values())[3:]}
+    for part in changes.split(',') if changes else []:
         key, _, value = part.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
               f"(its knobs are {', '.join(knobs)})")
@@ -240,7 +241,6 @@ class Problems:
     eot_token = None
 
     def __init__(self, text, held_out=2048):
-        """text: a task with its knobs. ValueError if there is no such task."""
         self.name, self.knobs = parse(text)
         words = WORDS[self.name]
         shaping = {knob: self.knobs[knob] for knob in inspect.signature(words).parameters}
@@ -252,10 +252,9 @@ class Problems:
         self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
         self.description = f'problems of {text}, made as they are needed'
         self.rows = held_out
-        self.problems = None    # x, y, depth (rows, T)
 
     def make(self, rng, rows, T):
-        """Problems: x, y, depth (rows, T). ValueError if T, rows or a knob does not fit."""
+        """Problems: x, y, depth (rows, T)."""
         check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
               'choose other numbers (--batch_size and --block_size in training)')
         return TASKS[self.name](rng, rows, T, **self.knobs)
@@ -288,12 +287,10 @@ class Problems:
         x, y, _ = self.with_depth(T)
         return torch.from_numpy(x[numbers]), torch.from_numpy(y[numbers])
 
+    @functools.cache
     def with_depth(self, T):
         """All held-out problems: x, y, depth (rows, T)."""
-        if self.problems is None or self.problems[0].shape[1] != T:
-            rng = np.random.default_rng([self.rows, *b'held-out'])
-            self.problems = self.make(rng, self.rows, T)
-        return self.problems
+        return self.make(np.random.default_rng([self.rows, *b'held-out']), self.rows, T)
 
     def encode(self, text, allowed_special=()):
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
@@ -314,11 +311,7 @@ class Problems:
         return ''.join(word.rjust(self.width) for word in words)
 
     def print_answers(self, x, y, guesses, steps, paint):
-        """
-        Print problems x, right answers y and a model's guesses (rows, T), wrong ones as !word!.
-
-        paint(text, n) colours the text of a guess by its loop steps n, from steps (rows, T).
-        """
+        """Print problems x, right answers y and guesses (rows, T), painted by their loop steps."""
         for row in range(len(x)):
             print('problem ' + self.in_columns(x[row]))
             print('right   ' + self.in_columns(y[row]))
@@ -349,5 +342,5 @@ def main():
 
 
 if __name__ == '__main__':
-    config = configure(globals(), positional='task')
-    run(main)
+    configurator.configure(globals(), positional='task')
+    configurator.run(main)

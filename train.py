@@ -16,7 +16,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 
     it            the iteration
     micro         the step of gradient accumulation
-    RANK, WORLD   this process's number, and how many torchrun has started
+    RANK, WORLD   this process's number; how many there are
 """
 import math
 import os
@@ -30,10 +30,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import distributed, log
+from common import configurator, distributed, log
 from common.checkpoint import Run, class_of, earlier_run, save_run
-from common.configurator import configure, plain
-from common.configurator import run as run_main
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
 from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
@@ -129,13 +127,12 @@ def draw_noise(it, micro, dev):
 
 def check_knobs():
     """ValueError for a knob that is out of range."""
-    for knob in ('batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval',
-                 'eval_windows', 'log_interval', 'save_interval'):
-        if config[knob] < 1:
-            raise ValueError(f'{knob} must be at least 1, not {config[knob]}')
-    for knob in ('learning_rate', 'min_lr', 'warmup_iters', 'weight_decay', 'grad_clip'):
-        if not 0 <= (config[knob] or 0) < 1e30:
-            raise ValueError(f'{knob} must be at least 0 and finite, not {config[knob]}')
+    least = dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, eval_interval=1,
+                 eval_windows=1, log_interval=1, save_interval=1, learning_rate=0, min_lr=0,
+                 warmup_iters=0, weight_decay=0, grad_clip=0)
+    for knob, bound in least.items():
+        if knobs[knob] is not None and not bound <= knobs[knob] < 1e30:
+            raise ValueError(f'{knob} must be at least {bound} and finite, not {knobs[knob]}')
     if min_lr is not None and min_lr > learning_rate:
         raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
                          'it out, or give a smaller one')
@@ -147,49 +144,31 @@ def check_knobs():
                          f'processes: take a multiple of {WORLD}')
 
 
-def check_text(text, before, resumed):
-    """ValueError if the data does not fit the knobs or what the run continues from."""
-    text.check(block_size, batch_size)
-    if vocab_size and vocab_size < text.vocab_size:
-        raise ValueError(f'vocab_size = {vocab_size} is less than the {text.vocab_size} tokens '
-                         f'of {dataset}: leave it at None')
-    if resumed and before['data'] != text.sha256:
-        raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
-                         'differs): restore that text')
-    if before and before['tokenizer'] not in (None, text.tokenizer):
-        raise ValueError(f"{resumed or init_from} reads {before['tokenizer']} and {dataset} is "
-                         f'{text.tokenizer}: take the same task, or text that data.py made '
-                         'with that --tokenizer')
-
-
 def set_up(before, resumed, text, dev):
-    """The run: fresh, as a checkpoint holds it, or with the weights of another."""
+    """A new run, or the one that the checkpoint `before` holds, or one with its weights."""
     # the model
     kind = class_of(model or 'model:GPT', trusted=True)
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
     # a field of its Config is the knob of that name, or else what the checkpoint has
-    values = before.get('model_args', {}) | config | dict(vocab_size=vocab)
+    values = before.get('model_args', {}) | knobs | dict(vocab_size=vocab)
     shape = kind.Config(**{field.name: values[field.name] for field in fields(kind.Config)
                            if field.name in values})
     torch.manual_seed(derived_seed(seed, 'init'))
     gpt = kind(shape).to(dev)
     if before:
-        try:
+        with configurator.explain(f'the weights do not fit the model class {kind.__name__}',
+                                  'take another --model or --init_from', RuntimeError):
             new, _ = gpt.load_state_dict(before['model'], strict=False)
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip()
-            raise ValueError(f'the weights do not fit the model class {kind.__name__}: {first}'
-                             ) from None
         if new:                         # such as a gate
             say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
 
     # the optimizers, and how far the run has come
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
-    knobs = plain(config | dict(lr_decay_iters=lr_decay_iters or max_iters))
-    run = Run(knobs, gpt, optimizers, text.tokenizer, text.sha256)
+    saved = configurator.plain(knobs | dict(lr_decay_iters=lr_decay_iters or max_iters))
+    run = Run(saved, gpt, optimizers, text.tokenizer, text.sha256)
     if resumed:
         for name, one in optimizers.items():
             one.load_state_dict(one.state_dict() | dict(state=before[name]))
@@ -209,24 +188,6 @@ def compile_layers(gpt):
 
 # the run -----------------------------------------------------------------------------------------
 
-def forward_backward(ddp, x, y, n_loop, noise, autocast, last):
-    """Add the gradients of one micro step -> its share of the loss, nats a token."""
-    ddp.require_backward_grad_sync = last       # DDP adds the gradients up at the last micro step
-    with autocast:
-        loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
-    loss.backward()
-    return loss.detach() / WORLD
-
-
-def update(run, lr):
-    """One step of all optimizers, at this learning rate."""
-    for one in run.optimizers.values():
-        for group in one.param_groups:
-            group['lr'] = lr
-        one.step()
-        one.zero_grad(set_to_none=True)
-
-
 def main():
     begin = time.time()
     # the run to continue from, whose knobs are taken over; then machine, text and model
@@ -236,9 +197,13 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     if RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing
         os.replace(resumed, resumed.replace('.old.pt', '.pt'))
-    text = distributed.make_once(lambda: data.open_data(dataset))
-    check_text(text, before, resumed)
-    distributed.check_same((resumed and before['iter_num'], text.sha256, config))
+    reads = None if resumed else before.get('tokenizer')
+    text = distributed.make_once(lambda: data.open_data(dataset, reads, vocab_size or math.inf))
+    text.check(block_size, batch_size)
+    if resumed and before['data'] != text.sha256:
+        raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
+                         'differs): restore that text')
+    distributed.check_same((resumed and before['iter_num'], text.sha256, knobs))
     run = set_up(before, resumed, text, dev)
     del before                                      # frees some GB if the model is large
     gpt = ddp = run.model               # with one process, ddp is the model itself
@@ -254,20 +219,19 @@ def main():
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if gpt.groups else [1]
     all_windows = text.n_held_out(block_size)
-    os.makedirs(out_dir, exist_ok=True)
-    if RANK == 0 and text.tokenizer.endswith('.json') and os.path.exists(text.tokenizer):
-        shutil.copy(text.tokenizer, out_dir)        # sample.py needs it beside the checkpoint
     run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
+    if RANK == 0 and text.tokenizer.endswith('.json') and os.path.exists(text.tokenizer):
+        shutil.copy(text.tokenizer, out_dir)        # sample.py needs it beside the checkpoint
     distributed.listen()
 
     for it in range(run.start, max_iters + 1):
         # held-out losses; at the end of the run over all windows
-        held_out = {}
+        evaluation = {}
         if it == max_iters or it % eval_interval == 0 and it:
             n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
-            held_out = log.report(run, it, n_windows, text, eval_counts, dev, autocast, compiled)
-        stop = held_out is None         # asked to stop meanwhile
+            evaluation = log.report(run, it, n_windows, text, eval_counts, dev, autocast, compiled)
+        stop = evaluation is None       # asked to stop meanwhile
         if stop or it == max_iters:
             break
 
@@ -284,8 +248,12 @@ def main():
             x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
             noise = draw_noise(it, micro, dev)
-            last = micro == gradient_accumulation_steps - 1
-            status[0] += forward_backward(ddp, x, y, n_loop, noise, autocast, last)
+            # DDP adds up the gradients of all processes at the last micro step
+            ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
+            with autocast:
+                loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
+            loss.backward()
+            status[0] += loss.detach() / WORLD
             flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)
 
         # clip; one all-reduce, which waits for the device; the check, before any weight is touched
@@ -293,15 +261,19 @@ def main():
         status[1] += len(distributed.stop_signals)
         loss, stop = distributed.add_up(status).tolist()
         log.check_finite(loss, norm, n_loop, it, lr, out_dir)
-        update(run, lr)
+        for one in run.optimizers.values():
+            for group in one.param_groups:
+                group['lr'] = lr
+            one.step()
+            one.zero_grad(set_to_none=True)
 
         # log
         if log.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
         run_log.steps.append((time.time() - clock, tokens, flops))
-        if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            run_log.step(run, it, loss, lr, norm, n_loop, held_out)
+        if it % log_interval == 0 or it == max_iters - 1 or evaluation:
+            run_log.step(run, it, loss, lr, norm, n_loop, evaluation)
         if stop:
             it += 1
             break
@@ -313,7 +285,7 @@ def main():
         say(f"stopped after iteration {it - 1} and saved; resume with "
             f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{flag}")
     else:
-        run_log.add(dict(iter=it) | held_out)
+        run_log.add(dict(iter=it) | evaluation)
         if RANK == 0:
             from common import plots  # here, since matplotlib takes a second to import
             plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
@@ -325,5 +297,5 @@ def main():
 
 
 if __name__ == '__main__':
-    config = configure(globals())
-    run_main(main)
+    knobs = configurator.configure(globals())
+    configurator.run(main)

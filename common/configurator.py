@@ -24,12 +24,10 @@ import json
 import os
 import re
 import sys
-from contextlib import nullcontext
-from importlib import import_module
+from contextlib import contextmanager, nullcontext
 from types import NoneType
 from typing import Literal, get_args
 
-VALUES = (int, float, bool, str, list, tuple, NoneType)     # the types that a knob may have
 # what torch, numpy and Python say if memory is short, or if a size is beyond 64 bits
 OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|Invalid buffer size|"
                  'overflowed|multiplication overflow|Overflow when|is too big|Maximum allowed|'
@@ -90,11 +88,12 @@ def configure(script, positional=None):
 
 def is_knob(name, value):
     """Knobs are the lower-case globals that hold a plain value."""
-    return not name.startswith('_') and name == name.lower() and isinstance(value, VALUES)
+    plain_value = isinstance(value, (int, float, bool, str, list, tuple, NoneType))
+    return plain_value and name == name.lower() and not name.startswith('_')
 
 
 def read_arguments(args, knobs, annotations, script, positional):
-    """Apply the arguments to knobs, one after the other. ValueError for a wrong one."""
+    """Apply the arguments to knobs, one after the other."""
     while args:
         arg = args.pop(0)
         if positional and not arg.startswith('-') and not arg.endswith('.py'):
@@ -108,7 +107,7 @@ def read_arguments(args, knobs, annotations, script, positional):
                 raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} '
                                  '(--help lists all)')
             if not equals:
-                if bool in allowed(annotations[key]):
+                if bool in allowed(annotations[key])[0]:
                     text = 'True'
                 elif not args or args[0].startswith('--'):
                     raise ValueError(f'--{key} needs a value: --{key}=VALUE')
@@ -165,7 +164,7 @@ def show_help(script, knobs, annotations):
     for key, value in knobs.items():
         shown = str(value).encode('unicode_escape').decode()        # a newline as \n
         lines.append(f'  --{key}={shown}'.ljust(32) + ' ' + comments.get(key, ''))
-        if choices := choices_of(annotations[key]):
+        if choices := allowed(annotations[key])[1]:
             lines[-1] += f' [{", ".join(choices)}]'
     print('\n'.join(lines), flush=True)
 
@@ -173,13 +172,11 @@ def show_help(script, knobs, annotations):
 # values and their types ---------------------------------------------------------------------------
 
 def allowed(annotation):
-    """The types and the strings of an annotation: `Literal['a'] | None` -> ['a', NoneType]."""
-    parts = get_args(annotation)
-    return [one for part in parts for one in allowed(part)] if parts else [annotation]
-
-
-def choices_of(annotation):
-    return [one for one in allowed(annotation) if isinstance(one, str)]
+    """The types and the strings of an annotation: `Literal['a'] | None` -> [NoneType], ['a']."""
+    parts = [one for part in get_args(annotation) or [annotation]
+             for one in get_args(part) or [part]]
+    choices = [one for one in parts if isinstance(one, str)]
+    return [one for one in parts if one not in choices], choices
 
 
 def did_you_mean(name, known):
@@ -189,8 +186,8 @@ def did_you_mean(name, known):
 
 
 def parse(key, text, annotation):
-    """A flag's text as a value of the knob `key`. ValueError if it does not fit."""
-    types = allowed(annotation)
+    """A flag's text as a value of the knob `key`."""
+    types, _ = allowed(annotation)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -202,48 +199,41 @@ def parse(key, text, annotation):
 
 
 def convert(key, value, annotation):
-    """The value as the knob `key` with this annotation takes it. ValueError if it does not fit."""
-    kinds, choices = allowed(annotation), choices_of(annotation)
-    is_list = isinstance(value, tuple) and list in kinds
-    if type(value) in kinds or is_list or isinstance(value, str) and value in choices:
+    """The value as the knob `key` with this annotation takes it."""
+    types, choices = allowed(annotation)
+    if type(value) in types or value in choices or type(value) is tuple and list in types:
         return value
-    if float in kinds and type(value) is int:
+    if float in types and type(value) is int:
         return float(value)
     wanted = [f"one of {', '.join(choices)}"] if choices else []
-    wanted += ['None' if kind is NoneType else kind.__name__
-               for kind in kinds if kind not in choices]
+    wanted += ['None' if kind is NoneType else kind.__name__ for kind in types]
     raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
                      f'{did_you_mean(value, choices)}')
 
 
 # what scripts share -------------------------------------------------------------------------------
 
+@contextmanager
+def explain(what, advice, errors=Exception):
+    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
+    try:
+        yield
+    except errors as error:
+        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
+
+
 def plain(value):
     """A knob's value as a file holds it: numbers, strings, None, and lists of these."""
     return json.loads(json.dumps(value))
 
 
-def imported(name, what, example):
-    """MODULE:NAME -> that object. ValueError, naming what it is and an example, if it fails."""
-    module, _, attribute = name.rpartition(':')
-    try:
-        return getattr(import_module(module), attribute)
-    except Exception as error:          # a user's own module may raise anything
-        raise ValueError(f"cannot import the {what} '{name}' ({type(error).__name__}: {error}): "
-                         f'write MODULE:NAME, such as {example}') from None
-
-
 def pick_device(device='auto', dtype='auto'):
-    """
-    The knobs device and dtype -> (device name, context in which matrix products have that dtype).
-
-    auto is the best that this machine has. ValueError for a device or dtype that it lacks.
-    """
+    """The knobs device and dtype -> device, context in which matrix products have that dtype."""
     import torch  # imported here, so that --help does not wait for it
-
     if device == 'auto':
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device = accelerator.type if accelerator else 'cpu'
+        best = torch.accelerator.current_accelerator(check_available=True)
+        device = best.type if best else 'cpu'
     try:
         torch.ones(1, device=device).item()
     except Exception:                   # each kind of device has an error of its own
@@ -255,6 +245,4 @@ def pick_device(device='auto', dtype='auto'):
         dtype = 'bfloat16' if kind == 'cuda' else 'float32'
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
-    if dtype == 'bfloat16':
-        return device, torch.autocast(kind, torch.bfloat16)
-    return device, nullcontext()
+    return device, torch.autocast(kind, torch.bfloat16) if dtype == 'bfloat16' else nullcontext()

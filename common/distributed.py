@@ -28,11 +28,7 @@ def say(line):
 
 
 def join(device, dtype):
-    """
-    The knobs device and dtype -> device name, autocast, as configurator.pick_device returns them.
-
-    Each of several processes takes a card of its own (nccl), or all share the CPU (gloo).
-    """
+    """pick_device; each of several processes takes a card (nccl), or all share the CPU (gloo)."""
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         device = f'cuda:{LOCAL_RANK}'
         torch.cuda.set_device(device)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from common.distributed import RANK, WORLD, add_up, any_stop, say
+from common.files import new_file
 
 # the log -----------------------------------------------------------------------------------------
 
@@ -36,13 +37,12 @@ class Log:
                         'token_corr', 'state_use']
         if RANK == 0:
             rows = read_log(path, start) if start and os.path.exists(path) else []
-            with open(path + '.tmp', 'w', newline='') as f:
+            with new_file(path, newline='') as f:
                 writer = csv.DictWriter(f, self.columns)
                 writer.writeheader()
                 writer.writerows(rows)
-            os.replace(path + '.tmp', path)
 
-    def step(self, run, it, loss, lr, norm, n_loop, held_out):
+    def step(self, run, it, loss, lr, norm, n_loop, evaluation):
         """Print a line and add a row: this iteration, and the speed since the last row."""
         seconds, tokens, flops = map(sum, zip(*self.steps))
         dt_ms = 1e3 * seconds / len(self.steps)
@@ -57,7 +57,7 @@ class Log:
             say(f'warning: iter {it}: loss spikes since iteration {it + 1 - len(self.steps)}: '
                 f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
                 f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
-        self.add(held_out | dict(
+        self.add(evaluation | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{rate:.0f}', tflops=f'{tflops:.4f}',
             spikes=len(run.spikes)))
@@ -72,6 +72,15 @@ class Log:
 
 # held-out losses ---------------------------------------------------------------------------------
 
+def spread(text, n, T):
+    """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
+    there = text.n_held_out(T)
+    if n > there:
+        raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
+                         'lower --n_windows')
+    return np.linspace(0, there - 1, n).round().astype(int)
+
+
 def windows_at_once(config, most=64):
     """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
     return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
@@ -83,29 +92,28 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
 
     Returns ({n_loop: nats a token}, {n_loop: share of right labels}), or None if asked to stop.
+    The model is left in evaluation.
     """
     model.eval()
     T, batch = model.config.block_size, windows_at_once(model.config)
-    numbers = np.linspace(0, text.n_held_out(T) - 1, n_windows).round().astype(int)[RANK::WORLD]
-    # the same number of batches in all processes: after each they agree whether to stop
-    n_batches = math.ceil(math.ceil(n_windows / WORLD) / batch)
-    work = [(n_loop, i * batch) for n_loop in loops for i in range(n_batches)]
+    numbers = spread(text, n_windows, T)[RANK::WORLD]
+    # as many batches in all processes: after each they agree whether to stop
+    starts = range(0, math.ceil(n_windows / WORLD), batch)
+    work = [(n_loop, start) for n_loop in loops for start in starts]
     sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
     last_said = time.time()
-    for done, (n_loop, i) in enumerate(work):
-        if len(numbers[i:i + batch]):
-            x, y = (tokens.to(dev) for tokens in text.held_out(numbers[i:i + batch], T))
+    for done, (n_loop, start) in enumerate(work):
+        if len(mine := numbers[start:start + batch]):
+            x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
             with autocast:
                 logits, loss = model(x, y, n_loop=n_loop)
             right, known = logits.argmax(-1) == y, y >= 0
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
         if any_stop(dev):
-            model.train()
             return None
         if time.time() - last_said > 10:
             say(f'held-out loss: {done + 1} of {len(work)} batches')
             last_said = time.time()
-    model.train()
     sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
     return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
             {n_loop: right / known for n_loop, (_, right, known) in sums.items()})
@@ -113,10 +121,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
 
 @torch.no_grad()
 def report_depth(model, text, loops, dev, autocast, out_dir):
-    """
-    On a task: the share of right held-out labels by depth and loop count, as a table on the screen
-    (depths across, loops down), depth.csv and depth.png.
-    """
+    """Accuracy on a task by depth and loops: a table on the screen, depth.csv and depth.png."""
     from common import plots  # here, since matplotlib takes a second to import
     model.eval()
     x, y, depth = (torch.from_numpy(part) for part in text.with_depth(model.config.block_size))
@@ -137,10 +142,7 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
 
 
 def report(run, it, n_windows, text, loops, dev, autocast, compiled):
-    """
-    Held-out losses and health of a checkpoint.Run at iteration it, on the screen and as columns of
-    the log, or None if asked to stop.
-    """
+    """Print held-out losses and health -> columns of the log, or None if asked to stop."""
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
         found = evaluate(run.model, text, n_windows, loops, dev, autocast)
@@ -150,6 +152,7 @@ def report(run, it, n_windows, text, loops, dev, autocast, compiled):
         count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
         idx, _ = text.held_out(range(count), T)
         values = health(run.model, idx.to(dev), autocast)
+    run.model.train()
     losses, accuracies = found
     run.val_loss.update(losses)
     say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
@@ -160,7 +163,7 @@ def report(run, it, n_windows, text, loops, dev, autocast, compiled):
             f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
         row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
     # while the learning rate warms up, bad values mean nothing
-    if it >= run.config['warmup_iters']:
+    if it >= run.knobs['warmup_iters']:
         for line in warnings_of(values, run.model.config.groups):
             say(f'warning: iter {it}: {line}')
     for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
@@ -173,13 +176,13 @@ def report(run, it, n_windows, text, loops, dev, autocast, compiled):
 @torch.no_grad()
 def health(model, idx, autocast=nullcontext()):
     """
-    Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use).
+    Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use),
+    of a model in evaluation.
 
     token_corr: mean cosine between the last states of different tokens of a window; 1 = all tokens
     have become one. state_use: ||f(x) - f(noise)|| / ||f(x)||, x the last state; 0 = the core
     ignores its state, and looping is useless.
     """
-    model.eval()
     trace, values = [], []
     with autocast:
         model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
@@ -194,7 +197,6 @@ def health(model, idx, autocast=nullcontext()):
             fresh = group.step(group.noise(e, 0), e)
             state_use = (settled - fresh).norm() / settled.norm()
             values.append((token_corr.item(), state_use.item()))
-    model.train()
     return values
 
 

@@ -57,12 +57,8 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonal(g, a, b, c, steps):
-    """
-    g (N, rows, columns) -> matrices near U V^T of each one's SVD, by Newton-Schulz steps.
-
-    In bfloat16 on CUDA, as in torch; a CPU is faster in float32.
-    """
-    x = g.bfloat16() if g.is_cuda else g
+    """g (N, rows, columns) -> near U V^T of each one's SVD, by Newton-Schulz steps."""
+    x = g.bfloat16() if g.is_cuda else g        # as in torch; a CPU is faster in float32
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)

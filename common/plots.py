@@ -11,10 +11,11 @@ import csv
 import os
 from itertools import cycle
 
-import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+
+from common.files import new_file
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
@@ -46,10 +47,10 @@ def panels(columns, width, height, rows=1, **how):
 
 def save(figure, path, header=None, table=None):
     """Write the figure to `path` and, given a header, its numbers to the CSV beside it."""
-    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches='tight')
+    with new_file(path, 'wb') as f:
+        figure.savefig(f, format='png', dpi=110, bbox_inches='tight')
     if header is not None:
-        with open(os.path.splitext(path)[0] + '.csv', 'w', newline='') as f:
+        with new_file(os.path.splitext(path)[0] + '.csv', newline='') as f:
             csv.writer(f).writerows([header, *table])
 
 
@@ -80,10 +81,9 @@ def filled(rows, column):
 
 def depth(rows, path):
     """A heat map of the accuracy by loops and by depth of the label; rows: of log.report_depth."""
-    loops, depths = (sorted({row[key] for row in rows}) for key in ('loops', 'depth'))
-    share = np.full((len(loops), len(depths)), np.nan)
-    for row in rows:
-        share[loops.index(row['loops']), depths.index(row['depth'])] = row['accuracy']
+    accuracy = {(row['loops'], row['depth']): row['accuracy'] for row in rows}
+    loops, depths = (sorted(set(numbers)) for numbers in zip(*accuracy))
+    share = [[accuracy[n, d] for d in depths] for n in loops]
     figure, [[ax]] = panels(1, 2 + 0.3 * len(depths), 1.2 + 0.4 * len(loops))
     image = ax.imshow(share, vmin=0, vmax=1, cmap='viridis', aspect='auto', origin='lower')
     ax.set(xlabel='depth of the label', ylabel='loops', title='Share of labels that are right')

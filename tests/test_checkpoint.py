@@ -13,22 +13,9 @@ from conftest import ROOT, TINY, differences, finished, refused, saved
 import tasks
 from common import checkpoint
 from common.checkpoint import find_run, load_checkpoint, save_checkpoint
+from common.files import new_file, write_json
 
 here = test_train.here      # each test in a folder with the data
-
-
-# What a checkpoint of an earlier version holds. People have such files, so none of these names may
-# go, and a new knob takes its default where a checkpoint lacks it.
-PARTS = ['model', 'model_args', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss', 'optimizer',
-         'trend', 'spikes']
-MODEL_ARGS = '''
-    block_size vocab_size n_layer n_head n_embd dropout bias groups mean_recurrence bptt_k injection
-    adapter_init x0 norm_inside step_noise'''.split()
-KNOBS = MODEL_ARGS + '''
-    dataset out_dir resume init_from loop_draw batch_size gradient_accumulation_steps max_iters
-    learning_rate min_lr warmup_iters lr_decay_iters weight_decay beta1 beta2 grad_clip seed
-    eval_interval eval_windows eval_loops log_interval save_interval keep_iters device dtype compile
-    '''.split()
 
 
 class Code:
@@ -36,32 +23,14 @@ class Code:
         return os.mkdir, ('code-was-run',)
 
 
-def test_a_run_of_an_earlier_version_goes_on():
-    """
-    With nothing in its checkpoint but the names above, it ends as a run never stopped. It has the
-    optimiser that all runs had before it was a knob.
-    """
-    finished(*TINY, '--optimizer=adamw', '--groups=((1,),(2,))', '--out_dir=never-stopped')
-    os.mkdir('out')
-    shutil.copy('never-stopped/log.csv', 'out')
-    earlier = torch.load('never-stopped/ckpt.old.pt', weights_only=True)        # iteration 10
-    earlier = {name: earlier[name] for name in PARTS}
-    earlier['model_args'] = {name: earlier['model_args'][name] for name in MODEL_ARGS}
-    earlier['model_args'] |= checkpoint.ONCE_FIELDS         # which GPTConfig once had
-    earlier['config'] = {name: earlier['config'][name] for name in KNOBS}
-    torch.save(earlier, 'out/ckpt.pt')
-    assert 'from iteration 10' in finished('--resume')
-    assert differences('never-stopped', 'out') == []
-
-
 def test_load_checkpoint(tiny, idx):
     model = tiny()
     parts = dict(model=model.state_dict(), model_args=vars(model.config))
-    good = parts | dict(config={}, iter_num=3, tokenizer='bytes')
+    good = parts | dict(model_class='model:GPT', config={}, iter_num=3, tokenizer='bytes')
     torch.save(good, 'good.pt')
     loaded, dictionary = load_checkpoint('good.pt')
     assert not loaded.training and torch.equal(loaded(idx)[0], model(idx)[0])
-    assert dictionary.keys() == good.keys() | {'model_class'}
+    assert dictionary.keys() == good.keys()
 
     # what is no checkpoint, or not a whole one
     bad = dict(cut=Path('good.pt').read_bytes()[:5000], text=b'no checkpoint', empty=b'',
@@ -81,7 +50,11 @@ def test_load_checkpoint(tiny, idx):
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
+    """Which may be older than a knob of the model: that has its default then."""
     shutil.copytree(whole, 'out')
+    before = torch.load('out/ckpt.old.pt', weights_only=True)
+    del before['config']['rope_base'], before['model_args']['rope_base']
+    torch.save(before, 'out/ckpt.old.pt')
     content = Path('out/ckpt.pt').read_bytes()
     Path('out/ckpt.pt').write_bytes(content[:len(content) // 2])
     printed = finished('--resume')
@@ -132,6 +105,14 @@ def test_thresholds_belong_to_the_weights(tiny):
     stored['model']['lm_head.weight'][0, 0] += 1e-3
     with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
         checkpoint.read_tau('out', stored, 'latest', 'kl', False)
+
+
+def test_a_file_is_whole_or_as_it_was():
+    write_json(1, 'new/file.json')
+    with pytest.raises(KeyboardInterrupt), new_file('new/file.json') as f:
+        f.write('half')
+        raise KeyboardInterrupt
+    assert os.listdir('new') == ['file.json'] and Path('new/file.json').read_text() == '1'
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common import configurator
-from common.configurator import configure, imported, pick_device, plain
+from common.configurator import configure, pick_device
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal
@@ -204,13 +204,6 @@ def test_a_reader_that_has_gone(script, args):
     done = run_script(*args, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, '')
-
-
-def test_imported():
-    assert imported('common.configurator:plain', 'rule', 'x:y') is plain
-    for name in ('nowhere:plain', 'common.configurator:nothing', 'plain'):
-        with pytest.raises(ValueError, match=f"cannot import the rule '{name}' .* such as x:y"):
-            imported(name, 'rule', 'x:y')
 
 
 def test_pick_device():

@@ -281,6 +281,7 @@ def breaking(web, monkeypatch):
 
 def test_fineweb_schema(web):
     # it stops after the document that reaches so many tokens, in the middle of a batch
+    assert [*map(data.count_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
     meta = make_web(tokens='1K')
     lengths = np.cumsum([len(text) + 1 for text in web])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
@@ -367,10 +368,13 @@ def test_windows_of_a_text_and_what_fits_it():
     x, y = text.held_out([0, 4], 5)
     assert text.n_held_out(5) == 5 and x.shape == (2, 5)
     assert (x[0].tolist(), y[1].tolist()) == (text.val[:5].tolist(), text.val[21:].tolist())
-    # windows that are spread evenly over the held-out part
-    assert [data.spread(text, n, 5).tolist() for n in (3, 5)] == [[0, 2, 4], [0, 1, 2, 3, 4]]
+    # windows for a checkpoint's model, evenly spread over the held-out part
+    checkpoint = dict(config=dict(dataset='own'), tokenizer='bytes',
+                      model_args=dict(block_size=5, vocab_size=257))
+    _, *x_and_y, depth = data.held_out(checkpoint, 3)
+    assert depth is None and all(map(torch.equal, x_and_y, text.held_out([0, 2, 4], 5)))
     with pytest.raises(ValueError, match='has 5 windows of 5 tokens, fewer than 6: lower'):
-        data.spread(text, 6, 5)
+        data.held_out(checkpoint, 6)
 
     text.check(25, rows=451)            # all windows of 25 tokens with a next one
     for T, rows, words in ((26, 1, r'val text of own \(26 tokens\) has fewer than 1 windows of 26'),
@@ -415,10 +419,6 @@ def test_bad_text_and_nothing_lost(path, how, words):
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match='(?s)' + words):
         function(*args)
-
-
-def test_count_tokens():
-    assert [*map(data.count_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
 
 
 @pytest.mark.parametrize('file', ['train.bin', 'meta.json'])

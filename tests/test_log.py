@@ -40,14 +40,27 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     assert rows[1]['val_loss_1'] == '2.125'
 
 
+def test_the_figure_of_a_log(monkeypatch):
+    """A log.csv holds text, and nothing where an iteration was not evaluated."""
+    drawn = []
+    monkeypatch.setattr(plots, 'save', lambda figure, path: drawn.append(figure))
+    rows = [dict(iter='0', loss='', val_loss_1='5.5', val_loss_4='5.25'),
+            dict(iter='1', loss='5.0', val_loss_1='', val_loss_4=''),
+            dict(iter='2', loss='4.5', val_loss_1='4.75', val_loss_4='4.0')]
+    plots.losses(rows, [1, 4], 'loss.png')
+    ax, = drawn[0].axes
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ['training, drawn loops', 'held-out, 1 loop', 'held-out, 4 loops']
+    curves = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.get_lines()]
+    assert curves == [([1, 2], [5.0, 4.5]), ([0, 2], [5.5, 4.75]), ([0, 2], [5.25, 4.0])]
+
+
 @pytest.mark.parametrize('n_windows, windows', [(10, range(10)), (4, [0, 3, 6, 9])])
 def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows, monkeypatch):
     """Fewer are spread evenly."""
     monkeypatch.setattr(log, 'windows_at_once', lambda config: 3)
     model = tiny()
     losses, _ = log.evaluate(model, text, n_windows, [1, 4], 'cpu')
-    assert model.training
-    model.eval()
     x, y = text.held_out(windows, 16)
     assert list(losses) == [1, 4]
     for n_loop, loss in losses.items():
@@ -60,7 +73,6 @@ def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     model, problems = tiny(vocab_size=13), tasks.Problems('calc:dense=False', held_out=40)
     _, accuracies = log.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
-    model.eval()
     for n_loop, share in accuracies.items():
         right = model(x, n_loop=n_loop)[0][:, -1].argmax(-1) == y[:, -1]
         assert math.isclose(share, right.double().mean(), abs_tol=1e-6)
@@ -89,7 +101,7 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model, sizes = tiny(), []
     model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
-    run = SimpleNamespace(model=model, val_loss={}, config=dict(warmup_iters=0))
+    run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0))
     row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext(), False)
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']

@@ -31,15 +31,12 @@ def test_the_seed_makes_the_text():
 
 
 def test_each_token_on_the_colour_of_its_steps():
-    printed = sample('--start=The', '--show_steps', '--n_loop=[1,5]', '--num_samples=2',
+    """Here after a prompt that is longer than the context."""
+    printed = sample('--start=' + 'x' * 40, '--show_steps', '--n_loop=[1,5]', '--num_samples=2',
                      '--cache=exact')
     assert printed.count('1.00 in group [1], 5.00 in group [2, 3]\n') == 2
     assert printed.count('\x1b[48;5;25m') > 6       # from three steps on
     assert 'colours start at these mean loop steps:' in printed
-
-
-def test_a_long_prompt_is_its_last_block():
-    printed = sample('--start=' + 'x' * 40)
     assert 'the prompt has 40 tokens: its last 16 (block_size) are used' in printed
 
 

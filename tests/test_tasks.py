@@ -67,6 +67,10 @@ def test_held_out_problems_are_not_trained_on():
     x, y = problems.held_out(range(64), 24)
     assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
     assert problems.held_out([0], 8)[0].shape == (1, 8)         # another T after the first
+    checkpoint = dict(config=dict(dataset='hop'), tokenizer=None,
+                      model_args=dict(block_size=24, vocab_size=13))
+    _, _, labels, depth = data.held_out(checkpoint, 3, 'calc')
+    assert depth.shape == labels.shape == (3, 24) and (depth > 0).any()
     whole, labels = problems.batch(np.random.default_rng(0), 2000, 24)
     assert not set(map(tuple, whole.tolist())) & set(map(tuple, x.tolist()))
     # a process of several takes its part of the batch

@@ -135,8 +135,8 @@ def test_fine_tuning_starts_from_weights():
 @pytest.mark.parametrize('flag, words', [
     ('--out_dir=out', 'would be overwritten'),
     ('--x0=e', 'x0 = e (it was noise)'),
-    ('--dataset=calc', 'reads bytes and calc is calc:p=5: take the same task, or text'),
-    ('--model=zoo.ouro:Ouro', 'do not fit the model class Ouro: size mismatch for h.0.mlp')])
+    ('--dataset=calc', "reads 257 tokens of bytes, but data set 'calc' has 13 of calc:p=5"),
+    ('--model=zoo.ouro:Ouro', 'size mismatch for h.0.mlp')])
 def test_weights_that_do_not_fit_are_refused(whole, flag, words):
     shutil.copytree(whole, 'out')
     start = ['--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-no']
@@ -256,7 +256,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 @pytest.mark.parametrize('flag, words', [
     ('--block_size=100000', 'fewer than 4 windows of 100000'),
     ('--dtype=int8', "unknown dtype 'int8'"),
-    ('--vocab_size=100', 'less than the 257 tokens'),
+    ('--vocab_size=100', "reads 100 tokens of any text, but data set 'book' has 257 of"),
     ('--n_embd=100000000', 'not enough memory: lower a size'),
     ('--model=os:path', 'subclass of model.GPT'),
     ('--grad_clip=-1.0', 'grad_clip'),

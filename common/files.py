@@ -1,0 +1,31 @@
+"""Files that are whole or not there at all."""
+import json
+import os
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def new_file(path, mode='w', **how):
+    """
+    `with new_file(path) as f:` writes a file that becomes `path` once it is complete.
+
+    If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
+    how: further arguments of open().
+    """
+    part = f'{path}.tmp'
+    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    try:
+        with open(part, mode, **how) as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())        # on the disk before it has the name
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(part)
+        raise
+
+
+def write_json(value, path):
+    with new_file(path) as f:
+        json.dump(value, f, indent=1)
