@@ -27,7 +27,6 @@ Paper: sec. 4, App. D, Fig. 4.
     ce, ppl         cross-entropy in nats a token, exp(ce)
     B, T, V         rows, tokens of a window, vocabulary
 """
-import csv
 import math
 import os
 import time
@@ -43,6 +42,7 @@ from torch.nn import functional as F
 from cache import make_cache
 from common import plots
 from common.checkpoint import open_run, save_thresholds
+from common.files import write_csv
 from common.log import windows_at_once
 from decode import generate, one_token, prefill, stream, teacher_forced
 from exits import EXITS, Exit, make_exit
@@ -447,16 +447,10 @@ def make_row(point, groups):
 
 
 def save(points, groups, folder):
-    """Write folder/bench.csv with what is known so far, whole or not at all."""
+    """Write folder/bench.csv with what is known so far."""
     rows = [make_row(point, groups) for point in points if point.measured]
     if rows:
-        path = os.path.join(folder, 'bench.csv')
-        os.makedirs(folder, exist_ok=True)
-        with open(path + '.tmp', 'w', newline='') as f:
-            writer = csv.DictWriter(f, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(path + '.tmp', path)
+        write_csv(rows, os.path.join(folder, 'bench.csv'))
 
 
 def print_rows(title, rows, formats):
@@ -631,10 +625,7 @@ def main():
     model, checkpoint, source, folder = open_run(out_dir, dev, 'there is nothing to exit from')
     T, groups = model.config.block_size, model.config.groups
     start = check_knobs(T)
-    text = data.open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                          model.config.vocab_size)
-    idx, targets = (tokens.to(dev)                              # (n_windows, T)
-                    for tokens in text.held_out(data.spread(text, n_windows, T), T))
+    text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(model, make)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32

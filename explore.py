@@ -28,6 +28,7 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
+from common.files import new_file
 from data import EOT, get_encoding
 from exits import EXITS, make_exit
 from geometry import pca_2d, texts_of
@@ -178,8 +179,7 @@ def main():
     # the page
     command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
     where = path or os.path.join(results, 'explore.html')
-    os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
-    with open(where, 'w', encoding='utf-8') as f:
+    with new_file(where, encoding='utf-8') as f:
         f.write(page(everything, f'{os.path.relpath(folder)}: watch it think', command))
     print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB, {len(idx)} tokens; open it in a '
           'browser')

@@ -369,10 +369,7 @@ def main():
     models, last = load_run(source, dev)
     model = models[max(models)]
     groups, T = model.config.groups, model.config.block_size
-    text = data.open_data(dataset or last['config']['dataset'], last['tokenizer'],
-                          model.config.vocab_size)
-    windows = data.spread(text, n_windows, T)
-    idx = text.held_out(windows, T)[0].to(dev)                                  # (n_windows, T)
+    _, idx, _, depth = data.held_out(last, n_windows, dataset, dev)             # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {T} tokens, {n_loop} loops')
 
@@ -394,8 +391,8 @@ def main():
     figure_1(states, groups, f'{folder}/figure_1.png')
     encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
     words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
-    depth = text.with_depth(T)[2][windows[0]] if text.is_task else None         # (T,)
-    convergence(states, words, groups, depth, f'{folder}/convergence.png')
+    convergence(states, words, groups, None if depth is None else depth[0],
+                f'{folder}/convergence.png')
     print(f'\nfigures, and their numbers as CSV: {folder}')
 
 

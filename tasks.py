@@ -5,13 +5,14 @@ Problems that need many loop steps, with the number of steps that each answer ne
     python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write three functions and name each in its table, TASKS, WORDS or ORACLES:
+To add a task, write a class and name an object of it in TASKS:
 
-    name(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
-    name_words(...) -> list of str                  the text of each token; takes the knobs it needs
-    name_oracle(words, **knobs) -> list of str      the right answers, computed in another way
+    task(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
+    task.words(...) -> list of str                  the text of each token; takes the knobs it needs
+    task.oracle(words, **knobs) -> list of str      the right answers, computed in another way; if
+                                                    there is one, `python tasks.py NAME` compares
+                                                    them with the labels (but not the depths)
 
-`python tasks.py NAME` then checks the labels with the oracle (not the depths), and
 `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
@@ -57,7 +58,7 @@ def steps_since(sets):
 
 # the tasks ---------------------------------------------------------------------------------------
 
-def calc(rng, rows, T, p=5, reset=0.2, dense=True):
+class Calc:
     """
     Running arithmetic modulo p: `=v` sets the value to v, `+v` and `*v` (v > 0) change it.
 
@@ -65,39 +66,39 @@ def calc(rng, rows, T, p=5, reset=0.2, dense=True):
     has a label. The first token is a `=v`, and so is each later one with probability `reset`. The
     depth is the distance from the last `=v`.
     """
-    check(p >= 2, f'p must be at least 2, not {p}')
-    check(0 < reset <= 1, f'reset must lie in (0, 1], not {reset}')
-    kind = rng.integers(1, 3, size=(rows, T))               # 0 sets, 1 adds, 2 multiplies
-    kind[rng.random((rows, T)) < reset] = 0
-    kind[:, 0] = 0
-    v = np.where(kind == 0, rng.integers(p, size=(rows, T)), rng.integers(1, p, size=(rows, T)))
-    x = np.where(kind == 0, v, p + (kind - 1) * (p - 1) + v - 1)
 
-    # the value after each token
-    y, depth = v.copy(), steps_since(kind == 0)
-    for t in range(1, T):
-        value = y[:, t - 1]
-        y[:, t] = np.choose(kind[:, t], [v[:, t], value + v[:, t], value * v[:, t]]) % p
-    if not dense:
-        y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
-    return x, y, depth
+    def __call__(self, rng, rows, T, p=5, reset=0.2, dense=True):
+        check(p >= 2, f'p must be at least 2, not {p}')
+        check(0 < reset <= 1, f'reset must lie in (0, 1], not {reset}')
+        kind = rng.integers(1, 3, size=(rows, T))               # 0 sets, 1 adds, 2 multiplies
+        kind[rng.random((rows, T)) < reset] = 0
+        kind[:, 0] = 0
+        v = np.where(kind == 0, rng.integers(p, size=(rows, T)), rng.integers(1, p, size=(rows, T)))
+        x = np.where(kind == 0, v, p + (kind - 1) * (p - 1) + v - 1)
+
+        # the value after each token
+        y, depth = v.copy(), steps_since(kind == 0)
+        for t in range(1, T):
+            value = y[:, t - 1]
+            y[:, t] = np.choose(kind[:, t], [v[:, t], value + v[:, t], value * v[:, t]]) % p
+        if not dense:
+            y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
+        return x, y, depth
+
+    def words(self, p):
+        return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
+
+    def oracle(self, words, p, **knobs):
+        """Compute with Python's unlimited integers, and take the remainder only in the answers."""
+        answers, value = [], None
+        for word in words:
+            op, v = word[0], int(word[1:])
+            value = v if op == '=' else value + v if op == '+' else value * v
+            answers.append(f'={value % p}')
+        return answers
 
 
-def calc_words(p):
-    return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
-
-
-def calc_oracle(words, p, **knobs):
-    """Compute with Python's unlimited integers, and take the remainder only in the answers."""
-    answers, value = [], None
-    for word in words:
-        op, v = word[0], int(word[1:])
-        value = v if op == '=' else value + v if op == '+' else value * v
-        answers.append(f'={value % p}')
-    return answers
-
-
-def hop(rng, rows, T, letters=4, hops=4, dense=True):
+class Hop:
     """
     p-hop induction (Sanford et al. 2024, Saunshi et al. 2025): follow pointers back through a text.
 
@@ -107,62 +108,62 @@ def hop(rng, rows, T, letters=4, hops=4, dense=True):
     away, or `-` if a hop leads nowhere; the depth is the number of hops tried. With dense=False
     only the last letter has a label, and it is never `-`.
     """
-    check(2 <= letters <= 26, f'letters must lie in [2, 26], not {letters}')
-    check(hops >= 0, f'hops must be at least 0, not {hops}')
-    check(T >= 2, f'hop needs a T of at least 2, not {T}')
-    n = T - 1
-    p = rng.integers(hops + 1, size=(rows, 1))
-    v = (rng.integers(letters, size=(rows, 1))
-         + rng.integers(1, letters, size=(rows, n)).cumsum(axis=1)) % letters       # (rows, n)
 
-    # where a hop from each letter leads, -1 if nowhere
-    find = np.zeros((rows, n), dtype=np.int64)
-    every, after = np.arange(rows), np.full((rows, letters), -1)
-    for i in range(n):
-        find[:, i] = after[every, v[:, i]]
-        after[every, v[:, i]] = i + 1
+    def __call__(self, rng, rows, T, letters=4, hops=4, dense=True):
+        check(2 <= letters <= 26, f'letters must lie in [2, 26], not {letters}')
+        check(hops >= 0, f'hops must be at least 0, not {hops}')
+        check(T >= 2, f'hop needs a T of at least 2, not {T}')
+        n = T - 1
+        p = rng.integers(hops + 1, size=(rows, 1))
+        v = (rng.integers(letters, size=(rows, 1))
+             + rng.integers(1, letters, size=(rows, n)).cumsum(axis=1)) % letters       # (rows, n)
 
-    # p hops from every letter; a chain that has ended stays at place -1
-    place = np.tile(np.arange(n), (rows, 1))
-    x, y, depth = np.zeros((3, rows, T), dtype=np.int64)
-    for made in range(hops):
-        hopping = (made < p) & (place >= 0)
-        place = np.where(hopping, np.take_along_axis(find, place, axis=1), place)
-        depth[:, 1:] += hopping
-    x[:, :1], x[:, 1:] = letters + 1 + p, v
-    y[:, :1] = NOT_ASKED
-    y[:, 1:] = np.where(place >= 0, np.take_along_axis(v, place, axis=1), letters)
+        # where a hop from each letter leads, -1 if nowhere
+        find = np.zeros((rows, n), dtype=np.int64)
+        every, after = np.arange(rows), np.full((rows, letters), -1)
+        for i in range(n):
+            find[:, i] = after[every, v[:, i]]
+            after[every, v[:, i]] = i + 1
 
-    # if only the last letter counts, draw rows again until its chain exists in all of them
-    if not dense:
-        while (broken := y[:, -1] == letters).any():
-            x[broken], y[broken], depth[broken] = hop(rng, broken.sum(), T, letters, hops)
-        y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
-    return x, y, depth
+        # p hops from every letter; a chain that has ended stays at place -1
+        place = np.tile(np.arange(n), (rows, 1))
+        x, y, depth = np.zeros((3, rows, T), dtype=np.int64)
+        for made in range(hops):
+            hopping = (made < p) & (place >= 0)
+            place = np.where(hopping, np.take_along_axis(find, place, axis=1), place)
+            depth[:, 1:] += hopping
+        x[:, :1], x[:, 1:] = letters + 1 + p, v
+        y[:, :1] = NOT_ASKED
+        y[:, 1:] = np.where(place >= 0, np.take_along_axis(v, place, axis=1), letters)
 
+        # if only the last letter counts, draw rows again until its chain exists in all of them
+        if not dense:
+            while (broken := y[:, -1] == letters).any():
+                x[broken], y[broken], depth[broken] = self(rng, broken.sum(), T, letters, hops)
+            y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
+        return x, y, depth
 
-def hop_words(letters, hops):
-    return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
+    def words(self, letters, hops):
+        return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
 
-
-def hop_oracle(words, **knobs):
-    """Search for each hop letter by letter, as the definition says."""
-    p, v = int(words[0]), words[1:]
-    answers = [None]
-    for i in range(len(v)):
-        for _ in range(p):
-            i = max((j for j in range(1, i + 1) if v[j - 1] == v[i]), default=None)
-            if i is None:
-                break
-        answers.append('-' if i is None else v[i])
-    return answers
+    def oracle(self, words, **knobs):
+        """Search for each hop letter by letter, as the definition says."""
+        p, v = int(words[0]), words[1:]
+        answers = [None]
+        for i in range(len(v)):
+            for _ in range(p):
+                i = max((j for j in range(1, i + 1) if v[j - 1] == v[i]), default=None)
+                if i is None:
+                    break
+            answers.append('-' if i is None else v[i])
+        return answers
 
 
 GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))),
               Z2=[(0, 1), (1, 0)])
 
 
-def group(rng, rows, T, name='S3', reset=0.2):
+class Group:
     """
     The running product in the group S3, S5 or Z2 (in Z2, the parity).
 
@@ -171,38 +172,36 @@ def group(rng, rows, T, name='S3', reset=0.2):
     The depth is the distance from the last `=g`. Products in S5 need a depth that grows with their
     length (Liu et al. 2023).
     """
-    check(0 <= reset <= 1, f'reset must lie in [0, 1], not {reset}')
-    number = {g: i for i, g in enumerate(GROUPS[name])}
-    table = np.array([[number[tuple(a[i] for i in b)] for b in number] for a in number])
-    g = rng.integers(len(number), size=(rows, T))
-    sets = rng.random((rows, T)) < reset
-    sets[:, 0] = True
 
-    y = g.copy()
-    for t in range(1, T):
-        y[:, t] = np.where(sets[:, t], g[:, t], table[y[:, t - 1], g[:, t]])
-    return g + len(number) * sets, y, steps_since(sets)
+    def __call__(self, rng, rows, T, name='S3', reset=0.2):
+        check(0 <= reset <= 1, f'reset must lie in [0, 1], not {reset}')
+        number = {g: i for i, g in enumerate(GROUPS[name])}
+        table = np.array([[number[tuple(a[i] for i in b)] for b in number] for a in number])
+        g = rng.integers(len(number), size=(rows, T))
+        sets = rng.random((rows, T)) < reset
+        sets[:, 0] = True
+
+        y = g.copy()
+        for t in range(1, T):
+            y[:, t] = np.where(sets[:, t], g[:, t], table[y[:, t - 1], g[:, t]])
+        return g + len(number) * sets, y, steps_since(sets)
+
+    def words(self, name):
+        check(name in GROUPS, f"name must be one of {', '.join(GROUPS)}, not '{name}'")
+        elements = [''.join(map(str, g)) for g in GROUPS[name]]
+        return elements + ['=' + g for g in elements]
+
+    def oracle(self, words, name, **knobs):
+        """Multiply permutation matrices."""
+        eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
+        for word in words:
+            matrix = eye[:, [int(digit) for digit in word.lstrip('=')]]
+            value = matrix if word[0] == '=' else value @ matrix
+            answers.append(''.join(map(str, value.argmax(axis=0))))
+        return answers
 
 
-def group_words(name):
-    check(name in GROUPS, f"name must be one of {', '.join(GROUPS)}, not '{name}'")
-    elements = [''.join(map(str, g)) for g in GROUPS[name]]
-    return elements + ['=' + g for g in elements]
-
-
-def group_oracle(words, name, **knobs):
-    """Multiply permutation matrices."""
-    eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
-    for word in words:
-        matrix = eye[:, [int(digit) for digit in word.lstrip('=')]]
-        value = matrix if word[0] == '=' else value @ matrix
-        answers.append(''.join(map(str, value.argmax(axis=0))))
-    return answers
-
-
-TASKS = dict(calc=calc, hop=hop, group=group)
-WORDS = dict(calc=calc_words, hop=hop_words, group=group_words)
-ORACLES = dict(calc=calc_oracle, hop=hop_oracle, group=group_oracle)
+TASKS = dict(calc=Calc(), hop=Hop(), group=Group())
 
 
 # a task by its name ------------------------------------------------------------------------------
@@ -242,9 +241,9 @@ class Problems:
 
     def __init__(self, text, held_out=2048):
         self.name, self.knobs = parse(text)
-        words = WORDS[self.name]
-        shaping = {knob: self.knobs[knob] for knob in inspect.signature(words).parameters}
-        self.words = words(**shaping)
+        self.task = TASKS[self.name]
+        shaping = {knob: self.knobs[knob] for knob in inspect.signature(self.task.words).parameters}
+        self.words = self.task.words(**shaping)
         self.vocab_size = self.n_vocab = len(self.words)
         self.width = max(map(len, self.words), default=0) + 3      # of a column
         listed = ','.join(f'{knob}={value}' for knob, value in shaping.items())
@@ -257,14 +256,14 @@ class Problems:
         """Problems: x, y, depth (rows, T)."""
         check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
               'choose other numbers (--batch_size and --block_size in training)')
-        return TASKS[self.name](rng, rows, T, **self.knobs)
+        return self.task(rng, rows, T, **self.knobs)
 
     def n_wrong(self, x, y):
         """The number of rows in which a label of y is not the oracle's answer to x (rows, T)."""
         wrong = 0
         for tokens, labels in zip(x, y):
             words = [self.words[token] for token in tokens]
-            answers = ORACLES[self.name](words, **self.knobs)
+            answers = self.task.oracle(words, **self.knobs)
             wrong += any(label != NOT_ASKED and self.words[label] != answer
                          for label, answer in zip(labels, answers))
         return wrong
@@ -335,6 +334,9 @@ def main():
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
+    if not hasattr(problems.task, 'oracle'):
+        print(f'{rows} problems, not checked: the task has no oracle')
+        return
     wrong = problems.n_wrong(x, y)
     print(f'{rows} problems: the oracle disagrees with {wrong}')
     if wrong:

@@ -1,4 +1,5 @@
 """Files that are whole or not there at all."""
+import csv
 import json
 import os
 from contextlib import contextmanager, suppress
@@ -13,6 +14,8 @@ def new_file(path, mode='w', **how):
     how: further arguments of open().
     """
     part = f'{path}.tmp'
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"'{path}' is a directory: name a file")
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     try:
         with open(part, mode, **how) as f:
@@ -29,3 +32,11 @@ def new_file(path, mode='w', **how):
 def write_json(value, path):
     with new_file(path) as f:
         json.dump(value, f, indent=1)
+
+
+def write_csv(rows, path, columns=None):
+    """rows: dicts, which lack no column. columns: their order, that of the first row by default."""
+    with new_file(path, newline='') as f:
+        writer = csv.DictWriter(f, columns or rows[0])
+        writer.writeheader()
+        writer.writerows(rows)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from common.distributed import RANK, WORLD, add_up, any_stop, say
-from common.files import new_file
+from common.files import write_csv
 
 # the log -----------------------------------------------------------------------------------------
 
@@ -37,10 +37,7 @@ class Log:
                         'token_corr', 'state_use']
         if RANK == 0:
             rows = read_log(path, start) if start and os.path.exists(path) else []
-            with new_file(path, newline='') as f:
-                writer = csv.DictWriter(f, self.columns)
-                writer.writeheader()
-                writer.writerows(rows)
+            write_csv(rows, path, self.columns)
 
     def step(self, run, it, loss, lr, norm, n_loop, evaluation):
         """Print a line and add a row: this iteration, and the speed since the last row."""

@@ -7,7 +7,6 @@ it, unless they are in log.csv or bench.csv.
     path        of the PNG; the CSV has the same name
     rows        dicts, one for each row of a CSV
 """
-import csv
 import os
 from itertools import cycle
 
@@ -15,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from common.files import new_file
+from common.files import new_file, write_csv
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
@@ -50,8 +49,8 @@ def save(figure, path, header=None, table=None):
     with new_file(path, 'wb') as f:
         figure.savefig(f, format='png', dpi=110, bbox_inches='tight')
     if header is not None:
-        with new_file(os.path.splitext(path)[0] + '.csv', newline='') as f:
-            csv.writer(f).writerows([header, *table])
+        rows = [dict(zip(header, line)) for line in table]
+        write_csv(rows, os.path.splitext(path)[0] + '.csv', header)
 
 
 # train.py: the numbers are in log.csv -------------------------------------------------------------

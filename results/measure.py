@@ -279,11 +279,7 @@ def main():
     # the run, and held-out windows of its text
     dev, _ = pick_device(device, 'float32')
     models, last = geometry.load_run(out_dir, dev)
-    dataset, T = last['config']['dataset'], last['model_args']['block_size']
-    text = data.open_data(dataset)
-    numbers = data.spread(text, n_windows, T)
-    idx, targets = (tokens.to(dev) for tokens in text.held_out(numbers, T))     # (n_windows, T)
-    depth = text.with_depth(T)[2][numbers] if text.is_task else None            # (n_windows, T)
+    text, idx, targets, depth = data.held_out(last, n_windows, dev=dev)         # (n_windows, T)
     names = ['-'.join(map(str, layers)) for layers in last['model_args']['groups']]
     rows = defaultdict(list)
 

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from common.files import new_file, write_csv
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HERE = os.path.join(ROOT, 'results')
 SAME = 0.005            # nats a token above the full budget that count as equal quality
@@ -141,19 +143,15 @@ def save(scale, tables, order):
                            and (row['variant'], row['seed']) not in measured]
         rows.sort(key=lambda row: (order.index(row['variant']), int(row['seed'])))
         if rows:
-            write_csv(path, rows)
-    write_csv(os.path.join(folder, 'machine.csv'), [machine_row()])
+            write_table(path, rows)
+    write_table(os.path.join(folder, 'machine.csv'), [machine_row()])
 
 
-def write_csv(path, rows):
-    # some rows lack a column
+def write_table(path, rows):
+    # some rows lack a column; six digits of a number that is not a count
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with open(path, 'w', newline='') as f:
-        writer = csv.DictWriter(f, columns)
-        writer.writeheader()
-        for row in rows:        # six digits of a number that is not a count
-            writer.writerow({key: f'{value:.6g}' if isinstance(value, (float, np.floating)) else
-                             value for key, value in row.items()})
+    write_csv([{key: f'{value:.6g}' if isinstance(value, (float, np.floating)) else value
+                for key, value in row.items()} for row in rows], path, columns)
 
 
 def machine_row():
@@ -259,5 +257,5 @@ def write(block, text, folder=HERE, page='README.md'):
     with open(path, encoding='utf-8') as f:
         page = f.read()
     begin, end = markers(page, block)
-    with open(path, 'w', encoding='utf-8') as f:
+    with new_file(path, encoding='utf-8') as f:
         f.write(f'{page[:begin]}{text}\n{page[end:]}')

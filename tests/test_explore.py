@@ -205,7 +205,7 @@ def test_tokens_appear_as_they_are(pages):
     ('--start=' + 'x' * 97, 'the prompt has 97 tokens'),
     ('--n_loop=1', 'n_loop must be at least 2'),
     ('--n_loop=9000', 'more than a page holds'),
-    ('--path=.', 'Is a directory'),
+    ('--path=.', 'is a directory'),
     ('--out_dir=out-plain', 'no recurrent groups')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)

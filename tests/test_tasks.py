@@ -53,9 +53,9 @@ def test_problems_never_change(text, drawn, held_out, sha256, tokenizer):
 def test_hop_by_hand():
     """b a c b a: from the last a back to the a before it, one on to c; c has none before it."""
     words = list('bacba')
-    assert tasks.hop_oracle(['0', *words]) == [None, 'b', 'a', 'c', 'b', 'a']
-    assert tasks.hop_oracle(['1', *words]) == [None, '-', '-', '-', 'a', 'c']
-    assert tasks.hop_oracle(['2', *words]) == [None, '-', '-', '-', '-', '-']
+    assert tasks.Hop().oracle(['0', *words]) == [None, 'b', 'a', 'c', 'b', 'a']
+    assert tasks.Hop().oracle(['1', *words]) == [None, '-', '-', '-', 'a', 'c']
+    assert tasks.Hop().oracle(['2', *words]) == [None, '-', '-', '-', '-', '-']
     x, y, depth = made('hop', rows=300)
     # the depth is p where the whole chain exists, and at most p where it breaks
     p, whole = np.tile(x[:, :1] - 5, (1, 23)), y[:, 1:] != 4
@@ -96,16 +96,21 @@ def test_answers_are_printed(capsys):
     assert lines[-1] == '--- 2 of 3 answers right, 66.7%; wrong ones as !word!'
 
 
-def test_a_new_task_is_three_functions(monkeypatch):
+def test_a_new_task_is_a_class(monkeypatch):
     """The label is the token before. It is made, checked and opened by its name."""
-    def echo(rng, rows, T, letters=3):
-        x = rng.integers(letters, size=(rows, T))
-        y = np.concatenate((np.full((rows, 1), tasks.NOT_ASKED), x[:, :-1]), axis=1)
-        return x, y, (y >= 0).astype(int)
+    class Echo:
+        def __call__(self, rng, rows, T, letters=3):
+            x = rng.integers(letters, size=(rows, T))
+            y = np.concatenate((np.full((rows, 1), tasks.NOT_ASKED), x[:, :-1]), axis=1)
+            return x, y, (y >= 0).astype(int)
 
-    monkeypatch.setitem(tasks.TASKS, 'echo', echo)
-    monkeypatch.setitem(tasks.WORDS, 'echo', lambda letters: [*'abcdef'[:letters]])
-    monkeypatch.setitem(tasks.ORACLES, 'echo', lambda words, letters: [None, *words[:-1]])
+        def words(self, letters):
+            return [*'abcdef'[:letters]]
+
+        def oracle(self, words, letters):
+            return [None, *words[:-1]]
+
+    monkeypatch.setitem(tasks.TASKS, 'echo', Echo())
     assert data.get_encoding('echo:letters=4').words == [*'abcd']
     problems = data.open_data('echo')
     x, y, _ = made('echo', T=6)

@@ -20,7 +20,6 @@ scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
     damped      x <- x + (f(x) - x) / n, n times (arXiv 2605.23872): about one step of f in all
     f           one pass through the block
 """
-import csv
 import os
 from dataclasses import asdict, replace
 from itertools import combinations_with_replacement
@@ -34,6 +33,7 @@ import data
 from common import plots
 from common.checkpoint import Run, load_checkpoint, save_run
 from common.configurator import configure, pick_device, run
+from common.files import write_csv
 from common.log import evaluate
 from model import GPT
 
@@ -172,12 +172,8 @@ def main():
     print('* the block in ckpt.pt')
 
     # files
-    os.makedirs(out_dir, exist_ok=True)
     draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
-    with open(os.path.join(out_dir, 'blocks.csv'), 'w', newline='') as f:
-        writer = csv.DictWriter(f, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
     knobs = checkpoint['config'] | asdict(looping.config)
     save_run(Run(knobs, looping, {}, checkpoint['tokenizer'], checkpoint['data']), 0,
              os.path.join(out_dir, 'ckpt.pt'), whole=False)
