@@ -82,12 +82,13 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
     Given tokens idx (B, T), decoded with a cache policy -> logits (B, T, V), and the loop steps
     kept and block maps evaluated of each group, both (B, T, groups).
 
-    With `exact` one pass over the whole sequence is what decoding token by token gives. With any
-    other policy, or a rule by_row, each token runs alone and reads what earlier ones have kept.
+    With `exact`, or without a cache (None), one pass over the whole sequence is what decoding token
+    by token gives. With any other policy, or a rule by_row, each token runs alone and reads what
+    earlier ones have kept.
     """
-    whole = policy == 'exact' and not (plan.exit and plan.exit.by_row)
+    whole = policy in ('exact', None) and not (plan.exit and plan.exit.by_row)
     n = idx.shape[1] if whole else 1                # tokens of a pass
-    cache = None if whole else make_cache(model, plan.counts, policy, ring, idx.shape[1])
+    cache = None if whole else make_cache(model, plan.counts, policy or 'exact', ring, idx.shape[1])
     parts = []
     for i, tokens in enumerate(idx.split(n, dim=1)):
         span = Span(i * n, n, idx.device)

@@ -57,7 +57,8 @@ class GPTConfig:
         for one in fields(self):
             value, kind = getattr(self, one.name), one.type
             if not isinstance(value, (kind, {float: int, list: tuple}.get(kind, kind))):
-                raise ValueError(f'{one.name} must be {kind}, not {value!r}')
+                raise ValueError(f'{one.name} must be {getattr(kind, "__name__", kind)}, not '
+                                 f'{value!r}')
         for name, known in dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
                                 x0=('noise', 'zero', 'e'), pos=('learned', 'rotary')).items():
             if getattr(self, name) not in known:

@@ -137,7 +137,7 @@ def print_problems(model, task, rule):
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     plan = Plan(model.loop_counts(n_loop, rule), rule, noise_seed)
-    logits, steps, _ = teacher_forced(model, idx, plan, cache or 'exact', ring)
+    logits, steps, _ = teacher_forced(model, idx, plan, cache, ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)

@@ -5,6 +5,7 @@ folder, each made small by flags behind it. And the files of config/ that they d
 import ast
 import contextlib
 import glob
+import json
 import os
 import re
 import shlex
@@ -232,3 +233,40 @@ def test_the_core_alone_trains_and_samples(tmp_path):
                               capture_output=True, env=os.environ | dict(OMP_NUM_THREADS='1'))
         assert done.returncode == 0, (command, done.stderr)
     assert 'tokens/s' in done.stdout
+
+
+# scripts one after another, in one process: [[script, argument, ...], ...] as JSON
+RUN_ALL = """
+import json, runpy, sys
+for sys.argv in json.loads(sys.argv[1]):
+    runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+def test_make_it_yours(folder, tmp_path):
+    """README's parts of one's own, each pasted below the table of its file, and their commands."""
+    shutil.copytree(ROOT, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
+        '.*', 'data', 'out*', 'results', 'tests', 'assets'))
+    shutil.copytree(folder / 'data' / 'book', tmp_path / 'data' / 'book')
+    with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
+        block = re.search(r'```python\n(# loops.py.*?)```', f.read(), re.S)[1]
+    scripts = []
+    for part in block.split('\n\n'):
+        name, command = re.match(r'# (\S+), .*: python (.*)', part).groups()
+        assert len(part.splitlines()) <= 7          # a comment, five lines and the entry
+        path, table = tmp_path / name, part.splitlines()[-1].partition('[')[0]
+        text = part
+        if path.exists():
+            text, n = re.subn(rf'(?ms)^{table} = (dict\(.*?\)|\{{.*?\}})\n\n',
+                              lambda found: f'{found[0]}\n{part}\n\n', path.read_text())
+            assert n == 1, table
+        path.write_text(text)
+        script, *args = shlex.split(command)
+        small = [arg for arg in SMALL[script] if 'parity' not in command or 'book' not in arg]
+        scripts.append([script, *args, *small])
+        if script == 'train.py' and '--out_dir' not in command:
+            scripts[-1].append(f'--out_dir=out-{len(scripts)}')
+    done = subprocess.run([sys.executable, '-c', RUN_ALL, json.dumps(scripts)], cwd=tmp_path,
+                          capture_output=True, text=True,
+                          env=os.environ | dict(OMP_NUM_THREADS='1'))
+    assert done.returncode == 0, done.stderr

@@ -1,15 +1,11 @@
 """Exit rules: Algorithm 1 by hand, each rule's formula, many tokens at once, a rule of your own."""
 import math
-import os
-import re
 
 import pytest
 import torch
-from conftest import ROOT, exit_by_hand, loop
-from torch.nn import functional as F
+from conftest import exit_by_hand, loop
 
-import exits
-from exits import EPS, EXITS, Exit, Step, algorithm_1, make_exit
+from exits import EPS, Exit, Step, algorithm_1, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -244,23 +240,3 @@ def test_a_signal_may_be_a_bool(B):
 
     assert loop(lambda x, step: x + (step.k < 3), torch.zeros(B, 1, 2), 9,
                            Exit(moves, tau=1))[1].tolist() == [[3]] * B
-
-
-def test_the_rule_of_the_readme(monkeypatch, capsys):
-    """A token exits at the second step in a row that does not change its likeliest token."""
-    with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
-        lines = re.search(r'```python\n(.*?)```', f.read(), re.S).group(1)
-    monkeypatch.setattr(exits, 'EXITS', dict(EXITS))
-    exec(lines, exits.__dict__)
-    likeliest = iter([2, 1, 1, 0, 0, 0, 0])
-
-    def read(x, rows):
-        return F.one_hot(torch.full(x.shape[:-1], next(likeliest)), 3).float()
-
-    x, steps_used, evals = loop(
-        lambda x, *_: x + 1, torch.zeros(1, 1, 4), 9, make_exit('same', 0.5), read)
-    assert steps_used.item() == evals.item() == 6
-    assert x.unique().tolist() == [6.0]
-    # scripts show it beside the others
-    exits.main()
-    assert re.search('accel_rel +same', capsys.readouterr().out)
