@@ -200,9 +200,8 @@ class GPT(nn.Module):
 
     def build(self, config):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = None
-        if config.pos == 'learned':
-            self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        learned = config.pos == 'learned'
+        self.wpe = nn.Embedding(config.block_size, config.n_embd) if learned else None
         self.drop = nn.Dropout(config.dropout)
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [self.block(config) for _ in range(config.n_layer)]

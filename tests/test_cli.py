@@ -203,36 +203,32 @@ def test_imports_point_one_way():
                 if file.startswith('common/') and names & above}
 
 
-def closure(roots):
-    """The project's files that these import."""
-    found, todo = set(), list(roots)
-    while todo:
-        file = todo.pop()
-        if file not in found and os.path.exists(os.path.join(ROOT, file)):
-            found.add(file)
-            todo += [name.replace('.', '/') + '.py' for name in imports(file)]
-    return found
+ALONE = """
+import sys, torch
+from exits import make_exit
+from model import GPT, GPTConfig
+model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=3, n_head=1, n_embd=8, groups=[[1]]))
+idx = torch.arange(8)[None]
+model(idx, idx)[1].backward()
+trace = []
+model.eval()(idx, exit=make_exit('accel', 1.0), trace=trace)
+assert 1 < trace[0]['steps_used'].float().mean() < 30
+here = [name for name, one in sys.modules.items()
+        if str(getattr(one, '__file__', '')).startswith(sys.argv[1])]
+print(*sorted(here))
+"""
 
 
-def test_the_core_alone_trains_and_samples(tmp_path):
-    """The files that train.py and sample.py import are those that README.md names, and enough."""
-    files = closure(['train.py', 'sample.py'])
-    with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
-        listed = f.read().split('To fork the core,')[1].split('common/')[0]
-    named = set(re.findall(r'\w+\.py', listed))
-    assert named == {file for file in files if '/' not in file}
-    assert all(file.startswith('common/') for file in files - named)
-    for file in files:
-        os.makedirs(tmp_path / os.path.dirname(file), exist_ok=True)
-        shutil.copy(os.path.join(ROOT, file), tmp_path / file)
-    (tmp_path / 'book.txt').write_text('The quick brown fox jumps over the lazy dog. ' * 100)
-    commands = ['data.py book --path=book.txt', ' '.join(['train.py', *SMALL['train.py']]),
-                'sample.py --exit accel --max_new_tokens=3']
-    for command in commands:
-        done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, text=True,
-                              capture_output=True, env=os.environ | dict(OMP_NUM_THREADS='1'))
-        assert done.returncode == 0, (command, done.stderr)
-    assert 'tokens/s' in done.stdout
+def test_four_files_stand_alone(tmp_path):
+    """In an empty folder the core trains and exits, and train.py loads no way of decoding."""
+    for file in ('model.py', 'loops.py', 'exits.py', 'cache.py'):
+        shutil.copy(os.path.join(ROOT, file), tmp_path)
+    for folder, script, loaded in (
+            (tmp_path, ALONE, 'cache exits loops model'),
+            (ROOT, 'import sys, train; print(*{"decode", "waves"} & sys.modules.keys())', '')):
+        done = subprocess.run([sys.executable, '-c', script, str(folder)], cwd=folder, text=True,
+                              capture_output=True)
+        assert (done.stdout.strip(), done.stderr) == (loaded, '')
 
 
 # scripts one after another, in one process: [[script, argument, ...], ...] as JSON
