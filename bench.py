@@ -41,7 +41,7 @@ from torch.nn import functional as F
 
 from cache import make_cache
 from common import plots
-from common.checkpoint import open_run, save_thresholds
+from common.checkpoint import of_threshold, open_run, save_thresholds
 from common.files import write_csv
 from common.log import windows_at_once
 from decode import generate, one_token, prefill, stream, teacher_forced
@@ -307,7 +307,7 @@ def decode_window(model, point, idx, start, seed=0):
 
 # whole continuations: every way to decode, drafts and waves too -----------------------------------
 
-def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
+def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0, number=0):
     """
     Continue a prompt (n,) -> the new tokens (new,), and what each of them but the first took:
     ms_text (ms), passes of the model, and block_maps (mean over groups).
@@ -317,8 +317,8 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
         lambda group, given, out: evals.append(out[1]['evals'])) for group in model.groups]
     tokens = stream(
         model, [prompt], new_tokens, temperature, n_loop=point.loops, exit=point.exit,
-        cache=point.cache, ring=point.ring, seed=seed, draft_loops=point.draft_loops,
-        wave=point.wave or 0, wave_steps=point.wave_steps)
+        cache=point.cache, ring=point.ring, seed=seed + number, noise_seed=seed,
+        draft_loops=point.draft_loops, wave=point.wave or 0, wave_steps=point.wave_steps)
     made = [next(tokens)[0]]        # this also reads the prompt
     evals.clear()
     begin = now(prompt.device)
@@ -332,20 +332,20 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0):
 
 
 @torch.no_grad()
-def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, seed=0):
+def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, seed=0, number=0):
     """
-    Continue a prompt (n,) at every point. Adds to each point what continue_prompt measures, and
+    Continue prompt `number`, (n,), at every point. Adds to each point what continue_prompt measures, and
 
         identical       is the text that of n_loop fixed loops under `exact`?
         text_loss       the full budget's loss on the text
     """
-    how = new_tokens, temperature, seed
+    how = new_tokens, temperature, seed, number
     full, _ = continue_prompt(model, make_point(model, n_loop, 'fixed'), prompt, *how)
     for point in points:
         new, costs = continue_prompt(model, point, prompt, *how)
         # the full budget's loss on the text, of which the last block is read
         idx = torch.cat((prompt, new))[-model.config.block_size - 1:]
-        logits, _ = model(idx[None, :-1], n_loop=n_loop)
+        logits, _ = model(idx[None, :-1], n_loop=n_loop, noise_seed=seed)
         n = min(len(new), len(idx) - 1)
         loss = F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
         costs |= dict(identical=torch.equal(new, full), text_loss=loss)
@@ -353,6 +353,12 @@ def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, se
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
+
+def found_for(point):
+    """What a threshold is found for, as sample.py looks it up."""
+    wave = [point.wave, point.wave_steps] if point.wave else None
+    return of_threshold(point.exit, point.cache, point.ring, point.loops, wave)
+
 
 def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid=None):
     """
@@ -362,9 +368,10 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
     it: the first of the grid (None = TAU_GRID) for which the upper end of the 95% interval is at
     most `nats`. The other half then measures the cost. make(tau, *kind) -> Point, see make_point.
 
-    A row has cache, rule, past and tau. tau is None if none is small enough; otherwise the row also
-    has upper, the upper end named above, and from the other half of the windows cost, cost_low,
-    cost_high, evals and kept (cost <= nats?). ValueError if nats or the windows are too few.
+    A row has what found_for returns, and tau. tau is None if none is small enough; otherwise the
+    row also has upper, the upper end named above, and from the other half of the windows cost,
+    cost_low, cost_high, evals and kept (cost <= nats?). ValueError if nats or the windows are too
+    few.
     """
     if not nats > 0:
         raise ValueError(f'--calibrate must be more than 0 nats, not {nats}: try 0.005')
@@ -384,7 +391,7 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
     quality(model, list(measured.values()), idx[1::2], targets[1::2], n_loop, seed)
     rows = []
     for kind in kinds:
-        row = dict(zip(('rule', 'cache', 'past'), kind), tau=None)
+        row = found_for(make(0.0, *kind)) | dict(tau=None)
         if kind in chosen:
             cost, low, high = excess(measured[kind])
             row |= dict(tau=chosen[kind].tau, upper=excess(chosen[kind])[2], cost=cost,
@@ -400,13 +407,13 @@ def wave_thresholds(model, make, prompts):
     share `fidelity` of the texts on half of the prompts (N, n) equals the full budget's. identical:
     the share on the other half.
     """
-    full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop)
+    full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
 
     def missed(point, numbers, most=math.inf):
         """How many texts of these prompts differ; counting stops above `most`."""
         n = 0
         for i in numbers:
-            new, _ = continue_prompt(model, point, prompts[i], new_tokens)
+            new, _ = continue_prompt(model, point, prompts[i], new_tokens, seed=seed)
             n += not torch.equal(new, full[i, prompts.shape[1]:])
             if n > most:
                 break
@@ -414,9 +421,10 @@ def wave_thresholds(model, make, prompts):
 
     rows, half = [], len(prompts) // 2
     for width, steps in waves:
-        row = dict(rule='norm_rel', cache='latest', past=True, wave=[width, steps], tau=None)
+        way = partial(make, rule='norm_rel', cache='latest', wave=width, wave_steps=steps)
+        row = found_for(way(0.0)) | dict(tau=None)
         for tau in [tau for tau in TAU_GRID if tau <= 1]:
-            point = make(tau, 'norm_rel', 'latest', wave=width, wave_steps=steps)
+            point = way(tau)
             if missed(point, range(half), most=(1 - fidelity) * half) <= (1 - fidelity) * half:
                 share = 1 - missed(point, range(half, len(prompts))) / (len(prompts) - half)
                 row |= dict(tau=tau, identical=share)
@@ -575,7 +583,7 @@ def measure(model, points, idx, targets, prompts, folder):
             save(points, groups, folder)
         for i, prompt in enumerate(prompts):
             print(f'continuation {i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
-            continuations(model, of_texts, prompt, new_tokens, n_loop, temperature, seed + i)
+            continuations(model, of_texts, prompt, new_tokens, n_loop, temperature, seed, i)
             save(points, groups, folder)
     finally:
         save(points, groups, folder)
@@ -590,7 +598,7 @@ def calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder):
     print_rows('the largest tau that is good enough on half of the windows, and its cost on the '
                'others:', rows, dict(rule='', cache='', past='', wave='', tau='g', cost='+.4f',
                cost_low='+.4f', cost_high='+.4f', kept='', evals='.2f', identical='.3f'))
-    save_thresholds(folder, checkpoint, rows, nats=calibrate, n_loop=n_loop)
+    save_thresholds(folder, checkpoint, rows, nats=calibrate)
     print(f'{folder}/exits.json: python sample.py --exit=norm_rel --tau=auto uses it')
 
 

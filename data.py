@@ -32,6 +32,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 from itertools import islice
@@ -43,7 +44,7 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import configure, did_you_mean, explain, run
-from common.files import write_json
+from common.files import new_file, write_json
 from common.log import spread
 
 # --------------------------------------------------------------------------------------------------
@@ -76,8 +77,8 @@ def get_encoding(name, folder=None):
     """
     A tiktoken.Encoding, or an object with the methods that we use; its ids fit in uint16.
 
-    name: bytes, a tiktoken encoding, a task, or the path of a tokenizer.json; if the checkpoint's
-    `folder` has a file of that name, it is read instead.
+    name: bytes, a tiktoken encoding, a task, the path of a tokenizer.json, or what TokenizerJson
+    calls one, whose file is in `folder`, that of a checkpoint or a data set.
     """
     if name is None:
         raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
@@ -89,13 +90,15 @@ def get_encoding(name, folder=None):
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
                                  special_tokens={EOT: 256})
 
-    if name.endswith('.json'):
-        from tokenizers import Tokenizer
-        beside = os.path.join(folder or '', os.path.basename(name))
-        here = beside if folder and os.path.exists(beside) else name
-        with explain(f"cannot read '{here}' as a tokenizer.json",
-                     'take the file that came with the weights'):
-            encoding = TokenizerJson(Tokenizer.from_file(here), name)
+    if '.json' in name:
+        path = os.path.join(folder, 'tokenizer.json') if folder else name
+        with (explain(f"cannot read '{path}' as a tokenizer.json",
+                      'take the file that came with the weights'),
+              open(path, encoding='utf-8') as f):
+            encoding = TokenizerJson(f.read())
+        if folder and ':' in name and encoding.name != name:
+            raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 "
+                             'differs): restore that file')
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
                      f"one of {', '.join(tiktoken.list_encoding_names())}, downloaded once to "
@@ -107,21 +110,27 @@ def get_encoding(name, folder=None):
     return encoding
 
 
-def train_bpe(documents, vocab_size, path):
-    """A byte-level BPE of at most vocab_size tokens, trained on documents, to be saved at path."""
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+def train_bpe(documents, vocab_size):
+    """A byte-level BPE of at most vocab_size tokens, trained on documents."""
+    from tokenizers import ByteLevelBPETokenizer
     if not 257 <= vocab_size <= 2 ** 16:
         raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(documents, vocab_size, special_tokens=[EOT], show_progress=False)
-    return TokenizerJson(Tokenizer.from_str(bpe.to_str()), path)
+    return TokenizerJson(bpe.to_str(pretty=True))
 
 
 class TokenizerJson:
-    """A tokenizers.Tokenizer, with the methods of tiktoken.Encoding that we use."""
+    """
+    The text of a tokenizer.json, with the methods of tiktoken.Encoding that we use. Its name is
+    'tokenizer.json:' and the start of its sha256: wherever the file lies, it is the same tokenizer.
+    """
 
-    def __init__(self, tokenizer, name):
-        self.tokenizer, self.name = tokenizer, name
+    def __init__(self, text):
+        from tokenizers import Tokenizer
+        self.tokenizer, self.text = Tokenizer.from_str(text), text
+        self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
+        tokenizer = self.tokenizer
         self.n_vocab = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         self.byte_level = 'ByteLevel' in str(tokenizer.decoder)
         ends = [tokenizer.token_to_id(end) for end in ENDS]
@@ -129,10 +138,17 @@ class TokenizerJson:
         if self.eot_token is None:
             raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
 
+    def save(self, folder):
+        """Write folder/tokenizer.json."""
+        with new_file(os.path.join(folder, 'tokenizer.json'), encoding='utf-8') as f:
+            f.write(self.text)
+
     def encode(self, text, allowed_special=()):
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.encode_ordinary_batch([text])[0]
 
     def encode_ordinary_batch(self, texts, num_threads=1):
+        # half of a pair of surrogates is no character: it becomes a ?, as in tiktoken a \ufffd
+        texts = [text.encode('utf-8', 'replace').decode() for text in texts]
         return [row.ids for row in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids):
@@ -197,7 +213,8 @@ def file_documents(path):
         raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
                          "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
     for file in files:
-        with explain(f"cannot read '{file}'", 'give UTF-8 text'), open(file, encoding='utf-8') as f:
+        with (explain(f"cannot read '{file}'", 'give UTF-8 text'),
+              open(file, encoding='utf-8-sig') as f):
             text = f.read()
             if not text.strip():
                 raise ValueError('it is empty')
@@ -233,8 +250,14 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         val_fraction = dict(fineweb=0.0005, torchdocs=1 / 48).get(name, 0.05)
     if not 0 < val_fraction <= 0.5:
         raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    if path and name == 'torchdocs':
+        raise ValueError('text of your own needs a name of its own: python data.py NAME --path='
+                         + shlex.quote(path))
     folder, val_every = f'data/{name}', round(1 / val_fraction)
     are_tokens = os.path.exists(f'{path}/train.bin')
+    if are_tokens and os.path.exists(f'{path}/meta.pkl'):
+        raise ValueError(f"the tokens in {path} are numbers of characters, by a table in meta.pkl "
+                         f'that is not read: take their text, --path={path}/input.txt')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
         raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
                          'give --path a file or a folder of .txt files')
@@ -258,7 +281,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
     if bpe is not None:
         training = (text for i, text in enumerate(documents) if i % val_every)
-        encoding = train_bpe(training, bpe, f'{folder}/tokenizer.json')
+        encoding = train_bpe(training, bpe)
     try:
         if are_tokens:
             return import_tokens(folder, path, encoding)
@@ -352,8 +375,8 @@ def finish(folder, counts, encoding, source):
     for split in SPLITS:
         meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
-    if encoding.name == f'{folder}/tokenizer.json':     # trained on this text
-        encoding.tokenizer.save(encoding.name)
+    if isinstance(encoding, TokenizerJson):
+        encoding.save(folder)
     write_json(meta, f'{folder}/meta.json')
     shutil.rmtree(f'{folder}/part')
     return meta
@@ -428,6 +451,7 @@ class Text:
     torchdocs is made if it is missing or damaged.
     """
     is_task = False             # every token has a label, and the measure is the loss
+    encoding = None             # its TokenizerJson, if it has one
 
     def __init__(self, name):
         self.name, folder = name, f'data/{name}'
@@ -459,6 +483,9 @@ class Text:
             self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
                                     for split in SPLITS)
             self.tokenizer, self.vocab_size = meta['tokenizer'], meta['vocab_size']
+            if '.json' in self.tokenizer:       # is it there, and the one that made the tokens?
+                self.encoding = get_encoding(self.tokenizer, folder)
+                self.tokenizer = self.encoding.name
         self.meta, self.sha256 = meta, meta['train']['sha256']
         self.description = f'{self.name}: {len(self.train):,} tokens ({self.tokenizer})'
 

@@ -22,6 +22,7 @@ import math
 import time
 from dataclasses import replace
 from functools import lru_cache
+from numbers import Integral
 
 import torch
 
@@ -44,6 +45,9 @@ def prefill(model, rows, plan, converge=False):
     ones can read them. Returns the logits (B, V) after each row's last token, its steps_used
     (B, groups), and each group's output for it (B, 1, C).
     """
+    if plan.exit and plan.exit.by_row and len({len(row) for row in rows}) > 1:
+        raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a row at once, so rows of "
+                         'different lengths would see the padding: decode them one by one')
     # attention is causal, so the padding behind the end of a row is not read
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
     T = idx.shape[1]
@@ -165,7 +169,9 @@ class Text:
     def __init__(self, rows, block_size, temperature=1.0, top_k=None, seed=None):
         if seed is None:
             seed = torch.randint(2 ** 62, ()).item()
-        self.seeds = [seed + i for i in range(len(rows))] if isinstance(seed, int) else seed
+        if isinstance(seed, Integral):
+            seed = [int(seed) + i for i in range(len(rows))]
+        self.seeds = seed
         if len(self.seeds) != len(rows):
             raise ValueError(f'seed must be an int, or one for each of the {len(rows)} rows, not '
                              f'{seed}')
@@ -222,7 +228,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     text = Text(rows, model.config.block_size, temperature, top_k, seed)
     plan = Plan(model.loop_counts(n_loop, exit), exit, noise_seed)
     way = (Wave(model, plan, wave, wave_steps, trace) if wave else
-           OneByOne(warm_start) if draft_loops is None else Drafts(plan, draft_loops))
+           OneByOne(model, warm_start) if draft_loops is None else Drafts(plan, draft_loops))
     if cache == 'auto':
         cache = way.cache or 'exact'
     elif warm_start and cache is None:
@@ -284,7 +290,10 @@ class OneByOne:
     """
     cache = None
 
-    def __init__(self, warm_start=False):
+    def __init__(self, model, warm_start=False):
+        if warm_start and not all(group.adapter.reads_e for group in model.groups):
+            raise ValueError('warm_start needs a model whose loop steps read their input: it starts '
+                             'from the states of another token')
         self.warm_start, self.states = warm_start, None
 
     def begin(self, token, states):
@@ -307,6 +316,9 @@ class Drafts:
     def __init__(self, plan, loops, ahead=4):
         if not 1 <= loops < min(plan.counts, default=1):
             raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {loops}')
+        if plan.exit and plan.exit.by_row:
+            raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a pass at once, so "
+                             'drafts would change the text: choose another, or leave out drafts')
         self.loops, self.ahead = loops, ahead
 
     def begin(self, token, states):

@@ -163,7 +163,7 @@ def main():
     if wave and not is_task and can_wave(model):
         rule = make_exit('norm_rel', wave_tau)
         list(stream(model, [idx.to(dev)], new_tokens, temperature=0, exit=rule, wave=wave,
-                    wave_steps=wave_steps, trace=passes))
+                    wave_steps=wave_steps, noise_seed=noise_seed, trace=passes))
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]
     waved = [token for one in passes for token in one['tokens']]

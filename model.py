@@ -290,7 +290,7 @@ class GPT(nn.Module):
         if len(counts) != n_groups or not right:
             raise ValueError(f'{knob} must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
                              f'the {n_groups} groups, not {n_loop!r}')
-        return counts
+        return [int(n) for n in counts]
 
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
         """

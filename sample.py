@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import tasks
-from common.checkpoint import open_run, read_tau
+from common.checkpoint import of_threshold, open_run, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
 from decode import stream, teacher_forced
@@ -34,7 +34,7 @@ num_samples = 1
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
-exit: str | None = None     # norm, norm_rel, kl, accel, accel_hat, accel_rel; None = fixed loops
+exit: str | None = None     # a rule in exits.EXITS: norm, kl, accel ...; None = fixed loops
 tau: float | str | None = None  # None = the rule's default, auto = from bench.py --calibrate
 past = False                # wait until earlier tokens have converged (in prompts, or cache=exact)
 n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
@@ -96,7 +96,7 @@ def read_prompt(start):
     """The knob `start` -> the text, from a file if it is FILE:PATH."""
     if not start.startswith('FILE:'):
         return start
-    with open(start.removeprefix('FILE:'), encoding='utf-8') as f:
+    with open(start.removeprefix('FILE:'), encoding='utf-8-sig') as f:
         return f.read()
 
 
@@ -117,14 +117,19 @@ def way(model, checkpoint, results):
         steps = max(1, round(model.config.mean_recurrence / 6))
     if width and not exit:
         name = WAVE_RULE
-        if tau is None:
-            try:
-                threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
-            except ValueError:      # none has been calibrated
-                threshold = WAVE_TAU
+    if not name:
+        return width, steps, None
+    rule = make_exit(name, past=past)
+    found_for = of_threshold(rule, cache, ring, model.loop_counts(n_loop, rule),
+                             [width, steps] if width else None)
     if threshold == 'auto':
-        threshold = read_tau(results, checkpoint, cache, name, past, width, steps)
-    return width, steps, make_exit(name, threshold, past=past) if name else None
+        threshold = read_tau(results, checkpoint, found_for)
+    elif threshold is None and width and not exit:
+        try:
+            threshold = read_tau(results, checkpoint, found_for)
+        except ValueError:          # none has been calibrated
+            threshold = WAVE_TAU
+    return width, steps, make_exit(name, threshold, past=past)
 
 
 def print_problems(model, task, rule):
@@ -179,6 +184,8 @@ def main():
     width, pass_steps, rule = way(model, checkpoint, results)
     if 'wave_steps' in given and not width:
         raise ValueError('--wave_steps needs a wave: add --wave=8')
+    if 'ring' in given and cache != 'ring':
+        raise ValueError('--ring needs its cache policy: add --cache=ring')
 
     # problems or text
     with autocast:

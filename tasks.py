@@ -42,6 +42,7 @@ seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
+MOST_REDRAWS = 1000         # of problems whose last letter has no answer
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
 
 
@@ -138,8 +139,12 @@ class Hop:
 
         # if only the last letter counts, draw rows again until its chain exists in all of them
         if not dense:
-            while (broken := y[:, -1] == letters).any():
+            for _ in range(MOST_REDRAWS):
+                if not (broken := y[:, -1] == letters).any():
+                    break
                 x[broken], y[broken], depth[broken] = self(rng, broken.sum(), T, letters, hops)
+            check(not broken.any(), f'a chain of up to {hops} hops hardly fits {T} tokens: take '
+                  'fewer hops or more tokens')
             y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
         return x, y, depth
 
@@ -237,7 +242,7 @@ class Problems:
     of their own, so they are the same in every script.
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
-    eot_token = None
+    eot_token = encoding = None
 
     def __init__(self, text, held_out=2048):
         self.name, self.knobs = parse(text)

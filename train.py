@@ -9,7 +9,8 @@ Train a recurrent-depth GPT.
 
 writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; on
 a task also depth.csv and depth.png; the tokenizer.json of the text, if it has one.
-Ctrl-C or SIGTERM: the step is finished and saved. A second one stops at once.
+Ctrl-C, SIGTERM, SIGHUP or a closed pipe: the step is finished and saved, and the status is 128 +
+the signal's number. A second signal of the same kind stops at once.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
 (what to watch). Losses are nats a token.
@@ -20,7 +21,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 """
 import math
 import os
-import shutil
+import signal
 import time
 from dataclasses import fields
 from typing import Literal
@@ -31,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import data
 from common import configurator, distributed, log
-from common.checkpoint import Run, class_of, earlier_run, save_run
+from common.checkpoint import Run, class_of, earlier_run, save_run, start_over
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
 from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
@@ -41,6 +42,7 @@ from model import MOST_LOOPS, flops_per_token
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
 out_dir = 'out'             # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
+overwrite = False           # start over in an out_dir that holds a run
 init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning
 # model: small enough for two CPU cores and some minutes
 model = ''                  # the model's class, MODULE:CLASS; '' = model:GPT, or the checkpoint's
@@ -55,7 +57,7 @@ groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
-injection = 'concat'        # how e enters each step: concat, add, none
+injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
 adapter_init = 'sum'        # sum: the adapter starts as x + e; or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
@@ -129,16 +131,17 @@ def check_knobs():
     """ValueError for a knob that is out of range."""
     least = dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, eval_interval=1,
                  eval_windows=1, log_interval=1, save_interval=1, learning_rate=0, min_lr=0,
-                 warmup_iters=0, weight_decay=0, grad_clip=0)
+                 warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1)
     for knob, bound in least.items():
         if knobs[knob] is not None and not bound <= knobs[knob] < 1e30:
             raise ValueError(f'{knob} must be at least {bound} and finite, not {knobs[knob]}')
     if min_lr is not None and min_lr > learning_rate:
         raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
                          'it out, or give a smaller one')
-    if not eval_loops or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops):
-        raise ValueError(f'eval_loops must be a list of loop counts from 1 to {MOST_LOOPS:,}, '
-                         f'not {eval_loops}')
+    if (not eval_loops or len(set(eval_loops)) < len(eval_loops)
+            or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops)):
+        raise ValueError('eval_loops must be a list of different loop counts from 1 to '
+                         f'{MOST_LOOPS:,}, not {eval_loops}')
     if batch_size % WORLD:
         raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by {WORLD} '
                          f'processes: take a multiple of {WORLD}')
@@ -219,10 +222,12 @@ def main():
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if gpt.groups else [1]
     all_windows = text.n_held_out(block_size)
+    if not resumed:
+        start_over(out_dir)
     run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
-    if RANK == 0 and text.tokenizer.endswith('.json') and os.path.exists(text.tokenizer):
-        shutil.copy(text.tokenizer, out_dir)        # sample.py needs it beside the checkpoint
+    if RANK == 0 and text.encoding:     # sample.py needs the tokenizer.json beside the checkpoint
+        text.encoding.save(out_dir)
     distributed.listen()
 
     for it in range(run.start, max_iters + 1):
@@ -294,6 +299,8 @@ def main():
         say(f'done in {time.time() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png\n'
             f"next: python sample.py{' --exit accel' if gpt.groups else ''}{flag}")
     distributed.leave()
+    if stop:
+        raise SystemExit(128 + (distributed.stop_signals or [signal.SIGTERM])[0])
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ model.py and zoo/ alone.
     iter_num      iterations done               val_loss      {n_loop: nats}
     and to resume: optimizer, muon {parameter number: state}, trend, spikes (log.py)
 """
+import glob
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from textwrap import shorten
 from types import NoneType
 
 import torch
@@ -30,8 +32,8 @@ from common.distributed import RANK, say
 from common.files import new_file, write_json
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
-FREE_KNOBS = {'out_dir', 'resume', 'max_iters', 'eval_interval', 'eval_windows', 'log_interval',
-              'save_interval', 'keep_iters', 'device', 'compile'}
+FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
+              'log_interval', 'save_interval', 'keep_iters', 'device', 'compile'}
 # fields of the model's Config that may differ from those of the weights that a run starts from
 FREE_FIELDS = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
@@ -106,8 +108,8 @@ def load_checkpoint(path, device='cpu', trusted=''):
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
                          'python train.py')
-    broken = (f"'{path}' is not a whole checkpoint of this program (%s): it may be cut short, or "
-              'hold something else; train again or use another')
+    broken = (f"'{path}' is not a whole checkpoint of this program (%s): it may be cut short, hold "
+              'something else, or be of a class that has changed; train again or use another')
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
@@ -126,6 +128,8 @@ def load_checkpoint(path, device='cpu', trusted=''):
             model = kind(kind.Config(**checkpoint['model_args']))
         model.load_state_dict(checkpoint['model'], assign=True)
         model.tie()
+    except RuntimeError as error:       # which keys or shapes do not match
+        raise ValueError(broken % shorten(str(error), 400)) from error
     except Exception as error:
         raise ValueError(broken % type(error).__name__) from error
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
@@ -137,7 +141,8 @@ def find_run(out_dir, quiet=False):
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
     None is out/ if that holds a ckpt.pt and pretrained/text otherwise, and a line says which.
-    pretrained/ is found from any folder; results of its models go to out/.
+    pretrained/ is found from any folder. Results of its models, and of others in a folder that is
+    read-only, go to out/NAME, so that those of a run in out/ stay.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
@@ -147,7 +152,9 @@ def find_run(out_dir, quiet=False):
     if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
         out_dir = os.path.join(source, out_dir)
     inside = os.path.realpath(out_dir).startswith(os.path.realpath(f'{source}/pretrained') + os.sep)
-    return out_dir, 'out' if inside else out_dir
+    if inside or os.path.isdir(out_dir) and not os.access(out_dir, os.W_OK):
+        return out_dir, os.path.join('out', os.path.basename(os.path.realpath(out_dir)))
+    return out_dir, out_dir
 
 
 def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
@@ -164,6 +171,26 @@ def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
 
 
 # what a run continues from ------------------------------------------------------------------------
+
+def check_free(out_dir, overwrite, choice=''):
+    """ValueError if out_dir holds a run, unless that is to be overwritten. choice: another flag."""
+    paths = [path for path in (f'{out_dir}/ckpt.pt', f'{out_dir}/ckpt.old.pt')
+             if os.path.exists(path)]
+    if paths and not overwrite:
+        done = ''
+        with suppress(Exception):       # a damaged file is a run, too
+            done = torch.load(paths[0], weights_only=True, mmap=True, map_location='cpu')
+            done = f" of {done['iter_num']:,} iterations"
+        raise ValueError(f'{out_dir} holds a run{done}: {choice}--overwrite starts over, or give '
+                         'another --out_dir')
+
+
+def start_over(out_dir):
+    """Remove the checkpoints of an earlier run, so that nothing continues from them."""
+    for path in (*glob.glob(f'{glob.escape(out_dir)}/ckpt*.pt'), f'{out_dir}/exits.json'):
+        if RANK == 0 and os.path.exists(path):
+            os.remove(path)
+
 
 def last_checkpoint(out_dir, trusted=''):
     """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
@@ -196,6 +223,8 @@ def earlier_run(script):
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')
     before, resumed = last_checkpoint(out_dir, script['model']) if script['resume'] else ({}, '')
+    if not script['resume']:
+        check_free(out_dir, script['overwrite'], '--resume continues it, ')
     if resumed:
         earlier = before['model_args'] | before['config']
         earlier |= dict(model=before['model_class'], out_dir=out_dir)
@@ -242,22 +271,26 @@ def save_thresholds(out_dir, checkpoint, rows, **about):
                os.path.join(out_dir, 'exits.json'))
 
 
-def read_tau(out_dir, checkpoint, cache, rule, past, wave=0, wave_steps=1):
-    """The threshold in exits.json of a rule with this cache (None: as exact) or with a wave."""
+def of_threshold(exit, cache, ring, n_loop, wave=None):
+    """All that a threshold was found for, as plain values. n_loop: counts; wave: [width, steps]."""
+    cache = cache or 'exact'            # without a cache the result is that of exact
+    return plain(dict(rule=exit.name, hits=exit.hits, keep=exit.keep, cache=cache,
+                      past=exit.past or cache != 'exact',       # prompts wait
+                      ring=ring if cache == 'ring' else None, n_loop=n_loop, wave=wave))
+
+
+def read_tau(out_dir, checkpoint, wanted):
+    """The threshold in exits.json that was found for what of_threshold returns."""
     path = os.path.join(out_dir, 'exits.json')
     how = 'python bench.py --calibrate=0.005 (and the same --out_dir, if you gave one)'
     with explain(f"--tau=auto cannot read '{path}'", f'make it with {how}'), open(path) as f:
         found = json.load(f)
         weights = found['weights']
-        taus = {(row['cache'], row['rule'], row['past'], *row.get('wave', ())): row['tau']
-                for row in found['exits']}
+        taus = [row['tau'] for row in found['exits'] if wanted.items() <= row.items()]
     if weights != hash_of_weights(checkpoint):
         raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
                          f'ones with {how}')
-    cache = cache or 'exact'
-    past = past or cache != 'exact'     # prompts wait
-    key = cache, rule, past, *((wave, wave_steps) if wave else ())
-    if taus.get(key) is None:       # null: no threshold was good enough
-        raise ValueError(f"'{path}' has no threshold for cache = {cache}, exit = {rule}, past = "
-                         f'{past}, wave = {wave}: give --tau=NUMBER, or see what {how} finds')
-    return taus[key]
+    if not taus or taus[0] is None:     # null: no threshold was good enough
+        raise ValueError(f"'{path}' has no threshold for {wanted}: give --tau=NUMBER, or see what "
+                         f'{how} finds')
+    return taus[0]

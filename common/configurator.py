@@ -20,6 +20,7 @@ knobs that only train.py has. `--help` prints every knob with its comment.
 """
 import ast
 import difflib
+import io
 import json
 import os
 import re
@@ -44,6 +45,11 @@ def run(main):
     The exit status is 2 for bad input (a ValueError or OSError: a knob, a file) and for too little
     memory, and 130 for Ctrl-C. TRACEBACK=1 in the environment shows the traceback of an error.
     """
+    for name in 'stdout', 'stderr':
+        if getattr(sys, name) is None:                  # closed by >&-
+            setattr(sys, name, open(os.devnull, 'w'))
+        if isinstance(getattr(sys, name), io.TextIOWrapper):    # an old console lacks some letters
+            getattr(sys, name).reconfigure(errors='replace')
     try:
         main()
         sys.stdout.flush()
@@ -126,7 +132,7 @@ def read_file(path, knobs, annotations):
     of_train = knobs_of_train()
     names = of_train | knobs
     try:
-        with open(path, encoding='utf-8') as f:
+        with open(path, encoding='utf-8-sig') as f:
             tree = ast.parse(f.read(), path)
         exec(compile(tree, path, 'exec'), names)
     except Exception as error:

@@ -10,6 +10,7 @@ of processes changes nothing.
 """
 import os
 import signal
+import sys
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,13 @@ stop_signals = []
 
 
 def say(line):
-    """print, in the first process alone."""
+    """print, in the first process alone; if nobody can read it any more, the run is to stop."""
     if RANK == 0:
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except OSError:                 # `... | head` has ended, or the terminal was closed
+            stop_signals.append(signal.SIGPIPE)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def join(device, dtype):
@@ -32,6 +37,7 @@ def join(device, dtype):
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         device = f'cuda:{LOCAL_RANK}'
         torch.cuda.set_device(device)
+    stop_signals.clear()
     dev, autocast = pick_device(device, dtype)
     if WORLD > 1:
         dist.init_process_group('nccl' if dev.startswith('cuda') else 'gloo')
@@ -47,10 +53,11 @@ def make_once(work):
     """work() in the first process of a machine, then in the others, which find its files."""
     if LOCAL_RANK > 0:
         dist.barrier()
-    result = work()
-    if WORLD > 1 and LOCAL_RANK == 0:
-        dist.barrier()
-    return result
+    try:
+        return work()
+    finally:                            # after an error the others come to the same one
+        if WORLD > 1 and LOCAL_RANK == 0:
+            dist.barrier()
 
 
 def add_up(tensor):
@@ -61,13 +68,12 @@ def add_up(tensor):
 
 
 def listen():
-    """From now on SIGINT and SIGTERM are noted; the second one of a kind ends the program."""
+    """From now on these signals are noted; the second one of a kind ends the program."""
     def note(number, frame):
         stop_signals.append(number)
         signal.signal(number, signal.SIG_DFL)
 
-    stop_signals.clear()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)
 
 

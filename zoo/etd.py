@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 import data
 from common import plots
-from common.checkpoint import Run, load_checkpoint, save_run
+from common.checkpoint import Run, check_free, load_checkpoint, save_run, start_over
 from common.configurator import configure, pick_device, run
 from common.files import write_csv
 from common.log import evaluate
@@ -40,6 +40,7 @@ from model import GPT
 # -------------------------------------------------------------------------------------------------
 init_from = 'out-plain/ckpt.pt'     # a model without groups
 out_dir = 'out-etd'
+overwrite = False           # replace the run that out_dir holds
 dataset: str | None = None          # held-out text; None = the run's own
 block: list | None = None           # loop these layers; None = the block that the knees give
 loops = [1, 2, 3, 4]
@@ -146,6 +147,7 @@ def main():
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
+    check_free(out_dir, overwrite)
     name = dataset or checkpoint['config']['dataset']
     text = data.open_data(name, checkpoint['tokenizer'], model.config.vocab_size)
     T = model.config.block_size
@@ -172,6 +174,7 @@ def main():
     print('* the block in ckpt.pt')
 
     # files
+    start_over(out_dir)
     draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
     write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
     knobs = checkpoint['config'] | asdict(looping.config)

@@ -32,6 +32,7 @@ from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
 out_dir = 'out-huginn'
+overwrite = False           # replace the run that out_dir holds
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ def weights_of(public, config):
 
 
 def main():
-    convert(path, out_dir, 'zoo.huginn:Huginn', config_of, weights_of, dry_run)
+    convert(path, out_dir, 'zoo.huginn:Huginn', config_of, weights_of, dry_run, overwrite)
 
 
 if __name__ == '__main__':

@@ -37,6 +37,7 @@ from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
 out_dir = 'out-ouro'
+overwrite = False           # replace the run that out_dir holds
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
 
@@ -120,6 +121,8 @@ class GateOnly(Gated):
         sigmoid(50 (I_t - .005)), where I_t = max(0, L_(t-1) - L_t), for t from 2 on.
         """
         wanted = torch.sigmoid(SLOPE * ((nats[:-1] - nats[1:]).clamp(min=0) - LEAST))
+        if not len(wanted):             # one loop: there is nothing to choose
+            return 0 * gates.sum()
         return F.binary_cross_entropy_with_logits(-gates[1:], wanted)
 
 
@@ -223,7 +226,7 @@ def weights_of(public, config):
 
 
 def main():
-    convert(path, out_dir, 'zoo.ouro:Ouro', config_of, weights_of, dry_run)
+    convert(path, out_dir, 'zoo.ouro:Ouro', config_of, weights_of, dry_run, overwrite)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,6 @@ makes it float32. The classes that both public models share are at the end.
 import glob
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from textwrap import shorten
 
@@ -21,7 +20,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import data
-from common.checkpoint import Run, class_of, save_run
+from common.checkpoint import Run, check_free, class_of, save_run, start_over
 from model import GPTConfig
 
 
@@ -32,7 +31,7 @@ def require(public, **supported):
             raise ValueError(f'{name} = {public[name]!r}, and only {value!r} is supported')
 
 
-def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False):
+def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, overwrite=False):
     """
     Read the folder into out_dir/ckpt.pt, or with dry_run only print what there is.
 
@@ -67,22 +66,25 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False):
         lacks = 'it lacks ' if isinstance(error, KeyError) else ''
         raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
                          + shorten(str(error), 300)) from error
-    tokenizer = os.path.join(path, 'tokenizer.json')
-    if not os.path.exists(tokenizer):
-        tokenizer = None
-    elif data.get_encoding(tokenizer).n_vocab > config.vocab_size:
-        raise ValueError(f"'{tokenizer}' has more than the {config.vocab_size} tokens of the "
-                         'model: take the one that came with the weights')
+    tokenizer, encoding = os.path.join(path, 'tokenizer.json'), None
+    if os.path.exists(tokenizer):
+        encoding = data.get_encoding(tokenizer)
+        if encoding.n_vocab > config.vocab_size:
+            raise ValueError(f"'{tokenizer}' has more than the {config.vocab_size} tokens of the "
+                             'model: take the one that came with the weights')
     if dry_run:
         return
+    check_free(out_dir, overwrite)
+    start_over(out_dir)
 
     # the checkpoint, with the tokenizer beside it
     model.tie()
-    os.makedirs(out_dir, exist_ok=True)
-    ours = tokenizer and shutil.copyfile(tokenizer, os.path.join(out_dir, 'tokenizer.json'))
-    save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=ours, data=''), 0,
+    if encoding:
+        encoding.save(out_dir)
+    name = encoding and encoding.name
+    save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=name, data=''), 0,
              os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={out_dir}' if ours else
+    print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={out_dir}' if encoding else
           f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
 
 
