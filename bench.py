@@ -39,7 +39,7 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from cache import make_cache
+from cache import POLICIES, make_cache
 from common import plots
 from common.checkpoint import of_threshold, open_run, save_thresholds
 from common.files import write_csv
@@ -294,7 +294,7 @@ def decode_window(model, point, idx, start, seed=0):
         schedule = evals.amax(dim=0).tolist()
     plan = Plan(point.loops, point.exit, seed,
                 cache=make_cache(model, point.loops, point.cache, point.ring, T))
-    prefill(model, list(idx[:, :start]), plan, converge=point.cache == 'latest')
+    prefill(model, list(idx[:, :start]), plan, converge=POLICIES[point.cache].converge)
     ms = []
     for t in range(start, T):
         plan = replace(plan, counts=schedule[t])
@@ -334,7 +334,7 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0, n
 @torch.no_grad()
 def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, seed=0, number=0):
     """
-    Continue prompt `number`, (n,), at every point. Adds to each point what continue_prompt measures, and
+    Continue prompt `number`, (n,), at every point. Adds to each what continue_prompt measures, and
 
         identical       is the text that of n_loop fixed loops under `exact`?
         text_loss       the full budget's loss on the text

@@ -32,6 +32,9 @@ step; with `latest` all earlier tokens are at their last step before a new one b
     k        the loop step, from 1; a layer outside the groups has only step 1
     cache    of a model: {block: its KeysValues, group: its Signals}, see make_cache
 """
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -42,7 +45,7 @@ class Span:
     """
     Where T new tokens stand in their rows: at positions start ... start + T - 1.
 
-    start: an int, or for T = 1 a list with the position in each row, whose largest it then becomes.
+    start: an int, or for T = 1 a list with the position in each row; as an attribute the largest.
     pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
     mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
@@ -71,7 +74,9 @@ class KeysValues:
     """
     Keys and values of one layer for up to T_max tokens, both (slots, B, H, T_max, D).
 
-    They are allocated at the first update, when B, H, D, dtype and device are known.
+    They are allocated at the first update, when B, H, D, dtype and device are known. Step k is in
+    slot_of(k). An exited token's keys are copied to the slots of later steps: by `write` while
+    other tokens of its row loop, and by `fill` when the row has finished.
     """
 
     def __init__(self, slots, T_max):
@@ -88,20 +93,22 @@ class KeysValues:
             B, H, _, D = keys.shape
             self.keys = keys.new_zeros(self.slots, B, H, self.T_max, D)
             self.values = torch.zeros_like(self.keys)
-        slot = (step.k - 1) % self.slots if self.slots > 1 else 0
+        slot = self.slot_of(step.k)
         self.write(keys, values, slot, span, step)
         return self.read(slot, span, step.rows)
+
+    def slot_of(self, k):
+        return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is a tensor
 
     def write(self, keys, values, slot, span, step):
         row, pos = self.places(span, step.rows)
         if span.ragged:     # with two tensors as indices, PyTorch puts their axes before the heads
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)         # (b, T, H, D)
-        # copy an exited token's keys from the slot of step k - 1; once a shorter ring has wrapped
-        # (k > slots), each slot keeps what was written last (ragged rows have one, active token)
-        last = step.k - 2 if step.active is not None and 1 < step.k <= self.slots else slot
         for store, new in (self.keys, keys), (self.values, values):
             if step.active is not None:
-                new = torch.where(step.active[:, None, :, None], new, store[last, row, :, pos])
+                # an exited token: from the slot of the step before, until a ring has wrapped
+                source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
+                new = torch.where(step.active[:, None, :, None], new, store[source, row, :, pos])
             store[slot, row, :, pos] = new
 
     def read(self, slot, span, rows):
@@ -112,7 +119,7 @@ class KeysValues:
         return keys.index_select(0, rows), values.index_select(0, rows), mask
 
     def fill(self, span, step):
-        """The rows of `step` exit after it: copy its keys to the slots of later steps."""
+        """The rows of `step` have finished at it: copy its keys to the slots of later steps."""
         row, pos = self.places(span, step.rows)
         if step.k < self.slots:
             for store in self.keys.transpose(2, 3), self.values.transpose(2, 3):
@@ -163,12 +170,20 @@ class Signals:
 
 # the cache of a model -----------------------------------------------------------------------------
 
-# what a looped layer keeps, from its loop budget, the slots of a ring, and how many tokens to hold;
-# to add a policy, write a line here, and a subclass of KeysValues that writes or reads in its way
+class Policy(NamedTuple):
+    """
+    make: what a looped layer keeps, from its loop budget, the slots of a ring and the tokens to
+    hold. converge: does a prompt loop until it has converged, as new tokens read its last states?
+    """
+    make: Callable
+    converge: bool = False
+
+
+# to add a policy, write a line here, and a subclass of KeysValues with a slot_of, write or read
 POLICIES = {
-    'exact': lambda n_loop, ring, T_max: KeysValues(n_loop, T_max),
-    'ring': lambda n_loop, ring, T_max: KeysValues(min(n_loop, ring), T_max),
-    'latest': lambda n_loop, ring, T_max: KeysValues(1, T_max),
+    'exact': Policy(lambda n_loop, ring, T_max: KeysValues(n_loop, T_max)),
+    'ring': Policy(lambda n_loop, ring, T_max: KeysValues(min(n_loop, ring), T_max)),
+    'latest': Policy(lambda n_loop, ring, T_max: KeysValues(1, T_max), converge=True),
 }
 
 
@@ -187,9 +202,10 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
         raise ValueError(f'the ring must have at least 1 slot, not {ring}')
     T_max = T_max or model.config.block_size
     cache = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
+    make, converge = POLICIES[policy]
     for group, n_loop in zip(model.groups, counts):
-        cache |= {block: POLICIES[policy](n_loop, ring, T_max) for block in group.core}
-        if policy == 'exact' or policy == 'ring' and ring >= n_loop:
+        cache |= {block: make(n_loop, ring, T_max) for block in group.core}
+        if cache[group.core[0]].slots == n_loop and not converge:
             cache[group] = Signals(T_max, n_loop)
     return cache
 
@@ -213,7 +229,7 @@ def main():
           'bytes a token\n(float32); what a token reads at its steps, of two that exited after '
           f'{exited[0]} and {exited[1]}\n\npolicy   slots   in all     bytes   step '
           + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
-    for policy, make in POLICIES.items():
+    for policy, (make, _) in POLICIES.items():
         kv = make(n_loop, ring, 3)
         for position, steps in enumerate(exited):
             for k in range(1, steps + 1):       # a key whose value is its loop step

@@ -39,15 +39,15 @@ CONVERGED = make_exit('norm_rel', 1e-2, past=True)
 
 def prefill(model, rows, plan, converge=False):
     """
-    Run all tokens of some rows at once, each with its own exit, with an empty cache or none.
+    Run all tokens of some rows at once; each exits on its own. plan.cache must be empty or None.
 
     rows: 1-D tensors of any lengths. converge: loop until all tokens have converged, so that later
     ones can read them. Returns the logits (B, V) after each row's last token, its steps_used
     (B, groups), and each group's output for it (B, 1, C).
     """
     if plan.exit and plan.exit.by_row and len({len(row) for row in rows}) > 1:
-        raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a row at once, so rows of "
-                         'different lengths would see the padding: decode them one by one')
+        raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a row at once, and rows "
+                         'of different lengths are padded: decode them one by one')
     # attention is causal, so the padding behind the end of a row is not read
     idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
     T = idx.shape[1]
@@ -71,7 +71,7 @@ def one_token(model, token, position, plan, warm=None):
 def tokens_at(model, idx, plan, at):
     """A pass over idx (B, T) -> logits, steps_used and states of one token of each row, idx[at]."""
     x, found = model.hidden(idx, plan)
-    states = [group.leave(one['x'][at][:, None]) for group, one in zip(model.groups, found)]
+    states = [group.output(one['x'][at][:, None]) for group, one in zip(model.groups, found)]
     return model.lm_head(x[at]), of_groups(found, 'steps_used', idx)[at], states
 
 
@@ -184,16 +184,20 @@ class Text:
         return [row[start:] for row, start in zip(self.rows, self.starts)]
 
     def last(self):
-        """The last token of each row (B, 1), and its position in the context window, a list."""
+        """
+        The last token of each row (B, 1), which no pass has read yet, and its position in the
+        context window, a list.
+        """
         positions = [len(row) - 1 - start for row, start in zip(self.rows, self.starts)]
         return torch.stack([row[-1:] for row in self.rows]), positions
 
-    def draw(self, logits, ahead=0):
+    def draw(self, logits, skip=0):
         """
-        Logits (B, T, V) -> the next T tokens of each row (B, T), or those that follow `ahead` more.
+        Logits (B, T, V) -> the next T tokens of each row (B, T). skip: how many tokens that are not
+        in the rows yet come before these.
         """
         B, T, _ = logits.shape
-        draws = [(seed, cut + len(row) + ahead + i)
+        draws = [(seed, cut + len(row) + skip + i)
                  for seed, cut, row in zip(self.seeds, self.cut, self.rows) for i in range(T)]
         return choose(logits.flatten(0, 1), self.temperature, self.top_k, draws).view(B, T)
 
@@ -217,7 +221,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
     the tokens drawn, see Text; a draw depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
-    'exact', and 'latest' with a wave.
+    'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
     stop: the token that ends a row, which then yields `stop` with 0 steps.
     The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops: see Drafts),
     or as a wave (wave, its width; wave_steps; trace, a list: see waves.Wave).
@@ -235,18 +239,18 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
     alone = len(rows) == 1 and not warm_start and (not wave or draft_loops is None)
     if way.cache and not (cache == way.cache and alone):
-        raise ValueError(f"{way.name} on one row with cache='{way.cache}', without warm_start and "
-                         f'without the other, not on {len(rows)} row(s) with cache={cache!r}')
+        raise ValueError(f"{way.name} needs one row, cache='{way.cache}' and no other way of "
+                         f'decoding, not {len(rows)} row(s) with cache={cache!r}')
     T_max = min(text.block_size, max(map(len, text.rows)) + max_new_tokens)
 
-    begun, made, ended = None, 0, [False] * len(rows)
+    window_starts, made, ended = None, 0, [False] * len(rows)
     while made < max_new_tokens:
-        if cache is None or begun != text.starts:
+        if cache is None or window_starts != text.starts:
             # a new window is read at once, up to its first new token
-            begun = text.starts
-            kept = make_cache(model, plan.counts, cache, ring, T_max) if cache else None
-            plan = replace(plan, cache=kept)
-            logits, steps, states = prefill(model, text.windows(), plan, cache == 'latest')
+            window_starts = text.starts
+            plan = replace(plan, cache=cache and make_cache(model, plan.counts, cache, ring, T_max))
+            converge = bool(cache) and POLICIES[cache].converge
+            logits, steps, states = prefill(model, text.windows(), plan, converge)
             new = [(text.draw(logits[:, None]), steps)]
             way.begin(new[0][0], states)
         else:
@@ -292,8 +296,8 @@ class OneByOne:
 
     def __init__(self, model, warm_start=False):
         if warm_start and not all(group.adapter.reads_e for group in model.groups):
-            raise ValueError('warm_start needs a model whose loop steps read their input: it starts '
-                             'from the states of another token')
+            raise ValueError('warm_start begins with the states of another token, so it needs a '
+                             'model whose loop steps read their input')
         self.warm_start, self.states = warm_start, None
 
     def begin(self, token, states):
@@ -301,45 +305,48 @@ class OneByOne:
 
     def next_tokens(self, model, plan, text, most):
         warm = self.states if self.warm_start else None
-        logits, steps, self.states = one_token(model, *text.last(), plan, warm)
+        token, positions = text.last()
+        logits, steps, self.states = one_token(model, token, positions, plan, warm)
         return [(text.draw(logits[:, None]), steps)]
 
 
 class Drafts:
     """
-    Self-speculation (Geiping 5): draft up to `ahead` tokens with few loops, then run them side by
-    side with all loops, and keep those that agree. Draft and check use the same draws, so that the
-    text is that of plain decoding.
+    Self-speculation (Geiping 5): draft up to max_drafts tokens with few loops, then run them side
+    by side with all loops, and keep those that agree. Draft and check use the same draws, so that
+    the text is that of plain decoding.
     """
-    cache, name = 'exact', 'drafts work'
+    cache, name = 'exact', 'draft_loops'
 
-    def __init__(self, plan, loops, ahead=4):
+    def __init__(self, plan, loops, max_drafts=4):
         if not 1 <= loops < min(plan.counts, default=1):
             raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {loops}')
         if plan.exit and plan.exit.by_row:
             raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a pass at once, so "
                              'drafts would change the text: choose another, or leave out drafts')
-        self.loops, self.ahead = loops, ahead
+        self.loops, self.max_drafts = loops, max_drafts
 
     def begin(self, token, states):
         """Nothing to remember: a draft starts from the cache alone."""
 
     def next_tokens(self, model, plan, text, most):
-        # the last token is in the row and not yet in the cache: draft what follows it
+        # draft: as many as the window holds and are wanted (the check adds one), at most max_drafts
         last, (position,) = text.last()
         few = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
-        room = min(self.ahead, text.block_size - 1 - position, most - 1)
+        room = min(self.max_drafts, text.block_size - 1 - position, most - 1)
         tokens = [last]
         for i in range(room):
             logits, _, _ = one_token(model, tokens[-1], position + i, few)
-            tokens.append(text.draw(logits[:, None], ahead=i))
-        # all loops on all of them at once, which overwrites the keys and values of the draft
-        idx = torch.cat(tokens, dim=1)                                          # (1, 1 + room)
-        x, found = model.hidden(idx, replace(plan, span=Span(position, 1 + room, idx.device)))
-        made = text.draw(model.lm_head(x))                                      # (1, 1 + room)
-        # keep them up to the first token that differs from the draft, and that token too
-        agree = int((made[:, :-1] == idx[:, 1:]).cumprod(dim=1).sum())
-        steps = of_groups(found, 'steps_used', idx)[0].split(1)
+            tokens.append(text.draw(logits[:, None], skip=i))
+        # check: all loops on all of them at once, which overwrites the keys and values of the draft
+        drafts = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
+        span = Span(position, 1 + room, last.device)
+        x, found = model.hidden(drafts, replace(plan, span=span))
+        made = text.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
+        # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
+        # leave keys behind the last token; they are overwritten before anything reads them
+        agree = int((made[:, :-1] == drafts[:, 1:]).cumprod(dim=1).sum())
+        steps = of_groups(found, 'steps_used', drafts)[0].split(1)
         return list(zip(made.split(1, dim=1), steps))[:agree + 1]
 
 

@@ -6,14 +6,13 @@ Exit rules: when may a token stop looping?
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
 against. `Exit.decide` is the same decision for any rule and many tokens at once: Looping, waves
-and serving/ all ask it. Where the block map of a token does not depend on other tokens, both let it
-exit at the same step.
+and serving/ all ask it. A token alone exits at the same step by both.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
     k        the loop step, from 1
     x0, x1   the state before and after step k, float32
-    delta    x1 - x0, the update (Eq. 1)
+    delta    x1 - x0, the update (Eq. 1, which counts steps from 0)
     b, T     rows that still loop, tokens of a pass
 """
 import math
@@ -51,9 +50,11 @@ def algorithm_1(f, x0, tau, k_max):
 # signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
 #
 #     x0, x1    (..., C)
-#     memo      what this step leaves for the next, a tensor (..., any); None at the first step
+#     memo      what the signal passes on to its next call, a tensor (...) or (..., any); None in a
+#               token's first step
 #     read      state (..., C) -> logits (..., V), see Exit.reads
-#     value     (...), or None while it is undefined
+#     value     (...), or None while it is undefined, which counts as not small. A yes-or-no signal
+#               is 0 where a token may exit and 1 elsewhere, with a tau of 0.5
 
 def norm(x0, x1, memo, read):
     """Eq. 3, the step norm."""
@@ -102,7 +103,8 @@ class Exit:
     """
     A rule: a token exits once its signal has been below tau for `hits` loop steps in a row.
 
-    keep: does the token keep the step that triggered? Algorithm 1 returns the state before it.
+    keep: does the token keep the step that triggered (the default)? Algorithm 1 returns the state
+    before it.
     past: wait for the past, see cache.Signals.
     reads: the model's method (state, plan, rows) that the signal calls as `read`. readout is ln_f
     and the head; through_coda runs the last layers first.
@@ -125,18 +127,18 @@ class Exit:
         The exit decision, Algorithm 1 lines 5 to 14, for any number of tokens at once.
 
         value: their signals, an array or a number, None while it is undefined. streak: how many
-        small values in a row each has had. last: is this the last step of the budget? Returns
+        small values in a row each has had. last: who has come to the end of the budget? Returns
         (streak, exits, takes): the new streak, who exits now, and who takes the new state x1.
         """
         if value is None:
             return 0, last, True
-        streak = (streak + 1) * (value < self.tau)
+        streak = (streak + 1) * (value < self.tau)      # back to 0 where the value is not small
         triggered = streak >= self.hits
-        # x ^ True is `not x`, for a bool as well as for an array of them
-        return streak, triggered | last, self.keep | (triggered ^ True)
+        return streak, triggered | last, self.keep | np.logical_not(triggered)
 
 
-# the paper's rules and their normalised forms; to add one, write a signal and a line here
+# the paper's rules and their normalised forms. To add a rule, write a signal and a line here: all
+# scripts read this table
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
@@ -193,7 +195,7 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
 @dataclass
 class Step:
     """
-    The loop step at hand, and who takes it: all that the cache has to know.
+    The current loop step, and who still loops: what the cache has to know.
 
     k: its number, from 1; in serving/ a tensor with one for each row. rows (b,), active (b, T): see
     the picture; on the device, None = all.
@@ -213,14 +215,14 @@ class Looping:
             x = looping.after(x, f(x))          f reads looping.step
         x_star, steps_used, evals = looping.result(x)
 
+    step is one object, which changes from step to step; whoever holds it sees each change.
     read(x, rows): see Exit.reads. signals: a cache.Signals, for a rule that waits for the past.
-    left: a Step with the rows that have just left the batch, the last of their tokens at its k, or
-    None.
+    finished: a Step with the rows in which the last token has exited in this step, or None.
     """
 
     def __init__(self, x, k_max, rule=None, read=None, signals=None):
         self.k_max, self.rule, self.read, self.signals = k_max, rule, read, signals
-        self.step, self.left, self.over, self.shape = Step(), None, False, x.shape[:2]
+        self.step, self.finished, self.done, self.shape = Step(), None, False, x.shape[:2]
         if rule is not None:
             B, T = self.shape
             self.x_star = torch.empty_like(x)
@@ -234,12 +236,12 @@ class Looping:
         for k in range(1, self.k_max + 1):
             self.step.k = k
             yield k
-            if self.over:
+            if self.done:
                 break
 
     def after(self, x, x1):
         """The step led from x to x1 (b, T, C) -> the states of the rows that loop on."""
-        rule, step, self.left = self.rule, self.step, None
+        rule, step, self.finished = self.rule, self.step, None
         if rule is None:
             return x1
         if step.active is not None:         # a token that has exited keeps its state
@@ -252,27 +254,27 @@ class Looping:
         if rule.past and value is not None:
             value = self.signals.wait(value, self.active, step.k, self.rows)
         self.streak, exits, takes = rule.decide(value, self.streak, last=step.k == self.k_max)
-        if exits is False or not (self.active & exits).any():   # the common step: nobody exits
-            return x1
         exits = self.active & exits
+        if not exits.any():
+            return x1
         takes = np.broadcast_to(takes, exits.shape)
         x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
         row, token = exits.nonzero()
         self.steps_used[self.rows[row], token] = step.k - 1 + takes[exits]
         self.evals[self.rows[row], token] = step.k
         self.active = self.active & ~exits
-        return self.leave(x, stay=self.active.any(axis=1))
+        return self.drop_finished(x, stay=self.active.any(axis=1))
 
-    def leave(self, x, stay):
+    def drop_finished(self, x, stay):
         """Rows whose tokens have all exited leave the batch -> the states of those that stay."""
-        step, self.over = self.step, not stay.any()
-        if self.over and len(stay) == len(self.x_star):     # all together, without an index
-            self.x_star, self.left = x, Step(step.k)
+        step, self.done = self.step, not stay.any()
+        if self.done and len(stay) == len(self.x_star):     # all rows together: no gathering
+            self.x_star, self.finished = x, Step(step.k)
             return x
         if not stay.all():
             gone, staying = (on_device(np.flatnonzero(which), x) for which in (~stay, stay))
-            self.left = Step(step.k, on_device(self.rows[~stay], x))
-            self.x_star[self.left.rows] = x[gone]
+            self.finished = Step(step.k, on_device(self.rows[~stay], x))
+            self.x_star[self.finished.rows] = x[gone]
             self.streak = np.broadcast_to(self.streak, self.active.shape)[stay]
             self.rows, self.active = self.rows[stay], self.active[stay]
             x, self.memo = x[staying], None if self.memo is None else self.memo[staying]

@@ -11,7 +11,7 @@ model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
     repeat n_loop times, or until the exit rule has let every token exit:
         x = norm(core(adapter([x ; e])))    Geiping 3.2; the "block map" f of Algorithm 1
 
-All that a group has to know of the tokens at hand is in one object, a Plan.
+A Plan holds all that a group needs to know about a pass: budget, rule, noise, positions, cache.
 
 Paper: sec. 2 and App. B (groups, noise, draws). Geiping: 3.2 (adapter, norm), 3.3 (truncated
 gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
@@ -63,7 +63,7 @@ def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
 
 
 def truncated_noise(*shape, generator=None, device='cpu'):
-    """x^(0) of Geiping App. C.1: a normal of variance 2/5, cut at 3 sigma, like the embedding."""
+    """x^(0) of Geiping App. C.1: a normal of variance 2/5, cut at 3 sigma."""
     # by the inverse normal distribution: twice as fast as redrawing what lies outside 3 sigma
     inside = math.erf(3 / math.sqrt(2))         # the share of a normal within 3 sigma
     uniform = torch.empty(shape, device=device).uniform_(-inside, inside, generator=generator)
@@ -73,7 +73,7 @@ def truncated_noise(*shape, generator=None, device='cpu'):
 @dataclass
 class TrainingNoise:
     """
-    Noise of its own for each group, row and pass: each of `world` processes draws the noise of the
+    Fresh noise for every group, row and pass. Each of `world` processes draws the noise of the
     whole batch and takes its own rows, so that the number of processes changes nothing.
     """
     generator: torch.Generator | None = None        # None = torch's own
@@ -109,50 +109,58 @@ def noise_table(key, block_size, C, device):
 
 class Injection(nn.Module):
     """
-    x + e, and what an injection consists of.
+    How e comes into a loop step. Both methods return float32, under autocast too. Linear layers get
+    the model's init.
 
-    reads_e: does join read its share? If not, only x^(0) can bring in the input. products: how many
-    (C, C) matrices multiply e once a pass, and x in every step, for the count of FLOPs.
+    reads_e: does the input come in? If not, only x^(0) can bring it in. products: the (C, C)
+    matrices that multiply e once a pass, and x in every step; only for the count of FLOPs.
     """
     reads_e, products = True, (0, 0)
 
-    def __init__(self, C):
+    def __init__(self, config):
         super().__init__()
 
-    def share(self, e):
-        """What all steps of a pass share, (B, T, C): computed once."""
+    def from_e(self, e):
+        """What all steps of a pass take from e, (B, T, C); computed once a pass."""
         return e
 
-    def join(self, x, share):
-        """The state with e in it, (B, T, C), which goes into the core."""
-        return x + share
+    def join(self, x, from_e):
+        """The state with the input in it, (B, T, C), which goes into the core."""
+        raise NotImplementedError
 
 
 class Concat(nn.Linear):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
     reads_e, products = True, (1, 1)
 
-    def __init__(self, C):
-        super().__init__(2 * C, C, bias=False)
+    def __init__(self, config):
+        super().__init__(2 * config.n_embd, config.n_embd, bias=False)
 
-    def share(self, e):
+    def from_e(self, e):
         # under autocast the product is bf16, but the sum must be float32
         return F.linear(e, self.weight[:, e.shape[-1]:]).to(e.dtype)
 
-    def join(self, x, share):
-        return F.linear(x, self.weight[:, :x.shape[-1]]).to(x.dtype) + share
+    def join(self, x, from_e):
+        return F.linear(x, self.weight[:, :x.shape[-1]]).to(x.dtype) + from_e
+
+
+class Add(Injection):
+    """x + e."""
+
+    def join(self, x, from_e):
+        return x + from_e
 
 
 class NoInjection(Injection):
     """x alone; x^(0) is then e."""
     reads_e = False
 
-    def join(self, x, share):
+    def join(self, x, from_e):
         return x
 
 
 # to add one, write such a class and a line here: GPTConfig.injection is one of these names
-INJECTIONS = {'concat': Concat, 'add': Injection, 'none': NoInjection}
+INJECTIONS = {'concat': Concat, 'add': Add, 'none': NoInjection}
 
 
 # a pass, and the group ----------------------------------------------------------------------------
@@ -170,10 +178,10 @@ class Plan:
     keep_states: bool = False           # of all steps, for a trace
     read: Callable | None = None        # what the rule reads; set by GPT.hidden
 
-    def update(self, block, step=Step()):
+    def hook(self, block, step=Step()):
         """
-        The cache hook of a block: k, v -> all k, all v, mask; it writes and reads what `step` then
-        says. None without a cache.
+        The cache hook of a block: k, v -> all k, all v, mask. It writes and reads at the loop step
+        that `step` holds when it is called. None without a cache.
         """
         kv = self.cache and self.cache.get(block)
         return partial(kv.update, span=self.span, step=step) if kv else None
@@ -191,7 +199,7 @@ class RecurrentGroup(nn.Module):
         C = config.n_embd
         self.core = nn.ModuleList(core)
         self.norm = nn.RMSNorm(C, eps=1e-6)
-        self.adapter = INJECTIONS[config.injection](C)
+        self.adapter = INJECTIONS[config.injection](config)
         self.index, self.block_size = index, config.block_size
         self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k
         self.step_noise = config.step_noise
@@ -215,38 +223,39 @@ class RecurrentGroup(nn.Module):
             return torch.zeros_like(e, dtype=torch.float32)
         return self.noise(e, 0, noise_seed, pos)
 
-    def step(self, x, e, share=None, updates=None, pos=None):
+    def step(self, x, e, from_e=None, hooks=None, pos=None):
         """
         One loop step x^(k-1) -> x^(k), (B, T, C) float32.
 
-        share: adapter.share(e), if computed already; e is then not used. updates: a cache hook for
-        each block of the core, see Plan.update. pos: positions, 0 ... T - 1 by default.
+        from_e: adapter.from_e(e), if computed already; e may then be None. hooks: of each block of
+        the core, see Plan.hook. pos: positions, 0 ... T - 1 by default.
         """
-        x = self.adapter.join(x, self.adapter.share(e) if share is None else share)
+        x = self.adapter.join(x, self.adapter.from_e(e) if from_e is None else from_e)
         for i, block in enumerate(self.core):
-            x = block(x, updates[i] if updates else None, pos)
+            x = block(x, hooks[i] if hooks else None, pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
         return self.norm(x) if self.norm_inside else x
 
-    def leave(self, x):
+    def output(self, x):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def block_map(self, plan, share, now):
+    def block_map(self, plan, from_e, step):
         """
         The block map f of a pass: x (b, T, C) -> the states after the next step, for the rows that
-        still loop. share: of all rows. now: an exits.Step, which f reads in each call.
+        still loop. from_e: of all rows. step: an exits.Step, in which f and the cache hooks read at
+        each call which step it is, and for whom.
         """
-        updates = [plan.update(block, now) for block in self.core] if plan.cache else None
+        hooks = [plan.hook(block, step) for block in self.core] if plan.cache else None
 
         def f(x):
-            pos, own = plan.span.pos, share
-            if now.rows is not None:
-                pos, own = plan.span.pos_of(now.rows), share[now.rows]
+            pos, own = plan.span.pos, from_e
+            if step.rows is not None:
+                pos, own = plan.span.pos_of(step.rows), from_e[step.rows]
             # paper silent; off by default: noise in every step rules out the paper's own cosines
             if self.step_noise:
-                x = x + self.step_noise * self.noise(x, now.k, plan.noise, pos)
-            return self.step(x, None, own, updates, pos)
+                x = x + self.step_noise * self.noise(x, step.k, plan.noise, pos)
+            return self.step(x, None, own, hooks, pos)
         return f
 
     def forward(self, e, plan):
@@ -270,11 +279,11 @@ class RecurrentGroup(nn.Module):
             warm = plan.warm[self.index]                                        # (B, n, C)
             x = torch.cat((warm, x[:, warm.shape[1]:]), dim=1)
         signals = None
-        if plan.exit is not None and plan.exit.past:        # wait for tokens of earlier passes, too
+        if plan.exit is not None and plan.exit.past:    # the cache's know tokens of earlier passes
             signals = plan.cache.get(self) or Signals(plan.span.end, n_loop)
             signals.begin(plan.span, len(e))
         looping = Looping(x, n_loop, plan.exit, plan.read, signals)
-        f = self.block_map(plan, self.adapter.share(e), looping.step)
+        f = self.block_map(plan, self.adapter.from_e(e), looping.step)
         states = None
         if plan.keep_states and plan.exit is None:
             # a list keeps gradients; one tensor, allocated first, fails early if memory is short
@@ -282,8 +291,8 @@ class RecurrentGroup(nn.Module):
             states[0] = x
 
         for k in looping:
-            # Geiping 3.3: gradients through the last bptt_k steps. e's share is computed before, so
-            # e has gradients whatever bptt_k is
+            # Geiping 3.3: gradients through the last bptt_k steps. What they take from e was
+            # computed before the loop, so they send gradients to e
             with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):
                 x = looping.after(x, f(x))
             if k == n_loop - self.bptt_k:
@@ -292,9 +301,9 @@ class RecurrentGroup(nn.Module):
                 torch.clear_autocast_cache()
             if states is not None:
                 states[k] = x
-            if looping.left:            # rows whose last token has exited
+            if looping.finished:
                 for block in self.core:
-                    plan.cache[block].fill(plan.span, looping.left)
+                    plan.cache[block].fill(plan.span, looping.finished)
 
         x, steps_used, evals = looping.result(x)
         if states is not None and self.training:    # with gradients, for losses as in zoo/ouro.py
@@ -302,7 +311,7 @@ class RecurrentGroup(nn.Module):
         elif states is not None:
             e, states = e.detach(), states.detach()
         found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
-        return self.leave(x), found
+        return self.output(x), found
 
 
 # the demonstration --------------------------------------------------------------------------------

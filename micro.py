@@ -2,13 +2,13 @@
 The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping: 2502.05171).
 
     python micro.py             learns torch's own documentation, about a minute on two cores
-    python micro.py book.txt    learns a text of yours
+    python micro.py book.txt    learns your own text
 
     bytes -> embed -> block -> group -> group -> group -> block -> norm -> head -> logits
     a group:  x = noise,  then again and again  x = norm(core(adapter([x ; e])))
 
     e, x       the stream that enters a group; its state, x^(k) after k loop steps
-    delta      the update of a loop step, x^(k) - x^(k-1);  tau  the threshold of Algorithm 1
+    delta      the update of a loop step, Eq. 1;  tau  the threshold of Algorithm 1
     B, T, C    rows, tokens, width;  H, D  heads, width of a head
 """
 import sys
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 vocab, T, C, H = 256, 48, 64, 2             # a token is a byte
 n_layer, groups = 6, [[1], [2, 3], [4]]     # layers, and which of them loop, from 0
-r, bptt = 4, 3                              # training loops r + 1 times on average, 3 with gradient
+r, bptt = 4, 3              # training loops r + 1 times on average, the last 3 with gradients
 iterations, batch, lr = 700, 12, 5e-3
 
 
@@ -32,18 +32,18 @@ class Block(nn.Module):
         self.qkv, self.attn_out = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
         self.mlp_in, self.mlp_out = nn.Linear(C, 4 * C, bias=False), nn.Linear(4 * C, C, bias=False)
 
-    def forward(self, x, going=None, kept=None):                                # (B, T, C)
+    def forward(self, x, active=None, cache=None):                              # x (B, T, C)
         q, *kv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1)).transpose(1, 3).unbind(2)
-        if going is not None:       # a token that has exited keeps the keys and values it had
-            kv = kept[self] = [torch.where(going[:, None, :, None], new, old)
-                               for new, old in zip(kv, kept.get(self, kv))]
+        if active is not None:      # a token that has exited keeps the keys and values it had
+            kv = cache[self] = [torch.where(active[:, None, :, None], new, old)
+                                for new, old in zip(kv, cache.get(self, kv))]
         y = F.scaled_dot_product_attention(q, *kv, is_causal=True)              # (B, H, T, D)
         x = self.n2(x + self.attn_out(y.transpose(1, 2).flatten(2)))
         return self.n4(x + self.mlp_out(F.silu(self.mlp_in(self.n3(x)))))
 
 
 class Group(nn.Module):
-    """Layers that loop. Returns the last state, and e with all states (with tau: loops kept)."""
+    """Layers that loop -> the last state, and (e, all states); with tau, and the loops kept."""
 
     def __init__(self, core):
         super().__init__()
@@ -51,16 +51,16 @@ class Group(nn.Module):
         self.adapter = nn.Linear(2 * C, C, bias=False)
         self.adapter.weight.data = torch.eye(C).repeat(1, 2)                    # starts as x + e
 
-    def step(self, x, e, *exits):
+    def step(self, x, e, active=None, cache=None):
         x = self.adapter(torch.cat((x, e), dim=-1))                             # (B, T, C)
         for block in self.core:
-            x = block(x, *exits)
+            x = block(x, active, cache)
         return self.norm(x)
 
     def forward(self, e, n_loop, tau=None):
-        states, kept = [0.4 ** 0.5 * torch.randn_like(e)], {}   # x^(0); Geiping cuts it at 3 sigma
+        states, cache = [0.4 ** 0.5 * torch.randn_like(e)], {}  # x^(0); Geiping cuts it at 3 sigma
         if tau is not None:
-            return algorithm_1(lambda x, go: self.step(x, e, go, kept), states[0], tau, n_loop)
+            return algorithm_1(lambda x, on: self.step(x, e, on, cache), states[0], tau, n_loop)
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
                 states.append(self.step(states[-1], e))
@@ -69,14 +69,14 @@ class Group(nn.Module):
 
 def algorithm_1(f, x, tau, k_max):
     """Each token loops until its acceleration is below tau twice in a row -> state, loops kept."""
-    going = torch.ones(x.shape[:2], dtype=torch.bool)                           # (B, T)
-    used, small, delta = going * 0, going & False, torch.inf    # step 1 is never a hit
-    while going.any() and used.max() < k_max:
-        x1 = f(x, going)
+    active = torch.ones(x.shape[:2], dtype=torch.bool)                          # (B, T)
+    small, delta, used, k = ~active, torch.inf, 0, 0        # step 1 has no acceleration: infinite
+    while k < k_max and active.any():
+        x1 = f(x, active)
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         small_prev, small = small, (delta - delta_prev).norm(dim=-1) < tau      # Eq. 5
-        going = going & ~(small & small_prev)       # two hits: the token exits, x1 is thrown away
-        x, used = torch.where(going[..., None], x1, x), used + going
+        active = active & ~(small & small_prev)     # two hits: the token exits, x1 is thrown away
+        x, used, k = torch.where(active[..., None], x1, x), used + active.int(), k + 1
     return x, used
 
 
@@ -92,7 +92,7 @@ class GPT(nn.Module):
         self.h, self.norm = nn.ModuleList(layers), nn.RMSNorm(C, eps=1e-6)
         depth = n_layer + (r - 1) * sum(map(len, groups))
         for name, p in self.named_parameters():     # Geiping App. C.1; norms stay 1
-            if p.dim() == 2 and 'adapter' not in name:
+            if p.dim() == 2 and 'adapter' not in name:      # attn_out, mlp_out: by the depth
                 nn.init.normal_(p, std=((1 / depth if 'out' in name else 2) / (5 * C)) ** 0.5)
 
     def forward(self, idx, n_loop, tau=None):
@@ -113,7 +113,7 @@ def get_batch(text, B):
 
 def train_step(model, optimizer, x, y, n_loop):
     optimizer.zero_grad()
-    loss = F.cross_entropy(model(x, n_loop)[0].mT, y)                           # nats a byte
+    loss = F.cross_entropy(model(x, n_loop)[0].mT, y)       # of (B, vocab, T), nats a byte
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
@@ -126,12 +126,12 @@ def show(model, text):
     for n in 1, 2, 4, 8:
         logits, found = model(x, [n] * len(groups))
         print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
-    for group, (e, states) in zip(groups, found):
+    for group, (e, states) in zip(groups, found):   # with 8 loops
         delta = torch.stack(states).diff(dim=0)                                 # (n, B, T, C)
         norms, cosines = delta.norm(dim=-1), F.cosine_similarity(delta[1:], delta[:-1], dim=-1)
         print(f'\nlayers {group} move the stream by {(states[-1] - e).norm(dim=-1).mean():.2f}')
         print('  norm of each update      ', *(f'{n:.3f}' for n in norms.mean((1, 2))))
-        print('  its cosine with the last       ', *(f'{c:5.2f}' for c in cosines.mean((1, 2))))
+        print('  its cosine with the one before ', *(f'{c:5.2f}' for c in cosines.mean((1, 2))))
     print('\nAlgorithm 1: loops that a token keeps in each group, mean (least to most), of 30')
     for tau in 0.1, 1, 10:
         logits, used = model(x, [30] * len(groups), tau)        # 30 is k_max
@@ -157,7 +157,7 @@ def main():
     model, n = GPT(), len(text) * 9 // 10           # the last tenth of the text is held out
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     for it in range(1, iterations + 1):
-        optimizer.param_groups[0]['lr'] = lr * min(it / 50, 1.02 - it / iterations)
+        optimizer.param_groups[0]['lr'] = lr * min(it / 50, 1.02 - it / iterations)     # up, down
         # how often each group loops: a Poisson draw of a lognormal rate (Geiping Eq. 1 and 2)
         n_loop = 1 + torch.poisson(r * (0.5 * torch.randn(len(groups)) - 0.125).exp())
         loss = train_step(model, optimizer, *get_batch(text[:n], batch), n_loop.int().tolist())

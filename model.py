@@ -133,11 +133,11 @@ class CausalSelfAttention(nn.Module):
         """x (B, T, C) -> queries, keys and values (B, T, 3C), before rotary positions."""
         return self.c_attn(x)
 
-    def forward(self, x, update=None, pos=None):
+    def forward(self, x, hook=None, pos=None):
         """
         x (B, T, C) -> (B, T, C).
 
-        update: a cache hook, which brings in earlier tokens. pos: rotary positions, if they
+        hook: of the cache, which brings in earlier tokens. pos: rotary positions, if they
         are not 0 ... T - 1.
         """
         B, T, C = x.shape
@@ -146,8 +146,8 @@ class CausalSelfAttention(nn.Module):
         if self.rotary is not None:
             q, k = self.rotary(q, pos), self.rotary(k, pos)
         mask = None
-        if update is not None:
-            k, v, mask = update(k, v)                                           # (B, H, end, D)
+        if hook is not None:
+            k, v, mask = hook(k, v)                                             # (B, H, end, D)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask is None and T > 1)
@@ -177,8 +177,8 @@ class Block(nn.Module):
         self.mlp = self.feed_forward(config)
         self.drop = nn.Dropout(config.dropout)
 
-    def forward(self, x, update=None, pos=None):
-        x = self.n2(x + self.drop(self.attn(self.n1(x), update, pos)).to(x.dtype))
+    def forward(self, x, hook=None, pos=None):
+        x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)).to(x.dtype))
         x = self.n4(x + self.drop(self.mlp(self.n3(x))).to(x.dtype))
         return x
 
@@ -186,8 +186,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """
     The paper's model. To define another, write a subclass (see zoo/): Config is the dataclass of
-    its shape, block the class of its layers, `build` makes its modules, and `rules` are more exit
-    rules that explore.py shows.
+    its shape, block the class of its layers, `build` makes its modules, `embed` and `readout` are
+    its two ends, and `rules` are more exit rules that explore.py shows.
     """
     Config, block, rules = GPTConfig, Block, {}
 
@@ -260,9 +260,9 @@ class GPT(nn.Module):
         """The layers after the last group, then readout. rows: of the batch, None for all."""
         # what it writes to their cache the pass overwrites when it reaches these layers itself
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
-        x = self.h[last].leave(x)
+        x = self.h[last].output(x)
         for layer in list(self.h)[last + 1:]:
-            where = (plan.update(layer, Step(rows=rows)), plan.span.pos_of(rows)) if plan else ()
+            where = (plan.hook(layer, Step(rows=rows)), plan.span.pos_of(rows)) if plan else ()
             x = layer(x, *where)
         return self.readout(x)
 
@@ -334,7 +334,7 @@ class GPT(nn.Module):
                 x, of_group = layer(x, plan)
                 found.append(of_group)
             else:
-                x = layer(x, plan.update(layer), span.pos)
+                x = layer(x, plan.hook(layer), span.pos)
         return self.ln_f(x), found
 
     # decoding is built on top of the model, so these import it when they are called

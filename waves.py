@@ -5,8 +5,8 @@ Decode several tokens at once, each at its own depth.
     python waves.py --wave=12 --wave_steps=3 --tau=0.03
 
 An exit rule says when a token is certain, but the tokens after it can start before that. So a wave
-of tokens goes through the whole model side by side, pass by pass: the prelude, `steps` loop steps
-of every group, the coda and the head. Each token continues from its own last states, and what it
+of tokens goes through the whole model side by side, pass by pass: all layers and the head, with
+`steps` loop steps in every group. Each token continues from its own last states, and what it
 predicts is the input of the next token. Passes of a real wave (positions across; for each token
 what it predicts, and the passes since its input last changed):
 
@@ -18,9 +18,9 @@ what it predicts, and the passes since its input last changed):
     pass 26                       [a5]  g4   e2   _2   o1
 
 In brackets: the token is committed and leaves the wave, because the rule has triggered in every
-group and its input is certain. In each pass a token joins at the end, until max_new_tokens are
-under way. In pass 22 the fifth token predicts a instead of l, so in pass 23 the sixth has a new
-input: it keeps its states and counts from 1.
+group and its input is certain. In each pass a token joins at the end; in pass 24 none does, since
+max_new_tokens are under way. In pass 22 the token in column 5 predicts a instead of l, so in pass
+23 the one in column 6 has a new input: it keeps its states and counts from 1.
 
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
@@ -41,12 +41,12 @@ from cache import Span
 def can_wave(model, rule=None):
     """
     Can this model be decoded by waves, with this rule? Inputs change while a wave loops, so its
-    loop steps must read their input, and have no noise of their own. A rule must work on a token's
+    loop steps must read their input, and there must be no step_noise. A rule must work on a token's
     own states of the last two or three passes.
     """
-    own = rule is None or rule.reads == 'readout' and not rule.by_row
+    rule_fits = rule is None or rule.reads == 'readout' and not rule.by_row
     reads_e = model.groups and all(group.adapter.reads_e for group in model.groups)
-    return bool(reads_e) and not model.config.step_noise and own
+    return bool(reads_e) and not model.config.step_noise and rule_fits
 
 
 class Wave:
@@ -55,16 +55,16 @@ class Wave:
     decode.py.
 
     plan: a loops.Plan, whose rule is applied to the change of a token's states from one pass to the
-    next; the token keeps its last states, whatever rule.keep says. The first token of the wave is
-    committed at the latest the plan's loop budget, rounded up to whole passes, after its input last
-    changed. steps_used counts all steps since a token joined the wave.
+    next; the token keeps its last states, whatever rule.keep says. The front token is committed
+    after max_passes with an unchanged input at the latest: the plan's loop budget over `steps`,
+    rounded up. steps_used counts all steps since a token joined the wave.
     width: tokens of the wave. steps: loop steps of a pass, an int or one for each group.
     trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
     leave=how many tokens are committed).
 
     ValueError for a width or steps below 1, and for a model or rule that can_wave excludes.
     """
-    cache, name = 'latest', 'a wave works'
+    cache, name = 'latest', 'wave'
 
     def __init__(self, model, plan, width, steps, trace=None):
         if width < 1:
@@ -76,57 +76,56 @@ class Wave:
         self.rule, self.read = plan.exit, plan.exit and model.reader(plan.exit)
         self.steps = model.loop_counts(steps, knob='wave_steps')
         self.width, self.trace = width, trace
-        # passes of a whole budget
-        self.most = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
+        self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
 
     def begin(self, token, states):
-        """The token after a window starts the wave, from noise."""
+        """A window has been read: the wave is its one new token, whose states begin as noise."""
         n_groups = len(self.steps)
         self.inputs = token[0].tolist()
         # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
         self.states, self.memos = None, [None] * n_groups
-        # arrays of (w,), and (groups, w)
-        self.passes, self.age = np.zeros((2, 0), dtype=np.int64)
-        self.streak = np.zeros((n_groups, 0), dtype=np.int64)
+        self.passes = self.age = np.zeros(0, dtype=np.int64)                    # (w,)
+        self.streak = np.zeros((n_groups, 0), dtype=np.int64)                   # (groups, w)
 
     def next_tokens(self, model, plan, text, most):
         """One pass -> the tokens that it commits, maybe none."""
         last, (position,) = text.last()
-        dev, w = last.device, min(self.width, text.block_size - position, most)
-        inputs = self.inputs[:w]
+        inputs = self.inputs[:min(self.width, text.block_size - position, most)]
         plan = replace(plan, counts=self.steps, exit=None, warm=self.states,
-                       span=Span(position, len(inputs), dev))
-        x, found = model.hidden(torch.tensor([inputs], device=dev), plan)
+                       span=Span(position, len(inputs), last.device))
+        x, found = model.hidden(torch.tensor([inputs], device=last.device), plan)
         tokens = text.draw(model.lm_head(x))                                    # (1, w)
-        guesses = [inputs[0], *tokens[0].tolist()]          # the inputs of tokens 0 ... w
-        converged = self.converged([one['x'] for one in found])
+        settled = self.after_pass([one['x'] for one in found])
 
-        # commit the leading tokens that have converged and whose input is certain
-        right = [a == b for a, b in zip(guesses, inputs)]
-        leave = int((converged & right).cumprod().sum())
+        # what a token predicts is the next one's input; the last prediction joins the wave
+        new_inputs = [inputs[0], *tokens[0].tolist()]                           # w + 1
+        same_input = [a == b for a, b in zip(inputs, new_inputs)]
+        # commit the leading tokens that have settled and whose input is certain
+        leave = int((settled & same_input).cumprod().sum())
         if self.trace is not None:
             self.trace.append(dict(position=len(text.rows[0]) - 1, inputs=inputs,
-                                   tokens=guesses[1:], leave=leave, age=self.age.tolist()))
-        steps = torch.tensor([self.steps], device=dev)                          # (1, groups)
+                                   tokens=new_inputs[1:], leave=leave, age=self.age.tolist()))
+        steps = torch.tensor([self.steps], device=last.device)                  # (1, groups)
         made = [(tokens[:, i:i + 1], int(self.passes[i]) * steps) for i in range(leave)]
-        # the others go on with new inputs, and one joins them
-        self.advance(leave, right)
-        self.inputs = guesses[leave:]
+        self.drop_committed(leave, same_input)
+        self.inputs = new_inputs[leave:]
         return made
 
-    def converged(self, states):
-        """Store the states after a pass, (1, w, C) of each group -> (w,): who has converged?"""
+    def after_pass(self, states):
+        """Store the states after a pass, (1, w, C) of each group -> (w,): which tokens settled?"""
         before, self.states = self.states, states
         joined = states[0].shape[1] - len(self.age)
         self.passes, self.age, self.streak = (
             np.append(old, np.zeros((*old.shape[:-1], joined), dtype=np.int64), axis=-1)
             for old in (self.passes, self.age, self.streak))
         self.passes, self.age = self.passes + 1, self.age + 1
-        last = (self.age >= self.most) & (np.arange(len(self.age)) == 0)
+        front = np.arange(len(self.age)) == 0
+        last = front & (self.age >= self.max_passes)
         if self.rule is None:
             return last
 
-        # the rule sees the change from pass to pass, so a token's first pass has no signal
+        # the rule sees the change from pass to pass, so in the first pass with an input a token has
+        # no signal; an infinite one sets its streak back to 0
         value = np.full(self.streak.shape, np.inf)
         if before is not None:
             for g, (x0, x1) in enumerate(zip(before, states)):
@@ -139,26 +138,28 @@ class Wave:
     def signal(self, g, x0, x1):
         """
         The rule's signal in group g (n,), from states (1, n, C) before and after a pass; infinite
-        while it is undefined. Tokens that have just moved for the first time have no memo yet.
+        while it is undefined.
         """
-        memo = self.memos[g]
-        n, older = x0.shape[1], 0 if memo is None else memo.shape[1]
+        # tokens 0 ... m - 1 have a memo; m ... n - 1 are in their second pass, and have none yet
+        known = self.memos[g]
+        n, m = x0.shape[1], 0 if known is None else known.shape[1]
         value, memos = np.full(n, np.inf), []
-        for part, memo in (slice(older), memo), (slice(older, n), None):
-            if x0[:, part].shape[1]:
-                found, memo = self.rule.signal(x0[:, part], x1[:, part], memo, self.read)
+        for start, end, memo in (0, m, known), (m, n, None):
+            if start < end:
+                part = slice(start, end)
+                found, new = self.rule.signal(x0[:, part], x1[:, part], memo, self.read)
                 if found is not None:
                     value[part] = found[0].numpy(force=True)
-                memos.append(memo)
+                memos.append(new)
         self.memos[g] = torch.cat(memos, dim=1) if memos and memos[0] is not None else None
         return value
 
-    def advance(self, leave, right):
-        """Drop the leading tokens, now committed; reset the age of those whose input was wrong."""
+    def drop_committed(self, leave, same_input):
+        """Drop the leading tokens, now committed; the age of those with a new input is 0 again."""
         self.states = [x[:, leave:] for x in self.states]
         self.memos = [None if memo is None else memo[:, leave:] for memo in self.memos]
-        self.passes = self.passes[leave:]
-        self.age, self.streak = np.where(right, self.age, 0)[leave:], self.streak[:, leave:]
+        self.passes, self.streak = self.passes[leave:], self.streak[:, leave:]
+        self.age = np.where(same_input, self.age, 0)[leave:]
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Batch:
         self.counts = dict(zip(groups, counts))
         # the state; what e adds to each loop step; the loop step, the exit rule's memo and streak
         weight = model.lm_head.weight
-        self.x, self.share = torch.zeros(2, B, 1, model.config.n_embd, device=weight.device)
+        self.x, self.from_e = torch.zeros(2, B, 1, model.config.n_embd, device=weight.device)
         self.memo = None
         self.k, self.streak = np.zeros((2, B), dtype=np.int64)
         # keys and values, which one pass of all rows allocates
@@ -138,16 +138,16 @@ class Batch:
             tokens = [[row.tokens[row.start + row.pos]] for row in rows]
             x = self.model.embed(torch.tensor(tokens, device=x.device), pos)    # (b, 1, C)
         else:
-            x = self.model.h[stage.layer - 1].leave(x)
+            x = self.model.h[stage.layer - 1].output(x)
         for i in range(stage.layer, len(self.model.h)):
             layer = self.model.h[i]
             if isinstance(layer, RecurrentGroup):
                 # ... or up to the first loop step of a group
                 self.x[at] = layer.init_state(x, pos=pos)
-                self.share[at] = layer.adapter.share(x).float()
+                self.from_e[at] = layer.adapter.from_e(x).float()
                 self.k[numbers] = self.streak[numbers] = 0
                 return self.loop_step(i, rows, numbers, at, plan)
-            x = layer(x, plan.update(layer, Step(rows=at)), pos)
+            x = layer(x, plan.hook(layer, Step(rows=at)), pos)
         return self.model.readout(x)[:, 0]
 
     def loop_step(self, layer, rows, numbers, at, plan):
@@ -155,7 +155,7 @@ class Batch:
         k, x0 = self.k[numbers] + 1, self.x[at]
         every = len(rows) == len(self.rows)         # reads all keys, without a copy
         step = Step(on_device(k, x0), None if every else at)
-        x1 = self.model.h[layer].block_map(plan, self.share, step)(x0)
+        x1 = self.model.h[layer].block_map(plan, self.from_e, step)(x0)
 
         # the rule's signal; either all rows are at their first step or none is
         read = partial(self.model.reader(self.rule, plan), rows=at)

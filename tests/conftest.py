@@ -132,8 +132,8 @@ def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
     looping = Looping(x, k_max, rule, read, signals)
     for _ in looping:
         x = looping.after(x, f(x, looping.step))
-        if looping.left:
-            on_exit(looping.left)
+        if looping.finished:
+            on_exit(looping.finished)
     return looping.result(x)
 
 

@@ -248,7 +248,7 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx):
     (dict(cache='newest'), 'unknown cache policy .newest.'),
     (dict(warm_start=True, cache=None), 'needs a cache'),
     (dict(draft_loops=3, n_loop=3), 'must lie between 1 and n_loop - 1, not 3'),
-    (dict(draft_loops=1), 'work on one row'),
+    (dict(draft_loops=1), 'needs one row'),
     (dict(idx=torch.zeros(1, 0, dtype=torch.long)), 'prompt is empty')])
 def test_bad_input(tiny, idx, how, words):
     with pytest.raises(ValueError, match=words):

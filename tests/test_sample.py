@@ -73,8 +73,8 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     # what others refuse, one for each knob of which no other test sees that it gets there
     ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--draft_loops=1', 'work on one row'), ('--wave=-1', 'not -1'),
-    ('--wave=2 --cache=exact', "with cache='latest'"), ('--wave=2 --tau=auto', 'cannot read')])
+    ('--draft_loops=1', 'needs one row'), ('--wave=-1', 'not -1'),
+    ('--wave=2 --cache=exact', "one row, cache='latest'"), ('--wave=2 --tau=auto', 'cannot read')])
 def test_bad_input(args, words):
     assert words in refused(*args.split(), script='sample.py')
 

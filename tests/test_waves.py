@@ -151,9 +151,9 @@ def test_a_wave_ends_at_stop(trained):
 
 @pytest.mark.parametrize('how, words', [
     (dict(wave=-1), 'not -1'), (dict(wave_steps=0), 'wave_steps must be an int from 1'),
-    *((how, "one row with cache='latest', without") for how in (
+    *((how, "one row, cache='latest'") for how in (
         dict(cache='exact'), dict(cache=None), dict(warm_start=True), dict(draft_loops=1))),
-    (dict(rows=2), 'one row .* not on 2'), (dict(groups=[]), 'recurrent groups'),
+    (dict(rows=2), 'one row, .* not 2'), (dict(groups=[]), 'recurrent groups'),
     (dict(injection='none'), 'recurrent groups'), (dict(step_noise=0.1), 'without step_noise'),
     (dict(temperature=-1), 'temperature'),
     (dict(exit=Exit(None, reads='through_coda', name='x')), 'rule that reads'),

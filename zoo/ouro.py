@@ -132,8 +132,8 @@ class OuroBlock(Block):
     """The second norm of each branch is on the branch, not on the sum."""
     feed_forward = GatedMLP
 
-    def forward(self, x, update=None, pos=None):
-        x = x + self.n2(self.drop(self.attn(self.n1(x), update, pos)).to(x.dtype))
+    def forward(self, x, hook=None, pos=None):
+        x = x + self.n2(self.drop(self.attn(self.n1(x), hook, pos)).to(x.dtype))
         x = x + self.n4(self.drop(self.mlp(self.n3(x))).to(x.dtype))
         return x
 
