@@ -354,12 +354,6 @@ def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, se
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
 
-def found_for(point):
-    """What a threshold is found for, as sample.py looks it up."""
-    wave = [point.wave, point.wave_steps] if point.wave else None
-    return of_threshold(point.exit, point.cache, point.ring, point.loops, wave)
-
-
 def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid=None):
     """
     A row for each kind, with the largest tau that costs at most `nats` above the full budget.
@@ -368,10 +362,9 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
     it: the first of the grid (None = TAU_GRID) for which the upper end of the 95% interval is at
     most `nats`. The other half then measures the cost. make(tau, *kind) -> Point, see make_point.
 
-    A row has what found_for returns, and tau. tau is None if none is small enough; otherwise the
-    row also has upper, the upper end named above, and from the other half of the windows cost,
-    cost_low, cost_high, evals and kept (cost <= nats?). ValueError if nats or the windows are too
-    few.
+    A row has cache, rule, past and tau. tau is None if none is small enough; otherwise the row also
+    has upper, the upper end named above, and from the other half of the windows cost, cost_low,
+    cost_high, evals and kept (cost <= nats?). ValueError if nats or the windows are too few.
     """
     if not nats > 0:
         raise ValueError(f'--calibrate must be more than 0 nats, not {nats}: try 0.005')
@@ -391,7 +384,7 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
     quality(model, list(measured.values()), idx[1::2], targets[1::2], n_loop, seed)
     rows = []
     for kind in kinds:
-        row = found_for(make(0.0, *kind)) | dict(tau=None)
+        row = dict(zip(('rule', 'cache', 'past'), kind), tau=None)
         if kind in chosen:
             cost, low, high = excess(measured[kind])
             row |= dict(tau=chosen[kind].tau, upper=excess(chosen[kind])[2], cost=cost,
@@ -399,6 +392,12 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
                         evals=np.mean(measured[kind].measured['evals']), kept=cost <= nats)
         rows.append(row)
     return rows
+
+
+def found_for(point):
+    """What a threshold is found for, as sample.py looks it up."""
+    wave = [point.wave, point.wave_steps] if point.wave else None
+    return of_threshold(point.exit, point.cache, point.ring, point.loops, wave)
 
 
 def wave_thresholds(model, make, prompts):
@@ -592,7 +591,8 @@ def measure(model, points, idx, targets, prompts, folder):
 def calibrate_rules(model, checkpoint, make, idx, targets, prompts, folder):
     """--calibrate: folder/exits.json, and a table of its thresholds and what they cost."""
     kinds = [kind for policy in as_list(cache) for kind in kinds_of(policy)]
-    rows = find_thresholds(model, make, kinds, idx, targets, calibrate, n_loop, seed)
+    found = find_thresholds(model, make, kinds, idx, targets, calibrate, n_loop, seed)
+    rows = [found_for(make(0.0, *kind)) | row for kind, row in zip(kinds, found)]
     if prompts is not None:
         rows += wave_thresholds(model, make, prompts)
     print_rows('the largest tau that is good enough on half of the windows, and its cost on the '

@@ -171,12 +171,8 @@ class Signals:
 # the cache of a model -----------------------------------------------------------------------------
 
 class Policy(NamedTuple):
-    """
-    make: what a looped layer keeps, from its loop budget, the slots of a ring and the tokens to
-    hold. converge: does a prompt loop until it has converged, as new tokens read its last states?
-    """
-    make: Callable
-    converge: bool = False
+    make: Callable              # loop budget, slots of a ring, tokens to hold -> KeysValues
+    converge: bool = False      # loop prompts until they have converged? New tokens read that state
 
 
 # to add a policy, write a line here, and a subclass of KeysValues with a slot_of, write or read

@@ -206,7 +206,7 @@ def dedent(text):
 
 def file_documents(path):
     """Each text file at path, a file, folder or pattern, as one document."""
-    pattern = f'{path}/**/*.txt' if os.path.isdir(path) else path
+    pattern = f'{glob.escape(path)}/**/*.txt' if os.path.isdir(path) else path
     found = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
     files = [*filter(os.path.isfile, found)]
     if not files:
@@ -257,7 +257,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     are_tokens = os.path.exists(f'{path}/train.bin')
     if are_tokens and os.path.exists(f'{path}/meta.pkl'):
         raise ValueError(f"the tokens in {path} are numbers of characters, by a table in meta.pkl "
-                         f'that is not read: take their text, --path={path}/input.txt')
+                         f'that is not read: take their text, --path={shlex.quote(path)}/input.txt')
     if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
         raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
                          'give --path a file or a folder of .txt files')

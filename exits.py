@@ -353,9 +353,8 @@ def main():
     model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
     show(f'the last token of {prompt!r}, first group of pretrained/text',
          trace[0]['states'][:, 0, -1], model.readout)
-    print('\nA column ends where the rule exits. kept: loop steps in the result; evals: block maps '
-          'computed.\nA spiral shrinks by the same factor in each step, so its relative signals '
-          'are constant.')
+    print('\nA column ends where the rule exits. kept: steps in the result; evals: block maps\n'
+          'A spiral shrinks by the same factor in each step, so its relative signals are constant.')
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """
 A page to watch a model think: one self-contained HTML file without network access.
 
-    python explore.py --start='def read(self):'     a prompt -> out/explore.html
+    python explore.py --start='def read(self):'     a prompt -> explore.html
     python explore.py --out_dir=out-calc --seed=3   a problem, for a model that has learnt a task
 
 One pass at fixed loops is recorded. For each group, token and loop step the page has the signal of

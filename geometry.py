@@ -4,8 +4,8 @@ The geometry of the loops: small turning steps inside a group, large moves betwe
     python geometry.py                              the checkpoints in out/, or pretrained/text
     python geometry.py --out_dir=out-groups --n_loop=30
 
-Prints a row for each checkpoint and group, and writes the folder out_dir/figures (out/figures for a
-pretrained model): a PNG for each figure, and its numbers as CSV beside it.
+Prints a row for each checkpoint and group, and writes the folder out_dir/figures (out/text/figures
+for pretrained/text): a PNG for each figure, and its numbers as CSV beside it.
 
 Paper: sec. 3 (step norms, angles, PCA; Fig. 1, 3, 5), Eq. 1, Eq. 2 (drift-to-loop ratio; Fig. 2),
 Eq. 5. Geiping: Fig. 5 (convergence by token).
@@ -148,7 +148,7 @@ def load_run(out_dir, device):
     groups.
     """
     models, last = {}, None
-    for path in [os.path.join(out_dir, 'ckpt.pt'), *glob.glob(os.path.join(out_dir, 'ckpt_*.pt'))]:
+    for path in [f'{out_dir}/ckpt.pt', *glob.glob(f'{glob.escape(out_dir)}/ckpt_*.pt')]:
         model, checkpoint = load_checkpoint(path, device)
         last = last or checkpoint
         # a resumed run knows its class as a knob
@@ -173,6 +173,8 @@ def trace_of(model, idx, n_loop, noise_seed=0):
     """One pass over idx (B, T) that keeps every state: a dict for each group, see model.GPT."""
     trace = []
     model(idx, n_loop=n_loop, noise_seed=noise_seed, trace=trace)
+    if not all(entry['states'].isfinite().all() for entry in trace):
+        raise ValueError('the states are not finite: the model holds a NaN or an infinity')
     return trace
 
 

@@ -1,8 +1,7 @@
 """
 A group of layers that loops: its noise, how its input comes in, the loop, and how often it runs.
 
-    python loops.py                     loop counts drawn in training, and how the steps of a
-                                        trained model shrink
+    python loops.py                                     loop counts drawn in training
     python loops.py --mean_recurrence=12 --draw=uniform
 
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
@@ -173,8 +172,7 @@ class Plan:
     noise: int | TrainingNoise = 0      # a seed, or a noise of your own
     span: Span | None = None            # where the tokens stand; None = from position 0 on
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
-    warm: list | None = None            # x^(0) (B, n, C) of the first n tokens for each group; the
-                                        # others start from noise
+    warm: list | None = None            # x^(0) of the first n tokens (B, n, C), for each group
     keep_states: bool = False           # of all steps, for a trace
     read: Callable | None = None        # what the rule reads; set by GPT.hidden
 
@@ -188,11 +186,7 @@ class Plan:
 
 
 class RecurrentGroup(nn.Module):
-    """
-    Looped layers `core` (a list of blocks), which get `e` in every step.
-
-    index: which group of the model this is, from 0.
-    """
+    """Looped layers `core` (a list of blocks), which get `e` in every step; the group's number."""
 
     def __init__(self, core, config, index=0):
         super().__init__()
@@ -318,12 +312,9 @@ class RecurrentGroup(nn.Module):
 
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
 draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
-n_loop = 16                 # loop steps whose norms are shown
 
 
-@torch.no_grad()
 def main():
-    # how often training loops
     if not 0 < mean_recurrence <= 100:
         raise ValueError(f'mean_recurrence must lie between 0 and 100, not {mean_recurrence}')
     generator = torch.Generator().manual_seed(0)
@@ -333,16 +324,6 @@ def main():
     for n in range(1, min(max(draws), round(4 * mean_recurrence) + 4) + 1):
         share = draws.count(n) / 10_000
         print(f'{n:5d} {100 * share:5.1f}% ' + '#' * round(300 * share))
-
-    # the step norms of a trained model's first group
-    from common.checkpoint import open_run
-    model, *_ = open_run('pretrained/text')
-    prompt, trace = 'Returns a new tensor with the same data', []
-    model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
-    norms = trace[0]['states'].diff(dim=0).norm(dim=-1).mean(dim=(1, 2)).tolist()       # (K,)
-    print(f'\nstep norms in the first group of pretrained/text, mean over the tokens of {prompt!r}')
-    for k, norm in enumerate(norms, start=1):
-        print(f'{k:5d} {norm:9.2e}')
 
 
 if __name__ == '__main__':

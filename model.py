@@ -391,11 +391,7 @@ def main():
         n = sum(p.numel() for p in layer.parameters())
         print(f'{where:16s} {"loops" if looped else "":6s} {n:13,} parameters')
         first = last + 1
-    parts = {'embedding, head': model.wte, 'positions': model.wpe, 'last norm': model.ln_f}
-    for part, module in parts.items():
-        if module is not None:
-            print(f'{part:23s} {sum(p.numel() for p in module.parameters()):13,}')
-    print(f'{"all":23s} {sum(p.numel() for p in model.parameters()):13,}')
+    print(f'{"with embeddings":23s} {sum(p.numel() for p in model.parameters()):13,} in all')
 
     counts = model.eval().loop_counts()
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '

@@ -7,11 +7,13 @@ Problems that need many loop steps, with the number of steps that each answer ne
 
 To add a task, write a class and name an object of it in TASKS:
 
-    task(rng, rows, T, **knobs) -> x, y, depth      the problems; knobs are arguments with defaults
-    task.words(...) -> list of str                  the text of each token; takes the knobs it needs
-    task.oracle(words, **knobs) -> list of str      the right answers, computed in another way; if
-                                                    there is one, `python tasks.py NAME` compares
-                                                    them with the labels (but not the depths)
+    task(rng, rows, T, ...) -> x, y, depth      the problems; its knobs are arguments with defaults
+    task.words(...) -> list of str              the text of each token
+    task.oracle(words, ...) -> list of str      the right answers, computed in another way; if there
+                                                is one, `python tasks.py NAME` compares them with
+                                                the labels (but not the depths)
+
+    ...     those of the task's knobs that the method needs, by name
 
 `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
 
@@ -19,8 +21,9 @@ To add a task, write a class and name an object of it in TASKS:
     x               (rows, T) int64, the tokens
     y               (rows, T) int64, the right answer (label) at each token, which is a token too;
                     NOT_ASKED at a token without a label
-    depth           (rows, T) int64, the loop steps that a label needs if one step carries
-                    information from a token to the next token that depends on it; 0 without a label
+    depth           (rows, T) int64, how many tokens information has to pass through to the label's
+                    token, and so the loop steps that it needs; 0 for a token that needs only
+                    itself, or has no label. In calc it is the distance to the last `=v`
 """
 import functools
 import hashlib
@@ -89,7 +92,7 @@ class Calc:
     def words(self, p):
         return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
 
-    def oracle(self, words, p, **knobs):
+    def oracle(self, words, p):
         """Compute with Python's unlimited integers, and take the remainder only in the answers."""
         answers, value = [], None
         for word in words:
@@ -151,7 +154,7 @@ class Hop:
     def words(self, letters, hops):
         return [*string.ascii_lowercase[:letters], '-', *map(str, range(hops + 1))]
 
-    def oracle(self, words, **knobs):
+    def oracle(self, words):
         """Search for each hop letter by letter, as the definition says."""
         p, v = int(words[0]), words[1:]
         answers = [None]
@@ -196,7 +199,7 @@ class Group:
         elements = [''.join(map(str, g)) for g in GROUPS[name]]
         return elements + ['=' + g for g in elements]
 
-    def oracle(self, words, name, **knobs):
+    def oracle(self, words, name):
         """Multiply permutation matrices."""
         eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
         for word in words:
@@ -247,7 +250,7 @@ class Problems:
     def __init__(self, text, held_out=2048):
         self.name, self.knobs = parse(text)
         self.task = TASKS[self.name]
-        shaping = {knob: self.knobs[knob] for knob in inspect.signature(self.task.words).parameters}
+        shaping = self.knobs_of(self.task.words)
         self.words = self.task.words(**shaping)
         self.vocab_size = self.n_vocab = len(self.words)
         self.width = max(map(len, self.words), default=0) + 3      # of a column
@@ -261,14 +264,23 @@ class Problems:
         """Problems: x, y, depth (rows, T)."""
         check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
               'choose other numbers (--batch_size and --block_size in training)')
-        return self.task(rng, rows, T, **self.knobs)
+        made = self.task(rng, rows, T, **self.knobs)
+        check(all(part.shape == (rows, T) and part.dtype == np.int64 for part in made),
+              f'the task {self.name} must make three arrays of int64 (rows, T), not '
+              f'{[(part.dtype.name, *part.shape) for part in made]}')
+        return made
+
+    def knobs_of(self, method):
+        """Those of the knobs that a method of the task takes."""
+        return {knob: value for knob, value in self.knobs.items()
+                if knob in inspect.signature(method).parameters}
 
     def n_wrong(self, x, y):
         """The number of rows in which a label of y is not the oracle's answer to x (rows, T)."""
         wrong = 0
         for tokens, labels in zip(x, y):
             words = [self.words[token] for token in tokens]
-            answers = self.task.oracle(words, **self.knobs)
+            answers = self.task.oracle(words, **self.knobs_of(self.task.oracle))
             wrong += any(label != NOT_ASKED and self.words[label] != answer
                          for label, answer in zip(labels, answers))
         return wrong

@@ -4,7 +4,8 @@ Train a recurrent-depth GPT.
     python train.py                         the small default: torchdocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
     python train.py --resume                continue the run in out_dir, with its knobs
-    python train.py --model=zoo.ouro:Gated  another class of model, see zoo/
+    python train.py --model=zoo.ouro:Gated  another class of model, see zoo/; the flags behind it
+                                            may be fields of its Config
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; on
@@ -23,7 +24,8 @@ import math
 import os
 import signal
 import time
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from shlex import quote
 from typing import Literal
 
 import numpy as np
@@ -58,7 +60,7 @@ mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, eval
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
-adapter_init = 'sum'        # sum: the adapter starts as x + e; or random
+adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
@@ -126,6 +128,15 @@ def draw_noise(it, micro, dev):
 
 
 # the start of a run ------------------------------------------------------------------------------
+
+def fields_of_model(knobs):
+    """The fields of the model's Config that are no knobs above, see configurator.configure."""
+    if not knobs['model']:
+        return {}
+    kind = class_of(knobs['model'], trusted=True)
+    return {field.name: (field.default, field.type) for field in fields(kind.Config)
+            if field.name not in knobs and field.default is not MISSING}
+
 
 def check_knobs():
     """ValueError for a knob that is out of range."""
@@ -285,7 +296,7 @@ def main():
 
     # `it` iterations are done
     save_run(run, it, f'{out_dir}/ckpt.pt')
-    flag = '' if out_dir == 'out' else f' --out_dir={out_dir}'
+    flag = '' if out_dir == 'out' else f' --out_dir={quote(out_dir)}'
     if stop:
         say(f"stopped after iteration {it - 1} and saved; resume with "
             f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{flag}")
@@ -304,5 +315,5 @@ def main():
 
 
 if __name__ == '__main__':
-    knobs = configurator.configure(globals())
+    knobs = configurator.configure(globals(), more=fields_of_model)
     configurator.run(main)

@@ -22,6 +22,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from shlex import quote
 from textwrap import shorten
 from types import NoneType
 
@@ -201,7 +202,7 @@ def last_checkpoint(out_dir, trusted=''):
             checkpoint = load_checkpoint(path, trusted=trusted)[1]
             if 'optimizer' not in checkpoint:
                 raise ValueError(f"'{path}' holds weights and nothing to resume: start from it "
-                                 f'with --init_from={path} and another --out_dir')
+                                 f'with --init_from={quote(path)} and another --out_dir')
             return checkpoint, path
         except ValueError as error:
             if path == paths[-1]:
@@ -223,8 +224,6 @@ def earlier_run(script):
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')
     before, resumed = last_checkpoint(out_dir, script['model']) if script['resume'] else ({}, '')
-    if not script['resume']:
-        check_free(out_dir, script['overwrite'], '--resume continues it, ')
     if resumed:
         earlier = before['model_args'] | before['config']
         earlier |= dict(model=before['model_class'], out_dir=out_dir)
@@ -233,10 +232,12 @@ def earlier_run(script):
         if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
             raise ValueError(f'init_from = {init_from} would be overwritten: take another '
                              '--out_dir')
+        check_free(out_dir, script['overwrite'], '--resume continues it, ')
         before = load_checkpoint(init_from, trusted=script['model'])[1]
         earlier = before['model_args'] | dict(model=before['model_class'])
         fixed = before['model_args'].keys() - FREE_FIELDS
     else:
+        check_free(out_dir, script['overwrite'], '--resume continues it, ')
         return {}, ''
 
     # the knobs of the earlier run, except those that were given
@@ -291,6 +292,7 @@ def read_tau(out_dir, checkpoint, wanted):
         raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
                          f'ones with {how}')
     if not taus or taus[0] is None:     # null: no threshold was good enough
+        wanted = ', '.join(f'{name} = {value}' for name, value in wanted.items())
         raise ValueError(f"'{path}' has no threshold for {wanted}: give --tau=NUMBER, or see what "
                          f'{how} finds')
     return taus[0]

@@ -75,19 +75,20 @@ def run(main):
 
 # the command line ---------------------------------------------------------------------------------
 
-def configure(script, positional=None):
+def configure(script, positional=None, more=None):
     """
     Set the knobs among a script's globals from the command line; returns {knob: value} of all.
 
     script: its globals(). If it is imported and not run, its knobs keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
+    more: a function of the knobs so far -> {knob: (default, annotation)}, further ones.
     """
     knobs = {name: value for name, value in script.items() if is_knob(name, value)}
     annotations = {name: type(value) for name, value in knobs.items()}
     annotations |= script.get('__annotations__', {})
     given.clear()
     if script['__name__'] == '__main__':
-        run(lambda: read_arguments(sys.argv[1:], knobs, annotations, script, positional))
+        run(lambda: read_arguments(sys.argv[1:], knobs, annotations, script, positional, more))
         script.update(knobs)
     return knobs
 
@@ -98,9 +99,12 @@ def is_knob(name, value):
     return plain_value and name == name.lower() and not name.startswith('_')
 
 
-def read_arguments(args, knobs, annotations, script, positional):
+def read_arguments(args, knobs, annotations, script, positional, more):
     """Apply the arguments to knobs, one after the other."""
     while args:
+        for key, (default, annotation) in more(knobs).items() if more else ():
+            knobs.setdefault(key, default)
+            annotations.setdefault(key, annotation)
         arg = args.pop(0)
         if positional and not arg.startswith('-') and not arg.endswith('.py'):
             arg, positional = f'--{positional}={arg}', None

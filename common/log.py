@@ -8,6 +8,7 @@ import math
 import os
 import time
 from contextlib import nullcontext
+from shlex import quote
 
 import numpy as np
 import torch
@@ -223,4 +224,4 @@ def check_finite(loss, norm, n_loop, it, lr, out_dir):
         raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
                          f'{n_loop}, learning rate {lr:.2e}. No weight was touched: continue from '
                          'the last checkpoint with a lower learning rate '
-                         f'(--init_from={out_dir}/ckpt.pt --out_dir=...)')
+                         f'(--init_from={quote(out_dir)}/ckpt.pt --out_dir=...)')

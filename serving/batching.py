@@ -62,7 +62,7 @@ FIXED = Exit(lambda x0, x1, memo, read: (None, None))       # its signal is unde
 
 @dataclass(eq=False)
 class Request:
-    """A prompt to continue, as a list of tokens."""
+    """A prompt to continue, as a list of tokens, of which the last block_size are read."""
     prompt: list
     max_new_tokens: int = 100
     temperature: int | float = 0.0      # 0 = greedy
@@ -89,8 +89,9 @@ PRELUDE = Stage(0, looping=False)
 class Row:
     """A request in a row of the batch, and how far it has come."""
 
-    def __init__(self, request):
-        self.request, self.tokens, self.stage = request, list(request.prompt), PRELUDE
+    def __init__(self, request, block_size):
+        self.request, self.tokens, self.stage = request, request.prompt[-block_size:], PRELUDE
+        self.cut = len(request.prompt) - len(self.tokens)       # draws count these tokens, too
         # the first token of its context window, and the current token's position in it
         self.start, self.pos = 0, 0
         self.used, self.steps = {}, []      # loop steps: {group: of this token}; of all new tokens
@@ -102,7 +103,7 @@ def draw(logits, rows):
     ways = [(row.request.temperature, row.request.top_k) for row in rows]
     for way in set(ways):
         same = [i for i in range(len(rows)) if ways[i] == way]
-        draws = [(rows[i].request.seed, len(rows[i].tokens)) for i in same]
+        draws = [(rows[i].request.seed, rows[i].cut + len(rows[i].tokens)) for i in same]
         tokens[same] = choose(logits[same], *way, draws)
     return tokens[:, 0].tolist()
 
@@ -197,7 +198,7 @@ class Batch:
                 row.start, row.pos = start, 0
             if len(row.steps) == request.max_new_tokens or token == request.stop:
                 self.rows[numbers[i]] = None
-                yield request, row.tokens[len(request.prompt):], row.steps
+                yield request, row.tokens[len(request.prompt) - row.cut:], row.steps
 
 
 @torch.no_grad()
@@ -217,7 +218,7 @@ def serve(model, requests, rows=32, n_loop=None, exit=None):
         # free rows take the next requests
         for number, row in enumerate(batch.rows):
             if row is None and (request := next(requests, None)):
-                batch.rows[number] = Row(request)
+                batch.rows[number] = Row(request, model.config.block_size)
         waiting = Counter(row.stage for row in batch.rows if row)
         if not waiting:
             return
@@ -238,9 +239,8 @@ KEYS = {field.name: field.type for field in fields(Request) if field.name != 'st
 KEYS['prompt'] = str
 
 
-def parse(line, encoding, block_size, usual):
-    """A line of the file -> Request. usual: {field: value}, the defaults. ValueError if bad."""
-    values = json.loads(line)
+def parse(values, encoding, usual):
+    """A line's JSON -> Request. usual: {field: value}, the defaults. ValueError if bad."""
     if not isinstance(values, dict) or 'prompt' not in values:
         raise ValueError('a request is a JSON object with a prompt')
     for key, value in values.items():
@@ -251,9 +251,6 @@ def parse(line, encoding, block_size, usual):
     prompt = encoding.encode(values['prompt'], allowed_special={EOT})
     request = Request(**usual | values | dict(prompt=prompt))
     check([prompt], request.max_new_tokens, request.temperature, request.top_k)
-    if len(prompt) > block_size:
-        raise ValueError(f'the prompt has {len(prompt)} tokens, more than block_size = '
-                         f'{block_size}: shorten it')
     return request
 
 
@@ -269,12 +266,16 @@ def answer(model, path, encoding, **how):
         usual = dict(temperature=temperature, seed=seed, stop=encoding.eot_token)
         with open(path, encoding='utf-8-sig', errors='replace') as f:
             for n, line in enumerate(f, start=1):
+                name = n
                 try:
                     if line.strip():
-                        yield parse(line, encoding, model.config.block_size, usual | dict(name=n))
+                        values = json.loads(line)
+                        if isinstance(values, dict):
+                            name = values.get('name', n)
+                        yield parse(values, encoding, usual | dict(name=n))
                 except (ValueError, RecursionError) as error:
                     error = ' '.join(str(error).split())
-                    print(json.dumps(dict(name=n, error=f'line {n}: {error}')), flush=True)
+                    print(json.dumps(dict(name=name, error=f'line {n}: {error}')), flush=True)
 
     for request, tokens, steps in serve(model, read(), rows, **how):
         # a padded vocabulary has tokens without text

@@ -55,7 +55,8 @@ def run(*args, script='train.py'):
     """
     out, error, code = io.StringIO(), io.StringIO(), 0
     argv_before, sys.argv = sys.argv, [script, *args]
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number)
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
             runpy.run_path(os.path.join(ROOT, script), run_name='__main__')

@@ -306,7 +306,8 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1]
                       for exit in (rule, None))
     assert waiting['past'] and waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
-    printed = finished('--exit=kl', '--tau=auto', '--max_new_tokens=3', script='sample.py')
+    printed = finished('--exit=kl', '--tau=auto', '--n_loop=5', '--max_new_tokens=3',
+                       script='sample.py')
     assert latest['cache'] == 'latest' and 'mean loop steps' in printed
 
     assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
@@ -323,7 +324,8 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
     assert same(row['tau'], slice(8)) == 1 and same(row['tau'], slice(8, None)) == row['identical']
     larger = [tau for tau in bench.TAU_GRID if row['tau'] < tau <= 1]
     assert not larger or same(larger[-1], slice(8)) < 1
-    printed = finished('--wave=3', '--wave_steps=2', '--max_new_tokens=3', script='sample.py')
+    printed = finished('--wave=3', '--wave_steps=2', '--n_loop=5', '--max_new_tokens=3',
+                       script='sample.py')
     assert f"by waves of 3 x 2, norm_rel {row['tau']:g};" in printed
 
 
@@ -378,3 +380,13 @@ def test_each_way_to_decode_has_its_panels(monkeypatch):
     ('--budgets=[0]', 'n_loop must be an int from 1')])
 def test_bad_input(here, flag, words):
     assert words in refused(*SMALL, flag, script='bench.py')
+
+
+def test_the_seed_reaches_the_noise_of_continuations(tiny, idx):
+    """The draws of prompt i have seed + i."""
+    model, point = tiny(adapter_init='random'), bench.make_point(tiny(), 3, 'fixed')
+    for seed, number in ((0, 0), (4, 0), (4, 2)):
+        new, _ = bench.continue_prompt(model, point, idx[0, :6], 7, 1.5, seed, number)
+        wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
+                                   seed=seed + number)
+        assert torch.equal(new, wanted[0, 6:])

@@ -12,8 +12,9 @@ from conftest import ROOT, TINY, differences, finished, refused, saved
 
 import tasks
 from common import checkpoint
-from common.checkpoint import find_run, load_checkpoint, save_checkpoint
+from common.checkpoint import find_run, load_checkpoint, of_threshold, save_checkpoint
 from common.files import new_file, write_json
+from exits import make_exit
 
 here = test_train.here      # each test in a folder with the data
 
@@ -45,6 +46,12 @@ def test_load_checkpoint(tiny, idx):
         with pytest.raises(ValueError, match='not a whole checkpoint'):
             load_checkpoint(name)
     assert not os.path.exists('code-was-run')
+    # weights of a class that has changed since: which do not match
+    others = dict(parts['model'], strange=torch.zeros(1))
+    del others['ln_f.weight']
+    torch.save(good | dict(model=others), 'changed.pt')
+    with pytest.raises(ValueError, match='(?s)Missing.*"ln_f.weight".*Unexpected.*"strange"'):
+        load_checkpoint('changed.pt')
     with pytest.raises(ValueError, match='no checkpoint at .*python train.py'):
         load_checkpoint('nowhere/ckpt.pt')
 
@@ -68,12 +75,16 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
         checkpoint.last_checkpoint('out')
 
 
-def test_the_pretrained_models_are_found_from_any_folder(capsys):
+def test_the_pretrained_models_are_found_from_any_folder(capsys, monkeypatch):
     """Without --out_dir it is out/ if that holds a checkpoint; results never go to pretrained/."""
     pretrained = os.path.join(ROOT, 'pretrained')
-    assert find_run(None) == find_run('pretrained/text') == (f'{pretrained}/text', 'out')
-    assert find_run('pretrained/calc') == (f'{pretrained}/calc', 'out')
+    assert find_run(None) == find_run('pretrained/text') == (f'{pretrained}/text', 'out/text')
+    assert find_run('pretrained/calc/') == (f'{pretrained}/calc/', 'out/calc')
     assert find_run('nowhere') == ('nowhere', 'nowhere')
+    os.mkdir('foreign')
+    with monkeypatch.context() as patch:        # a folder in which nobody may write
+        patch.setattr(os, 'access', lambda path, mode: path != 'foreign')
+        assert find_run('foreign') == ('foreign', 'out/foreign')
     assert 'pretrained/text is read-only' in refused('--out_dir=pretrained/text')
     os.mkdir('out')
     Path('out', 'ckpt.pt').touch()
@@ -95,16 +106,24 @@ def test_the_pretrained_models_have_learned():
 
 def test_thresholds_belong_to_the_weights(tiny):
     stored = dict(model=tiny().state_dict())
-    rows = [dict(cache='latest', rule=rule, past=True, tau=tau) for rule, tau in (
-        ('kl', 0.5), ('accel', None))]
-    checkpoint.save_thresholds('out', stored, rows)
-    assert checkpoint.read_tau('out', stored, 'latest', 'kl', False) == 0.5
-    for rule in ('accel', 'norm'):      # calibration has found none, or has not looked
-        with pytest.raises(ValueError, match=f'no threshold for cache = latest, exit = {rule}'):
-            checkpoint.read_tau('out', stored, 'latest', rule, False)
+    def found_for(rule, cache='latest', ring=8, n_loop=30, wave=None):
+        return of_threshold(rule, cache, ring, [n_loop], wave)
+
+    kl, accel = make_exit('kl'), make_exit('accel')
+    checkpoint.save_thresholds('out', stored, [found_for(kl) | dict(tau=0.5),
+                                               found_for(accel) | dict(tau=None),
+                                               found_for(kl, 'ring', 4) | dict(tau=0.25)])
+    assert checkpoint.read_tau('out', stored, found_for(kl)) == 0.5
+    assert checkpoint.read_tau('out', stored, found_for(kl, 'ring', 4)) == 0.25
+    # calibration has found none, or has not looked
+    for other in (found_for(accel), found_for(make_exit('norm')), found_for(kl, 'exact'),
+                  found_for(make_exit('kl', hits=2)), found_for(make_exit('kl', keep=False)),
+                  found_for(kl, 'ring', 8), found_for(kl, n_loop=8), found_for(kl, wave=[8, 1])):
+        with pytest.raises(ValueError, match='no threshold for rule = '):
+            checkpoint.read_tau('out', stored, other)
     stored['model']['lm_head.weight'][0, 0] += 1e-3
     with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
-        checkpoint.read_tau('out', stored, 'latest', 'kl', False)
+        checkpoint.read_tau('out', stored, found_for(kl))
 
 
 def test_a_file_is_whole_or_as_it_was():

@@ -41,6 +41,7 @@ if __name__ == '__main__':
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
                 loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[])
 FILES = dict(
+    bom='\ufeffcount = 7\n',
     a='import math\nrate = count * 2\nlayers = [[0], [i for i in (1, 2)]]\n_private = 1\n',
     # knobs of train.py, which this script does not have, may be set and read
     train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\ncount = 4\n',
@@ -220,3 +221,30 @@ def test_pick_device():
         device, context = pick_device('cpu', dtype)
         with context:
             assert device == 'cpu' and (x @ x).dtype == wanted
+
+
+def test_a_config_file_may_begin_with_a_byte_order_mark(script):
+    assert script('bom.py')['count'] == 7
+
+
+@pytest.mark.parametrize('settings, stdout', [
+    (dict(PYTHONIOENCODING='cp1252'), b'printed before\n'), ({}, None)])
+def test_a_console_that_lacks_letters_or_is_closed(script, settings, stdout):
+    """The name is no letter of cp1252; stdout may be closed before the script starts."""
+    Path('script.py').write_text(SCRIPT.replace("print('printed before')", "print('\ufffd')"))
+    env = dict(PYTHONPATH=str(Path(__file__).parent.parent)) | settings
+    close = ' >&-' if stdout is None else ''
+    done = subprocess.run(f'{sys.executable} script.py{close}', shell=True, env=env,
+                          capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout == ('' if stdout is None else '?\n')
+
+
+def test_more_knobs_depend_on_others(script):
+    """As the fields of the model's Config that --model names."""
+    def more(knobs):
+        return dict(width=(None, int | None)) if knobs['name'] == 'wide' else {}
+    assert script('--name=wide', '--width=7', more=more)['width'] == 7
+    for args in ['--width=7'], ['--name=wide', '--width=seven'], ['--name=wide', '--wdth=7']:
+        with pytest.raises(SystemExit):
+            script(*args, more=more)

@@ -1,5 +1,6 @@
 import os
 import resource
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import refused
 
 import data
 from data import EOT
@@ -25,7 +27,7 @@ def here(tmp_path, monkeypatch):
 def text_of(name, split):
     """The documents of a split, decoded from its bin file."""
     text = data.open_data(name)
-    encoding = data.get_encoding(text.tokenizer)
+    encoding = data.get_encoding(text.tokenizer, f'data/{name}')
     return encoding.decode(getattr(text, split).tolist()).split(EOT)[:-1]
 
 
@@ -120,8 +122,8 @@ def test_a_bpe_is_trained_on_the_training_documents_alone():
         word = 'held-out words' if i % 3 == 0 else 'größer than the fox'
         Path(f'texts/{i}.txt').write_text(f'{word} ' * 50)
     meta = data.make('own', 'texts', val_fraction=1 / 3, bpe=300)
-    encoding = data.get_encoding(meta['tokenizer'])
-    assert meta['tokenizer'] == 'data/own/tokenizer.json'
+    encoding = data.get_encoding(meta['tokenizer'], 'data/own')
+    assert meta['tokenizer'] == data.get_encoding('data/own/tokenizer.json').name == encoding.name
     assert meta['vocab_size'] == encoding.n_vocab <= 300
     assert text_of('own', 'val') == ['held-out words ' * 50] * 2
     assert text_of('own', 'train') == ['größer than the fox ' * 50] * 4
@@ -428,3 +430,62 @@ def test_damaged_data_is_refused(file):
     path.write_bytes(path.read_bytes().replace(b'l', b'm'))
     with pytest.raises(ValueError, match='data/own is damaged .* make it again'):
         data.open_data('own')
+
+
+# what must not happen to a user's data ------------------------------------------------------------
+
+def test_own_text_needs_a_name(monkeypatch):
+    """Without one it would replace torchdocs."""
+    Path('data/torchdocs').mkdir(parents=True)
+    Path('data/torchdocs/train.bin').write_text('as it was')
+    Path('my book.txt').write_text('a text')
+    assert "data.py NAME --path='my book.txt'" in refused('--path=my book.txt', script='data.py')
+    assert Path('data/torchdocs/train.bin').read_text() == 'as it was'
+
+
+def test_characters_of_nanogpt_are_refused():
+    """Its character data numbers letters by a table in meta.pkl."""
+    Path('shakespeare_char').mkdir()
+    for split in ('train', 'val'):
+        np.arange(200, dtype='<u2').tofile(f'shakespeare_char/{split}.bin')
+    Path('shakespeare_char/meta.pkl').write_bytes(b'')
+    assert '--path=shakespeare_char/input.txt' in refused('chars', '--path=shakespeare_char',
+                                                          script='data.py')
+    assert not os.path.exists('data/chars')
+
+
+def test_a_tokenizer_is_what_is_in_its_file():
+    """Not where it lies: another of the same path is refused, a copy elsewhere is the same."""
+    os.mkdir('texts')
+    for i in range(6):
+        Path(f'texts/{i}.txt').write_text('the quick brown fox ' * 50)
+    meta = data.make('own', 'texts', bpe=300)
+    shutil.copytree('data/own', 'moved')
+    moved = data.make('again', 'texts', tokenizer='moved/tokenizer.json')
+    assert moved['tokenizer'] == meta['tokenizer'] and Path('data/again/tokenizer.json').exists()
+    assert data.open_data('again', meta['tokenizer']).tokenizer == meta['tokenizer']
+    data.make('other', 'texts', bpe=260)
+    shutil.copy('data/other/tokenizer.json', 'data/own/tokenizer.json')
+    with pytest.raises(ValueError, match='is not the tokenizer that belongs here'):
+        data.open_data('own')
+    with pytest.raises(ValueError, match='reads inf tokens of tokenizer.json:.* but data set'):
+        data.open_data('other', meta['tokenizer'])
+
+
+def test_half_a_surrogate_pair_is_no_character():
+    Path('good.txt').write_text('some text ' * 200)
+    data.make('own', 'good.txt', bpe=260)
+    encoding = data.get_encoding('data/own/tokenizer.json')
+    assert encoding.encode('a\ud800b') == encoding.encode('a?b')
+
+
+def test_a_byte_order_mark_is_no_text():
+    Path('bom.txt').write_bytes(b'\xef\xbb\xbf' + 600 * b'text ')
+    data.make('bom', 'bom.txt', val_fraction=0.5)
+    assert text_of('bom', 'train') == [300 * 'text ']
+
+
+def test_a_folder_with_a_pattern_in_its_name():
+    Path('run[1]').mkdir()
+    Path('run[1]/a.txt').write_text('a text')
+    assert list(data.file_documents('run[1]')) == ['a text']

@@ -4,6 +4,7 @@ Decoding: every way of feeding the tokens gives the same model, with exits and w
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import TAUS
@@ -20,6 +21,7 @@ from zoo.ouro import Gated
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY, ROTARY = dict(temperature=0), dict(pos='rotary', rope_base=100.0)
+ROW = make_exit('zoo.huginn:kl')        # all tokens of a row exit together
 
 
 def rule_of(name):
@@ -128,6 +130,9 @@ def test_with_latest_a_prompt_converges(problems, name):
     alone, _, _ = prefill(model, rows, Plan(counts, rule))
     assert 3 * (logits - ends).abs().mean() < (alone - ends).abs().mean()
     assert counts[0] < steps.max() <= counts[0] + 11
+    # a prompt of one token has nothing to wait for, and its whole budget without a rule
+    one, _, _ = prefill(model, [rows[-1]], Plan(counts, rule), True)
+    assert torch.equal(one, prefill(model, [rows[-1]], Plan(counts, rule))[0])
 
 
 # many tokens -------------------------------------------------------------------------------------
@@ -249,7 +254,19 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx):
     (dict(warm_start=True, cache=None), 'needs a cache'),
     (dict(draft_loops=3, n_loop=3), 'must lie between 1 and n_loop - 1, not 3'),
     (dict(draft_loops=1), 'needs one row'),
+    (dict(warm_start=True, injection='none'), 'loop steps read their input'),
+    (dict(draft_loops=2, exit=ROW, rows=1), "rule 'zoo.huginn:kl' reads all tokens of a pass"),
+    (dict(exit=ROW, lengths=[5, 9, 9]), 'rows of different lengths are padded'),
     (dict(idx=torch.zeros(1, 0, dtype=torch.long)), 'prompt is empty')])
 def test_bad_input(tiny, idx, how, words):
+    how = dict(idx=idx, max_new_tokens=1, lengths=[9, 9, 9], rows=3, injection='concat') | how
+    model, rows = tiny(injection=how.pop('injection')), how.pop('rows')
+    prompts = [row[:n] for row, n in zip(how.pop('idx')[:rows], how.pop('lengths'))]
     with pytest.raises(ValueError, match=words):
-        tiny().generate(**dict(idx=idx, max_new_tokens=1) | how)
+        list(model.stream(prompts, **how))
+
+
+def test_numbers_of_numpy_are_numbers(tiny, idx):
+    how, n = dict(temperature=0.8, cache='exact'), np.int64(3)
+    plain = tiny().generate(idx[:2], 5, n_loop=3, seed=3, noise_seed=3, **how)
+    assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise_seed=n, **how), plain)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import TINY, finished, loop, make_book, refused
 
+import decode
 import explore
 import tasks
 from common.checkpoint import load_checkpoint
@@ -53,6 +54,15 @@ def test_the_wave_continues_the_prompt(pages):
     assert left == waved[0, prompt.shape[1] + 1:].tolist()
     assert passes[0]['position'] == prompt.shape[1]
     assert all(len(one['tokens']) == len(one['age']) <= 8 for one in passes)
+
+
+def test_the_noise_seed_is_that_of_the_wave_too(pages, monkeypatch):
+    monkeypatch.chdir(pages.folder)
+    seeds = []
+    monkeypatch.setattr(decode, 'stream', lambda *args, noise_seed=0, **how: seeds.append(
+        noise_seed) or [])
+    finished('--n_loop=2', '--start=The', '--noise_seed=5', '--path=seed.html', script='explore.py')
+    assert seeds == [5]
 
 
 @pytest.mark.parametrize('norm_inside', [True, False])

@@ -192,3 +192,16 @@ def test_bad_input(trained, monkeypatch, flag, words):
     monkeypatch.chdir(trained)
     another_run('plain', groups=[])
     assert words in refused(*SMALL, flag, script='geometry.py')
+
+
+def test_weights_that_are_not_finite(trained, tmp_path, monkeypatch):
+    """In a folder whose name looks like a pattern."""
+    monkeypatch.chdir(shutil.copytree(trained, tmp_path / 'run'))
+    os.rename('out', 'out[1]')
+    models, _ = geo.load_run('out[1]', 'cpu')
+    assert list(models) == [0, 3, 12]
+    checkpoint = torch.load('out[1]/ckpt.pt', weights_only=True)
+    checkpoint['model']['ln_f.weight'][0] = checkpoint['model']['wte.weight'][:] = math.nan
+    torch.save(checkpoint, 'out[1]/ckpt.pt')
+    line = refused(*SMALL, '--out_dir=out[1]', script='geometry.py')
+    assert 'the states are not finite' in line

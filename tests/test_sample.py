@@ -4,6 +4,8 @@ import re
 import pytest
 from conftest import finished, refused
 
+from sample import read_prompt
+
 
 @pytest.fixture(autouse=True)
 def here(short_run, monkeypatch):
@@ -74,7 +76,8 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
     ('--draft_loops=1', 'needs one row'), ('--wave=-1', 'not -1'),
-    ('--wave=2 --cache=exact', "one row, cache='latest'"), ('--wave=2 --tau=auto', 'cannot read')])
+    ('--wave=2 --cache=exact', "one row, cache='latest'"), ('--wave=2 --tau=auto', 'cannot read'),
+    ('--ring=4', 'add --cache=ring')])
 def test_bad_input(args, words):
     assert words in refused(*args.split(), script='sample.py')
 
@@ -83,3 +86,8 @@ def test_a_task_takes_no_flags_of_text(wave, monkeypatch):
     monkeypatch.chdir(wave)
     line = refused('--start=1', '--draft_loops=2', script='sample.py')
     assert 'leave out --start, --draft_loops' in line
+
+
+def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / 'prompt.txt').write_bytes(b'\xef\xbb\xbfThe ')
+    assert read_prompt(f'FILE:{tmp_path}/prompt.txt') == 'The '

@@ -96,12 +96,13 @@ def test_a_file_of_requests(short_run, monkeypatch):
     """Each line is answered as by itself, in the order in which they end; bad ones with a line."""
     words = {5: 'Expecting value', 6: 'JSON object', 7: 'recursion', 9: 'empty', 10: 'must be str',
              8: "'max_new_token': did you mean 'max_new_tokens'?", 11: 'with a prompt',
-             12: '17 tokens', 13: 'temperature', 14: 'Invalid control character'}
+             13: 'temperature', 14: 'Invalid control character'}
     lines = ['{"prompt": "The ", "max_new_tokens": 9, "name": "long"}', '',
              '{"prompt": "qu", "max_new_tokens": 2, "temperature": 0.8, "seed": 4}',
              '{"prompt": "Th", "max_new_tokens": 3}', 'nonsense', '[1]', '[' * 100000,
-             '{"prompt": "a", "max_new_token": 3}', '{"prompt": ""}', '{"prompt": 3}', '{}',
-             '{"prompt": "12345678901234567"}', f'{{"prompt": "a", "temperature": 1{"0" * 400}}}',
+             '{"prompt": "a", "max_new_token": 3, "name": "typo"}', '{"prompt": ""}',
+             '{"prompt": 3}', '{}', '{"prompt": "12345678901234567"}',
+             f'{{"prompt": "a", "temperature": 1{"0" * 400}}}',
              '{"prompt": "\x00\xff"}']
     monkeypatch.chdir(short_run)
     Path('requests.jsonl').write_text('\n'.join(lines), encoding='latin-1')
@@ -110,13 +111,26 @@ def test_a_file_of_requests(short_run, monkeypatch):
     answers = {line['name']: line for line in found}
     assert len(found) == len(answers) == 13         # an empty line asks for nothing
     assert [line['name'] for line in found if 'text' in line].index('long') > 0
-    for name, said in words.items():
-        error = answers[name]['error']
-        assert said in error and error.startswith(f'line {name}: ') and '\n' not in error, error
+    for n, said in words.items():
+        error = answers['typo' if n == 8 else n]['error']
+        assert said in error and error.startswith(f'line {n}: ') and '\n' not in error, error
     assert [len(answers[name]['tokens']) for name in ('long', 3, 4)] == [9, 2, 3]
     alone = finished('--start=The ', '--max_new_tokens=9', '--stop_at_end=False',
                      '--temperature=0', '--exit=norm_rel', '--tau=0.1', script='sample.py')
     assert alone.startswith('model: out/ckpt.pt\nThe ' + answers['long']['text'])
+
+
+def test_of_a_long_prompt_the_last_block_is_read(tiny, monkeypatch):
+    """And the draws count the tokens before it, as stream's do."""
+    model, positions = tiny(adapter_init='random'), []
+
+    def spy(logits, temperature, top_k, draws):
+        positions.extend(position for _, position in draws)
+        return choose(logits, temperature, top_k, draws)
+    monkeypatch.setattr(batching, 'choose', spy)
+    long, block = (next(serve(model, [Request(prompt, 3)], 2, n_loop=4))[1]
+                   for prompt in ([*range(21)], [*range(5, 21)]))
+    assert long == block and positions == [21, 22, 23, 16, 17, 18]
 
 
 def test_words_of_a_task(wave, monkeypatch):

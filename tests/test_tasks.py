@@ -107,7 +107,7 @@ def test_a_new_task_is_a_class(monkeypatch):
         def words(self, letters):
             return [*'abcdef'[:letters]]
 
-        def oracle(self, words, letters):
+        def oracle(self, words):
             return [None, *words[:-1]]
 
     monkeypatch.setitem(tasks.TASKS, 'echo', Echo())
@@ -129,6 +129,7 @@ def test_a_new_task_is_a_class(monkeypatch):
     ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
     ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
     ('hop', 1, 1, 'T of at least 2, not 1'),
+    ('hop:hops=1000,dense=False', 2, 50, 'a chain of up to 1000 hops hardly fits 2 tokens'),
     ('calc', 0, 1, 'cannot make 2048 problems of 0 tokens'),
     ('calc', 10 ** 9, 1, 'cannot make 2048 problems of 1000000000 tokens .*--block_size'),
     ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
@@ -143,3 +144,16 @@ def test_a_config_fits_its_task():
         with open(os.path.join(ROOT, 'config', f'{config}.py')) as f:
             exec(f.read(), knobs)
         tasks.Problems(knobs['dataset']).check(knobs['block_size'])
+
+
+def test_a_task_that_makes_other_arrays_says_so(monkeypatch):
+    class Bools(tasks.Group):
+        def __call__(self, rng, rows, T):
+            x = rng.random((rows, T)) < 0.5
+            return x, x, np.zeros((rows, T), dtype=np.int64)
+
+        def words(self):
+            return ['0', '1']
+    monkeypatch.setitem(tasks.TASKS, 'bools', Bools())
+    with pytest.raises(ValueError, match="the task bools must make three arrays of int64 .*'bool'"):
+        tasks.Problems('bools').make(np.random.default_rng(0), 2, 3)

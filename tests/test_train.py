@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY, differences, finished, log_of, make_book, refused, same, saved
+from conftest import ROOT, TINY, differences, finished, log_of, make_book, refused, run, same, saved
 
 import data
 import train
-from common import plots
+from common import distributed, plots
 from common.checkpoint import load_checkpoint
 from model import GPT
 
@@ -147,7 +147,7 @@ def test_weights_that_do_not_fit_are_refused(whole, flag, words):
 def test_a_large_vocabulary_is_rounded_up_for_speed():
     for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
         finished(*TINY, f'--dataset=calc:p={p}', '--pos=rotary', '--max_iters=1', '--keep_iters=[]',
-                 '--eval_loops=[1]')
+                 '--eval_loops=[1]', '--overwrite')
         assert saved('out')['model_args']['vocab_size'] == vocab_size
 
 
@@ -174,7 +174,7 @@ def test_killed_and_resumed():
 # in training; and of the passes of evaluations at iterations 5, 10 and 12, each at 1 and 3 loops,
 # the first and one after the last iteration
 @pytest.mark.parametrize('number, training, n, iteration', [
-    (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGTERM, False, 5, 12)])
+    (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGHUP, False, 5, 12)])
 def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
     """It comes in the n-th pass, of those in training or of those of held-out losses."""
     passes, forward = [], GPT.forward
@@ -189,7 +189,9 @@ def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training
 
     with monkeypatch.context() as patch:
         patch.setattr(GPT, 'forward', spy)
-        printed = finished(*TINY)
+        done = run(*TINY)
+    printed = done.stdout
+    assert done.returncode == 128 + number
     assert len(passes) == n             # the step is finished, and an evaluation is not
     assert training or passes == [1, 3, 1, 3, 1][:n]
     assert printed.splitlines()[-1] == (f'stopped after iteration {iteration - 1} and saved; '
@@ -264,17 +266,29 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--min_lr=nan', 'min_lr must be float or None'),
     ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
     ('--groups={[1],[2]}', 'groups must be list'),
-    ('--eval_loops=[0]', 'eval_loops'),
-    ('--learning_rate=1e29', 'not finite at iteration 1'),      # before its first save
+    ('--eval_loops=[0]', 'eval_loops'), ('--eval_loops=[2,2]', 'different loop counts'),
+    ('--lr_decay_iters=0', 'lr_decay_iters must be at least 1'),
     *((f'--{knob}=0', f'{knob} must be at least 1') for knob in (
         'batch_size', 'gradient_accumulation_steps', 'max_iters', 'eval_interval', 'eval_windows',
         'log_interval', 'save_interval'))])
 def test_bad_input_is_one_line_and_loses_nothing(flag, words):
     os.mkdir('out')
     Path('out/ckpt.pt').write_text('what was there before')
-    assert words in refused(*TINY, flag)
+    assert words in refused(*TINY, flag, '--overwrite')
     assert Path('out/ckpt.pt').read_text() == 'what was there before'
     assert not os.path.exists('out/ckpt.old.pt')
+
+
+def test_a_run_is_not_overwritten_by_another(whole):
+    """Once a new run has begun, even one that fails, nothing of the old one can be resumed."""
+    shutil.copytree(whole, 'out')
+    assert ('out holds a run of 12 iterations: --resume continues it, --overwrite starts over, or '
+            'give another --out_dir') in refused(*TINY)
+    assert differences(whole, 'out') == []
+    bad = refused(*TINY, '--overwrite', '--learning_rate=1e29')
+    assert 'not finite at iteration 1' in bad and glob.glob('out/*.pt') == ['out/ckpt_000000.pt']
+    finished(*TINY, '--resume')
+    assert differences(whole, 'out') == []
 
 
 # several processes --------------------------------------------------------------------------------
@@ -311,3 +325,45 @@ def test_two_processes_are_one():
     for a, b in zip(*iterations, strict=True):
         assert (a['iter'], a['loops']) == (b['iter'], b['loops'])
         assert math.isclose(float(a['loss']), float(b['loss']), abs_tol=1e-4)
+
+
+# what a run must survive --------------------------------------------------------------------------
+
+def test_a_reader_that_has_gone_ends_a_run_like_a_signal(tmp_path):
+    """`train.py | head`: the step is finished and saved."""
+    script = [sys.executable, '-u', os.path.join(ROOT, 'train.py'), *TINY, '--log_interval=1',
+              '--max_iters=500']
+    process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(3):
+        process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == ''
+    assert 1 <= saved('out')['iter_num'] < 500
+
+
+def test_fields_of_a_class_are_flags():
+    finished(*TINY, '--model=zoo.ouro:Ouro', '--injection=none', '--mlp_width=24', '--max_iters=1')
+    assert saved('out')['model_args']['mlp_width'] == 24
+    line = refused(*TINY, '--model=zoo.ouro:Ouro', '--mlp_widht=24')
+    assert "did you mean 'mlp_width'?" in line
+
+
+def test_a_tokenizer_of_its_own_is_no_obstacle(tmp_path):
+    """A run of which out_dir is where its data's tokenizer.json came from."""
+    os.makedirs('out')
+    make_book()
+    data.make('tokens', 'book.txt', bpe=300)
+    shutil.copy('data/tokens/tokenizer.json', 'out/tokenizer.json')
+    data.make('again', 'book.txt', tokenizer='out/tokenizer.json')
+    finished(*TINY, '--dataset=again', '--max_iters=1')
+    assert Path('out/tokenizer.json').read_text() == Path('data/again/tokenizer.json').read_text()
+
+
+def test_an_error_in_the_first_process_does_not_leave_the_others_waiting(monkeypatch):
+    """They come to the same error, and print nothing."""
+    barriers = []
+    monkeypatch.setattr(distributed, 'WORLD', 2)
+    monkeypatch.setattr(distributed.dist, 'barrier', lambda: barriers.append(1))
+    with pytest.raises(ValueError):
+        distributed.make_once(lambda: int('no data'))
+    assert barriers == [1]

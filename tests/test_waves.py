@@ -198,3 +198,11 @@ def test_without_a_seed_torch_decides(tiny, idx):
     assert not torch.equal(one[0, 16:], one[1, 16:])
     with pytest.raises(ValueError, match='one for each of the 3 rows'):
         model.generate(idx, 8, seed=[1, 2])
+
+
+@pytest.mark.parametrize('name', ['accel', 'norm'])
+def test_all_tokens_may_leave_in_one_pass(tiny, idx, name):
+    """The wave then starts again from a token without states, and a rule without a signal."""
+    tokens, steps = tiny().generate(idx[:1, :6], 9, n_loop=4, temperature=0, wave=3, wave_steps=4,
+                                    exit=make_exit(name, math.inf))
+    assert tokens.shape == (1, 15) and (steps[:, 1:] >= 4).all()

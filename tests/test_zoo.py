@@ -469,3 +469,22 @@ def test_etd_then_mid_training(book, monkeypatch):
              '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2')
     model, checkpoint = load_checkpoint('trained/ckpt.pt')
     assert len(model.groups) == 1 and checkpoint['model_class'] == 'zoo.etd:Looped'
+
+
+def test_with_one_loop_the_gate_has_nothing_to_learn(tiny, idx):
+    model = tiny(kind=ouro.OuroGateOnly, **OURO).train()
+    _, loss = model(idx, idx.roll(-1, 1), n_loop=1)
+    loss.backward()
+    assert loss == 0 and (model.gate.weight.grad == 0).all()
+
+
+def test_no_run_is_replaced_unasked(tmp_path, an_ouro):
+    folder = public_folder(tmp_path / 'public', an_ouro.golden)
+    out = tmp_path / 'public' / 'out'
+    out.mkdir()
+    (out / 'ckpt.pt').write_text('a run')
+    (out / 'ckpt.old.pt').write_text('and the one before')
+    assert 'out holds a run: --overwrite starts over' in read('ouro', folder, end=refused)
+    assert (out / 'ckpt.pt').read_text() == 'a run'
+    read('ouro', folder, '--overwrite')
+    assert [path.name for path in out.glob('*.pt')] == ['ckpt.pt']

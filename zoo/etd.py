@@ -23,6 +23,7 @@ scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
 import os
 from dataclasses import asdict, replace
 from itertools import combinations_with_replacement
+from shlex import quote
 
 import numpy as np
 import torch
@@ -181,7 +182,7 @@ def main():
     save_run(Run(knobs, looping, {}, checkpoint['tokenizer'], checkpoint['data']), 0,
              os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}: ckpt.pt, blocks.csv, angles.png\nnext: python train.py '
-          f'--init_from={out_dir}/ckpt.pt --out_dir={out_dir}-trained')
+          f'--init_from={quote(out_dir)}/ckpt.pt --out_dir={quote(out_dir)}-trained')
 
 
 if __name__ == '__main__':

@@ -11,6 +11,7 @@ import glob
 import json
 import os
 from dataclasses import dataclass
+from shlex import quote
 from textwrap import shorten
 
 import torch
@@ -44,7 +45,7 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, ov
     try:
         with open(file, encoding='utf-8') as f:
             public = json.load(f)
-        for file in sorted(glob.glob(os.path.join(path, '*.safetensors'))):
+        for file in sorted(glob.glob(os.path.join(glob.escape(path), '*.safetensors'))):
             tensors |= load_file(file)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"cannot read '{file}' ({error}): --path must be a folder with "
@@ -84,7 +85,7 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, ov
     name = encoding and encoding.name
     save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=name, data=''), 0,
              os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={out_dir}' if encoding else
+    print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={quote(out_dir)}' if encoding else
           f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
 
 
