@@ -626,13 +626,15 @@ def report(points, groups, folder):
 
 def main():
     import data
-    from common.configurator import pick_device
+    from common.configurator import given, pick_device
 
     # the model, held-out windows, and the points to measure
     dev, autocast = pick_device(device, dtype)
     model, checkpoint, source, folder = open_run(out_dir, dev, 'there is nothing to exit from')
     T, groups = model.config.block_size, model.config.groups
     start = check_knobs(T)
+    if 'ring' in given and 'ring' not in as_list(cache):
+        raise ValueError('--ring needs its cache policy: add --cache=ring')
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(model, make)

@@ -23,6 +23,7 @@ import os
 import numpy as np
 import torch
 from torch.linalg import vector_norm
+from torch.nn.functional import pad
 
 from common import plots
 from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
@@ -81,7 +82,7 @@ def pca_2d(states):
     Fig. 1. The sign of an axis is fixed: its largest entry is positive.
     """
     flat = states.float().reshape(-1, states.shape[-1])
-    flat = flat - flat.mean(dim=0)
+    flat = pad(flat - flat.mean(dim=0), (0, max(0, 2 - flat.shape[1])))         # C may be 1
     axes = torch.linalg.svd(flat, full_matrices=False)[2][:2]                   # (2, C)
     largest = axes.abs().argmax(dim=1, keepdim=True)
     axes = axes * axes.gather(1, largest).sign()

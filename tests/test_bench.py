@@ -374,6 +374,7 @@ def test_each_way_to_decode_has_its_panels(monkeypatch):
     ('--cache=newest', "unknown cache policy 'newest'"), ('--rounds=0', 'rounds must be'),
     ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'waves must be lists of pairs'),
     ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3]]', 'draft_loops must lie between 1 and'),
+    ('--ring=4', 'add --cache=ring'),
     ('--calibrate=0', 'must be more than 0 nats'),
     ('--calibrate=0.1', '6 windows are too few to halve: --n_windows=16'),
     ('--dataset=calc', 'has 13 of calc:p=5'),

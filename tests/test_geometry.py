@@ -66,6 +66,11 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
     assert geo.last_clear_cos(states, floor=1.0).isnan().all()
 
 
+def test_pca_of_one_dimension_is_a_line():
+    states = torch.tensor([[3.0], [1.0], [2.0]])
+    torch.testing.assert_close(geo.pca_2d(states), torch.tensor([[1.0, 0], [-1.0, 0], [0, 0]]))
+
+
 @pytest.fixture(scope='module')
 def trained(whole, tmp_path_factory):
     """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
