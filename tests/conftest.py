@@ -34,7 +34,6 @@ from model import GPT  # noqa: E402
 # you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
 
-
 # a run of seconds, with two groups
 TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
@@ -156,7 +155,6 @@ def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
 def tiny():
     """
     tiny(kind=GPT, **changes): a small model in evaluation, its weights from a fixed seed.
-
     The weights of its norms are not all 1, so that a norm in the wrong place shows.
     """
     def build(seed=0, kind=GPT, **changes):

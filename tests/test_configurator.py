@@ -101,8 +101,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--count=2.5'], 'count must be int, not 2.5'),
     (['--top=2.5'], 'top must be int or None, not 2.5'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
-    (['--pos=rotray'],
-     "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
+    (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
     (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
     (['nowhere.py'], "config file 'nowhere.py' failed: FileNotFoundError"),
     (['count=3'], "'count=3' is neither a --key=value flag nor a config file ending in .py"),
@@ -201,7 +200,6 @@ def test_pick_device():
             pick_device(device)
     with pytest.raises(ValueError, match='unknown dtype'):
         pick_device('cpu', 'float16')
-
     # the dtype of matrix products
     x = torch.ones(2, 2)
     for dtype, wanted in (('auto', torch.float32), ('bfloat16', torch.bfloat16)):

@@ -122,8 +122,7 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
 
 def test_spikes():
     trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
-    # a loss that falls, with noise
-    losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]
+    losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]      # falls, with noise
     assert not any(log.is_spike(loss, trend) for loss in losses)
     assert log.is_spike(2.0, trend)
     assert not log.is_spike(0.2, trend)

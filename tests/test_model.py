@@ -148,8 +148,7 @@ def test_flops_of_a_token_by_hand():
 
 
 @pytest.mark.parametrize('changes, words', [
-    (dict(n_embd=16, n_head=3), 'not divisible'),
-    (dict(n_layer=0), 'n_layer must be positive'),
+    (dict(n_embd=16, n_head=3), 'not divisible'), (dict(n_layer=0), 'n_layer must be positive'),
     (dict(mean_recurrence=math.inf), 'mean_recurrence must be positive and at most 1000, not inf'),
     (dict(injection='ad'), "injection must be one of concat, add, none, not 'ad'"),
     (dict(n_embd=6, n_head=2, pos='rotary'), 'n_embd / n_head must be even, not 3'),

@@ -65,8 +65,7 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
 
 
 @pytest.mark.parametrize('args, words', [
-    ('--past', 'need an exit rule'),
-    ('--out_dir=nowhere', 'no checkpoint at'),
+    ('--past', 'need an exit rule'), ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--num_samples=0', 'num_samples'),
     ('--out_dir={wave}/out --start=1 --draft_loops=2', 'leave out --start, --draft_loops'),

@@ -25,8 +25,7 @@ from zoo import etd, huginn, ouro
 
 # each class, and how a small model of it differs from `tiny`; test_decode.py decodes with them
 CLASSES = {
-    'model:GPT': (GPT, {}),
-    'zoo.ouro:Gated': (ouro.Gated, {}),
+    'model:GPT': (GPT, {}), 'zoo.ouro:Gated': (ouro.Gated, {}),
     'zoo.etd:Looped': (etd.Looped, dict(injection='none', x0='e')),
     'zoo.huginn:Huginn': (huginn.Huginn, dict(adapter_init='random', norm_inside=False,
                                               pos='rotary', mlp_width=24)),
