@@ -45,7 +45,7 @@ class Span:
     """
     Where T new tokens stand in their rows: at positions start ... start + T - 1.
 
-    start: an int, or for T = 1 a list with the position in each row; as an attribute the largest.
+    start: an int, or for T = 1 a list, one for each row; the attribute is their largest.
     pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
     mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
@@ -106,7 +106,7 @@ class KeysValues:
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)         # (b, T, H, D)
         for store, new in (self.keys, keys), (self.values, values):
             if step.active is not None:
-                # an exited token: from the slot of the step before, until a ring has wrapped
+                # an exited token: the key one slot before; in a wrapped ring what is there
                 source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
                 new = torch.where(step.active[:, None, :, None], new, store[source, row, :, pos])
             store[slot, row, :, pos] = new
@@ -185,8 +185,8 @@ POLICIES = {
 
 def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     """
-    An empty cache: {block: KeysValues} for every block of the model and, where tokens may have to
-    wait for the past, {group: Signals}.
+    An empty cache: {block: KeysValues} for every block of the model and, where each loop step has a
+    slot, {group: Signals}.
 
     counts: the loop budget of each group. ring: slots of that policy. T_max: tokens to hold,
     block_size by default. ValueError for an unknown policy, or a ring without a slot.

@@ -237,8 +237,9 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
         cache = way.cache or 'exact'
     elif warm_start and cache is None:
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
-    alone = len(rows) == 1 and not warm_start and (not wave or draft_loops is None)
-    if way.cache and not (cache == way.cache and alone):
+    fits = (cache == way.cache and len(rows) == 1 and not warm_start
+            and (not wave or draft_loops is None))
+    if way.cache and not fits:
         raise ValueError(f"{way.name} needs one row, cache='{way.cache}' and no other way of "
                          f'decoding, not {len(rows)} row(s) with cache={cache!r}')
     T_max = min(text.block_size, max(map(len, text.rows)) + max_new_tokens)
@@ -282,15 +283,15 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=Non
 # three ways to make the next tokens; the third is waves.Wave --------------------------------------
 #
 #     cache                     the only cache policy that it works with, None = any
-#     begin(token, states)      a window has been read: its first new token (B, 1), and the last
-#                               states of the token before that
+#     begin(token, states)      a window has been read: its first new token (B, 1), and what the
+#                               groups put out for the token before that, (B, 1, C) each
 #     next_tokens(model, plan, text, most)
 #                               at most `most` tokens, [(token (B, 1), steps_used (B, groups)), ...]
 
 class OneByOne:
     """
-    A token a pass. warm_start: its loops start from the last states of the token before it, not
-    from noise (Geiping App. D.6).
+    A token a pass. warm_start: its loops start from what the groups put out for the token before
+    it, not from noise (Geiping App. D.6).
     """
     cache = None
 

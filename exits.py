@@ -106,8 +106,8 @@ class Exit:
     keep: does the token keep the step that triggered (the default)? Algorithm 1 returns the state
     before it.
     past: wait for the past, see cache.Signals.
-    reads: the model's method (state, plan, rows) that the signal calls as `read`. readout is ln_f
-    and the head; through_coda runs the last layers first.
+    reads: the model's method behind the signal's read(state), see GPT.reader. readout is ln_f and
+    the head; through_coda runs the last layers first.
     by_row: all tokens of a row share one signal and exit together, so a pass over a whole sequence
     differs from decoding token by token.
 

@@ -51,11 +51,11 @@ def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
     n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1. For comparison, two draws of the same
     mean: 'uniform' on 1 ... 2r + 1, and 'fixed' at r + 1 (r rounded).
     """
-    r = round(mean_recurrence)
+    whole = round(mean_recurrence)
     if draw == 'fixed':
-        return r + 1
+        return whole + 1
     if draw == 'uniform':
-        return 1 + int(torch.randint(2 * r + 1, (), generator=generator))
+        return 1 + int(torch.randint(2 * whole + 1, (), generator=generator))
     z = torch.randn((), generator=generator)
     log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * z
     return 1 + int(torch.poisson(log_rate.exp(), generator=generator))
@@ -158,7 +158,7 @@ class NoInjection(Injection):
         return x
 
 
-# to add one, write such a class and a line here: GPTConfig.injection is one of these names
+# to add one, write an Injection and a line here: GPTConfig.injection is one of these names
 INJECTIONS = {'concat': Concat, 'add': Add, 'none': NoInjection}
 
 
@@ -273,7 +273,7 @@ class RecurrentGroup(nn.Module):
             warm = plan.warm[self.index]                                        # (B, n, C)
             x = torch.cat((warm, x[:, warm.shape[1]:]), dim=1)
         signals = None
-        if plan.exit is not None and plan.exit.past:    # the cache's know tokens of earlier passes
+        if plan.exit is not None and plan.exit.past:    # those in the cache know earlier passes
             signals = plan.cache.get(self) or Signals(plan.span.end, n_loop)
             signals.begin(plan.span, len(e))
         looping = Looping(x, n_loop, plan.exit, plan.read, signals)
@@ -285,8 +285,8 @@ class RecurrentGroup(nn.Module):
             states[0] = x
 
         for k in looping:
-            # Geiping 3.3: gradients through the last bptt_k steps. What they take from e was
-            # computed before the loop, so they send gradients to e
+            # Geiping 3.3: gradients through the last bptt_k steps. What these steps take from e was
+            # computed before the loop, so e gets gradients from them
             with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):
                 x = looping.after(x, f(x))
             if k == n_loop - self.bptt_k:

@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.mlp_in, self.mlp_out = nn.Linear(C, 4 * C, bias=False), nn.Linear(4 * C, C, bias=False)
 
     def forward(self, x, active=None, cache=None):                              # x (B, T, C)
-        q, *kv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1)).transpose(1, 3).unbind(2)
+        q, *kv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
         if active is not None:      # a token that has exited keeps the keys and values it had
             kv = cache[self] = [torch.where(active[:, None, :, None], new, old)
                                 for new, old in zip(kv, cache.get(self, kv))]
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Group(nn.Module):
-    """Layers that loop -> the last state, and (e, all states); with tau, and the loops kept."""
+    """Layers that loop -> the last state and (e, all states), or with tau the loops kept."""
 
     def __init__(self, core):
         super().__init__()
@@ -70,7 +70,7 @@ class Group(nn.Module):
 def algorithm_1(f, x, tau, k_max):
     """Each token loops until its acceleration is below tau twice in a row -> state, loops kept."""
     active = torch.ones(x.shape[:2], dtype=torch.bool)                          # (B, T)
-    small, delta, used, k = ~active, torch.inf, 0, 0        # step 1 has no acceleration: infinite
+    small, delta, used, k = ~active, torch.inf, 0, 0        # delta = inf: no hit in step 1
     while k < k_max and active.any():
         x1 = f(x, active)
         delta_prev, delta = delta, x1 - x                                       # Eq. 1

@@ -42,7 +42,7 @@ class GPTConfig:
     bias: bool = False              # in the linear layers of attention and MLP
     groups: list = field(           # the layers that loop; paper silent: counted from 0
         default_factory=lambda: [[4], [5, 6], [7]])
-    mean_recurrence: float = 12.0   # r of the lognormal-Poisson draw; its mean is r + 1
+    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: str = 'concat'       # how e enters each step: a name in loops.INJECTIONS
     adapter_init: str = 'sum'       # 'sum': it starts as x + e; 'random': Geiping
@@ -187,7 +187,8 @@ class GPT(nn.Module):
     """
     The paper's model. To define another, write a subclass (see zoo/): Config is the dataclass of
     its shape, block the class of its layers, `build` makes its modules, `embed` and `readout` are
-    its two ends, and `rules` are more exit rules that explore.py shows.
+    its two ends; `rules` are more rules for explore.py to show. The init knows the output
+    projection of a branch by its name, c_proj.
     """
     Config, block, rules = GPTConfig, Block, {}
 

@@ -264,7 +264,7 @@ def main():
             x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
             noise = draw_noise(it, micro, dev)
-            # DDP adds up the gradients of all processes at the last micro step
+            # DDP averages the gradients of all processes at the last micro step
             ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
             with autocast:
                 loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps

@@ -10,23 +10,23 @@ of tokens goes through the whole model side by side, pass by pass: all layers an
 predicts is the input of the next token. Passes of a real wave (positions across; for each token
 what it predicts, and the passes since its input last changed):
 
-    pass 21    e5   _4   s3   t2   l1   n1   o1
-    pass 22   [e6] [_5]  s4   t3   a1   e1   e1   r1
-    pass 23              s5   t4   a2   t1   _1   _1   n1
-    pass 24             [s6] [t5]  a3   g2   e1   o1   o1
-    pass 25                        a4   g3   e1   _1   _1
-    pass 26                       [a5]  g4   e2   _2   o1
+    pass 12   [t5]  e4   _3   o2   o1   _1
+    pass 13        [e5]  _4   o3   f1   d2   t1
+    pass 14             [_5]  o4   f2   _1   e1   h1
+    pass 15                  [o5]  f3   _2   t1   x1   a1
+    pass 16                        f4   _3   t2   h1   p1   m1
+    pass 17                       [f5]  _4   t3   h2   e1   e1   _1
 
-In brackets: the token is committed and leaves the wave, because the rule has triggered in every
-group and its input is certain. In each pass a token joins at the end; in pass 24 none does, since
-max_new_tokens are under way. In pass 22 the token in column 5 predicts a instead of l, so in pass
-23 the one in column 6 has a new input: it keeps its states and counts from 1.
+In brackets: the prediction is committed and its column leaves the wave, because the rule has
+triggered in every group and its input is certain. In each pass a token joins at the end, up to
+`width`. In pass 13 column 5 predicts f instead of o, so in pass 14 column 6 has a new input: it
+keeps its states and counts from 1 again.
 
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
 
     w        tokens of the wave, at most `width`; the batch has 1 row
-    age      passes of a token since its input last changed
+    age      passes of a token since its input last changed; passes: since it joined
     steps    loop steps of each group in a pass
 """
 import math
@@ -79,21 +79,21 @@ class Wave:
         self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
 
     def begin(self, token, states):
-        """A window has been read: the wave is its one new token, whose states begin as noise."""
+        """The wave is a window's one new token, begun as noise; `states` are the one before's."""
         n_groups = len(self.steps)
         self.inputs = token[0].tolist()
         # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
         self.states, self.memos = None, [None] * n_groups
-        self.passes = self.age = np.zeros(0, dtype=np.int64)                    # (w,)
+        self.passes = self.age = np.zeros(0, dtype=np.int64)                    # (w,) each
         self.streak = np.zeros((n_groups, 0), dtype=np.int64)                   # (groups, w)
 
     def next_tokens(self, model, plan, text, most):
         """One pass -> the tokens that it commits, maybe none."""
-        last, (position,) = text.last()
+        front, (position,) = text.last()
         inputs = self.inputs[:min(self.width, text.block_size - position, most)]
         plan = replace(plan, counts=self.steps, exit=None, warm=self.states,
-                       span=Span(position, len(inputs), last.device))
-        x, found = model.hidden(torch.tensor([inputs], device=last.device), plan)
+                       span=Span(position, len(inputs), front.device))
+        x, found = model.hidden(torch.tensor([inputs], device=front.device), plan)
         tokens = text.draw(model.lm_head(x))                                    # (1, w)
         settled = self.after_pass([one['x'] for one in found])
 
@@ -105,7 +105,7 @@ class Wave:
         if self.trace is not None:
             self.trace.append(dict(position=len(text.rows[0]) - 1, inputs=inputs,
                                    tokens=new_inputs[1:], leave=leave, age=self.age.tolist()))
-        steps = torch.tensor([self.steps], device=last.device)                  # (1, groups)
+        steps = torch.tensor([self.steps], device=front.device)                 # (1, groups)
         made = [(tokens[:, i:i + 1], int(self.passes[i]) * steps) for i in range(leave)]
         self.drop_committed(leave, same_input)
         self.inputs = new_inputs[leave:]
@@ -124,8 +124,8 @@ class Wave:
         if self.rule is None:
             return last
 
-        # the rule sees the change from pass to pass, so in the first pass with an input a token has
-        # no signal; an infinite one sets its streak back to 0
+        # the rule sees the change from pass to pass, so a token has no signal in the first pass
+        # with a new input; infinity sets its streak back to 0
         value = np.full(self.streak.shape, np.inf)
         if before is not None:
             for g, (x0, x1) in enumerate(zip(before, states)):

@@ -1,7 +1,9 @@
 """What the tests share: a small model, its tokens, thresholds, and ways to run a script."""
 import contextlib
+import csv
 import io
 import os
+import resource
 import runpy
 import shutil
 import signal
@@ -32,7 +34,6 @@ from model import GPT  # noqa: E402
 # you add there needs no row here.
 TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_rel=0.08)
 
-
 # a run of seconds, with two groups
 TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
@@ -43,8 +44,7 @@ TINY = [
 
 def make_book():
     """The data set `book`, 17,000 tokens, in the current folder."""
-    with open('book.txt', 'w') as f:
-        f.write(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
+    Path('book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
     data.make('book', 'book.txt')
 
 
@@ -54,16 +54,15 @@ def run(*args, script='train.py'):
     them. It saves the start of a process; test_cli.py runs the real thing.
     """
     out, error, code = io.StringIO(), io.StringIO(), 0
-    argv_before, sys.argv = sys.argv, [script, *args]
     handlers = {number: signal.getsignal(number)
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(error),
+              mock.patch.object(sys, 'argv', [script, *args])):
             runpy.run_path(os.path.join(ROOT, script), run_name='__main__')
     except SystemExit as stop:
         code = stop.code or 0
     finally:
-        sys.argv = argv_before
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
@@ -81,6 +80,22 @@ def refused(*args, script='train.py'):
     done = run(*args, script=script)
     assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
     return done.stderr
+
+
+def read_csv(path):
+    with open(path) as f:
+        return list(csv.DictReader(f))
+
+
+@contextlib.contextmanager
+def small_disk(n_bytes):
+    """No file may have more bytes than this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def saved(out_dir):
@@ -111,7 +126,6 @@ def differences(a, b):
 def exit_by_hand(f, x, k_max, rule, read=None):
     """
     What a rule means for one token alone, x (C,), in plain steps. f(x, k) is its step k.
-
     Returns its state, the loop steps kept, and the block maps evaluated.
     """
     memo, small = None, []
@@ -142,7 +156,6 @@ def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
 def tiny():
     """
     tiny(kind=GPT, **changes): a small model in evaluation, its weights from a fixed seed.
-
     The weights of its norms are not all 1, so that a norm in the wrong place shows.
     """
     def build(seed=0, kind=GPT, **changes):
@@ -184,6 +197,18 @@ def whole(tmp_path_factory):
         printed = finished(*TINY)
         Path('out', 'printed.txt').write_text(printed)
     return folder / 'out'
+
+
+@pytest.fixture(scope='module')
+def run_folder(whole, tmp_path_factory):
+    """The folder of that run, with its data and out/ckpt.pt: a copy for the tests of one file."""
+    return shutil.copytree(whole.parent, tmp_path_factory.mktemp('copy') / 'run')
+
+
+@pytest.fixture
+def here(run_folder, monkeypatch):
+    """In that folder."""
+    monkeypatch.chdir(run_folder)
 
 
 @pytest.fixture(scope='session')

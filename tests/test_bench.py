@@ -1,16 +1,15 @@
 """bench.py: quality, the oracle, calibrated thresholds, tables, Ctrl-C, bad input."""
 import contextlib
-import csv
 import json
 import math
 import os
-import shutil
+from pathlib import Path
 
 import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import finished, refused
+from conftest import finished, read_csv, refused
 from torch.nn import functional as F
 
 import bench
@@ -31,11 +30,6 @@ NINE = [('fixed', 1), ('fixed', 2), ('fixed', 5), ('accel', 0), ('accel', 1e-2),
         ('accel', 100), ('oracle', 0), ('oracle', 0.3)]     # the points of ONE_RULE, in their order
 
 
-def read_rows():
-    with open('out/bench.csv') as f:
-        return list(csv.DictReader(f))
-
-
 def names(rows):
     return [(row['rule'], float(row['tau'])) for row in rows]
 
@@ -46,34 +40,26 @@ def value(rows, rule, tau, column='ce', cache='exact', past='False'):
     return float(row[column])
 
 
-@pytest.fixture(scope='module')
-def folder(whole, tmp_path_factory):
-    """The folder of a tiny run, out/ckpt.pt."""
-    return shutil.copytree(whole.parent, tmp_path_factory.mktemp('bench') / 'run')
-
-
 @pytest.fixture
-def here(folder, monkeypatch):
-    """In that folder, with no bench.csv yet; figures are drawn and not saved."""
-    monkeypatch.chdir(folder)
+def here(here, monkeypatch):
+    """In the folder of a run, with no bench.csv yet; figures are drawn and not saved."""
     monkeypatch.setattr(plots.Figure, 'savefig', lambda *how, **more: None)
-    if os.path.exists('out/bench.csv'):
-        os.remove('out/bench.csv')
+    Path('out/bench.csv').unlink(missing_ok=True)
 
 
 @pytest.fixture(scope='module')
-def benched(folder):
+def benched(run_folder):
     """A whole benchmark: its rows and what it printed."""
-    with contextlib.chdir(folder):
+    with contextlib.chdir(run_folder):
         printed = finished(*SMALL, '--least_tau=0.3', '--cache=["exact","latest"]',
                            '--past=[False,True]', script='bench.py')
-        return read_rows(), printed
+        return read_csv('out/bench.csv'), printed
 
 
 @pytest.fixture(scope='module')
-def held_out(folder):
+def held_out(run_folder):
     """The model and the six windows that SMALL asks for: idx, targets."""
-    with contextlib.chdir(folder):
+    with contextlib.chdir(run_folder):
         model, _ = load_checkpoint('out/ckpt.pt')
         text = data.open_data('book')
         last = text.n_held_out(16) - 1
@@ -82,7 +68,7 @@ def held_out(folder):
 
 # a whole benchmark --------------------------------------------------------------------------------
 
-def test_every_point_once(benched, folder):
+def test_every_point_once(benched, run_folder):
     rows, printed = benched
     of_rules = [(name, tau) for name in RULES for tau in (0, 1e-2, 0.3, 100)]
     large = [(name, tau) for name, tau in of_rules if tau >= 0.3]
@@ -100,12 +86,10 @@ def test_every_point_once(benched, folder):
     # budget under other policies
     continued = [row for row in rows if row['prompts']]
     assert len(continued) == 3 + 2 * len(RULES) + 2 + 2 * len(RULES) + len(others)
-    for row, measured in ((row, measured) for measured in (of_windows, continued)
-                          for row in measured):
-        columns = bench.OF_WINDOWS if measured is of_windows else bench.OF_TEXTS
-        assert all(math.isfinite(float(row[column])) for column in columns)
+    for measured, columns in (of_windows, bench.OF_WINDOWS), (continued, bench.OF_TEXTS):
+        assert all(math.isfinite(float(row[column])) for row in measured for column in columns)
     for name in ('figure_4', 'frontier'):
-        assert os.path.getsize(folder / 'out' / f'{name}.png') > 5000
+        assert os.path.getsize(run_folder / 'out' / f'{name}.png') > 5000
     for title in ('within 0.005 nats of the full budget:', "with 95% of the full budget's texts:"):
         assert f'the fastest of each kind {title}' in printed
 
@@ -141,18 +125,16 @@ def test_quality_is_the_models_own(benched, held_out):
     model, idx, targets = held_out
     for n in (1, 2, 5):
         logits, loss = model(idx, targets, n_loop=n)
-        assert value(rows, 'fixed', n) == pytest.approx(loss.item(), rel=1e-6)
-        assert value(rows, 'fixed', n, 'mean_evals') == n
-        assert value(rows, 'fixed', n, 'ppl') == pytest.approx(loss.exp().item(), rel=1e-5)
-        right = (logits.argmax(-1) == targets).double().mean().item()
-        assert value(rows, 'fixed', n, 'accuracy') == pytest.approx(right, rel=1e-6)
+        right = (logits.argmax(-1) == targets).double().mean()
+        for column, number in dict(ce=loss, ppl=loss.exp(), accuracy=right, mean_evals=n).items():
+            assert math.isclose(value(rows, 'fixed', n, column), number, rel_tol=2e-6)
     for past in (False, True):
-        trace, row = [], ('norm', 0.3)
-        rule = make_exit(*row, past=past)
-        loss = model(idx, targets, n_loop=5, exit=rule, trace=trace)[1]
-        assert value(rows, *row, past=str(past)) == pytest.approx(loss.item(), rel=1e-6)
+        trace, rule = [], make_exit('norm', 0.3, past=past)
+        loss = model(idx, targets, n_loop=5, exit=rule, trace=trace)[1].item()
         evals = [entry['evals'].double().mean().item() for entry in trace]
-        found = [value(rows, *row, f'evals_{g}', past=str(past)) for g in (1, 2)]
+        ce, *found = (value(rows, 'norm', 0.3, column, past=str(past))
+                      for column in ('ce', 'evals_1', 'evals_2'))
+        assert ce == pytest.approx(loss, rel=1e-6)
         assert found == pytest.approx(evals) and evals[0] != evals[1]
     assert value(rows, 'fixed', 5, 'ce_minus_full') == 0
     # Algorithm 1 at a huge tau: the second hit comes at step 3
@@ -163,15 +145,15 @@ def test_a_rule_with_one_part_changed(here):
     """One hit comes at the first check, at step 2, which is kept: two fixed loops in all."""
     finished(*ONE_RULE, '--hits=1', '--keep=True', '--cache=latest', '--timed_rows=2',
              '--n_windows=1', '--dtype=bfloat16', script='bench.py')
-    kept, two = (value(read_rows(), *row, cache='latest', past=past)
-                 for row, past in ((('accel', 100), 'True'), (('fixed', 2), 'False')))
-    assert kept == two
+    rows = read_csv('out/bench.csv')
+    assert value(rows, 'accel', 100, cache='latest', past='True') == value(
+        rows, 'fixed', 2, cache='latest')
 
 
 def test_budgets_alone(here):
     printed = finished(*SMALL, '--rules=[]', '--taus=[]', '--n_prompts=0', script='bench.py')
     assert 'fixed 5, exact' in printed
-    assert names(read_rows()) == [row for row in NINE if row[0] != 'accel']
+    assert names(read_csv('out/bench.csv')) == [row for row in NINE if row[0] != 'accel']
 
 
 # interrupted --------------------------------------------------------------------------------------
@@ -194,16 +176,14 @@ def interrupt(monkeypatch, name, call, before=lambda: None):
 @torch.no_grad()
 def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
     # before there is anything the old file stays
-    with open('out/bench.csv', 'w') as f:
-        f.write('of an earlier day')
+    Path('out/bench.csv').write_text('of an earlier day')
     interrupt(monkeypatch, 'teacher_forced', 1)
-    with open('out/bench.csv') as f:
-        assert f.read() == 'of an earlier day'
+    assert Path('out/bench.csv').read_text() == 'of an earlier day'
     # two windows at once, and for each two a pass of the full budget and of nine points: the 14th
     # is that of the third point, in the second two windows
     monkeypatch.setattr(log, 'windows_at_once', lambda config, most: 2)
     interrupt(monkeypatch, 'teacher_forced', 14)
-    rows = read_rows()
+    rows = read_csv('out/bench.csv')
     assert names(rows) == NINE
     assert [row['windows'] for row in rows] == ['4'] * 2 + ['2'] * 7
     assert {row['ms_per_token'] for row in rows} == {''}
@@ -213,16 +193,14 @@ def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
         assert value(rows, 'fixed', n) == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize('tokens, timed_before, timed_after', [(3 * 4, 0, 4), (3 * 9, 9, 9)])
-def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch, tokens, timed_before,
-                                                timed_after):
-    """
-    Two tokens of each of three ways warm up, then each point decodes three tokens a round: four
-    points of the first round are timed, or the first round is over.
-    """
+@pytest.mark.parametrize('points, before, after', [(4, 0, 4), (9, 9, 9)])
+def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch, points, before, after):
+    """Four points of the first round are timed, or it is over."""
+    # two tokens of each of three ways warm up, then each point decodes three tokens a round
     at_hand = []
-    interrupt(monkeypatch, 'one_token', 2 * 3 + tokens + 1, lambda: at_hand.extend(read_rows()))
-    for rows, timed in (at_hand, timed_before), (read_rows(), timed_after):
+    interrupt(monkeypatch, 'one_token', 2 * 3 + 3 * points + 1,
+              lambda: at_hand.extend(read_csv('out/bench.csv')))
+    for rows, timed in (at_hand, before), (read_csv('out/bench.csv'), after):
         assert names(rows) == NINE and {row['windows'] for row in rows} == {'6'}
         assert all(float(row['ms_per_token']) > 0 for row in rows[:timed])
         assert all(row['ms_per_token'] == '' for row in rows[timed:])
@@ -289,14 +267,10 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(monkeypatch, capsys):
 
 
 def test_sample_uses_the_thresholds_that_the_command_finds(here):
-    """
-    Of a rule: own signals, waiting, and under latest. Of a wave: the largest tau with which all
-    texts of half of the prompts are the full budget's.
-    """
+    """Of a rule in three ways; of a wave, the largest tau that keeps half of the prompts' texts."""
     finished(*SMALL, '--rules=["kl"]', '--cache=["exact","latest"]', '--past=[False,True]',
              '--calibrate=9', '--n_windows=16', '--fidelity=1', script='bench.py')
-    with open('out/exits.json') as f:
-        _, waiting, latest, row = json.load(f)['exits']
+    _, waiting, latest, row = json.loads(Path('out/exits.json').read_text())['exits']
     model, _ = load_checkpoint('out/ckpt.pt')
     book = data.open_data('book')
     idx, targets = book.held_out(data.spread(book, 16, 16), 16)
@@ -367,17 +341,14 @@ def test_each_way_to_decode_has_its_panels(monkeypatch):
     assert [line.get_marker() for line in lines] == ['X', bench.STYLES['norm'][1]]
 
 
-# bad input ----------------------------------------------------------------------------------------
-
 @pytest.mark.parametrize('flag, words', [
     ('--prompt_tokens=15', 'do not fit block_size = 16'),
     ('--cache=newest', "unknown cache policy 'newest'"), ('--rounds=0', 'rounds must be'),
     ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'waves must be lists of pairs'),
     ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3]]', 'draft_loops must lie between 1 and'),
+    ('--calibrate=0', 'must be more than 0 nats'), ('--dataset=calc', 'has 13 of calc:p=5'),
     ('--ring=4', 'add --cache=ring'),
-    ('--calibrate=0', 'must be more than 0 nats'),
     ('--calibrate=0.1', '6 windows are too few to halve: --n_windows=16'),
-    ('--dataset=calc', 'has 13 of calc:p=5'),
     ('--budgets=[0]', 'n_loop must be an int from 1')])
 def test_bad_input(here, flag, words):
     assert words in refused(*SMALL, flag, script='bench.py')

@@ -1,14 +1,14 @@
 """Checkpoints: what is in them, which are refused, and that a good one is always there."""
 import os
 import pickle
-import resource
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import test_train
 import torch
-from conftest import ROOT, TINY, differences, finished, refused, saved
+from conftest import ROOT, TINY, differences, finished, refused, saved, small_disk
 
 import tasks
 from common import checkpoint
@@ -34,17 +34,15 @@ def test_load_checkpoint(tiny, idx):
     assert dictionary.keys() == good.keys()
 
     # what is no checkpoint, or not a whole one
-    bad = dict(cut=Path('good.pt').read_bytes()[:5000], text=b'no checkpoint', empty=b'',
-               code=pickle.dumps(Code()))
-    for name, content in bad.items():
-        Path(name).write_bytes(content)
-    others = {'weights': parts | dict(model={}), 'list': [1, 2], 'bare': parts,
-              'zipped-code': good | dict(config=Code())}
-    for name, content in others.items():
-        torch.save(content, name)
-    for name in (*bad, *others):
+    start = Path('good.pt').read_bytes()[:5000]
+    for content in (start, b'no checkpoint', b'', pickle.dumps(Code()), [1, 2], parts,
+                    parts | dict(model={}), good | dict(config=Code())):
+        if isinstance(content, bytes):
+            Path('bad.pt').write_bytes(content)
+        else:
+            torch.save(content, 'bad.pt')
         with pytest.raises(ValueError, match='not a whole checkpoint'):
-            load_checkpoint(name)
+            load_checkpoint('bad.pt')
     assert not os.path.exists('code-was-run')
     # weights of a class that has changed since: which do not match
     others = dict(parts['model'], strange=torch.zeros(1))
@@ -135,19 +133,13 @@ def test_a_file_is_whole_or_as_it_was():
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
     def no_room_from_iteration_10(dictionary, path, **more):
-        most = 20_000 if dictionary['iter_num'] >= 10 else limits[0]        # bytes of a file
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-        save_checkpoint(dictionary, path, **more)
+        with small_disk(20_000) if dictionary['iter_num'] >= 10 else nullcontext():
+            save_checkpoint(dictionary, path, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, 'save_checkpoint', no_room_from_iteration_10)
-        try:
-            line = refused(*TINY)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        line = refused(*TINY)
     assert "cannot write 'out/ckpt.pt'" in line
     assert 'make room, then continue with --resume' in line
     assert saved('out')['iter_num'] == 5

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
 from common import configurator
 from common.configurator import configure, pick_device
@@ -38,6 +39,7 @@ if __name__ == '__main__':
     config = configure(globals())
     run(main)
 '''
+SIZE = 2 ** 62
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
                 loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[])
 FILES = dict(
@@ -69,9 +71,9 @@ def script(tmp_path, monkeypatch):
 
 def run_script(*args, **options):
     """script.py in a process of its own."""
-    env = dict(PYTHONPATH=str(Path(__file__).parent.parent))
     options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE) | options
-    return subprocess.run([sys.executable, 'script.py', *args], text=True, env=env, **options)
+    return subprocess.run([sys.executable, 'script.py', *args], text=True,
+                          env=dict(PYTHONPATH=ROOT), **options)
 
 
 @pytest.mark.parametrize('args, changes', [
@@ -87,8 +89,7 @@ def run_script(*args, **options):
     (['a.py'], dict(rate=6.0, layers=[[0], [1, 2]])),
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
-    (['train.py'], dict(count=4)),
-])
+    (['train.py'], dict(count=4))])
 def test_arguments_apply_in_the_order_given(script, args, changes):
     names = script(*args)
     assert names['config'] == DEFAULTS | changes
@@ -102,8 +103,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--count=2.5'], 'count must be int, not 2.5'),
     (['--top=2.5'], 'top must be int or None, not 2.5'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
-    (['--pos=rotray'],
-     "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
+    (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
     (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
     (['nowhere.py'], "config file 'nowhere.py' failed: FileNotFoundError"),
     (['count=3'], "'count=3' is neither a --key=value flag nor a config file ending in .py"),
@@ -112,8 +112,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
      "did you mean 'learning_rate'?"),
     (['bad_type.py'], "count must be int, not 'three'"),
     (['broken.py'], "config file 'broken.py' failed: SyntaxError: invalid syntax"),
-    (['raises.py'], "config file 'raises.py' failed: ZeroDivisionError: division by zero"),
-])
+    (['raises.py'], "config file 'raises.py' failed: ZeroDivisionError: division by zero")])
 def test_bad_input_is_one_line_and_status_2(script, args, line, capsys):
     with pytest.raises(SystemExit, match='2'):
         script(*args)
@@ -140,23 +139,14 @@ def test_help_has_every_knob_with_its_comment(script):
         assert knob in knobs
 
 
-SIZE = 2 ** 62
-
-
 @pytest.mark.parametrize('main', [
-    lambda: bytearray(SIZE),
-    lambda: torch.empty(10 ** 17),
-    lambda: torch.empty(SIZE, SIZE),
-    lambda: torch.empty(10 ** 20),
+    lambda: bytearray(SIZE), lambda: torch.empty(10 ** 17), lambda: torch.empty(SIZE, SIZE),
+    lambda: torch.empty(10 ** 20), lambda: torch.arange(10 ** 20),
     lambda: torch.zeros(1, 1).expand(10 ** 12, 10 ** 12).contiguous(),
-    lambda: torch.arange(10 ** 20),
-    lambda: np.zeros(10 ** 17),
-    lambda: np.zeros((SIZE, SIZE)),
-    lambda: np.zeros(10 ** 20),
+    lambda: np.zeros(10 ** 17), lambda: np.zeros((SIZE, SIZE)), lambda: np.zeros(10 ** 20),
     lambda: np.repeat(np.zeros(10), 10 ** 19),
     lambda: fail(torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')),
-    lambda: fail(RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate')),
-])
+    lambda: fail(RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate'))])
 def test_out_of_memory_is_one_line_that_names_knobs_to_lower(main, capsys):
     """The errors of Python, torch and numpy themselves, and those that only a GPU raises."""
     with pytest.raises(SystemExit, match='2'):
@@ -170,12 +160,11 @@ def fail(error):
 
 
 def test_errors_that_are_raised(monkeypatch):
-    for error in (RuntimeError('shapes do not fit'), OverflowError('math range error')):
+    """Those that are bugs, and with TRACEBACK=1 all."""
+    for error, traceback in ((RuntimeError('shapes do not fit'), ''), (ValueError('bad'), '1'),
+                             (OverflowError('math range error'), ''), (MemoryError('n'), '1')):
+        monkeypatch.setenv('TRACEBACK', traceback)
         with pytest.raises(type(error), match=str(error)):
-            configurator.run(lambda: fail(error))
-    monkeypatch.setenv('TRACEBACK', '1')
-    for error in (ValueError(), MemoryError()):
-        with pytest.raises(type(error)):
             configurator.run(lambda: fail(error))
 
 
@@ -190,8 +179,7 @@ def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
 
 @pytest.mark.parametrize('name, status, line', [
     ('KeyboardInterrupt()', 130, '\nstopped\n'),
-    ('ValueError("two\\nlines")', 2, 'error: two lines\n'),
-])
+    ('ValueError("two\\nlines")', 2, 'error: two lines\n')])
 def test_how_a_script_ends(script, name, status, line):
     done = run_script(f'--name={name}')
     assert (done.returncode, done.stdout, done.stderr) == (status, 'printed before\n', line)
@@ -214,7 +202,6 @@ def test_pick_device():
             pick_device(device)
     with pytest.raises(ValueError, match='unknown dtype'):
         pick_device('cpu', 'float16')
-
     # the dtype of matrix products
     x = torch.ones(2, 2)
     for dtype, wanted in (('auto', torch.float32), ('bfloat16', torch.bfloat16)):

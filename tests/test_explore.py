@@ -40,8 +40,8 @@ def pages(tmp_path_factory, wave):
 
 
 def record_of(page):
-    text = page.read_text(encoding='utf-8').split('id="record">')[1].split('</script>')[0]
-    return json.loads(text)
+    text = page.read_text(encoding='utf-8')
+    return json.loads(text.split('id="record">')[1].split('</script>')[0])
 
 
 def test_the_wave_continues_the_prompt(pages):
@@ -78,9 +78,8 @@ def test_the_record_is_the_model(tiny, idx, norm_inside):
     # its last step is the model's output
     log_p = logits[0].log_softmax(-1)
     assert [row[0][0] for row in recorded[-1]['top'][-1]] == log_p.argmax(-1).tolist()
-    nats = [-log_p[t, right[t]].item() for t in range(15)]
-    np.testing.assert_allclose(recorded[-1]['nats'][-1][:15], nats, atol=1e-4)
-    assert recorded[-1]['nats'][-1][15] == 0
+    nats = [*(-log_p[t, right[t]].item() for t in range(15)), 0]
+    np.testing.assert_allclose(recorded[-1]['nats'][-1], nats, atol=1e-4)
     for of_group, entry in zip(recorded, trace):
         states = entry['states'][:, 0]
         distance = (states - states[-1]).norm(dim=-1)
@@ -212,10 +211,8 @@ def test_tokens_appear_as_they_are(pages):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--start=' + 'x' * 97, 'the prompt has 97 tokens'),
-    ('--n_loop=1', 'n_loop must be at least 2'),
-    ('--n_loop=9000', 'more than a page holds'),
-    ('--path=.', 'is a directory'),
+    ('--start=' + 'x' * 97, 'the prompt has 97 tokens'), ('--path=.', 'is a directory'),
+    ('--n_loop=1', 'n_loop must be at least 2'), ('--n_loop=9000', 'more than a page holds'),
     ('--out_dir=out-plain', 'no recurrent groups')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)

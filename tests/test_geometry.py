@@ -1,4 +1,3 @@
-import csv
 import math
 import os
 import re
@@ -7,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import finished, refused
+from conftest import finished, read_csv, refused
 
 import data
 import geometry as geo
@@ -16,6 +15,7 @@ from common.checkpoint import load_checkpoint
 from loops import Plan
 from model import GPT, GPTConfig
 
+SMALL = ['--n_loop=8', '--n_windows=3', '--device=cpu']
 FIGURES = ['convergence', 'figure_1', 'figure_2', 'figure_3a', 'figure_5']
 
 
@@ -71,22 +71,14 @@ def test_pca_of_one_dimension_is_a_line():
     torch.testing.assert_close(geo.pca_2d(states), torch.tensor([[1.0, 0], [-1.0, 0], [0, 0]]))
 
 
-@pytest.fixture(scope='module')
-def trained(whole, tmp_path_factory):
-    """The folder of a tiny run with checkpoints of iterations 0, 3 and 12."""
-    return shutil.copytree(whole.parent, tmp_path_factory.mktemp('geometry') / 'run')
+def numbers(figure, *columns, **where):
+    """Columns of a figure's numbers, (len(columns), rows), of the rows with these values."""
+    rows = [row for row in read_csv(f'out/figures/{figure}.csv') if where.items() <= row.items()]
+    return np.array([[float(row[column]) for row in rows] for column in columns])
 
 
-SMALL = ['--n_loop=8', '--n_windows=3', '--device=cpu']
-
-
-def read_figure(name):
-    with open(f'out/figures/{name}.csv') as f:
-        return list(csv.DictReader(f))
-
-
-def test_figures_and_their_numbers(trained, monkeypatch):
-    monkeypatch.chdir(trained)
+def test_figures_and_their_numbers(here):
+    """Of a tiny run with checkpoints of iterations 0, 3 and 12."""
     shown = finished(*SMALL, script='geometry.py')
     files = [f'{name}.{kind}' for name in FIGURES for kind in ('png', 'csv')]
     assert sorted(os.listdir('out/figures')) == sorted(files)
@@ -105,40 +97,34 @@ def test_figures_and_their_numbers(trained, monkeypatch):
 
     # the curves
     for name, probe, k_first in (('figure_3a', geo.step_norm, 0), ('figure_5', geo.step_cos, 1)):
-        rows = read_figure(name)
-        assert {row['iteration'] for row in rows} == {'0', '3', '12'}
+        assert {*numbers(name, 'iteration')[0]} == {0, 3, 12}
         for group, states in (('[1]', first), ('[2]', second)):
-            mine = [row for row in rows if (row['group'], row['iteration']) == (group, '12')]
             values = probe(states).flatten(1)
-            ks = list(range(k_first, k_first + len(values)))
-            mean, std = ([float(row[key]) for row in mine] for key in ('mean', 'std'))
-            assert [int(row['k']) for row in mine] == ks
+            k, mean, std = numbers(name, 'k', 'mean', 'std', group=group, iteration='12')
+            assert k.tolist() == list(range(k_first, k_first + len(values)))
             assert np.allclose(mean, values.mean(1), rtol=1e-4)
             assert np.allclose(std, values.std(1), rtol=1e-3)
 
     # the three hand-offs, in the figure and in the printed row
     printed, = re.findall(r'^ +12  1 .*', shown, re.MULTILINE)
     for reading, k in dict(noise=0, first=1, settled=-1).items():
-        row, = [row for row in read_figure('figure_2')
-                if (row['iteration'], row['reading']) == ('12', reading)]
+        (mean,), (std,) = numbers('figure_2', 'mean', 'std', iteration='12', reading=reading)
         ratio = geo.dlr(first, second[k])
-        assert math.isclose(float(row['mean']), ratio.mean(), rel_tol=1e-4)
-        assert math.isclose(float(row['std']), ratio.std(), rel_tol=1e-3)
+        assert math.isclose(mean, ratio.mean(), rel_tol=1e-4)
+        assert math.isclose(std, ratio.std(), rel_tol=1e-3)
         assert f'{ratio.mean():.1f} +- {ratio.std():.1f}' in printed
     steps = geo.steps_to_a_tenth(geo.step_norm(first).mean((1, 2)).numpy())
     settled = geo.last_clear_cos(first, float(printed.split()[4].split('/')[0])).nanmean()
     assert printed.split()[2:4] == [str(steps), f'{settled:.2f}']
 
     # a point of a path, a cell of the heat map, the text of its tokens
-    x, y = ([float(row[key]) for row in read_figure('figure_1') if row['token'] == '10']
-            for key in ('pc1', 'pc2'))
     points = geo.pca_2d(torch.stack((first, second))[:, 1:, 0])[:, :, 10]
-    assert np.allclose(np.transpose([x, y]), points.reshape(-1, 2), atol=1e-4)
-    cells = read_figure('convergence')
-    cell, = [float(row['distance']) for row in cells
-             if (row['group'], row['token'], row['k']) == ('[2]', '5', '2')]
+    assert np.allclose(numbers('figure_1', 'pc1', 'pc2', token='10').T, points.reshape(-1, 2),
+                       atol=1e-4)
+    (cell,), = numbers('convergence', 'distance', group='[2]', token='5', k='2')
     assert math.isclose(cell, (second[2, 0, 5] - second[-1, 0, 5]).norm(), rel_tol=1e-3)
-    words = [row['text'] for row in cells if (row['group'], row['k']) == ('[1]', '0')]
+    words = [row['text'] for row in read_csv('out/figures/convergence.csv')
+             if (row['group'], row['k']) == ('[1]', '0')]
     assert ''.join(words) == bytes(idx[0].tolist()).decode()
 
 
@@ -149,8 +135,7 @@ def test_curves_are_grey_where_they_are_not_clear_of_rounding(tmp_path):
                  floor_float32=1e-3, floor_bfloat16=0.1)
     for name, expected in dict(norm=['01', '11', '21', '30'], cos=['11', '20', '30']).items():
         geo.figure_of(name, {0: [curve], 7: [curve]}, [[4, 5]], str(tmp_path / f'{name}.png'))
-        with open(tmp_path / f'{name}.csv') as f:
-            rows = [row for row in csv.DictReader(f) if row['iteration'] == '7']
+        rows = [row for row in read_csv(tmp_path / f'{name}.csv') if row['iteration'] == '7']
         assert {row['group'] for row in rows} == {'[4, 5]'}
         assert [float(row['mean']) for row in rows] == curve[name].tolist()
         assert [row['k'] + row['clear_of_rounding'] for row in rows] == expected
@@ -165,16 +150,14 @@ def test_texts_of_tokens():
 def another_run(folder, name='ckpt.pt', iter_num=12, **changes):
     """A copy of out/ckpt.pt in folder, with some knobs and model arguments changed."""
     good = torch.load('out/ckpt.pt', weights_only=True)
-    args = good['model_args']
-    args = args | {key: value for key, value in changes.items() if key in args}
+    args = {key: changes.get(key, value) for key, value in good['model_args'].items()}
     changed = dict(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, iter_num=iter_num,
                    config=good['config'] | changes)
     os.makedirs(folder, exist_ok=True)
     torch.save(good | changed, os.path.join(folder, name))
 
 
-def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeypatch):
-    monkeypatch.chdir(trained)
+def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(here):
     another_run('logged', eval_interval=7, device='elsewhere', max_iters=12)
     another_run('logged', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3,
                 model='model:GPT')      # as after --resume
@@ -190,19 +173,16 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(trained, monkeyp
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--out_dir=plain', 'no recurrent groups'),
-    ('--n_loop=1', 'n_loop must be at least 2'),
+    ('--out_dir=plain', 'no recurrent groups'), ('--n_loop=1', 'n_loop must be at least 2'),
     ('--n_windows=0', 'n_windows at least 1, not 8 and 0')])
-def test_bad_input(trained, monkeypatch, flag, words):
-    monkeypatch.chdir(trained)
+def test_bad_input(here, flag, words):
     another_run('plain', groups=[])
     assert words in refused(*SMALL, flag, script='geometry.py')
 
 
-def test_weights_that_are_not_finite(trained, tmp_path, monkeypatch):
+def test_weights_that_are_not_finite(here):
     """In a folder whose name looks like a pattern."""
-    monkeypatch.chdir(shutil.copytree(trained, tmp_path / 'run'))
-    os.rename('out', 'out[1]')
+    shutil.copytree('out', 'out[1]')
     models, _ = geo.load_run('out[1]', 'cpu')
     assert list(models) == [0, 3, 12]
     checkpoint = torch.load('out[1]/ckpt.pt', weights_only=True)

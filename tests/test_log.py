@@ -20,20 +20,16 @@ def text():
     return text
 
 
-def new_log(path, start):
-    return log.Log(path, [1, 4], start=start, max_iters=9)
-
-
 def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     path = str(tmp_path / 'log.csv')
-    new_log(path, 0).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
+    log.Log(path, [1, 4], start=0, max_iters=9).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
     with open(path, 'a') as f:
         f.write('8,2.0,' + ',' * 10 + '\n9,1.0')         # a whole row, and one cut short by a kill
     assert [row['iter'] for row in log.read_log(path)] == ['3', '8']
     assert [row['iter'] for row in log.read_log(path, before=8)] == ['3']
 
     # the log of a run that goes on from iteration 4
-    new_log(path, 4).add(dict(iter=4, val_loss_1=2.125))
+    log.Log(path, [1, 4], start=4, max_iters=9).add(dict(iter=4, val_loss_1=2.125))
     rows = log.read_log(path)
     assert [row['iter'] for row in rows] == ['3', '4']
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
@@ -89,8 +85,7 @@ def test_accuracy_by_depth(tiny, monkeypatch, capsys):
     x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
     for row in rows:
         at = depth == row['depth']
-        with torch.no_grad():
-            right = model.eval()(x, n_loop=row['loops'])[0].argmax(-1) == y
+        right = model.eval()(x, n_loop=row['loops'])[0].argmax(-1) == y
         assert row['labels'] == at.sum()
         assert math.isclose(row['accuracy'], right[at].double().mean(), abs_tol=1e-9)
     assert sum(row['labels'] for row in rows) == 2 * 30 * 16
@@ -127,16 +122,22 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
 
 def test_spikes():
     trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
-    # a loss that falls, with noise
-    losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]
+    losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]      # falls, with noise
     assert not any(log.is_spike(loss, trend) for loss in losses)
     assert log.is_spike(2.0, trend)
     assert not log.is_spike(0.2, trend)
 
 
 def test_health_shows_the_two_collapses(tiny, idx):
-    model = tiny()
-    assert not list(log.warnings_of(log.health(model, idx), model.config.groups))
+    model, trace = tiny(), []
+    values = log.health(model, idx)
+    assert not list(log.warnings_of(values, model.config.groups))
+    # the correlation is the mean cosine of pairs of tokens
+    model(idx, n_loop=3, trace=trace)
+    for (token_corr, _), entry in zip(values, trace, strict=True):
+        x = entry['states'][-1].unbind(1)                                       # T of (B, C)
+        cosines = [torch.cosine_similarity(x[i], x[j]) for i in range(16) for j in range(i)]
+        assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)
     with torch.no_grad():
         # all tokens alike: every position reads the same
         model.wte.weight.copy_(model.wte.weight[:1].expand(50, -1))
@@ -154,14 +155,3 @@ def test_health_shows_the_two_collapses(tiny, idx):
     # just within the bounds, and just beyond them
     lines = list(log.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
     assert len(lines) == 2 and all('group [2, 3]' in line for line in lines)
-
-
-def test_token_corr_is_the_mean_cosine_of_pairs(tiny):
-    model, trace = tiny(), []
-    idx = torch.arange(6)[None]
-    model(idx, n_loop=3, trace=trace)
-    values = log.health(model, idx)
-    for (token_corr, _), entry in zip(values, trace, strict=True):
-        x = entry['states'][-1][0]                                              # (T, C)
-        cosines = [torch.cosine_similarity(x[i], x[j], dim=0) for i in range(6) for j in range(i)]
-        assert math.isclose(token_corr, torch.stack(cosines).mean(), abs_tol=1e-5)

@@ -155,9 +155,8 @@ def test_an_answer(tiny, monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('args, words', [
-    ('--n_requests=0', 'n_requests'), ('--rows=0', 'rows'),
+    ('--n_requests=0', 'n_requests'), ('--rows=0', 'rows'), ('--requests=none.jsonl', "'none.js"),
     ('--exit=None --tau=1', 'needs an exit rule'),
-    ('--requests=none.jsonl', "'none.jsonl'"),
     ('--requests=prompt.txt', "'prompt.txt' has no request")])
 def test_bad_knobs(short_run, monkeypatch, args, words):
     monkeypatch.chdir(short_run)

@@ -1,13 +1,11 @@
-"""
-The zoo: the numbers of other models' own code (tests/golden) from our classes, by way of folders in
-their public layout; what is refused; the training of Ouro's gate; the choice of a block (ETD).
-"""
+"""Other models' own numbers (tests/golden) from our classes; Ouro's gate; the blocks of ETD."""
 import contextlib
 import json
 import math
 import os
 import shutil
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,14 +25,14 @@ from zoo import etd, huginn, ouro
 
 # each class, and how a small model of it differs from `tiny`; test_decode.py decodes with them
 CLASSES = {
-    'model:GPT': (GPT, {}),
-    'zoo.ouro:Gated': (ouro.Gated, {}),
+    'model:GPT': (GPT, {}), 'zoo.ouro:Gated': (ouro.Gated, {}),
     'zoo.etd:Looped': (etd.Looped, dict(injection='none', x0='e')),
     'zoo.huginn:Huginn': (huginn.Huginn, dict(adapter_init='random', norm_inside=False,
                                               pos='rotary', mlp_width=24)),
     'zoo.ouro:Ouro': (ouro.Ouro, dict(injection='none', pos='rotary', mlp_width=24)),
 }
 OURO = CLASSES['zoo.ouro:Ouro'][1]
+OWN = ['--batch_size=4', '--device=cpu', '--dataset=book', '--eval_loops=[1,2]', '--eval_windows=2']
 
 
 def near(got, name, golden):
@@ -276,35 +274,30 @@ def test_weights_in_bfloat16_stay_so_on_disk(tmp_path, an_ouro):
     assert (logits - wanted).abs().max() < 0.1 * wanted.abs().max()
 
 
-def with_tensor(name, tensor):
+def put_tensor(name, tensor, folder):
     """Put a tensor (None: take it away) into the folder's only shard."""
-    def spoil(folder):
-        shard = folder / 'model-0.safetensors'
-        tensors = load_file(shard) | {name: tensor}
-        save_file({name: t for name, t in tensors.items() if t is not None}, shard)
-    return spoil
+    tensors = load_file(folder / 'model-0.safetensors') | {name: tensor}
+    save_file({name: t for name, t in tensors.items() if t is not None},
+              folder / 'model-0.safetensors')
 
 
-def with_field(**fields):
-    def spoil(folder):
-        config = json.loads((folder / 'config.json').read_text()) | fields
-        (folder / 'config.json').write_text(json.dumps(config))
-    return spoil
+def put_field(folder, **fields):
+    config = json.loads((folder / 'config.json').read_text()) | fields
+    (folder / 'config.json').write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize('spoil, words', [
     (lambda folder: os.remove(folder / 'config.json'), "config.json' ([Errno 2] No such file"),
-    (with_field(num_attention_heads=0), 'n_head must be positive'),
-    (with_field(num_attention_heads='4'), "n_head must be int, not '4'"),
-    (with_field(hidden_act='gelu'), "hidden_act = 'gelu'"),
+    (partial(put_field, num_attention_heads=0), 'n_head must be positive'),
+    (partial(put_field, num_attention_heads='4'), "n_head must be int, not '4'"),
+    (partial(put_field, hidden_act='gelu'), "hidden_act = 'gelu'"),
     (lambda folder: (folder / 'model-0.safetensors').write_bytes(b'cut short'),
      "model-0.safetensors' (Error while deserializing header"),
     (lambda folder: os.remove(folder / 'model-0.safetensors'), "lacks 'model.embed_tokens.weight'"),
-    (with_tensor('lm_head.weight', None), "lacks 'lm_head.weight'"),
-    (with_tensor('lm_head.weight', torch.zeros(3, 32)), 'size mismatch for lm_head.weight'),
-    (with_tensor('more.weight', torch.zeros(2)), 'Unexpected key(s) in state_dict: "more.weight"'),
-    (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'more than the 61 tokens'),
-])
+    (partial(put_tensor, 'lm_head.weight', None), "lacks 'lm_head.weight'"),
+    (partial(put_tensor, 'lm_head.weight', torch.zeros(3, 32)), 'size mismatch for lm_head'),
+    (partial(put_tensor, 'more', torch.zeros(2)), 'Unexpected key(s) in state_dict: "more"'),
+    (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'more than the 61 tokens')])
 def test_bad_folders(tmp_path, an_ouro, spoil, words):
     folder = public_folder(tmp_path, an_ouro.golden)
     spoil(folder)
@@ -378,24 +371,18 @@ def test_stage_2_by_hand(tiny, idx):
 
 
 @pytest.fixture(scope='module')
-def book(whole, tmp_path_factory):
-    """A folder with a text, a model with two groups in out, and a plain one in out-plain."""
-    folder = shutil.copytree(whole.parent, tmp_path_factory.mktemp('zoo') / 'book')
-    with contextlib.chdir(folder):
+def book(run_folder):
+    """Beside the model with two groups in out, a plain one in out-plain."""
+    with contextlib.chdir(run_folder):
         finished(*TINY, '--groups=[]', '--max_iters=2', '--keep_iters=[]', '--out_dir=out-plain')
-    return folder
-
-
-OWN = ['--batch_size=4', '--device=cpu', '--dataset=book', '--eval_loops=[1,2]', '--eval_windows=2']
 
 
 @pytest.mark.parametrize('flags, kinds', [
     (['--init_from=out/ckpt.pt', *OWN], ['Gated', 'GateOnly']),
     ([os.path.join(ROOT, 'config', 'ouro.py'), '--n_layer=2', '--n_embd=16', '--groups=[[0,1]]',
       *OWN], ['Ouro', 'OuroGateOnly'])], ids=['gets a gate', 'ouro'])
-def test_both_stages(book, tmp_path, monkeypatch, flags, kinds):
+def test_both_stages(book, here, tmp_path, flags, kinds):
     """On a checkpoint of ours and on Ouro's shape; --resume goes on with the class of its run."""
-    monkeypatch.chdir(book)
     models = []
     for stage, kind in enumerate(kinds, 1):
         model = [f'--model=zoo.ouro:{kind}'] if 'Ouro' not in kind else []
@@ -418,8 +405,7 @@ def test_both_stages(book, tmp_path, monkeypatch, flags, kinds):
     (['--stage=3'], 'zoo/ouro.py', 'is not a stage'),
     (['--stage=2'], 'zoo/ouro.py', "no checkpoint at 'out-ouro/ckpt.pt'"),
     (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups')])
-def test_bad_input(book, monkeypatch, args, script, words):
-    monkeypatch.chdir(book)
+def test_bad_input(book, here, args, script, words):
     assert words in refused(*args, script=script)
 
 
@@ -460,8 +446,7 @@ def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
     torch.testing.assert_close(damped, model.readout(model.h[4](model.h[3](x))))
 
 
-def test_etd_then_mid_training(book, monkeypatch):
-    monkeypatch.chdir(book)
+def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four
     assert sorted(os.listdir('out-etd')) == ['angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt']

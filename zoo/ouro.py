@@ -93,8 +93,8 @@ class Gated(GPT):
             # L_t after every loop step, and the gate there
             read = self.through_coda if group is self.groups[-1] else self.readout
             states, nats = entry['states'][1:], []                              # (K, B, T, C)
-            for x in states:
-                logits = read(x)                                                # (B, T, V)
+            for state in states:
+                logits = read(state)                                            # (B, T, V)
                 nats.append(F.cross_entropy(logits.flatten(0, 1)[labelled].float(), labels,
                                             reduction='none'))
             gates = self.gate_logit(states.flatten(1, 2)[:, labelled])          # (K, N)
