@@ -84,7 +84,7 @@ class Gated(GPT):
         if not self.training or targets is None:
             return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
         plan = Plan(self.loop_counts(n_loop, exit), exit, noise_seed, keep_states=True)
-        (x, found), losses = self.hidden(idx, plan), []
+        (_, found), losses = self.hidden(idx, plan), []
         if trace is not None:
             trace += found
         labelled = targets.flatten() >= 0
