@@ -133,8 +133,7 @@ class Exit:
         if value is None:
             return 0, last, True
         streak = (streak + 1) * (value < self.tau)      # back to 0 where the value is not small
-        triggered = streak >= self.hits
-        return streak, triggered | last, self.keep | np.logical_not(triggered)
+        return streak, (streak >= self.hits) | last, (streak < self.hits) | self.keep
 
 
 # the paper's rules and their normalised forms. To add a rule, write a signal and a line here: all
@@ -254,9 +253,9 @@ class Looping:
         if rule.past and value is not None:
             value = self.signals.wait(value, self.active, step.k, self.rows)
         self.streak, exits, takes = rule.decide(value, self.streak, last=step.k == self.k_max)
-        exits = self.active & exits
-        if not exits.any():
+        if exits is False or not (self.active & exits).any():   # False: of a lone token, a number
             return x1
+        exits = self.active & exits
         takes = np.broadcast_to(takes, exits.shape)
         x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
         row, token = exits.nonzero()
