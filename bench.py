@@ -33,6 +33,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -208,10 +209,7 @@ def oracle(group, given, eps):
 
 @torch.no_grad()
 def log_probabilities(model, point, idx, seed=0):
-    """
-    Decode given tokens idx (B, T) at a point -> log-probabilities of the next ones (B, T, V), and
-    steps and evals (B, T, groups).
-    """
+    """Decode given idx (B, T) -> log-probabilities (B, T, V), steps and evals (B, T, groups)."""
     hooks = [group.register_forward_pre_hook(partial(oracle, eps=point.tau))
              for group in model.groups if point.rule == 'oracle']
     logits, steps, evals = teacher_forced(model, idx, Plan(point.loops, point.exit, seed),
@@ -264,10 +262,7 @@ def interval(values, statistic=np.mean, draws=2000, seed=0):
 
 
 def times_as_long(ms, other_ms, seed=0):
-    """
-    The median of ms (n,) over that of other_ms (n,), of the same tokens or rounds in the same
-    order, and the ends of its 95% interval.
-    """
+    """Median of ms (n,) over that of other_ms (n,), in pairs, and the ends of its 95% interval."""
     def ratio(pairs, axis):
         return np.median(pairs[..., 0], axis) / np.median(pairs[..., 1], axis)
     pairs = np.array([ms, other_ms]).T                                          # (n, 2)
@@ -382,7 +377,6 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
     # measure on the odd ones
     measured = {kind: make(point.tau, *kind) for kind, point in chosen.items()}
     quality(model, list(measured.values()), idx[1::2], targets[1::2], n_loop, seed)
-    rows = []
     for kind in kinds:
         row = dict(zip(('rule', 'cache', 'past'), kind), tau=None)
         if kind in chosen:
@@ -390,8 +384,7 @@ def find_thresholds(model, make, kinds, idx, targets, nats, n_loop, seed=0, grid
             row |= dict(tau=chosen[kind].tau, upper=excess(chosen[kind])[2], cost=cost,
                         cost_low=low, cost_high=high,
                         evals=np.mean(measured[kind].measured['evals']), kept=cost <= nats)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def found_for(point):
@@ -408,28 +401,23 @@ def wave_thresholds(model, make, prompts):
     """
     full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
 
-    def missed(point, numbers, most=math.inf):
-        """How many texts of these prompts differ; counting stops above `most`."""
-        n = 0
-        for i in numbers:
-            new, _ = continue_prompt(model, point, prompts[i], new_tokens, seed=seed)
-            n += not torch.equal(new, full[i, prompts.shape[1]:])
-            if n > most:
-                break
-        return n
+    def differs(point, i):
+        new, _ = continue_prompt(model, point, prompts[i], new_tokens, seed=seed)
+        return not torch.equal(new, full[i, prompts.shape[1]:])
 
-    rows, half = [], len(prompts) // 2
+    half = len(prompts) // 2
+    others = range(half, len(prompts))
     for width, steps in waves:
         way = partial(make, rule='norm_rel', cache='latest', wave=width, wave_steps=steps)
         row = found_for(way(0.0)) | dict(tau=None)
-        for tau in [tau for tau in TAU_GRID if tau <= 1]:
-            point = way(tau)
-            if missed(point, range(half), most=(1 - fidelity) * half) <= (1 - fidelity) * half:
-                share = 1 - missed(point, range(half, len(prompts))) / (len(prompts) - half)
-                row |= dict(tau=tau, identical=share)
+        for point in [way(tau) for tau in TAU_GRID if tau <= 1]:
+            missed = accumulate(differs(point, i) for i in range(half))
+            # counting stops above the limit
+            if all(n <= (1 - fidelity) * half for n in missed):
+                share = 1 - sum(differs(point, i) for i in others) / len(others)
+                row |= dict(tau=point.tau, identical=share)
                 break
-        rows.append(row)
-    return rows
+        yield row
 
 
 # tables and figures -------------------------------------------------------------------------------
@@ -474,10 +462,8 @@ def print_rows(title, rows, formats):
 
 def grouped(rows, column):
     """{value: the rows that have it in this column}, all in their order."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(row[column], []).append(row)
-    return groups
+    values = dict.fromkeys(row[column] for row in rows)
+    return {value: [row for row in rows if row[column] == value] for value in values}
 
 
 def fastest_of_kind(rows, column, seed=0):
@@ -496,13 +482,8 @@ def fastest_of_kind(rows, column, seed=0):
 
 
 def figure_4(rows, path):
-    """
-    Fig. 4: ms a token, perplexity and cross-entropy of each rule against tau.
-
-    A row of panels for each kind of rules. Shaded: thresholds beyond the paper's sweep.
-    """
-    columns = dict(ms_per_token='ms a token', ppl='perplexity',
-                   ce='cross-entropy (nats a token)')
+    """Fig. 4: costs and quality of each rule against tau; shaded: beyond the paper's sweep."""
+    columns = dict(ms_per_token='ms a token', ppl='perplexity', ce='cross-entropy (nats a token)')
     kinds, beyond = grouped(rows, 'kind'), max(row['tau'] for row in rows)
     paper = max(taus, default=0)
     figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
@@ -559,10 +540,7 @@ def check_knobs(block_size):
 
 
 def measure(model, points, idx, targets, prompts, folder):
-    """
-    Measure quality, latency and, on prompts (n, start), texts. Writes bench.csv, even if it is
-    interrupted.
-    """
+    """Measure quality, latency, texts of prompts (n, start). Writes bench.csv, even on Ctrl-C."""
     groups, start = model.config.groups, prompts.shape[1]
     of_windows = [point for point in points if not point.draft_loops and not point.wave]
     of_texts = [point for point in points if is_continued(point)]

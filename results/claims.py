@@ -128,20 +128,16 @@ def c1(r):
 
 
 def c2(r):
-    """
-    the cosine of consecutive updates settles near 0.5 to 0.65; share of groups that settle
-    between 0.45 and 0.7; all of them
-    """
+    """the cosine of consecutive updates settles near 0.5 to 0.65;
+    share of groups that settle between 0.45 and 0.7; all of them"""
     near = np.mean([NEAR[0] <= row['cos'] <= NEAR[1] for row in last(r['settled'])])
     return near, near == 1
 
 
 def c3(r):
-    """
-    over training steps fall faster, and cosines come nearer to 0 and grow steadier; share of
-    these that hold (a tenth in 0.5 steps less, absolute cosine 0.05 less, its deviation); all,
-    in every group
-    """
+    """over training steps fall faster, and cosines come nearer to 0 and grow steadier;
+    share of these that hold (a tenth in 0.5 steps less, absolute cosine 0.05 less, its deviation);
+    all, in every group"""
     holds = []
     for before, after in zip(last(r['settled'], min), last(r['settled'])):
         holds += [after['tenth'] != '' and (before['tenth'] == ''
@@ -152,10 +148,8 @@ def c3(r):
 
 
 def c4(r):
-    """
-    the drift-to-loop ratio is far above 1 (here at K = 9); the least ratio of all hand-offs and
-    readings; above 5
-    """
+    """the drift-to-loop ratio is far above 1 (here at K = 9);
+    the least ratio of all hand-offs and readings; above 5"""
     rows = [row for row in last(r['dlr']) if row['loops'] == 9 and row['reading'] in (
         'noise', 'first', 'settled')]
     least = min(column(rows, 'ratio'))
@@ -163,27 +157,22 @@ def c4(r):
 
 
 def c5(r):
-    """
-    tight arcs inside loops, larger jumps between groups; a jump over the path of 30 loops after
-    the first step, the least; above 1
-    """
+    """tight arcs inside loops, larger jumps between groups;
+    a jump over the path of 30 loops after the first step, the least; above 1"""
     least = min(column(pick(last(r['dlr']), loops=30, reading='jump over arc'), 'ratio'))
     return least, least > 1
 
 
 def c6(r):
-    """
-    `accel` takes a third less time at τ = 1e-2 than at 1e-5; time at 1e-2 over that at 1e-5; at
-    most 2/3
-    """
+    """`accel` takes a third less time at τ = 1e-2 than at 1e-5;
+    time at 1e-2 over that at 1e-5; at most 2/3"""
     ratio = time(r, 'accel 0.01') / time(r, 'accel 1e-05')
     return ratio, faster(r, ratio, 2 / 3)
 
 
 def c7(r):
-    """
-    `accel` and KL keep PPL flat over the paper's sweep; % that PPL moves by, at most; below 0.5
-    """
+    """`accel` and KL keep PPL flat over the paper's sweep;
+    % that PPL moves by, at most; below 0.5"""
     moved = [abs(np.expm1(gap)) for way in ('accel', 'kl') for gap in gaps(r, way).values()]
     return 100 * max(moved), max(moved) < 0.005
 
@@ -201,19 +190,15 @@ def c9(r):
 
 
 def c10(r):
-    """
-    `accel` is robust to the threshold; its largest good τ over that of the step norm; at least
-    10
-    """
+    """`accel` is robust to the threshold;
+    its largest good τ over that of the step norm; at least 10"""
     ratio = breaks_at(r, 'accel') / breaks_at(r, 'norm') if breaks_at(r, 'norm') else np.nan
     return ratio, ratio >= 10
 
 
 def c11(r):
-    """
-    loss improves with loops and stays far past training (Geiping); loss at 256 loops minus that
-    at r + 1; below 0.01, and 4 loops better than 1
-    """
+    """loss improves with loops and stays far past training (Geiping);
+    loss at 256 loops minus that at r + 1; below 0.01, and 4 loops better than 1"""
     losses = {row['loops']: row['loss'] for row in r['loops']}
     worse = losses[256] - losses[{'default': 5, 'calc': 9, 'hop': 9, 'medium': 7}.get(
         r['loops'][0]['variant'], 13)]
@@ -221,19 +206,15 @@ def c11(r):
 
 
 def c12(r):
-    """
-    end states do not depend on the noise drawn (Geiping); spread over norm after 30 loops, the
-    worst token; below 0.001
-    """
+    """end states do not depend on the noise drawn (Geiping);
+    spread over norm after 30 loops, the worst token; below 0.001"""
     worst = max(column(pick(r['noise'], loops=30), 'largest'))
     return worst, worst < 1e-3
 
 
 def c14(r):
-    """
-    `accel` is faster than the step norm at equal quality (the headline); time of `accel` over
-    that of the step norm; below 1
-    """
+    """`accel` is faster than the step norm at equal quality (the headline);
+    time of `accel` over that of the step norm; below 1"""
     ratio = time(r, 'accel') / time(r, 'norm')
     return ratio, faster(r, ratio)
 
@@ -245,40 +226,32 @@ def c14_blocks(r):
 
 
 def q1(r):
-    """
-    a rule that decides for each token beats a fixed budget; time of the best rule over that of
-    the best budget; below 1
-    """
+    """a rule that decides for each token beats a fixed budget;
+    time of the best rule over that of the best budget; below 1"""
     budget = min(1.0, coin(r)[1], time(r, 'by group'))
     ratio = np.nanmin([time(r, rule) for rule in RULES]) / budget
     return ratio, faster(r, ratio)
 
 
 def q1_blocks(r):
-    """
-    the same without a clock; blocks of the best rule over those of the best budget, coin flips
-    included; below 1
-    """
+    """the same without a clock;
+    blocks of the best rule over those of the best budget, coin flips included; below 1"""
     ratio = (np.nanmin([costs(r, rule) for rule in RULES])
              / min(coin(r)[0], costs(r, 'by group')))
     return ratio, ratio < 1
 
 
 def q1_latest(r):
-    """
-    the same with `latest`; blocks of the best rule over those of a coin flip between two budgets;
-    below 1
-    """
+    """the same with `latest`;
+    blocks of the best rule over those of a coin flip between two budgets; below 1"""
     rules = [costs(r, f'{rule}, latest') for rule in ('norm_rel', 'kl', 'accel')]
     ratio = np.nanmin(rules) / coin(r, 'fixed, latest')[0]
     return ratio, ratio < 1
 
 
 def q2(r):
-    """
-    the acceleration knows more than the norm of the step before; blocks of `accel` over those
-    of the delayed norm; below 0.98
-    """
+    """the acceleration knows more than the norm of the step before;
+    blocks of `accel` over those of the delayed norm; below 0.98"""
     ratio = costs(r, 'accel') / costs(r, 'delayed norm')
     return ratio, ratio < 0.98
 
@@ -309,9 +282,8 @@ def cell(claim, of):
 
 def swept(tables):
     """{what the tables call a regime: the rows of its seeds} of those that have been swept."""
-    of = {name: [r for r in runs_of(tables.get(scale, {}), variant) if 'sweep' in r]
-          for name, (scale, variant) in REGIMES.items()}
-    return {name: some for name, some in of.items() if some}
+    return {name: some for name, (scale, variant) in REGIMES.items()
+            if (some := [r for r in runs_of(tables.get(scale, {}), variant) if 'sweep' in r])}
 
 
 def verdicts(regimes):
@@ -500,9 +472,8 @@ def write_pages(folder=runs.HERE):
 
 def blocks(folder=runs.HERE):
     """{(page, block): its text}, for the parts that have been measured."""
-    tables = {scale: runs.load(scale, folder) for scale in (
-        'text', 'tasks', 'sizes', 'choices', 'plain', 'medium', 'paper')}
-    tables = {scale: t for scale, t in tables.items() if t}
+    scales = ('text', 'tasks', 'sizes', 'choices', 'plain', 'medium', 'paper')
+    tables = {scale: t for scale in scales if (t := runs.load(scale, folder))}
     regimes = swept(tables)
     where = [f'{scale}: {runs.machine_of(tables[scale])}.'
              for scale in ('text', 'tasks', 'sizes', 'medium', 'paper') if scale in tables]

@@ -98,7 +98,6 @@ def noise_rows(names, model, idx):
 def loop_rows(model, text, dev):
     """Loss (nats a token) and accuracy by loops."""
     losses, right = evaluate(model, text, n_windows, loss_loops, dev)
-    model.eval()
     for n in loss_loops:
         yield dict(loops=n, loss=losses[n], accuracy=right[n])
 

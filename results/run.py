@@ -64,32 +64,20 @@ def text_of():
     return None if scale == 'tasks' else dataset or dict(text='torchdocs', paper='wiki')[scale]
 
 
-def train(variant, seed, until):
-    flags = [*SCALES[scale][variant], f'--seed={seed}']
+def work(what, variant, seed, until):
+    """Train, measure (rows: geometry, sweep, times) or continue texts. True if that is done."""
+    train = [*SCALES[scale][variant], f'--seed={seed}', '--resume']
     if text_of():
-        flags.append(f'--dataset={text_of()}')
+        train.append(f'--dataset={text_of()}')
     if scale != 'paper':
-        flags.append('--device=cpu')
-    return runs.once(runs.folder_of(variant, seed), 'train', 'train.py', *flags, '--resume',
-                     until=until)
-
-
-def measure(variant, seed, until):
-    """The geometry, the sweep and its times. True if it is done."""
-    return runs.once(runs.folder_of(variant, seed), 'rows', 'results.measure',
-                     *MEASURE.get(scale, []), until=until)
-
-
-def texts(variant, seed, until):
-    """Whole continuations. True if they are done."""
-    return scale != 'text' or runs.once(runs.folder_of(variant, seed), 'texts', 'bench.py', *TEXTS,
-                                        until=until)
+        train.append('--device=cpu')
+    command = dict(train=['train.py', *train], texts=['bench.py', *TEXTS],
+                   rows=['results.measure', *MEASURE.get(scale, [])])[what]
+    return runs.once(runs.folder_of(variant, seed), what, *command, until=until)
 
 
 def gather():
-    """
-    All runs of the scale that are there -> results/SCALE/*.csv, where the rows of other runs stay.
-    """
+    """All runs of the scale that are there -> results/SCALE/*.csv; rows of other runs stay."""
     tables = defaultdict(list)
     for variant, seed, folder in runs.trained(SCALES[scale]):
         new = dict(losses=runs.last_losses(folder), minutes=runs.minutes_rows(folder),
@@ -116,8 +104,8 @@ def main():
         if text_of() and time.time() < until:
             data.open_data(text_of())       # made once, before the trainings start
         # the ways of a run are timed in turn, so another process slows all of them alike
-        for phase in (train, measure, texts):
-            works = [partial(phase, *key, until) for key in chosen()]
+        for what in ('train', 'rows', 'texts') if scale == 'text' else ('train', 'rows'):
+            works = [partial(work, what, *key, until) for key in chosen()]
             if not runs.all_done(works, 1 if scale == 'paper' else workers):
                 return
         gather()

@@ -5,12 +5,10 @@ How fast decoding and training are, as ratios of things that are timed in turn.
     python -m results.speed --only=machinery    checks, passes, machinery
 
 All of it uses random weights. A ratio is the median of all rounds.
-
-    counts      loops of each group
 """
-import time
 from functools import partial
 from itertools import product
+from timeit import timeit
 from typing import Literal
 
 import numpy as np
@@ -30,15 +28,9 @@ injection = 'concat'        # of the looped model in `machinery`
 # ------------------------------------------------------------------------------------------------
 
 
-def seconds_of(work):
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def in_turn(*works, repeats):
     """Call each work once to warm up, then all in turn -> their seconds (works, repeats)."""
-    times = [[seconds_of(work) for work in works] for _ in range(1 + repeats)]
+    times = [[timeit(work, number=1) for work in works] for _ in range(1 + repeats)]
     return np.array(times[1:]).T
 
 
