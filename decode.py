@@ -331,7 +331,7 @@ class Drafts:
         """Nothing to remember: a draft starts from the cache alone."""
 
     def next_tokens(self, model, plan, text, most):
-        # draft: as many as the window holds and are wanted (the check adds one), at most max_drafts
+        # draft up to max_drafts, less if the window or `most` lacks room (the check adds one token)
         last, (position,) = text.last()
         few = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
         room = min(self.max_drafts, text.block_size - 1 - position, most - 1)
@@ -340,14 +340,14 @@ class Drafts:
             logits, _, _ = one_token(model, tokens[-1], position + i, few)
             tokens.append(text.draw(logits[:, None], skip=i))
         # check: all loops on all of them at once, which overwrites the keys and values of the draft
-        drafts = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
+        inputs = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
         span = Span(position, 1 + room, last.device)
-        x, found = model.hidden(drafts, replace(plan, span=span))
+        x, found = model.hidden(inputs, replace(plan, span=span))
         made = text.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
         # leave keys behind the last token; they are overwritten before anything reads them
-        agree = int((made[:, :-1] == drafts[:, 1:]).cumprod(dim=1).sum())
-        steps = of_groups(found, 'steps_used', drafts)[0].split(1)
+        agree = int((made[:, :-1] == inputs[:, 1:]).cumprod(dim=1).sum())
+        steps = of_groups(found, 'steps_used', inputs)[0].split(1)
         return list(zip(made.split(1, dim=1), steps))[:agree + 1]
 
 

@@ -19,8 +19,8 @@ what it predicts, and the passes since its input last changed):
 
 In brackets: the prediction is committed and its column leaves the wave, because the rule has
 triggered in every group and its input is certain. In each pass a token joins at the end, up to
-`width`. In pass 13 column 5 predicts f instead of o, so in pass 14 column 6 has a new input: it
-keeps its states and counts from 1 again.
+`width`. In pass 13 column 5 turns from o to f, so in pass 14 column 6 has a new input: it keeps its
+states, and counts from 1 again (its _1; _ is a space).
 
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
@@ -79,7 +79,7 @@ class Wave:
         self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
 
     def begin(self, token, states):
-        """The wave is a window's one new token, begun as noise; `states` are the one before's."""
+        """Start with a window's first new token, from noise: `states` (see decode.py) is unused."""
         n_groups = len(self.steps)
         self.inputs = token[0].tolist()
         # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
@@ -120,9 +120,9 @@ class Wave:
             for old in (self.passes, self.age, self.streak))
         self.passes, self.age = self.passes + 1, self.age + 1
         front = np.arange(len(self.age)) == 0
-        last = front & (self.age >= self.max_passes)
+        due = front & (self.age >= self.max_passes)      # out of budget
         if self.rule is None:
-            return last
+            return due
 
         # the rule sees the change from pass to pass, so a token has no signal in the first pass
         # with a new input; infinity sets its streak back to 0
@@ -132,7 +132,7 @@ class Wave:
                 n = x0.shape[1]
                 value[g, :n] = self.signal(g, x0, x1[:, :n])
         value = np.where(self.age > 1, value, np.inf)
-        self.streak, exits, _ = self.rule.decide(value, self.streak, last)
+        self.streak, exits, _ = self.rule.decide(value, self.streak, due)
         return exits.all(axis=0)
 
     def signal(self, g, x0, x1):
@@ -140,7 +140,7 @@ class Wave:
         The rule's signal in group g (n,), from states (1, n, C) before and after a pass; infinite
         while it is undefined.
         """
-        # tokens 0 ... m - 1 have a memo; m ... n - 1 are in their second pass, and have none yet
+        # tokens 0 ... m - 1 have a memo; m ... n - 1 none: second pass, or a rule without memos
         known = self.memos[g]
         n, m = x0.shape[1], 0 if known is None else known.shape[1]
         value, memos = np.full(n, np.inf), []
