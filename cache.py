@@ -220,6 +220,8 @@ def main():
     GPTConfig(n_layer=n_layer, n_embd=n_embd, n_head=1, groups=groups)      # checks them
     if not 1 <= n_loop <= 100:
         raise ValueError(f'n_loop must lie between 1 and 100 to be shown, not {n_loop}')
+    if ring < 1:
+        raise ValueError(f'the ring must have at least 1 slot, not {ring}')
     looped, exited = sum(map(len, groups)), (max(1, n_loop // 2), n_loop)
     print(f'{n_layer} layers, width {n_embd}, groups {groups}: slots of a looped layer, of all; '
           'bytes a token\n(float32); what a token reads at its steps, of two that exited after '

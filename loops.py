@@ -284,12 +284,13 @@ class RecurrentGroup(nn.Module):
             states = [x] * (n_loop + 1) if self.training else x.new_empty(n_loop + 1, *x.shape)
             states[0] = x
 
+        # Geiping 3.3: gradients through the last bptt_k steps. What these steps take from e was
+        # computed before the loop, so e gets gradients from them
+        cut = n_loop - self.bptt_k if plan.exit is None else 0
         for k in looping:
-            # Geiping 3.3: gradients through the last bptt_k steps. What these steps take from e was
-            # computed before the loop, so e gets gradients from them
-            with torch.set_grad_enabled(torch.is_grad_enabled() and k > n_loop - self.bptt_k):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and k > cut):
                 x = looping.after(x, f(x))
-            if k == n_loop - self.bptt_k:
+            if k == cut:
                 # autocast keeps bf16 copies of the weights, made without gradients: drop these, or
                 # the later steps would use them, and the weights would get no gradient
                 torch.clear_autocast_cache()

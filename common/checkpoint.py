@@ -74,6 +74,8 @@ def save_checkpoint(checkpoint, path, keep_old=False):
                   'continue with --resume', (OSError, RuntimeError)),
           new_file(path, 'wb') as f):
         torch.save(checkpoint, f)
+        f.flush()
+        os.fsync(f.fileno())            # whole on the disk before the earlier file is touched
         if keep_old and os.path.exists(path):
             old = path.removesuffix('.pt') + '.old.pt'
             with suppress(FileNotFoundError):
