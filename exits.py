@@ -215,7 +215,7 @@ class Looping:
         x_star, steps_used, evals = looping.result(x)
 
     step is one object, which changes from step to step; whoever holds it sees each change.
-    read(x, rows): see Exit.reads. signals: a cache.Signals, for a rule that waits for the past.
+    read(x, rows): see Exit.reads. signals: a cache.Signals, if the rule waits for the past.
     finished: a Step with the rows in which the last token has exited in this step, or None.
     """
 
@@ -250,7 +250,7 @@ class Looping:
         read = self.read and partial(self.read, rows=step.rows)
         value, self.memo = rule.signal(x, x1, self.memo, read)
         value = on_host(value, rule, step.k)
-        if rule.past and value is not None:
+        if self.signals and value is not None:
             value = self.signals.wait(value, self.active, step.k, self.rows)
         self.streak, exits, takes = rule.decide(value, self.streak, last=step.k == self.k_max)
         if exits is False or not (self.active & exits).any():   # False: of a lone token, a number

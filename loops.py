@@ -92,16 +92,19 @@ class FixedNoise:
     seed: int = 0
 
     def draw(self, group, like, k, pos):
-        key = self.seed, 'state', group.index, k
-        return noise_table(key, group.block_size, like.shape[-1], like.device)[pos].expand_as(like)
+        shape, tables = (group.block_size, like.shape[-1]), noise_tables(self.seed)
+        key = group.index, k, shape, like.device
+        if key not in tables:           # drawn on the CPU, so that all devices agree
+            seed = derived_seed(self.seed, 'state', group.index, k)
+            generator = torch.Generator().manual_seed(seed)
+            tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
+        return tables[key][pos].expand_as(like)
 
 
-@lru_cache(maxsize=128)
-def noise_table(key, block_size, C, device):
-    """The noise of all positions, (block_size, C)."""
-    generator = torch.Generator().manual_seed(derived_seed(*key))
-    # drawn on the CPU, so that all devices agree
-    return truncated_noise(block_size, C, generator=generator).to(device)
+@lru_cache(maxsize=1)
+def noise_tables(seed):
+    """The tables of the last seed used: {of a group, step and shape: (block_size, C)}."""
+    return {}
 
 
 # injections: how e enters each step ---------------------------------------------------------------
@@ -274,8 +277,9 @@ class RecurrentGroup(nn.Module):
             x = torch.cat((warm, x[:, warm.shape[1]:]), dim=1)
         signals = None
         if plan.exit is not None and plan.exit.past:    # those in the cache know earlier passes
-            signals = plan.cache.get(self) or Signals(plan.span.end, n_loop)
-            signals.begin(plan.span, len(e))
+            signals = plan.cache.get(self) or e.shape[1] > 1 and Signals(plan.span.end, n_loop)
+            if signals:
+                signals.begin(plan.span, len(e))
         looping = Looping(x, n_loop, plan.exit, plan.read, signals)
         f = self.block_map(plan, self.adapter.from_e(e), looping.step)
         states = None

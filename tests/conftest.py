@@ -144,7 +144,7 @@ def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
     B, T = x.shape[:2]
     signals = Signals(T, k_max)
     signals.begin(Span(0, T), B)
-    looping = Looping(x, k_max, rule, read, signals)
+    looping = Looping(x, k_max, rule, read, signals if rule.past else None)
     for _ in looping:
         x = looping.after(x, f(x, looping.step))
         if looping.finished:
