@@ -142,9 +142,8 @@ class Signals:
     largest[b, 1 + t, k - 1]: of row b, tokens 0 ... t and step k, -inf if none of them looped then.
     largest[b, 0]: before the first token, always -inf.
 
-    A cache with a slot for each step keeps them from pass to pass, so that a token that is decoded
-    alone waits as in a pass with the others. Under `latest` a new token reads the others' last
-    states, so it need not wait.
+    A cache with a slot for each step keeps them, so that a token that is decoded alone waits as in
+    a pass with the others. Under `latest` it reads their last states, and need not wait.
     """
 
     def __init__(self, T_max, k_max):
@@ -218,10 +217,9 @@ ring = 4                    # slots of the ring policy
 def main():
     from model import GPTConfig
     GPTConfig(n_layer=n_layer, n_embd=n_embd, n_head=1, groups=groups)      # checks them
-    if not 1 <= n_loop <= 100:
-        raise ValueError(f'n_loop must lie between 1 and 100 to be shown, not {n_loop}')
-    if ring < 1:
-        raise ValueError(f'the ring must have at least 1 slot, not {ring}')
+    if not 1 <= n_loop <= 100 or ring < 1:
+        raise ValueError('n_loop must lie between 1 and 100 to be shown, and ring be at least 1, '
+                         f'not {n_loop} and {ring}')
     looped, exited = sum(map(len, groups)), (max(1, n_loop // 2), n_loop)
     print(f'{n_layer} layers, width {n_embd}, groups {groups}: slots of a looped layer, of all; '
           'bytes a token\n(float32); what a token reads at its steps, of two that exited after '

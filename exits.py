@@ -226,7 +226,6 @@ class Looping:
             B, T = self.shape
             self.x_star = torch.empty_like(x)
             self.steps_used, self.evals = np.zeros((2, B, T), dtype=np.int64)
-            # the picture above, on the host
             self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
             self.streak, self.memo = 0, None
 

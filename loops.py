@@ -95,16 +95,13 @@ class FixedNoise:
         shape, tables = (group.block_size, like.shape[-1]), noise_tables(self.seed)
         key = group.index, k, shape, like.device
         if key not in tables:           # drawn on the CPU, so that all devices agree
-            seed = derived_seed(self.seed, 'state', group.index, k)
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator()
+            generator.manual_seed(derived_seed(self.seed, 'state', group.index, k))
             tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
         return tables[key][pos].expand_as(like)
 
 
-@lru_cache(maxsize=1)
-def noise_tables(seed):
-    """The tables of the last seed used: {of a group, step and shape: (block_size, C)}."""
-    return {}
+noise_tables = lru_cache(maxsize=1)(lambda seed: {})    # of the last seed: (block_size, C) each
 
 
 # injections: how e enters each step ---------------------------------------------------------------

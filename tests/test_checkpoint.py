@@ -4,6 +4,7 @@ import pickle
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import test_train
@@ -147,3 +148,14 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
 
     finished('--resume')
     assert differences(whole, 'out') == []
+
+
+def test_a_disk_that_is_full_at_the_end_costs_nothing(monkeypatch):
+    """Not even on a file system without links, where ckpt.pt itself becomes ckpt.old.pt."""
+    save_checkpoint(dict(a=1), 'out/ckpt.pt', keep_old=True)
+    with monkeypatch.context() as patch:
+        for name in 'link', 'fsync':
+            patch.setattr(os, name, mock.Mock(side_effect=OSError(28, 'No space left on device')))
+        with pytest.raises(ValueError, match='the earlier file is unchanged'):
+            save_checkpoint(dict(a=2), 'out/ckpt.pt', keep_old=True)
+    assert os.listdir('out') == ['ckpt.pt'] and torch.load('out/ckpt.pt') == dict(a=1)
