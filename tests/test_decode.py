@@ -16,6 +16,7 @@ from common.checkpoint import load_checkpoint
 from decode import choose, prefill, stream, teacher_forced, window
 from exits import make_exit
 from loops import Plan
+from model import GPT, GPTConfig
 from tasks import Problems
 from zoo.ouro import Gated
 
@@ -273,3 +274,17 @@ def test_numbers_of_numpy_are_numbers(tiny, idx):
     how, n = dict(temperature=0.8, cache='exact'), np.int64(3)
     plain = tiny().generate(idx[:2], 5, n_loop=3, seed=3, noise_seed=3, **how)
     assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise_seed=n, **how), plain)
+
+
+@pytest.mark.parametrize('seed, name, tau', [(9, 'norm_rel', 0.3), (15, 'norm_rel', 0.3),
+                                             (16, 'kl', 0.02), (40, 'kl', 0.02)])
+def test_what_a_rejected_draft_signalled_is_forgotten(seed, name, tau):
+    """Drafts with a rule that waits for the past give the text and steps of plain decoding."""
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(block_size=24, vocab_size=11, n_layer=4, n_head=2, n_embd=8,
+                          groups=[[1], [2]], pos='rotary', adapter_init='random')).eval()
+    for p in model.parameters():
+        p.data.mul_(1.5)
+    how = dict(n_loop=12, exit=make_exit(name, tau, past=True), cache='exact', **GREEDY)
+    idx = torch.randint(11, (1, 4))
+    assert_same(model.generate(idx, 18, draft_loops=1, **how), model.generate(idx, 18, **how))
