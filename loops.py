@@ -104,6 +104,30 @@ class FixedNoise:
 noise_tables = lru_cache(maxsize=1)(lambda seed: {})    # of the last seed: (block_size, C) each
 
 
+class RMSNorm(nn.RMSNorm):
+    """nn.RMSNorm over the last axis, (..., C) -> (..., C): in fewer operators on a CPU."""
+
+    def __init__(self, C, eps=1e-6):
+        super().__init__(C, eps=eps)
+        self.root = torch.tensor(C ** 0.5, device='cpu')    # faster than a number
+
+    @property
+    def eps(self):
+        return self._eps
+
+    @eps.setter
+    def eps(self, value):
+        self._eps = value
+        self.floor = torch.tensor((self.normalized_shape[0] * value) ** 0.5, device='cpu')
+
+    def forward(self, x):
+        if not x.is_cpu:                                    # torch has one kernel for it there
+            return super().forward(x)
+        # x / sqrt(mean(x^2) + eps) * weight, with both sides of the quotient times sqrt(C)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self.floor)    # (..., 1)
+        return x / length * (self.weight * self.root)
+
+
 # injections: how e enters each step ---------------------------------------------------------------
 
 class Injection(nn.Module):
@@ -192,7 +216,7 @@ class RecurrentGroup(nn.Module):
         super().__init__()
         C = config.n_embd
         self.core = nn.ModuleList(core)
-        self.norm = nn.RMSNorm(C, eps=1e-6)
+        self.norm = RMSNorm(C)
         self.adapter = INJECTIONS[config.injection](config)
         self.index, self.block_size = index, config.block_size
         self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from cache import Span
 from exits import Step
-from loops import INJECTIONS, Concat, Plan, RecurrentGroup, sample_n_loop
+from loops import INJECTIONS, Concat, Plan, RecurrentGroup, RMSNorm, sample_n_loop
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
@@ -172,10 +172,10 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(config.n_embd, eps=1e-6) for _ in range(4))
+        self.n1, self.n2, self.n3, self.n4 = (RMSNorm(config.n_embd) for _ in range(4))
         self.attn = self.attention(config)
         self.mlp = self.feed_forward(config)
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x, hook=None, pos=None):
         x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)).to(x.dtype))
@@ -203,14 +203,14 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         learned = config.pos == 'learned'
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if learned else None
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [self.block(config) for _ in range(config.n_layer)]
         for g, group in reversed(list(enumerate(config.groups))):
             start, end = group[0], group[-1] + 1
             layers[start:end] = [RecurrentGroup(layers[start:end], config, g)]
         self.h = nn.ModuleList(layers)
-        self.ln_f = nn.RMSNorm(config.n_embd, eps=1e-6)
+        self.ln_f = RMSNorm(config.n_embd)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def tie(self):
