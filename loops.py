@@ -123,9 +123,9 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x):
         if not x.is_cpu:                                    # torch has one kernel for it there
             return super().forward(x)
-        # x / sqrt(mean(x^2) + eps) * weight, with both sides of the quotient times sqrt(C)
+        # x / sqrt(mean(x^2) + eps) * weight; both sides of the quotient are sqrt(C) times larger
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self.floor)    # (..., 1)
-        return x / length * (self.weight * self.root)
+        return x * (self.root / length) * self.weight
 
 
 # injections: how e enters each step ---------------------------------------------------------------

@@ -23,8 +23,7 @@ def make_optimizers(model, kind, lr, weight_decay, betas):
         else:
             decayed.append(p)
     groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=free, weight_decay=0.0)]
-    fused = next(model.parameters()).is_cuda
-    optimizers = dict(optimizer=torch.optim.AdamW(groups, lr=lr, betas=betas, fused=fused))
+    optimizers = dict(optimizer=torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True))
     if inner:
         optimizers['muon'] = Muon(inner, lr=lr, weight_decay=weight_decay)
     return optimizers
