@@ -45,7 +45,7 @@ from common import plots
 from common.checkpoint import of_threshold, open_run, save_thresholds
 from common.files import write_csv
 from common.log import windows_at_once
-from decode import generate, one_token, prefill, stream, teacher_forced
+from decode import generate, one_token, prefill, stream, teacher_forced, use_one_thread
 from exits import EXITS, Exit, make_exit
 from loops import Plan
 from waves import can_wave
@@ -399,6 +399,7 @@ def wave_thresholds(model, make, prompts):
     share `fidelity` of the texts on half of the prompts (N, n) equals the full budget's. identical:
     the share on the other half.
     """
+    use_one_thread(model)
     full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
 
     def differs(point, i):
@@ -545,9 +546,11 @@ def measure(model, points, idx, targets, prompts, folder):
     of_windows = [point for point in points if not point.draft_loops and not point.wave]
     of_texts = [point for point in points if is_continued(point)]
     try:
-        print(f'quality of {len(of_windows)} points', flush=True)
+        print(f'quality of {len(of_windows)} points, {torch.get_num_threads()} threads', flush=True)
         quality(model, of_windows, idx, targets, n_loop, seed)
         save(points, groups, folder)
+        use_one_thread(model)
+        print(f'then decoding, {torch.get_num_threads()} threads', flush=True)
         # two tokens with each rule of each kind, so that no round pays for first calls
         for point in {(point.kind, point.rule): point for point in of_windows}.values():
             decode_window(model, point, idx[:timed_rows, :start + 2], start, seed)
@@ -619,8 +622,8 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
-          f'{dtype}, {torch.get_num_threads()} threads, seed {seed}; {n_windows} windows, prompt '
-          f'{start} + {timed_tokens} tokens, batch {timed_rows}, {rounds} rounds')
+          f'{dtype}, seed {seed}; {n_windows} windows, prompt {start} + {timed_tokens} tokens, '
+          f'batch {timed_rows}, {rounds} rounds')
     with autocast:
         if calibrate is not None:
             prompts = idx[:, :start] if n_prompts and not text.is_task and can_wave(model) else None

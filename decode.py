@@ -19,6 +19,7 @@ Geiping 5 and App. D.6: ring, self-speculation, warm start.
     start      the first token of a row that is in the context window; positions count from there
 """
 import math
+import os
 import time
 from dataclasses import replace
 from functools import lru_cache
@@ -209,6 +210,16 @@ class Text:
 
 # many tokens --------------------------------------------------------------------------------------
 
+def use_one_thread(model):
+    """
+    Decode a model narrower than 768 with one thread of a CPU from now on. A second one brings
+    nothing, and on busy cores the two wait for each other (results/speed.md). OMP_NUM_THREADS, if
+    it is set, decides instead.
+    """
+    if model.config.n_embd < 768 and 'OMP_NUM_THREADS' not in os.environ:
+        torch.set_num_threads(1)
+
+
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
            cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
@@ -363,6 +374,7 @@ ring = 4                    # slots of the ring policy
 def main():
     from common.checkpoint import open_run
     model, *_ = open_run('pretrained/text')
+    use_one_thread(model)
     prompt = torch.tensor([*start.encode()])
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
     ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',

@@ -24,6 +24,7 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 import hashlib
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal
@@ -164,7 +165,7 @@ class Concat(nn.Linear):
         return F.linear(e, self.weight[:, e.shape[-1]:]).to(e.dtype)
 
     def join(self, x, from_e):
-        return F.linear(x, self.weight[:, :x.shape[-1]]).to(x.dtype) + from_e
+        return F.linear(x, self.weight[:, :x.shape[-1]]) + from_e
 
 
 class Add(Injection):
@@ -313,7 +314,7 @@ class RecurrentGroup(nn.Module):
         # computed before the loop, so e gets gradients from them
         cut = n_loop - self.bptt_k if plan.exit is None else 0
         for k in looping:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and k > cut):
+            with torch.no_grad() if k <= cut else nullcontext():
                 x = looping.after(x, f(x))
             if k == cut:
                 # autocast keeps bf16 copies of the weights, made without gradients: drop these, or

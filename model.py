@@ -178,8 +178,8 @@ class Block(nn.Module):
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x, hook=None, pos=None):
-        x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)).to(x.dtype))
-        x = self.n4(x + self.drop(self.mlp(self.n3(x))).to(x.dtype))
+        x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)))
+        x = self.n4(x + self.drop(self.mlp(self.n3(x))))
         return x
 
 

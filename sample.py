@@ -22,7 +22,7 @@ import tasks
 from common.checkpoint import of_threshold, open_run, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
-from decode import stream, teacher_forced
+from decode import stream, teacher_forced, use_one_thread
 from exits import make_exit
 from loops import Plan
 from waves import can_wave
@@ -154,6 +154,7 @@ def print_text(model, encoding, rule, width, pass_steps, dev):
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     block_size, groups = model.config.block_size, model.config.groups
+    use_one_thread(model)
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
     for i in range(num_samples):

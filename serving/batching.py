@@ -40,7 +40,7 @@ from cache import Span, make_cache
 from common.checkpoint import open_run
 from common.configurator import configure, convert, did_you_mean, given, pick_device, run
 from data import EOT, get_encoding
-from decode import check, choose, stream, window
+from decode import check, choose, stream, use_one_thread, window
 from exits import Exit, Step, make_exit, on_device
 from loops import Plan, RecurrentGroup
 
@@ -327,6 +327,7 @@ def main():
     # quiet, because stdout is for the answers
     model, checkpoint, folder, _ = open_run(out_dir, dev, only_file, quiet=bool(requests))
     how = dict(n_loop=n_loop, exit=make_exit(exit, tau) if exit else None)
+    use_one_thread(model)
     if requests:
         answer(model, requests, get_encoding(checkpoint['tokenizer'], folder), **how)
     else:

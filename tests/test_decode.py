@@ -3,6 +3,7 @@ Decoding: every way of feeding the tokens gives the same model, with exits and w
 """
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from cache import make_cache
 from common.checkpoint import load_checkpoint
-from decode import choose, prefill, stream, teacher_forced, window
+from decode import choose, prefill, stream, teacher_forced, use_one_thread, window
 from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
@@ -288,3 +289,15 @@ def test_what_a_rejected_draft_signalled_is_forgotten(seed, name, tau):
     how = dict(n_loop=12, exit=make_exit(name, tau, past=True), cache='exact', **GREEDY)
     idx = torch.randint(11, (1, 4))
     assert_same(model.generate(idx, 18, draft_loops=1, **how), model.generate(idx, 18, **how))
+
+
+def test_narrow_models_decode_with_one_thread(monkeypatch):
+    """But OMP_NUM_THREADS decides if it is set, and wide models keep their threads."""
+    threads = []
+    monkeypatch.setattr(torch, 'set_num_threads', threads.append)
+    for n_embd, settings, expected in ((96, {}, [1]), (768, {}, []),
+                                       (96, {'OMP_NUM_THREADS': '2'}, [])):
+        monkeypatch.setattr('os.environ', settings)
+        use_one_thread(SimpleNamespace(config=SimpleNamespace(n_embd=n_embd)))
+        assert threads == expected, (n_embd, settings)
+        threads.clear()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import train
 from cache import Span
 from exits import make_exit
-from loops import Plan, TrainingNoise, derived_seed, sample_n_loop
+from loops import Plan, RMSNorm, TrainingNoise, derived_seed, sample_n_loop
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
@@ -87,6 +87,26 @@ def test_the_state_is_float32_under_bf16(tiny, idx):
 
 
 # gradients, and what training needs --------------------------------------------------------------
+
+@pytest.mark.parametrize('eps', [1e-6, 0.5])
+def test_the_norm_is_that_of_torch(eps):
+    """Values and gradients, a row of zeros too, whether eps is given or set afterwards."""
+    ours, torchs = RMSNorm(8), torch.nn.RMSNorm(8, eps=eps)
+    ours.eps = eps
+    torch.nn.init.normal_(torchs.weight)
+    ours.load_state_dict(torchs.state_dict())
+    x = torch.cat((torch.randn(2, 3, 8), torch.zeros(2, 1, 8), 1e-4 * torch.randn(2, 1, 8)), dim=1)
+    for dtype in torch.float32, torch.bfloat16:
+        xs = [x.to(dtype, copy=True).requires_grad_() for _ in range(2)]
+        for norm, one in zip((ours.to(dtype), torchs.to(dtype)), xs):
+            norm.zero_grad()
+            norm(one).square().sum().backward()
+        tol = dict(rtol=1e-5, atol=1e-6) if dtype == torch.float32 else dict(rtol=0.05, atol=0.05)
+        assert ours(x.to(dtype)).dtype == dtype
+        torch.testing.assert_close(ours(x.to(dtype)), torchs(x.to(dtype)), **tol)
+        torch.testing.assert_close(xs[0].grad, xs[1].grad, **tol)
+        torch.testing.assert_close(ours.weight.grad, torchs.weight.grad, **tol)
+
 
 def test_truncated_gradient_reaches_the_weights_under_autocast(tiny):
     group = tiny(bptt_k=1).groups[0]
