@@ -72,64 +72,57 @@ class Span:
 
 class KeysValues:
     """
-    Keys and values of one layer for up to T_max tokens, both (slots, B, H, T_max, D).
+    Keys and values of one layer for up to T_max tokens: kv (slots, B, T_max, 2, H, D).
 
-    They are allocated at the first update, when B, H, D, dtype and device are known. Step k is in
+    It is allocated at the first update, when B, H, D, dtype and device are known. Step k is in
     slot_of(k). An exited token's keys are copied to the slots of later steps: by `write` while
     other tokens of its row loop, and by `fill` when the row has finished.
     """
 
     def __init__(self, slots, T_max):
-        self.slots, self.T_max = slots, T_max
-        self.keys = self.values = None
+        self.slots, self.T_max, self.kv = slots, T_max, None
 
-    def update(self, keys, values, span, step=Step()):
+    def update(self, new, span, step=Step()):
         """
         Write the new tokens' keys and values at a loop step, and read those of all tokens so far.
 
-        keys, values (b, H, T, D) -> keys, values (b, H, end, D) and the mask for attention.
+        new (b, T, 2, H, D) -> keys and values (b, end, 2, H, D) and the mask for attention.
         """
-        if self.keys is None:
-            B, H, _, D = keys.shape
-            self.keys = keys.new_zeros(self.slots, B, H, self.T_max, D)
-            self.values = torch.zeros_like(self.keys)
+        if self.kv is None:
+            B, _, _, H, D = new.shape
+            self.kv = new.new_zeros(self.slots, B, self.T_max, 2, H, D)
         slot = self.slot_of(step.k)
-        self.write(keys, values, slot, span, step)
+        self.write(new, slot, span, step)
         return self.read(slot, span, step.rows)
 
     def slot_of(self, k):
         return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is a tensor
 
-    def write(self, keys, values, slot, span, step):
+    def write(self, new, slot, span, step):
         row, pos = self.places(span, step.rows)
-        if span.ragged:     # with two tensors as indices, PyTorch puts their axes before the heads
-            keys, values = keys.transpose(1, 2), values.transpose(1, 2)         # (b, T, H, D)
-        for store, new in (self.keys, keys), (self.values, values):
-            if step.active is not None:
-                # an exited token: the key one slot before; in a wrapped ring what is there
-                source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
-                new = torch.where(step.active[:, None, :, None], new, store[source, row, :, pos])
-            store[slot, row, :, pos] = new
+        if step.active is not None:
+            # an exited token: the key one slot before; in a wrapped ring what is there
+            source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
+            new = torch.where(step.active[..., None, None, None], new, self.kv[source, row, pos])
+        self.kv[slot, row, pos] = new
 
     def read(self, slot, span, rows):
-        keys, values = self.keys[slot, :, :, :span.end], self.values[slot, :, :, :span.end]
+        kv = self.kv[slot, :, :span.end]
         if rows is None:
-            return keys, values, span.mask
-        mask = span.mask[rows] if span.ragged else span.mask
-        return keys.index_select(0, rows), values.index_select(0, rows), mask
+            return kv, span.mask
+        return kv.index_select(0, rows), span.mask[rows] if span.ragged else span.mask
 
     def fill(self, span, step):
         """The rows of `step` have finished at it: copy its keys to the slots of later steps."""
         row, pos = self.places(span, step.rows)
         if step.k < self.slots:
-            for store in self.keys.transpose(2, 3), self.values.transpose(2, 3):
-                store[step.k:, row, pos] = store[step.k - 1, row, pos]
+            self.kv[step.k:, row, pos] = self.kv[step.k - 1, row, pos]
 
     def places(self, span, rows):
         """Rows and positions of the new tokens, as indices."""
         if not span.ragged:
             return slice(None) if rows is None else rows, slice(span.start, span.end)
-        row = torch.arange(len(span.pos), device=self.keys.device) if rows is None else rows
+        row = torch.arange(len(span.pos), device=self.kv.device) if rows is None else rows
         return row[:, None], span.pos[row]                                      # (b, 1) each
 
 
@@ -229,13 +222,12 @@ def main():
         kv = make(n_loop, ring, 3)
         for position, steps in enumerate(exited):
             for k in range(1, steps + 1):       # a key whose value is its loop step
-                key = torch.full((1, 1, 1, 1), float(k))
-                kv.update(key, key, Span(position), Step(k))
+                kv.update(torch.full((1, 1, 2, 1, 1), float(k)), Span(position), Step(k))
             kv.fill(Span(position), Step(steps))
         reads = []
         for k in range(1, n_loop + 1):
-            keys, _, _ = kv.update(*torch.zeros(2, 1, 1, 1, 1), Span(2), Step(k))
-            reads.append(','.join(str(int(step)) for step in keys[0, 0, :2, 0]))
+            read, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), Step(k))
+            reads.append(','.join(str(int(step)) for step in read[0, :2, 0, 0, 0]))
         slots = n_layer - looped + looped * kv.slots
         print(f'{policy:8s} {kv.slots:5d} {slots:8d} {slots * 2 * n_embd * 4:9,}   reads '
               + ' '.join(f'{what:>5s}' for what in reads))

@@ -203,8 +203,8 @@ class Plan:
 
     def hook(self, block, step=Step()):
         """
-        The cache hook of a block: k, v -> all k, all v, mask. It writes and reads at the loop step
-        that `step` holds when it is called. None without a cache.
+        The cache hook of a block: it writes new keys and values and reads all, see
+        KeysValues.update, at the loop step that `step` holds then. None without a cache.
         """
         kv = self.cache and self.cache.get(block)
         return partial(kv.update, span=self.span, step=step) if kv else None
@@ -316,10 +316,6 @@ class RecurrentGroup(nn.Module):
         for k in looping:
             with torch.no_grad() if k <= cut else nullcontext():
                 x = looping.after(x, f(x))
-            if k == cut:
-                # autocast keeps bf16 copies of the weights, made without gradients: drop these, or
-                # the later steps would use them, and the weights would get no gradient
-                torch.clear_autocast_cache()
             if states is not None:
                 states[k] = x
             if looping.finished:

@@ -108,10 +108,10 @@ class Rotary(nn.Module):
         self.register_buffer('sin', angle.sin(), persistent=False)
 
     def forward(self, x, pos):
-        """x (B, H, T, D); computes in float32. pos (T,) or (B, T); None = 0 ... T - 1."""
-        pos = slice(x.shape[2]) if pos is None else pos[:, None] if pos.dim() == 2 else pos
-        cos, sin = self.cos[pos], self.sin[pos]                     # (T, D / 2) or (B, 1, T, D / 2)
-        pairs = x.float().unflatten(-1, (-1, 2))                    # (B, H, T, D / 2, 2)
+        """x (B, T, n, H, D); computes in float32. pos (T,) or (B, T); None = 0 ... T - 1."""
+        pos = slice(x.shape[1]) if pos is None else pos
+        cos, sin = (table[pos][..., None, None, :] for table in (self.cos, self.sin))
+        pairs = x.float().unflatten(-1, (-1, 2))                    # (B, T, n, H, D / 2, 2)
         if torch.compiler.is_compiling():       # the compiler fuses these; it lacks complex numbers
             a, b = pairs.unbind(-1)
             turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1)
@@ -142,12 +142,13 @@ class CausalSelfAttention(nn.Module):
         """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        q, k, v = qkv.transpose(1, 3).unbind(2)                                 # (B, H, T, D) each
         if self.rotary is not None:
-            q, k = self.rotary(q, pos), self.rotary(k, pos)
-        mask = None
-        if hook is not None:
-            k, v, mask = hook(k, v)                                             # (B, H, end, D)
+            qkv = torch.cat((self.rotary(qkv[:, :, :2], pos), qkv[:, :, 2:]), dim=2)
+        if hook is None:
+            (q, k, v), mask = qkv.transpose(1, 3).unbind(2), None               # (B, H, T, D) each
+        else:
+            kv, mask = hook(qkv[:, :, 1:])                                      # (B, end, 2, H, D)
+            q, (k, v) = qkv[:, :, 0].transpose(1, 2), kv.transpose(1, 3).unbind(2)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask is None and T > 1)
@@ -179,8 +180,7 @@ class Block(nn.Module):
 
     def forward(self, x, hook=None, pos=None):
         x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)))
-        x = self.n4(x + self.drop(self.mlp(self.n3(x))))
-        return x
+        return self.n4(x + self.drop(self.mlp(self.n3(x))))
 
 
 class GPT(nn.Module):

@@ -14,16 +14,18 @@ from exits import Step
 
 def take_step(kv, span, k, active=None):
     """Write step k of the tokens in span -> the keys that they read."""
-    keys = (10 * span.pos + k).float().view(1, 1, -1, 1)                        # (B, H, T, D)
-    keys, values, _ = kv.update(keys, -keys, span, Step(k, active=active))
+    key = (10 * span.pos + k).float().view(1, -1, 1, 1, 1)
+    read, _ = kv.update(torch.cat((key, -key), dim=2), span, Step(k, active=active))
+    keys, values = read.unbind(2)                                               # (B, end, H, D)
     assert torch.equal(values, -keys)
     return keys.flatten().tolist()
 
 
 def slots_of(kv, pos):
     """The keys of one token, slot by slot."""
-    assert torch.equal(kv.values, -kv.keys)
-    return kv.keys[:, 0, 0, pos, 0].tolist()
+    keys, values = kv.kv[:, 0, pos, :, 0, 0].unbind(1)
+    assert torch.equal(values, -keys)
+    return keys.tolist()
 
 
 # places ------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def test_the_picture_of_the_docstring(slots, left, read):
         assert slots_of(kv, pos) == left[pos]
     assert [take_step(kv, Span(2), k) for k in (1, 2, 3, 4)] == [
         [*earlier, 20 + k] for k, earlier in enumerate(read, start=1)]
-    assert kv.keys.shape == (slots, 1, 1, 3, 1)
+    assert kv.kv.shape == (slots, 1, 3, 2, 1, 1)
 
 
 def test_tokens_side_by_side_keep_what_they_left():
