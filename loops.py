@@ -112,14 +112,10 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(C, eps=eps)
         self.root = torch.tensor(C ** 0.5, device='cpu')    # faster than a number
 
-    @property
-    def eps(self):
-        return self._eps
-
-    @eps.setter
-    def eps(self, value):
-        self._eps = value
-        self.floor = torch.tensor((self.normalized_shape[0] * value) ** 0.5, device='cpu')
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == 'eps':                                   # zoo/ sets it after the model is built
+            self.floor = torch.tensor((self.normalized_shape[0] * value) ** 0.5, device='cpu')
 
     def forward(self, x):
         if not x.is_cpu:                                    # torch has one kernel for it there

@@ -95,6 +95,7 @@ def test_the_norm_is_that_of_torch(eps):
     ours.eps = eps
     torch.nn.init.normal_(torchs.weight)
     ours.load_state_dict(torchs.state_dict())
+    assert repr(ours) == repr(torchs)
     x = torch.cat((torch.randn(2, 3, 8), torch.zeros(2, 1, 8), 1e-4 * torch.randn(2, 1, 8)), dim=1)
     for dtype in torch.float32, torch.bfloat16:
         xs = [x.to(dtype, copy=True).requires_grad_() for _ in range(2)]
