@@ -45,7 +45,7 @@ from common import plots
 from common.checkpoint import of_threshold, open_run, save_thresholds
 from common.files import write_csv
 from common.log import windows_at_once
-from decode import generate, one_token, prefill, stream, teacher_forced, use_one_thread
+from decode import compile_passes, one_token, prefill, stream, teacher_forced, use_one_thread
 from exits import EXITS, Exit, make_exit
 from loops import Plan
 from waves import can_wave
@@ -77,6 +77,7 @@ temperature = 0.0           # of the continuations
 drafts = [[1, 6], [2, 8]]   # loops of the drafts, and of the check
 waves = [[8, 1], [8, 2]]    # tokens of a wave, and loop steps of a pass
 fidelity = 0.95             # required share of texts that equal the full budget's
+compile = False             # torch.compile what is timed: half a minute and more for each point
 calibrate: float | None = None      # nats: find the thresholds that cost at most this
 seed = 0                    # of x^(0) and the bootstrap
 device = 'auto'
@@ -400,7 +401,7 @@ def wave_thresholds(model, make, prompts):
     the share on the other half.
     """
     use_one_thread(model)
-    full, _ = generate(model, prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
+    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
 
     def differs(point, i):
         new, _ = continue_prompt(model, point, prompts[i], new_tokens, seed=seed)
@@ -551,9 +552,14 @@ def measure(model, points, idx, targets, prompts, folder):
         save(points, groups, folder)
         use_one_thread(model)
         print(f'then decoding, {torch.get_num_threads()} threads', flush=True)
-        # two tokens with each rule of each kind, so that no round pays for first calls
-        for point in {(point.kind, point.rule): point for point in of_windows}.values():
+        if compile:
+            compile_passes(model, max([1, *(width for width, _ in waves)]))
+        # first calls, for which no round pays: with each rule of each kind, or every point
+        firsts = {(point.kind, point.rule, compile and id(point)): point for point in of_windows}
+        for point in firsts.values():
             decode_window(model, point, idx[:timed_rows, :start + 2], start, seed)
+        for point in of_texts if compile else []:
+            continue_prompt(model, point, prompts[0], new_tokens)
         for r in range(rounds):
             print(f'latency, round {r + 1} of {rounds}', flush=True)
             numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]
@@ -616,6 +622,9 @@ def main():
     start = check_knobs(T)
     if 'ring' in given and 'ring' not in as_list(cache):
         raise ValueError('--ring needs its cache policy: add --cache=ring')
+    if compile and epsilons:
+        raise ValueError("the oracle's loop steps differ for every token, which is a graph for "
+                         'each: add --epsilons=[] to --compile')
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(model, make)

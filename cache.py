@@ -37,6 +37,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from exits import Step
 
@@ -49,19 +50,21 @@ class Span:
     pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
     mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
+    end is given for a compiled pass (`fixed`), which reads that many tokens wherever it stands.
     """
 
-    def __init__(self, start=0, T=1, device='cpu'):
+    def __init__(self, start=0, T=1, device='cpu', end=None):
         starts = start if isinstance(start, list) else [start]
         self.starts = np.array(starts)
-        self.start, self.end = max(starts), max(starts) + T
+        self.start, self.end, self.fixed = max(starts), end or max(starts) + T, end is not None
         self.ragged = len(set(starts)) > 1
         if self.ragged:
             self.pos = torch.tensor(starts, device=device)[:, None]             # (B, 1)
         else:
-            self.pos = torch.arange(self.start, self.end, device=device)        # (T,)
+            self.pos = torch.arange(self.start, self.start + T, device=device)  # (T,)
+        self.slots = self.pos if self.fixed else slice(self.start, self.end)
         self.mask = None
-        if self.ragged or T > 1 and self.start > 0:
+        if self.ragged or self.fixed or T > 1 and self.start > 0:
             visible = torch.arange(self.end, device=device) <= self.pos[..., None]
             self.mask = visible.view(-1, 1, T, self.end)                # (1 or B, 1, T, end)
 
@@ -95,6 +98,12 @@ class KeysValues:
         self.write(new, slot, span, step)
         return self.read(slot, span, step.rows)
 
+    def hold(self, T_max):
+        """Make room for T_max tokens, once there are some."""
+        if self.T_max < T_max:
+            self.kv = F.pad(self.kv, (0, 0, 0, 0, 0, 0, 0, T_max - self.T_max))
+            self.T_max = T_max
+
     def slot_of(self, k):
         return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is a tensor
 
@@ -104,10 +113,10 @@ class KeysValues:
             # an exited token: the key one slot before; in a wrapped ring what is there
             source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
             new = torch.where(step.active[..., None, None, None], new, self.kv[source, row, pos])
-        self.kv[slot, row, pos] = new
+        self.kv.select(0, slot)[row, pos] = new
 
     def read(self, slot, span, rows):
-        kv = self.kv[slot, :, :span.end]
+        kv = self.kv.select(0, slot)[:, :span.end]
         if rows is None:
             return kv, span.mask
         return kv.index_select(0, rows), span.mask[rows] if span.ragged else span.mask
@@ -120,8 +129,10 @@ class KeysValues:
 
     def places(self, span, rows):
         """Rows and positions of the new tokens, as indices."""
+        if not span.ragged and rows is None:
+            return slice(None), span.slots
         if not span.ragged:
-            return slice(None) if rows is None else rows, slice(span.start, span.end)
+            return rows[:, None] if span.fixed else rows, span.slots
         row = torch.arange(len(span.pos), device=self.kv.device) if rows is None else rows
         return row[:, None], span.pos[row]                                      # (b, 1) each
 
@@ -146,7 +157,7 @@ class Signals:
         """Begin a pass of new tokens in B rows: forget what an earlier pass stored for them."""
         if self.largest is None:
             self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
-        T = 1 if span.ragged else span.end - span.start
+        T = 1 if span.ragged else len(span.pos)
         starts = np.broadcast_to(span.starts, B)
         self.new = starts[:, None] + 1 + np.arange(T)                           # (B, T)
         self.largest[np.arange(B)[:, None], self.new] = -np.inf

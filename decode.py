@@ -20,16 +20,19 @@ Geiping 5 and App. D.6: ring, self-speculation, warm start.
 """
 import math
 import os
+import sys
 import time
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
 
 import torch
+from torch.nn import functional as F
 
-from cache import POLICIES, Span, make_cache
+from cache import POLICIES, KeysValues, Span, make_cache
 from exits import make_exit
-from loops import Plan, derived_seed
+from loops import Plan, derived_seed, noise_of
+from model import compile_layers
 from waves import Wave
 
 # without a rule, a prompt has converged once no state moves by 1% of its norm or more
@@ -67,6 +70,50 @@ def one_token(model, token, position, plan, warm=None):
     """
     plan = replace(plan, span=Span(position, 1, token.device), warm=warm)
     return tokens_at(model, token, plan, (slice(None), 0))
+
+
+def compile_passes(model, width=1, **how):
+    """
+    Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
+    for each setting, and with an exit rule each layer and loop step. No graph depends on where the
+    tokens stand: the cache holds the whole window, and short passes are padded to plan.width.
+
+    width: of the widest wave. how: for torch.compile. If compiling fails, a line says so, and
+    decoding goes on without it.
+    """
+    eager, block_size = model.hidden, model.config.block_size
+    end = block_size + max(width - 1, Drafts.max_drafts)        # padding may lie beyond the window
+    how = dict(fullgraph=True) | (how or dict(options={'cpp_wrapper': True}))
+    whole = torch.compile(eager, dynamic=False, **how)
+    compile_layers(model, **how)
+
+    def hidden(idx, plan):
+        if plan.cache is None or plan.span is None:                             # a prompt
+            with torch.compiler.set_stance('force_eager'):
+                return eager(idx, plan)
+        for kv in plan.cache.values():
+            if isinstance(kv, KeysValues):
+                kv.hold(end)
+        T = idx.shape[1]
+        pad = 0 if plan.exit else plan.width - T
+        span = Span(plan.span.starts.tolist(), T + pad, idx.device, end)
+        span.pos = span.pos.clamp(max=block_size - 1)
+        fixed = replace(plan, span=span, noise=noise_of(plan.noise))
+        if pad and plan.warm:
+            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
+                            known=F.pad(plan.known, (0, 0, 0, pad)))
+        try:
+            x, found = (eager if plan.exit else whole)(F.pad(idx, (0, pad)), fixed)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            print('compiling failed, so decoding goes on without it:',
+                  ' '.join(str(error).split())[:200], file=sys.stderr)
+            torch.compiler.set_stance('force_eager')
+            return hidden(idx, plan)
+        return x[:, :T], [{name: value if value is None else value[:, :T]
+                           for name, value in one.items()} for one in found]
+    model.hidden = hidden
+    print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
+          file=sys.stderr)
 
 
 def tokens_at(model, idx, plan, at):
@@ -329,14 +376,15 @@ class Drafts:
     the text is that of plain decoding.
     """
     cache, name = 'exact', 'draft_loops'
+    max_drafts = 4
 
-    def __init__(self, plan, loops, max_drafts=4):
+    def __init__(self, plan, loops):
         if not 1 <= loops < min(plan.counts, default=1):
             raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {loops}')
         if plan.exit and plan.exit.by_row:
             raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a pass at once, so "
                              'drafts would change the text: choose another, or leave out drafts')
-        self.loops, self.max_drafts = loops, max_drafts
+        self.loops = loops
 
     def begin(self, token, states):
         """Nothing to remember: a draft starts from the cache alone."""
@@ -353,7 +401,7 @@ class Drafts:
         # check: all loops on all of them at once, which overwrites the keys and values of the draft
         inputs = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
         span = Span(position, 1 + room, last.device)
-        x, found = model.hidden(inputs, replace(plan, span=span))
+        x, found = model.hidden(inputs, replace(plan, span=span, width=1 + self.max_drafts))
         made = text.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
         # leave keys behind the last token; they are overwritten before anything reads them

@@ -25,7 +25,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Literal
 
@@ -91,18 +91,19 @@ class TrainingNoise:
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, k, position) alone."""
     seed: int = 0
+    tables: dict = field(default_factory=dict)          # those drawn so far, (block_size, C) each
 
     def draw(self, group, like, k, pos):
-        shape, tables = (group.block_size, like.shape[-1]), noise_tables(self.seed)
+        shape = group.block_size, like.shape[-1]
         key = group.index, k, shape, like.device
-        if key not in tables:           # drawn on the CPU, so that all devices agree
-            generator = torch.Generator()
-            generator.manual_seed(derived_seed(self.seed, 'state', group.index, k))
-            tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
-        return tables[key][pos].expand_as(like)
+        if key not in self.tables:      # drawn on the CPU, so that all devices agree
+            generator = torch.Generator().manual_seed(
+                derived_seed(self.seed, 'state', group.index, k))
+            self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
+        return self.tables[key][pos].expand_as(like)
 
 
-noise_tables = lru_cache(maxsize=1)(lambda seed: {})    # of the last seed: (block_size, C) each
+noise_of = lru_cache(maxsize=1)(FixedNoise)     # the tables of the last seed are kept
 
 
 class RMSNorm(nn.RMSNorm):
@@ -193,17 +194,19 @@ class Plan:
     noise: int | TrainingNoise = 0      # a seed, or a noise of your own
     span: Span | None = None            # where the tokens stand; None = from position 0 on
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
-    warm: list | None = None            # x^(0) of the first n tokens (B, n, C), for each group
+    warm: list | None = None            # x^(0) (B, T, C) of each group; None = by init_state
+    known: torch.Tensor | None = None   # for which tokens warm is given, (T, 1); None = for all
+    width: int = 1                      # tokens of a full pass, to which a compiled one is padded
     keep_states: bool = False           # of all steps, for a trace
     read: Callable | None = None        # what the rule reads; set by GPT.hidden
 
-    def hook(self, block, step=Step()):
+    def hook(self, block, step=None):
         """
         The cache hook of a block: it writes new keys and values and reads all, see
         KeysValues.update, at the loop step that `step` holds then. None without a cache.
         """
         kv = self.cache and self.cache.get(block)
-        return partial(kv.update, span=self.span, step=step) if kv else None
+        return partial(kv.update, span=self.span, step=step or Step()) if kv else None
 
 
 class RecurrentGroup(nn.Module):
@@ -224,7 +227,7 @@ class RecurrentGroup(nn.Module):
     def noise(self, like, k, noise=0, pos=None):
         """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. noise: see Plan."""
         if not hasattr(noise, 'draw'):
-            noise = TrainingNoise() if self.training else FixedNoise(noise)
+            noise = TrainingNoise() if self.training else noise_of(noise)
         return noise.draw(self, like, k, slice(like.shape[1]) if pos is None else pos)
 
     def init_state(self, e, noise_seed=0, pos=None):
@@ -291,8 +294,8 @@ class RecurrentGroup(nn.Module):
         n_loop, e = plan.counts[self.index], e.float()
         x = self.init_state(e, plan.noise, plan.span.pos)
         if plan.warm:
-            warm = plan.warm[self.index]                                        # (B, n, C)
-            x = torch.cat((warm, x[:, warm.shape[1]:]), dim=1)
+            warm = plan.warm[self.index]                                        # (B, T, C)
+            x = warm if plan.known is None else torch.where(plan.known, warm, x)
         signals = None
         if plan.exit is not None and plan.exit.past:    # those in the cache know earlier passes
             signals = plan.cache.get(self) or e.shape[1] > 1 and Signals(plan.span.end, n_loop)

@@ -323,7 +323,7 @@ class GPT(nn.Module):
         found, see RecurrentGroup.forward.
         """
         span = plan.span or Span(0, idx.shape[1], idx.device)
-        if span.end > self.config.block_size:
+        if span.end > self.config.block_size and not span.fixed:
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
         plan = replace(plan, span=span)
@@ -348,6 +348,15 @@ class GPT(nn.Module):
         """Continue idx (B, T) -> (idx (B, T + new), steps_used); see decode.generate."""
         from decode import generate
         return generate(self, *prompts, **how)
+
+
+def compile_layers(model, **how):
+    """Compile each block and loop step; loop counts never recompile. how: as torch.compile's."""
+    # three graphs for each core length: no gradients, the first step with them, later steps
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.h:
+        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
+        setattr(layer, name, torch.compile(getattr(layer, name), **how))
 
 
 # what a shape costs -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import tasks
 from common.checkpoint import of_threshold, open_run, read_tau
 from common.configurator import configure, given, pick_device, run
 from data import EOT, get_encoding
-from decode import stream, teacher_forced, use_one_thread
+from decode import compile_passes, stream, teacher_forced, use_one_thread
 from exits import make_exit
 from loops import Plan
 from waves import can_wave
@@ -47,6 +47,7 @@ wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
+compile = False             # torch.compile, which pays from some thousand tokens on
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
@@ -54,7 +55,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 
 # knobs that shape text and do not apply to the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
-              'wave', 'wave_steps', 'stop_at_end')
+              'wave', 'wave_steps', 'stop_at_end', 'compile')
 # what a wave uses if it is given no rule, and no threshold has been calibrated for it
 WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 3e-3
 
@@ -155,6 +156,8 @@ def print_text(model, encoding, rule, width, pass_steps, dev):
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     block_size, groups = model.config.block_size, model.config.groups
     use_one_thread(model)
+    if compile:
+        compile_passes(model, width)
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
     for i in range(num_samples):
@@ -185,6 +188,8 @@ def main():
     width, pass_steps, rule = way(model, checkpoint, results)
     if 'wave_steps' in given and not width:
         raise ValueError('--wave_steps needs a wave: add --wave=8')
+    if compile and cache is None:
+        raise ValueError('--compile needs a cache: leave out --cache=None')
     if 'ring' in given and cache != 'ring':
         raise ValueError('--ring needs its cache policy: add --cache=ring')
 

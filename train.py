@@ -38,7 +38,7 @@ from common.checkpoint import Run, class_of, earlier_run, save_run, start_over
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
 from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
-from model import MOST_LOOPS, flops_per_token
+from model import MOST_LOOPS, compile_layers, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -189,15 +189,6 @@ def set_up(before, resumed, text, dev):
         run.start, run.val_loss = before['iter_num'], before['val_loss']
         run.trend, run.spikes = before['trend'], before['spikes']
     return run
-
-
-def compile_layers(gpt):
-    """Compile each block and loop step; loop counts never recompile."""
-    # three graphs for each core length: no gradients, the first step with them, later steps
-    torch._dynamo.config.recompile_limit = 8 + 3 * len(gpt.groups)
-    for layer in gpt.h:
-        name = 'step' if layer in gpt.groups else 'forward'
-        setattr(layer, name, torch.compile(getattr(layer, name)))
 
 
 # the run -----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from cache import Span
 
@@ -79,11 +80,12 @@ class Wave:
         self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
 
     def begin(self, token, states):
-        """Start with a window's first new token, from noise: `states` (see decode.py) is unused."""
+        """Start with a window's first new token, from noise; of `states` only the shape is used."""
         n_groups = len(self.steps)
         self.inputs = token[0].tolist()
         # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
-        self.states, self.memos = None, [None] * n_groups
+        self.states = [state[:, :0] for state in states]
+        self.memos = [None] * n_groups
         self.passes = self.age = np.zeros(0, dtype=np.int64)                    # (w,) each
         self.streak = np.zeros((n_groups, 0), dtype=np.int64)                   # (groups, w)
 
@@ -91,8 +93,11 @@ class Wave:
         """One pass -> the tokens that it commits, maybe none."""
         front, (position,) = text.last()
         inputs = self.inputs[:min(self.width, text.block_size - position, most)]
-        plan = replace(plan, counts=self.steps, exit=None, warm=self.states,
-                       span=Span(position, len(inputs), front.device))
+        w, known = len(inputs), self.states[0].shape[1]
+        plan = replace(plan, counts=self.steps, exit=None, width=self.width,
+                       warm=[F.pad(x, (0, 0, 0, w - known)) for x in self.states],
+                       known=torch.arange(w, device=front.device)[:, None] < known,
+                       span=Span(position, w, front.device))
         x, found = model.hidden(torch.tensor([inputs], device=front.device), plan)
         tokens = text.draw(model.lm_head(x))                                    # (1, w)
         settled = self.after_pass([one['x'] for one in found])
@@ -127,10 +132,9 @@ class Wave:
         # the rule sees the change from pass to pass, so a token has no signal in the first pass
         # with a new input; infinity sets its streak back to 0
         value = np.full(self.streak.shape, np.inf)
-        if before is not None:
-            for g, (x0, x1) in enumerate(zip(before, states)):
-                n = x0.shape[1]
-                value[g, :n] = self.signal(g, x0, x1[:, :n])
+        for g, (x0, x1) in enumerate(zip(before, states)):
+            n = x0.shape[1]
+            value[g, :n] = self.signal(g, x0, x1[:, :n])
         value = np.where(self.age > 1, value, np.inf)
         self.streak, exits, _ = self.rule.decide(value, self.streak, due)
         return exits.all(axis=0)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from conftest import TAUS
 from test_zoo import CLASSES
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 from cache import make_cache
 from common.checkpoint import load_checkpoint
-from decode import choose, prefill, stream, teacher_forced, use_one_thread, window
+from decode import choose, compile_passes, prefill, stream, teacher_forced, use_one_thread, window
 from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
@@ -301,3 +302,42 @@ def test_narrow_models_decode_with_one_thread(monkeypatch):
         use_one_thread(SimpleNamespace(config=SimpleNamespace(n_embd=n_embd)))
         assert threads == expected, (n_embd, settings)
         threads.clear()
+
+
+# compiled ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('how, rows, changes, graphs', [
+    (dict(cache='latest', n_loop=3), 1, {}, 1),
+    (dict(cache='exact', n_loop=3), 3, ROTARY, 1),
+    (dict(cache='latest', n_loop=2, warm_start=True), 1, {}, 1),
+    (dict(cache='exact', n_loop=4, draft_loops=1), 1, {}, 2),
+    (dict(n_loop=6, wave=4, wave_steps=2, exit=make_exit('norm_rel', 0.3)), 1, {}, 1),
+    # the first step of each length of core, the others, and the plain layers
+    (dict(cache='exact', n_loop=6, exit=make_exit('accel', 2.0)), 1, {}, 4),
+    (dict(cache='ring', ring=2, n_loop=6, exit=rule_of('norm_rel, past')), 1, ROTARY, 4)])
+def test_compiled_texts_are_those_of_eager(tiny, how, rows, changes, graphs):
+    """Over three window moves no pass is compiled again, nor in a second text."""
+    torch.compiler.reset()
+    counter, compiled, eager = CompileCounter(), tiny(**changes), tiny(**changes)
+    compile_passes(compiled, 5, backend=counter)
+    for seed in 1, 2:
+        prompts = [torch.arange(1, 3 + i % 2) + seed for i in range(rows)]
+        texts = [zip(*model.stream(prompts, 36, temperature=0.7, seed=seed, **how))
+                 for model in (eager, compiled)]
+        assert_same(*(map(torch.cat, text) for text in texts))
+        assert counter.frame_count == graphs
+
+
+def test_where_compiling_fails_decoding_goes_on(tiny, capsys):
+    def fails(graph, inputs):
+        raise RuntimeError('there is no compiler')
+    model, how = tiny(), dict(temperature=0, cache='exact', n_loop=3)
+    expected = list(model.stream([torch.arange(3)], 8, **how))
+    compile_passes(model, backend=fails)
+    try:
+        for pair, other in zip(model.stream([torch.arange(3)], 8, **how), expected):
+            assert_same(pair, other)
+        line, = [line for line in capsys.readouterr().err.splitlines() if 'failed' in line]
+        assert 'goes on without' in line and 'there is no compiler' in line
+    finally:
+        torch.compiler.set_stance('default')

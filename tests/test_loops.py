@@ -1,6 +1,5 @@
 """Groups that loop: unrolling, draws, noise, truncated gradients, exits side by side."""
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -8,10 +7,10 @@ from conftest import TAUS, exit_by_hand
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
-import train
 from cache import Span
 from exits import make_exit
 from loops import Plan, RMSNorm, TrainingNoise, derived_seed, sample_n_loop
+from model import compile_layers
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
@@ -118,15 +117,15 @@ def test_truncated_gradient_reaches_the_weights_under_autocast(tiny):
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in group.parameters())
 
 
-def test_no_draw_recompiles(tiny, idx, monkeypatch):
+def test_no_draw_recompiles(tiny, idx):
     """
     For each length of core at most three graphs: without gradient, the first step with it, the
     others. And one for all plain blocks.
     """
+    torch.compiler.reset()
     model = tiny(bptt_k=2).train()
     counter, graphs = CompileCounter(), []
-    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend=counter))
-    train.compile_layers(model)
+    compile_layers(model, backend=counter)
     for n in range(1, 7):
         model(idx, idx, n_loop=[n, 7 - n])[1].backward()
         graphs.append(counter.frame_count)

@@ -58,12 +58,14 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     row.append(draw(logits[0], len(row)))
     wave = [joins(row[-1])]
     while len(row) < end:
-        first, old = len(row) - 1, [one for one in wave if one['states']]
-        warm = None
-        if old:
-            warm = [torch.stack([one['states'][g] for one in old])[None] for g in groups]
+        first = len(row) - 1
+        new = torch.zeros(model.config.n_embd)
+        warm = [torch.stack([one['states'][g] if one['states'] else new for one in wave])[None]
+                for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
-        x, found = model.hidden(idx, Plan(steps, None, 0, Span(first, len(wave)), cache, warm))
+        known = torch.tensor([[bool(one['states'])] for one in wave])
+        span = Span(first, len(wave))
+        x, found = model.hidden(idx, Plan(steps, None, 0, span, cache, warm, known))
         ends = [of_group['x'] for of_group in found]
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):
