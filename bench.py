@@ -554,9 +554,8 @@ def measure(model, points, idx, targets, prompts, folder):
         print(f'then decoding, {torch.get_num_threads()} threads', flush=True)
         if compile:
             compile_passes(model, max([1, *(width for width, _ in waves)]))
-        # first calls, for which no round pays: with each rule of each kind, or every point
-        firsts = {(point.kind, point.rule, compile and id(point)): point for point in of_windows}
-        for point in firsts.values():
+        # first calls, for which no round pays
+        for point in of_windows:
             decode_window(model, point, idx[:timed_rows, :start + 2], start, seed)
         for point in of_texts if compile else []:
             continue_prompt(model, point, prompts[0], new_tokens)
