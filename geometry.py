@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 
 from common import plots
 from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
+from exits import Looping, make_exit
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -87,6 +88,21 @@ def pca_2d(states):
     largest = axes.abs().argmax(dim=1, keepdim=True)
     axes = axes * axes.gather(1, largest).sign()
     return (flat @ axes.T).view(*states.shape[:-1], 2)
+
+
+def paths(states):
+    """
+    The path of each token on two principal axes of its own: (G, K+1, T, C) -> (G, K, T, 2), and the
+    lengths (G, K, T) of its steps in all C dimensions; the first one is the jump from the group
+    before (0 in group 0).
+
+    Without x^(0), which is noise. The axes show the jumps nearly as long as they are, and loop
+    steps shorter.
+    """
+    path = torch.stack([pca_2d(of_token) for of_token in states[:, 1:].unbind(2)], dim=2)
+    flat = states[:, 1:].flatten(end_dim=1)                                     # (G * K, T, C)
+    lengths = vector_norm(flat.diff(dim=0, prepend=flat[:1]), dim=-1).view(path.shape[:-1])
+    return path, lengths
 
 
 def path_spread(ends):
@@ -179,6 +195,17 @@ def trace_of(model, idx, n_loop, noise_seed=0):
     return trace
 
 
+def exits_of(model, states, rule):
+    """The loop steps (G, T) that a rule keeps, on recorded states (G, K+1, T, C) of one window."""
+    used = []
+    for x, *rest in states[:, :, None]:
+        looping = Looping(x, len(rest), rule, model.reader(rule))
+        for k in looping:
+            x = looping.after(x, rest[k - 1])
+        used.append(looping.result(x)[1][0])
+    return torch.stack(used).numpy(force=True)
+
+
 def measure(model, idx, n_loop):
     """
     The probes of one checkpoint on idx (B, T): a dict for each group.
@@ -223,45 +250,103 @@ def texts_of(tokens, encoding):
             if token < n_vocab else f'#{token}' for token in tokens]
 
 
-def figure_1(states, groups, path):
-    """
-    Fig. 1: the paths of three tokens through the groups in 2D, and a zoom on the end of one.
+def draw_path(ax, path, whole, groups):
+    """The path of a token through the groups as far as it has come, of `whole`: lists of (K, 2)."""
+    ends = np.stack([points[-1] for points in whole])
+    middle = (ends.min(axis=0) + ends.max(axis=0)) / 2
+    plots.square(ax, middle, 1.5 * np.abs(ends - middle).max() + 1e-9)
+    for g, (group, end) in enumerate(zip(groups, ends)):
+        ax.plot(*end, 'o', ms=14, mfc='none', mec=plots.colour_of(g))
+        ax.annotate(plots.title(group), end, (0, 11 if end[1] > middle[1] else -20), fontsize=11,
+                    textcoords='offset points', ha='center', color=plots.colour_of(g))
+    for g, points in enumerate(path):
+        if g:                           # the hand-off from the group before
+            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
+                arrowstyle='-|>', color='0.2', lw=1.4, shrinkA=0, shrinkB=0))
+        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
+        ax.plot(*points[-1], 'o', ms=6, color=plots.colour_of(g))
 
-    states (G, K+1, T, C): of one window, in G groups.
+
+def draw_zoom(ax, points, whole, g, exits=()):
     """
-    points = pca_2d(states[:, 1:]).cpu().numpy()        # (G, K, T, 2), without x^(0), the noise
-    T = points.shape[2]
-    tokens = np.linspace(T // 3, T - 1, 3).astype(int)
-    figure, [[ax, zoom]] = plots.panels(2, 5, 4, width_ratios=(3, 2))
+    The loop steps of group g, points (k, 2) of whole (K, 2), magnified; step 1 lies outside.
+
+    exits: {rule: the loop step after which the token exits}.
+    """
+    plots.square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max() + 1e-9)
+    ax.plot(*points.T, color=plots.colour_of(g), lw=1.6)
+    image = ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1,
+                       vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6, zorder=3)
+    for (rule, k), marker in zip(dict(exits).items(), 'sD'):
+        ax.plot(*points[max(k, 1) - 1], marker, ms=13, mfc='none', mec='black', ls='none',
+                label=f'{rule} exits after {k}', zorder=4)
+    ax.spines[:].set(color=plots.colour_of(g), lw=2)
+    return image
+
+
+def figure_1(path, used, lengths, words, groups, file):
+    """
+    Fig. 1: two tokens, one that settles early and one that settles late; the path of each through
+    the groups, and its loop steps in each group magnified.
+
+    path (G, K, T, 2), lengths (G, K, T): see paths. used: {rule: loop steps (G, T)}, see exits_of.
+    """
+    total = sum(used.values()).sum(axis=0)
+    figure, rows = plots.panels(1 + len(groups), 3, 3.6, rows=2)
+    figure.set_layout_engine('constrained')
     table = []
-    for g, group in enumerate(groups):
-        for t in tokens:
-            label = plots.title(group) if t == tokens[0] else None
-            trajectory(ax, points[g, :, t], plots.colour_of(g), label)
-            if g + 1 < len(groups):     # the hand-off to the next group
-                arrow = dict(arrowstyle='->', ls='--', color='0.4', lw=0.8)
-                ax.annotate('', points[g + 1, 0, t], points[g, -1, t], arrowprops=arrow)
-            table += [[g, t, k, *point] for k, point in enumerate(points[g, :, t], start=1)]
-    ax.set(xlabel='first principal direction', ylabel='second')
-    ax.set_title('3 tokens through the groups; dashed: hand-offs')
-    ax.legend(frameon=False)
-
-    # the last token in the last group, from k = 2 on, and a margin of a tenth around it
-    trajectory(zoom, points[-1, :, -1], plots.colour_of(len(groups) - 1))
-    end = points[-1, 1:, -1]                                                    # (K - 1, 2)
-    margin = 0.1 * np.ptp(end, axis=0).max() + 1e-9
-    (left, bottom), (right, top) = end.min(axis=0) - margin, end.max(axis=0) + margin
-    zoom.set(xlim=(left, right), ylim=(bottom, top), xlabel='first principal direction')
-    zoom.set_title(f'zoom: {plots.title(groups[-1])} of one token, from k = 2')
-    figure.tight_layout()
-    plots.save(figure, path, ['group', 'token', 'k', 'pc1', 'pc2'], table)
+    for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
+        whole = list(path[:, :, t])
+        draw_path(ax, whole, lengths[:, 0, t], groups, whole)
+        ax.set_title(f'token {t}, "{words[t]}", settles {settles}')
+        for g, zoom in enumerate(zooms):
+            exits = {rule: steps[g, t] for rule, steps in used.items()}
+            image = draw_zoom(zoom, whole[g], g, whole[g], exits)
+            zoom.set_title(f'inside {plots.title(groups[g])}, {plots.factor(ax, zoom)} times larger')
+            zoom.set_xlabel('steps 2, 3, ...: ' + ', '.join(f'{x:.2g}' for x in lengths[g, 1:4, t])
+                            + ''.join(f'\n{sign} {rule} exits after step {k}'
+                                      for sign, (rule, k) in zip('□◇', exits.items())))
+            table += [[g, t, k, *row, *exits.values()]
+                      for k, row in enumerate(zip(*whole[g].T, lengths[g, :, t]), start=1)]
+    figure.colorbar(image, ax=rows, shrink=0.5, label='loop step', ticks=[1, 2, 5, 10, 20, 50],
+                    format='{x:.0f}')
+    plots.save(figure, file, ['group', 'token', 'k', 'pc1', 'pc2', 'length', *used], table)
 
 
-def trajectory(ax, points, colour, label=None):
-    """Draw points (K, 2) as a line with a dot for each step, from white to `colour`."""
-    ax.plot(*points.T, color=colour, lw=0.8)
-    ax.scatter(*points.T, s=14, c=np.arange(len(points)), cmap=plots.light_to_dark(colour),
-               edgecolors=colour, linewidths=0.4, label=label, zorder=3)
+def draw_path(ax, path, jumps, groups, whole):
+    """
+    The path of a token through the groups as far as it has come, `path`, of `whole`: for each group
+    an array (K, 2). jumps: their lengths, the first one unused.
+    """
+    ends = np.stack([points[-1] for points in whole])
+    middle = (ends.min(axis=0) + ends.max(axis=0)) / 2
+    plots.square(ax, middle, 1.5 * np.abs(ends - middle).max() + 1e-9)
+    for g, (group, end) in enumerate(zip(groups, ends)):
+        ax.plot(*end, 'o', ms=16, mfc='none', mec=plots.colour_of(g))
+        ax.annotate(plots.title(group), end, (0, 12 if end[1] > middle[1] else -22), fontsize=11,
+                    textcoords='offset points', ha='center', color=plots.colour_of(g))
+    for g, points in enumerate(path):
+        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
+        ax.plot(*points[-1], 'o', ms=7, color=plots.colour_of(g))
+        if g:                           # the hand-off
+            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
+                arrowstyle='-|>', color='0.2', lw=1.6, shrinkA=0, shrinkB=0))
+            ax.annotate(f'jump {jumps[g]:.1f}', (path[g - 1][-1] + whole[g][0]) / 2, ha='center',
+                        backgroundcolor='white', fontsize=10)
+
+
+def draw_zoom(ax, points, g, whole, exits=()):
+    """
+    The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2), magnified so
+    that step 1 may lie outside. exits: {rule: the loop step after which the token exits}.
+    """
+    plots.square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max() + 1e-9)
+    ax.plot(*points.T, color=plots.colour_of(g), lw=1.6)
+    for k, sign, size in zip(dict(exits).values(), 'sD', (17, 11)):
+        ax.plot(*points[max(k, 1) - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
+    ax.spines[:].set(color=plots.colour_of(g), lw=2)
+    return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
+                      vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
 
 
 def convergence(states, words, groups, depth, path):
@@ -391,9 +476,11 @@ def main():
     figure_of('norm', measured, groups, f'{folder}/figure_3a.png')
     figure_of('cos', measured, groups, f'{folder}/figure_5.png')
     states = torch.stack([entry['states'][:, 0] for entry in trace_of(model, idx[:1], n_loop)])
-    figure_1(states, groups, f'{folder}/figure_1.png')
     encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
     words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
+    path, lengths = (each.numpy(force=True) for each in paths(states))
+    used = {rule: exits_of(model, states, make_exit(rule)) for rule in ('accel', 'norm_rel')}
+    figure_1(path, used, lengths, words, groups, f'{folder}/figure_1.png')
     convergence(states, words, groups, None if depth is None else depth[0],
                 f'{folder}/convergence.png')
     print(f'\nfigures, and their numbers as CSV: {folder}')

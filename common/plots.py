@@ -10,8 +10,8 @@ it, unless they are in log.csv or bench.csv.
 import os
 from itertools import cycle
 
+import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from common.files import new_file, write_csv
@@ -29,11 +29,6 @@ def shade(i, n):
     return colormaps['viridis_r'](0.1 + 0.9 * i / max(1, n - 1))
 
 
-def light_to_dark(colour):
-    """A colour map from white to `colour`."""
-    return LinearSegmentedColormap.from_list('', ['white', colour])
-
-
 def title(group):
     return 'group ' + '-'.join(map(str, group))
 
@@ -42,6 +37,17 @@ def panels(columns, width, height, rows=1, **how):
     """A grid of panels, each width x height inches -> (figure, axes (rows, columns))."""
     figure = Figure(figsize=(columns * width, rows * height))
     return figure, figure.subplots(rows, columns, squeeze=False, **how)
+
+
+def square(ax, middle, half):
+    """Both axes alike and without ticks, `half` to each side of the point in the middle."""
+    (x, y), lines = middle, dict(xticks=[], yticks=[], aspect='equal')
+    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), **lines)
+
+
+def factor(ax, zoom):
+    """How many times larger than `ax` a square panel of the same size shows things."""
+    return f'{np.ptp(ax.get_xlim()) / np.ptp(zoom.get_xlim()):.0f}'
 
 
 def save(figure, path, header=None, table=None):
