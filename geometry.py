@@ -3,6 +3,7 @@ The geometry of the loops: small turning steps inside a group, large moves betwe
 
     python geometry.py                              the checkpoints in out/, or pretrained/text
     python geometry.py --out_dir=out-groups --n_loop=30
+    python geometry.py --animate                    and a GIF of a token on its way
 
 Prints a row for each checkpoint and group, and writes the folder out_dir/figures (out/text/figures
 for pretrained/text): a PNG for each figure, and its numbers as CSV beside it.
@@ -27,13 +28,14 @@ from torch.nn.functional import pad
 
 from common import plots
 from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
-from exits import Looping, make_exit
+from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # whose held-out text to read; None = the run's own
 n_loop = 30                 # loops of each group; the paper's Fig. 5 has 30
 n_windows = 24              # held-out windows of block_size tokens
+animate = False             # also a GIF of one token on its way: figures/two_scales.gif
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
@@ -195,15 +197,10 @@ def trace_of(model, idx, n_loop, noise_seed=0):
     return trace
 
 
-def exits_of(model, states, rule):
-    """The loop steps (G, T) that a rule keeps, on recorded states (G, K+1, T, C) of one window."""
-    used = []
-    for x, *rest in states[:, :, None]:
-        looping = Looping(x, len(rest), rule, model.reader(rule))
-        for k in looping:
-            x = looping.after(x, rest[k - 1])
-        used.append(looping.result(x)[1][0])
-    return torch.stack(used).numpy(force=True)
+def logits_of(model, g, x):
+    """What the states x (T, C) of group g predict, (T, V): in the last group through the coda."""
+    last = g in (-1, len(model.groups) - 1)
+    return (model.through_coda if last else model.readout)(x[None])[0]
 
 
 def measure(model, idx, n_loop):
@@ -250,46 +247,12 @@ def texts_of(tokens, encoding):
             if token < n_vocab else f'#{token}' for token in tokens]
 
 
-def draw_path(ax, path, whole, groups):
-    """The path of a token through the groups as far as it has come, of `whole`: lists of (K, 2)."""
-    ends = np.stack([points[-1] for points in whole])
-    middle = (ends.min(axis=0) + ends.max(axis=0)) / 2
-    plots.square(ax, middle, 1.5 * np.abs(ends - middle).max() + 1e-9)
-    for g, (group, end) in enumerate(zip(groups, ends)):
-        ax.plot(*end, 'o', ms=14, mfc='none', mec=plots.colour_of(g))
-        ax.annotate(plots.title(group), end, (0, 11 if end[1] > middle[1] else -20), fontsize=11,
-                    textcoords='offset points', ha='center', color=plots.colour_of(g))
-    for g, points in enumerate(path):
-        if g:                           # the hand-off from the group before
-            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
-                arrowstyle='-|>', color='0.2', lw=1.4, shrinkA=0, shrinkB=0))
-        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
-        ax.plot(*points[-1], 'o', ms=6, color=plots.colour_of(g))
-
-
-def draw_zoom(ax, points, whole, g, exits=()):
-    """
-    The loop steps of group g, points (k, 2) of whole (K, 2), magnified; step 1 lies outside.
-
-    exits: {rule: the loop step after which the token exits}.
-    """
-    plots.square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max() + 1e-9)
-    ax.plot(*points.T, color=plots.colour_of(g), lw=1.6)
-    image = ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1,
-                       vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6, zorder=3)
-    for (rule, k), marker in zip(dict(exits).items(), 'sD'):
-        ax.plot(*points[max(k, 1) - 1], marker, ms=13, mfc='none', mec='black', ls='none',
-                label=f'{rule} exits after {k}', zorder=4)
-    ax.spines[:].set(color=plots.colour_of(g), lw=2)
-    return image
-
-
-def figure_1(path, used, lengths, words, groups, file):
+def figure_1(path, lengths, used, words, groups, file):
     """
     Fig. 1: two tokens, one that settles early and one that settles late; the path of each through
     the groups, and its loop steps in each group magnified.
 
-    path (G, K, T, 2), lengths (G, K, T): see paths. used: {rule: loop steps (G, T)}, see exits_of.
+    path (G, K, T, 2), lengths (G, K, T): see paths. used: {rule: loop steps of each token (G, T)}.
     """
     total = sum(used.values()).sum(axis=0)
     figure, rows = plots.panels(1 + len(groups), 3, 3.6, rows=2)
@@ -297,12 +260,13 @@ def figure_1(path, used, lengths, words, groups, file):
     table = []
     for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
         whole = list(path[:, :, t])
-        draw_path(ax, whole, lengths[:, 0, t], groups, whole)
+        draw_path(ax, whole, whole, groups)
         ax.set_title(f'token {t}, "{words[t]}", settles {settles}')
+        ax.set_xlabel('jumps: ' + (', '.join(f'{x:.1f}' for x in lengths[1:, 0, t]) or 'none'))
         for g, zoom in enumerate(zooms):
             exits = {rule: steps[g, t] for rule, steps in used.items()}
-            image = draw_zoom(zoom, whole[g], g, whole[g], exits)
-            zoom.set_title(f'inside {plots.title(groups[g])}, {plots.factor(ax, zoom)} times larger')
+            image = draw_zoom(zoom, whole[g], g, whole[g], exits.values())
+            zoom.set_title(f'in {plots.title(groups[g])}, {plots.factor(ax, zoom)} times larger')
             zoom.set_xlabel('steps 2, 3, ...: ' + ', '.join(f'{x:.2g}' for x in lengths[g, 1:4, t])
                             + ''.join(f'\n{sign} {rule} exits after step {k}'
                                       for sign, (rule, k) in zip('□◇', exits.items())))
@@ -313,40 +277,81 @@ def figure_1(path, used, lengths, words, groups, file):
     plots.save(figure, file, ['group', 'token', 'k', 'pc1', 'pc2', 'length', *used], table)
 
 
-def draw_path(ax, path, jumps, groups, whole):
-    """
-    The path of a token through the groups as far as it has come, `path`, of `whole`: for each group
-    an array (K, 2). jumps: their lengths, the first one unused.
-    """
-    ends = np.stack([points[-1] for points in whole])
-    middle = (ends.min(axis=0) + ends.max(axis=0)) / 2
-    plots.square(ax, middle, 1.5 * np.abs(ends - middle).max() + 1e-9)
-    for g, (group, end) in enumerate(zip(groups, ends)):
-        ax.plot(*end, 'o', ms=16, mfc='none', mec=plots.colour_of(g))
-        ax.annotate(plots.title(group), end, (0, 12 if end[1] > middle[1] else -22), fontsize=11,
-                    textcoords='offset points', ha='center', color=plots.colour_of(g))
+def draw_path(ax, path, whole, groups):
+    """The path of a token as far as it has come, of `whole`: for each group points (K, 2)."""
+    points = np.concatenate(whole)
+    middle = (points.min(axis=0) + points.max(axis=0)) / 2
+    plots.square(ax, middle, 1.5 * np.abs(points - middle).max())
+    for g, (group, points) in enumerate(zip(groups, whole)):
+        ax.plot(*points[-1], 'o', ms=16, mfc='none', mec=plots.colour_of(g))
+        ax.annotate(plots.title(group), points[-1], (0, 12 if points[-1, 1] > middle[1] else -22),
+                    textcoords='offset points', ha='center', size=11, color=plots.colour_of(g))
     for g, points in enumerate(path):
-        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
-        ax.plot(*points[-1], 'o', ms=7, color=plots.colour_of(g))
         if g:                           # the hand-off
             ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
-                arrowstyle='-|>', color='0.2', lw=1.6, shrinkA=0, shrinkB=0))
-            ax.annotate(f'jump {jumps[g]:.1f}', (path[g - 1][-1] + whole[g][0]) / 2, ha='center',
-                        backgroundcolor='white', fontsize=10)
+                arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
+        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
+        ax.plot(*points[-1], 'o', ms=7, color=plots.colour_of(g))
 
 
 def draw_zoom(ax, points, g, whole, exits=()):
     """
     The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2), magnified so
-    that step 1 may lie outside. exits: {rule: the loop step after which the token exits}.
+    that step 1 may lie outside. exits: steps to mark, by a square and a diamond.
     """
-    plots.square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max() + 1e-9)
+    plots.square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
     ax.plot(*points.T, color=plots.colour_of(g), lw=1.6)
-    for k, sign, size in zip(dict(exits).values(), 'sD', (17, 11)):
-        ax.plot(*points[max(k, 1) - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
+    for k, sign, size in zip(exits, 'sD', (17, 11)):
+        ax.plot(*points[k - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
     ax.spines[:].set(color=plots.colour_of(g), lw=2)
     return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
                       vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
+
+
+def two_scales(model, states, path, lengths, used, words, encoding, file):
+    """
+    A GIF of one token on its way through the groups until it exits: its path, the loop steps of the
+    group it is in magnified, and the likeliest next tokens at each step.
+
+    The token's final prediction gains most on the way. states (G, K+1, T, C); path, lengths: see
+    paths; used (G, T): its loop steps.
+    """
+    groups = model.config.groups
+    first, last = (logits_of(model, g, states[g, k]).softmax(-1) for g, k in ((0, 1), (-1, -1)))
+    p, best = last.max(dim=-1, keepdim=True)
+    t = int((p - first.gather(1, best)).argmax())
+    whole = [path[g, :max(2, k), t] for g, k in enumerate(used[:, t])]
+    frames, table = [], []
+    for g, points in enumerate(whole):
+        for k, point in enumerate(points, start=1):
+            p, tokens = logits_of(model, g, states[g, k])[t].softmax(-1).topk(5)
+            p, names = p.tolist(), texts_of(tokens.tolist(), encoding)
+            frames += [(g, k, names, p)] * (3 if k == 1 else 1)
+            table.append([g, t, k, *point, lengths[g, k - 1, t], *names, *p])
+
+    def draw(figure, g, k, names, p):
+        """Loop step k of group g, where these tokens are the likeliest."""
+        colour, weights = plots.colour_of(g), ('normal', 'bold')
+        top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
+        top.suptitle(f'The model reads "{"".join(words[:t + 1])[-40:]}" and expects {names[0]!r}')
+        ax, zoom = top.subplots(1, 2)
+        draw_path(ax, whole[:g] + [whole[g][:k]], whole, groups)
+        draw_zoom(zoom, whole[g][:k], g, whole[g])
+        ax.indicate_inset(inset_ax=zoom, edgecolor=colour, alpha=1)
+        ax.set_title('between groups of layers: large jumps', weight=weights[g > 0 and k == 1])
+        ax.set_xlabel(f'length of the jump: {lengths[g, 0, t]:.1f}' if g else ' ')
+        zoom.set_title(f'inside {plots.title(groups[g])}: small loop steps', weight=weights[k > 1])
+        step = f', of length {lengths[g, k - 1, t]:.2g}' if k > 1 else ''
+        zoom.set_xlabel(f'{plots.factor(ax, zoom)} times larger; loop step {k}{step}')
+        bars = bottom.subplots()
+        bars.bar_label(bars.barh([*map(repr, names)], p, color=colour), map('{:.0%}'.format, p))
+        bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
+        bars.invert_yaxis()
+        bars.spines[['top', 'right', 'bottom']].set_visible(False)
+
+    header = ['group', 'token', 'k', 'pc1', 'pc2', 'length']
+    header += [f'{what}_{i + 1}' for what in ('text', 'p') for i in range(len(p))]
+    plots.movie((8, 5), draw, frames + frames[-1:] * 5, file, header, table)
 
 
 def convergence(states, words, groups, depth, path):
@@ -444,6 +449,7 @@ def row_of(curves):
     return f'{tenth:>16}   {settled:14.2f}   {floors}   ' + '  '.join(ratios)
 
 
+@torch.no_grad()
 def main():
     import data
     from common.configurator import pick_device
@@ -457,6 +463,9 @@ def main():
     models, last = load_run(source, dev)
     model = models[max(models)]
     groups, T = model.config.groups, model.config.block_size
+    if animate and len(groups) < 2:
+        raise ValueError(f'--animate shows jumps between groups, and the model in {source} has '
+                         'only one: choose another --out_dir')
     _, idx, _, depth = data.held_out(last, n_windows, dataset, dev)             # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {T} tokens, {n_loop} loops')
@@ -478,9 +487,15 @@ def main():
     states = torch.stack([entry['states'][:, 0] for entry in trace_of(model, idx[:1], n_loop)])
     encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
     words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
+    used = {}
+    for rule in ('accel', 'norm_rel'):
+        model(idx[:1], n_loop=n_loop, exit=make_exit(rule), trace=(found := []))
+        used[rule] = torch.cat([entry['steps_used'] for entry in found]).numpy(force=True)  # (G, T)
     path, lengths = (each.numpy(force=True) for each in paths(states))
-    used = {rule: exits_of(model, states, make_exit(rule)) for rule in ('accel', 'norm_rel')}
-    figure_1(path, used, lengths, words, groups, f'{folder}/figure_1.png')
+    figure_1(path, lengths, used, words, groups, f'{folder}/figure_1.png')
+    if animate:
+        two_scales(model, states, path, lengths, used['norm_rel'], words, encoding,
+                   f'{folder}/two_scales.gif')
     convergence(states, words, groups, None if depth is None else depth[0],
                 f'{folder}/convergence.png')
     print(f'\nfigures, and their numbers as CSV: {folder}')

@@ -10,8 +10,8 @@ it, unless they are in log.csv or bench.csv.
 import os
 from itertools import cycle
 
-import numpy as np
 from matplotlib import colormaps
+from matplotlib.animation import PillowWriter
 from matplotlib.figure import Figure
 
 from common.files import new_file, write_csv
@@ -30,7 +30,7 @@ def shade(i, n):
 
 
 def title(group):
-    return 'group ' + '-'.join(map(str, group))
+    return ('layer ', 'layers ')[len(group) > 1] + '-'.join(map(str, group))
 
 
 def panels(columns, width, height, rows=1, **how):
@@ -40,14 +40,15 @@ def panels(columns, width, height, rows=1, **how):
 
 
 def square(ax, middle, half):
-    """Both axes alike and without ticks, `half` to each side of the point in the middle."""
-    (x, y), lines = middle, dict(xticks=[], yticks=[], aspect='equal')
-    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), **lines)
+    """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
+    (x, y), half = map(float, middle), max(float(half), 1e-9)
+    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
+           aspect='equal')
 
 
 def factor(ax, zoom):
     """How many times larger than `ax` a square panel of the same size shows things."""
-    return f'{np.ptp(ax.get_xlim()) / np.ptp(zoom.get_xlim()):.0f}'
+    return f'{ax.viewLim.width / zoom.viewLim.width:.0f}'
 
 
 def save(figure, path, header=None, table=None):
@@ -55,8 +56,30 @@ def save(figure, path, header=None, table=None):
     with new_file(path, 'wb') as f:
         figure.savefig(f, format='png', dpi=110, bbox_inches='tight')
     if header is not None:
-        rows = [dict(zip(header, line)) for line in table]
-        write_csv(rows, os.path.splitext(path)[0] + '.csv', header)
+        save_numbers(path, header, table)
+
+
+def save_numbers(path, header, table):
+    rows = [dict(zip(header, line)) for line in table]
+    write_csv(rows, os.path.splitext(path)[0] + '.csv', header)
+
+
+def movie(size, draw, frames, path, header, table, seconds=8):
+    """
+    A GIF that repeats, and its numbers: draw(figure, *frame) for each frame, all equally long.
+
+    size: in inches of 100 pixels.
+    """
+    figure = Figure(figsize=size, layout='constrained')
+    part = f'{path}.part.gif'           # the writer goes by the ending
+    writer = PillowWriter(fps=len(frames) / seconds)
+    with writer.saving(figure, part, dpi=100):
+        for frame in frames:
+            figure.clear()
+            draw(figure, *frame)
+            writer.grab_frame()
+    os.replace(part, path)
+    save_numbers(path, header, table)
 
 
 # train.py: the numbers are in log.csv -------------------------------------------------------------
