@@ -261,7 +261,7 @@ def figure_1(path, lengths, used, words, groups, file):
     for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
         whole = list(path[:, :, t])
         draw_path(ax, whole, whole, groups)
-        ax.set_title(f'token {t}, "{words[t]}", settles {settles}')
+        ax.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
         ax.set_xlabel('jumps: ' + (', '.join(f'{x:.1f}' for x in lengths[1:, 0, t]) or 'none'))
         for g, zoom in enumerate(zooms):
             exits = {rule: steps[g, t] for rule, steps in used.items()}
@@ -333,7 +333,8 @@ def two_scales(model, states, path, lengths, used, words, encoding, file):
         """Loop step k of group g, where these tokens are the likeliest."""
         colour, weights = plots.colour_of(g), ('normal', 'bold')
         top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
-        top.suptitle(f'The model reads "{"".join(words[:t + 1])[-40:]}" and expects {names[0]!r}')
+        top.suptitle(f'The model reads "{"".join(words[:t + 1])[-40:]}" and expects {names[0]!r}',
+                     parse_math=False)
         ax, zoom = top.subplots(1, 2)
         draw_path(ax, whole[:g] + [whole[g][:k]], whole, groups)
         draw_zoom(zoom, whole[g][:k], g, whole[g])
@@ -344,7 +345,8 @@ def two_scales(model, states, path, lengths, used, words, encoding, file):
         step = f', of length {lengths[g, k - 1, t]:.2g}' if k > 1 else ''
         zoom.set_xlabel(f'{plots.factor(ax, zoom)} times larger; loop step {k}{step}')
         bars = bottom.subplots()
-        bars.bar_label(bars.barh([*map(repr, names)], p, color=colour), map('{:.0%}'.format, p))
+        bars.bar_label(bars.barh(range(len(p)), p, color=colour), map('{:.0%}'.format, p))
+        bars.set_yticks(range(len(p)), map(repr, names), parse_math=False)
         bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
         bars.invert_yaxis()
         bars.spines[['top', 'right', 'bottom']].set_visible(False)

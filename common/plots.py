@@ -70,6 +70,7 @@ def movie(size, draw, frames, path, header, table, seconds=8):
 
     size: in inches of 100 pixels.
     """
+    save_numbers(path, header, table)   # makes the folder, too
     figure = Figure(figsize=size, layout='constrained')
     part = f'{path}.part.gif'           # the writer goes by the ending
     writer = PillowWriter(fps=len(frames) / seconds)
@@ -79,7 +80,45 @@ def movie(size, draw, frames, path, header, table, seconds=8):
             draw(figure, *frame)
             writer.grab_frame()
     os.replace(part, path)
-    save_numbers(path, header, table)
+
+
+def wave(passes, start, text_of, steps, path):
+    """
+    A GIF of a wave, pass by pass: what each token predicts, coloured by its loop steps since its
+    input last changed. Framed: committed. Underlined: it predicted something else before.
+
+    passes: see waves.Wave, trace. start: the prompt. text_of[token]. steps: loop steps of a pass.
+    """
+    first, table, guess = passes[0]['position'], [], {}
+    for n, one in enumerate(passes, start=1):
+        for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
+            at = one['position'] - first + i
+            table.append([n, at, text_of[token], age * steps, int(i < one['leave']),
+                          int(guess.get(at, token) != token)])
+            guess[at] = token
+    last, end, _, most, *_ = map(max, zip(*table))
+    start += text_of[passes[0]['inputs'][0]]        # known before the first pass
+
+    def draw(figure, n):
+        """The first n passes."""
+        ax, rows = figure.subplots(), [row for row in table if row[0] <= n]
+        y, x, texts, used, committed, _ = zip(*rows)
+        frames = [COLOURS[1] if one else 'none' for one in committed]
+        cells = ax.scatter(x, y, s=180, marker='s', c=used, norm='log', vmin=1, vmax=most,
+                           cmap='viridis_r', edgecolors=frames, lw=2)
+        for y, x, text, used, _, revised in rows:
+            ax.annotate(text.replace(' ', '·') + '\u0332' * revised, (x, y), parse_math=False,
+                        ha='center', va='center', color='wk'[used ** 2 <= most])
+        figure.colorbar(cells, label='loop steps', shrink=0.5, ticks=[1, 2, 4, 8, 16, 32],
+                        format='{x:.0f}').minorticks_off()
+        ax.set(xlim=(-1, end + 1), ylim=(last + 1, 0), xlabel='position in the text',
+               ylabel='pass through the model')
+        text = ''.join(text for text, one in zip(texts, committed) if one)
+        ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
+        ax.spines[:].set_visible(False)
+
+    movie((8, 7), draw, [(n,) for n in [*range(1, last + 1), *[last] * 5]], path,
+          ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised'], table)
 
 
 # train.py: the numbers are in log.csv -------------------------------------------------------------
