@@ -95,11 +95,9 @@ def pca_2d(states):
 def paths(states):
     """
     The path of each token on two principal axes of its own: (G, K+1, T, C) -> (G, K, T, 2), and the
-    lengths (G, K, T) of its steps in all C dimensions; the first one is the jump from the group
-    before (0 in group 0).
+    lengths (G, K, T) of its steps in all C dimensions, first the jump from the group before (or 0).
 
-    Without x^(0), which is noise. The axes show the jumps nearly as long as they are, and loop
-    steps shorter.
+    Without x^(0), which is noise. On these axes jumps keep most of their length, loop steps less.
     """
     path = torch.stack([pca_2d(of_token) for of_token in states[:, 1:].unbind(2)], dim=2)
     flat = states[:, 1:].flatten(end_dim=1)                                     # (G * K, T, C)
@@ -260,16 +258,16 @@ def figure_1(path, lengths, used, words, groups, file):
     table = []
     for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
         whole = list(path[:, :, t])
-        draw_path(ax, whole, whole, groups)
+        plots.path(ax, whole, whole, groups)
         ax.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
         ax.set_xlabel('jumps: ' + (', '.join(f'{x:.1f}' for x in lengths[1:, 0, t]) or 'none'))
         for g, zoom in enumerate(zooms):
             exits = {rule: steps[g, t] for rule, steps in used.items()}
-            image = draw_zoom(zoom, whole[g], g, whole[g], exits.values())
-            zoom.set_title(f'in {plots.title(groups[g])}, {plots.factor(ax, zoom)} times larger')
-            zoom.set_xlabel('steps 2, 3, ...: ' + ', '.join(f'{x:.2g}' for x in lengths[g, 1:4, t])
-                            + ''.join(f'\n{sign} {rule} exits after step {k}'
-                                      for sign, (rule, k) in zip('□◇', exits.items())))
+            note = '\nsteps 2, 3, ...: ' + ', '.join(f'{x:.2g}' for x in lengths[g, 1:4, t])
+            for sign, (rule, k) in zip('□◇', exits.items()):
+                note += f'\n{sign} {rule} exits after step {k}'
+            image = plots.zoom(zoom, ax, whole[g], whole[g], g, note, exits.values())
+            zoom.set_title(f'inside {plots.title(groups[g])}')
             table += [[g, t, k, *row, *exits.values()]
                       for k, row in enumerate(zip(*whole[g].T, lengths[g, :, t]), start=1)]
     figure.colorbar(image, ax=rows, shrink=0.5, label='loop step', ticks=[1, 2, 5, 10, 20, 50],
@@ -277,44 +275,13 @@ def figure_1(path, lengths, used, words, groups, file):
     plots.save(figure, file, ['group', 'token', 'k', 'pc1', 'pc2', 'length', *used], table)
 
 
-def draw_path(ax, path, whole, groups):
-    """The path of a token as far as it has come, of `whole`: for each group points (K, 2)."""
-    points = np.concatenate(whole)
-    middle = (points.min(axis=0) + points.max(axis=0)) / 2
-    plots.square(ax, middle, 1.5 * np.abs(points - middle).max())
-    for g, (group, points) in enumerate(zip(groups, whole)):
-        ax.plot(*points[-1], 'o', ms=16, mfc='none', mec=plots.colour_of(g))
-        ax.annotate(plots.title(group), points[-1], (0, 12 if points[-1, 1] > middle[1] else -22),
-                    textcoords='offset points', ha='center', size=11, color=plots.colour_of(g))
-    for g, points in enumerate(path):
-        if g:                           # the hand-off
-            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
-                arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
-        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
-        ax.plot(*points[-1], 'o', ms=7, color=plots.colour_of(g))
-
-
-def draw_zoom(ax, points, g, whole, exits=()):
-    """
-    The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2), magnified so
-    that step 1 may lie outside. exits: steps to mark, by a square and a diamond.
-    """
-    plots.square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
-    ax.plot(*points.T, color=plots.colour_of(g), lw=1.6)
-    for k, sign, size in zip(exits, 'sD', (17, 11)):
-        ax.plot(*points[k - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
-    ax.spines[:].set(color=plots.colour_of(g), lw=2)
-    return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
-                      vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
-
-
-def two_scales(model, states, path, lengths, used, words, encoding, file):
+def two_scales(model, states, path, lengths, used, words, encoding, folder):
     """
     A GIF of one token on its way through the groups until it exits: its path, the loop steps of the
     group it is in magnified, and the likeliest next tokens at each step.
 
-    The token's final prediction gains most on the way. states (G, K+1, T, C); path, lengths: see
-    paths; used (G, T): its loop steps.
+    The token is the one whose final prediction gains most. states (G, K+1, T, C); path, lengths:
+    see paths; used (G, T): loop steps.
     """
     groups = model.config.groups
     first, last = (logits_of(model, g, states[g, k]).softmax(-1) for g, k in ((0, 1), (-1, -1)))
@@ -324,8 +291,8 @@ def two_scales(model, states, path, lengths, used, words, encoding, file):
     frames, table = [], []
     for g, points in enumerate(whole):
         for k, point in enumerate(points, start=1):
-            p, tokens = logits_of(model, g, states[g, k])[t].softmax(-1).topk(5)
-            p, names = p.tolist(), texts_of(tokens.tolist(), encoding)
+            p, tokens = logits_of(model, g, states[g, k])[t].softmax(-1).sort(descending=True)
+            p, names = p[:5].tolist(), texts_of(tokens[:5].tolist(), encoding)
             frames += [(g, k, names, p)] * (3 if k == 1 else 1)
             table.append([g, t, k, *point, lengths[g, k - 1, t], *names, *p])
 
@@ -336,14 +303,13 @@ def two_scales(model, states, path, lengths, used, words, encoding, file):
         top.suptitle(f'The model reads "{"".join(words[:t + 1])[-40:]}" and expects {names[0]!r}',
                      parse_math=False)
         ax, zoom = top.subplots(1, 2)
-        draw_path(ax, whole[:g] + [whole[g][:k]], whole, groups)
-        draw_zoom(zoom, whole[g][:k], g, whole[g])
+        plots.path(ax, whole[:g] + [whole[g][:k]], whole, groups)
+        plots.zoom(zoom, ax, whole[g][:k], whole[g], g, f'; loop step {k}' + (
+            f', length {lengths[g, k - 1, t]:.2g}' if k > 1 else ''))
         ax.indicate_inset(inset_ax=zoom, edgecolor=colour, alpha=1)
         ax.set_title('between groups of layers: large jumps', weight=weights[g > 0 and k == 1])
         ax.set_xlabel(f'length of the jump: {lengths[g, 0, t]:.1f}' if g else ' ')
         zoom.set_title(f'inside {plots.title(groups[g])}: small loop steps', weight=weights[k > 1])
-        step = f', of length {lengths[g, k - 1, t]:.2g}' if k > 1 else ''
-        zoom.set_xlabel(f'{plots.factor(ax, zoom)} times larger; loop step {k}{step}')
         bars = bottom.subplots()
         bars.bar_label(bars.barh(range(len(p)), p, color=colour), map('{:.0%}'.format, p))
         bars.set_yticks(range(len(p)), map(repr, names), parse_math=False)
@@ -353,7 +319,8 @@ def two_scales(model, states, path, lengths, used, words, encoding, file):
 
     header = ['group', 'token', 'k', 'pc1', 'pc2', 'length']
     header += [f'{what}_{i + 1}' for what in ('text', 'p') for i in range(len(p))]
-    plots.movie((8, 5), draw, frames + frames[-1:] * 5, file, header, table)
+    plots.movie((8, 5), draw, frames + frames[-1:] * 5, f'{folder}/two_scales.gif', header,
+                table)
 
 
 def convergence(states, words, groups, depth, path):
@@ -496,8 +463,7 @@ def main():
     path, lengths = (each.numpy(force=True) for each in paths(states))
     figure_1(path, lengths, used, words, groups, f'{folder}/figure_1.png')
     if animate:
-        two_scales(model, states, path, lengths, used['norm_rel'], words, encoding,
-                   f'{folder}/two_scales.gif')
+        two_scales(model, states, path, lengths, used['norm_rel'], words, encoding, folder)
     convergence(states, words, groups, None if depth is None else depth[0],
                 f'{folder}/convergence.png')
     print(f'\nfigures, and their numbers as CSV: {folder}')

@@ -3,7 +3,6 @@ Decode several tokens at once, each at its own depth.
 
     python waves.py                      a prompt continued by a wave, pass by pass
     python waves.py --wave=12 --wave_steps=3 --tau=0.03
-    python waves.py --animate            the same as a GIF
 
 An exit rule says when a token is certain, but the tokens after it can start before that. So a wave
 of tokens goes through the whole model side by side, pass by pass: all layers and the head, with

@@ -1,5 +1,6 @@
 """
-What every figure shares, and the figures of train.py. Nothing else imports matplotlib.
+What every figure shares, a token's path, a wave, and the figures of train.py. Nothing else imports
+matplotlib.
 
 Not run by itself. A figure is a function: numbers in, a PNG out, and the same numbers as CSV beside
 it, unless they are in log.csv or bench.csv.
@@ -10,6 +11,7 @@ it, unless they are in log.csv or bench.csv.
 import os
 from itertools import cycle
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.animation import PillowWriter
 from matplotlib.figure import Figure
@@ -37,18 +39,6 @@ def panels(columns, width, height, rows=1, **how):
     """A grid of panels, each width x height inches -> (figure, axes (rows, columns))."""
     figure = Figure(figsize=(columns * width, rows * height))
     return figure, figure.subplots(rows, columns, squeeze=False, **how)
-
-
-def square(ax, middle, half):
-    """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
-    (x, y), half = map(float, middle), max(float(half), 1e-9)
-    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
-           aspect='equal')
-
-
-def factor(ax, zoom):
-    """How many times larger than `ax` a square panel of the same size shows things."""
-    return f'{ax.viewLim.width / zoom.viewLim.width:.0f}'
 
 
 def save(figure, path, header=None, table=None):
@@ -80,6 +70,49 @@ def movie(size, draw, frames, path, header, table, seconds=8):
             draw(figure, *frame)
             writer.grab_frame()
     os.replace(part, path)
+
+
+# geometry.py and waves.py -------------------------------------------------------------------------
+
+def path(ax, path, whole, groups):
+    """A token's path as far as it has come, of `whole`: for each group its points (K, 2)."""
+    points = np.concatenate(whole)
+    middle = (points.min(axis=0) + points.max(axis=0)) / 2
+    square(ax, middle, 1.5 * np.abs(points - middle).max())
+    for g, (group, points) in enumerate(zip(groups, whole)):
+        ax.plot(*points[-1], 'o', ms=16, mfc='none', mec=colour_of(g))
+        ax.annotate(title(group), points[-1], (0, 12 if points[-1, 1] > middle[1] else -22),
+                    textcoords='offset points', ha='center', size=11, color=colour_of(g))
+    for g, points in enumerate(path):
+        if g:                           # the hand-off
+            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
+                arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
+        ax.plot(*points.T, color=colour_of(g), lw=2)
+        ax.plot(*points[-1], 'o', ms=7, color=colour_of(g))
+
+
+def zoom(ax, outer, points, whole, g, note, exits=()):
+    """
+    The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2): magnified so
+    that step 1 may lie outside, beside a panel `outer` of the same size that shows the whole path.
+
+    exits: steps to mark, by a square and a diamond. note: text for below.
+    """
+    square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
+    ax.set_xlabel(f'{outer.viewLim.width / ax.viewLim.width:.0f} times larger{note}')
+    ax.plot(*points.T, color=colour_of(g), lw=1.6)
+    for k, sign, size in zip(exits, 'sD', (17, 11)):
+        ax.plot(*points[k - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
+    ax.spines[:].set(color=colour_of(g), lw=2)
+    return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
+                      vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
+
+
+def square(ax, middle, half):
+    """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
+    (x, y), half = map(float, middle), max(float(half), 1e-9)
+    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
+           aspect='equal')
 
 
 def wave(passes, start, text_of, steps, path):
