@@ -36,6 +36,8 @@ from torch.nn import functional as F
 from cache import KeysValues, Signals, Span
 from exits import Exit, Looping, Step
 
+MOST_TABLES = 100               # of noise; 30 loops of the paper's three groups need 93
+
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
 
@@ -91,7 +93,7 @@ class TrainingNoise:
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, k, position) alone."""
     seed: int = 0
-    tables: dict = field(default_factory=dict)          # those drawn so far, (block_size, C) each
+    tables: dict = field(default_factory=dict)      # the last MOST_TABLES, (block_size, C) each
 
     def draw(self, group, like, k, pos):
         shape = group.block_size, like.shape[-1]
@@ -99,6 +101,8 @@ class FixedNoise:
         if key not in self.tables:      # drawn on the CPU, so that all devices agree
             generator = torch.Generator().manual_seed(
                 derived_seed(self.seed, 'state', group.index, k))
+            if len(self.tables) == MOST_TABLES:         # with step_noise there is one for each k
+                del self.tables[next(iter(self.tables))]
             self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
         return self.tables[key][pos].expand_as(like)
 
