@@ -250,7 +250,8 @@ def main():
 
         # forward and backward, gradients accumulated
         clock, lr, flops = time.time(), lr_at(it), 0
-        status = torch.zeros(2, device=dev)     # the loss; how many times we were asked to stop
+        # the loss; how many times we were asked to stop; the norm of the gradient
+        status = torch.zeros(3, device=dev)
         for micro in range(gradient_accumulation_steps):
             x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
@@ -264,9 +265,10 @@ def main():
             flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)
 
         # clip; one all-reduce, which waits for the device; the check, before any weight is touched
-        norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf).item()
+        norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf)
         status[1] += len(distributed.stop_signals)
-        loss, stop = distributed.add_up(status).tolist()
+        status[2] = norm / WORLD                # each process has the same
+        loss, stop, norm = distributed.add_up(status).tolist()
         log.check_finite(loss, norm, n_loop, it, lr, out_dir)
         for one in run.optimizers.values():
             for group in one.param_groups:
