@@ -105,7 +105,7 @@ class KeysValues:
             self.T_max = T_max
 
     def slot_of(self, k):
-        return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is a tensor
+        return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is an array
 
     def write(self, new, slot, span, step):
         row, pos = self.places(span, step.rows)

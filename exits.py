@@ -196,7 +196,7 @@ class Step:
     """
     The current loop step, and who still loops: what the cache has to know.
 
-    k: its number, from 1; in serving/ a tensor with one for each row. rows (b,), active (b, T): see
+    k: its number, from 1; in serving/ an array with one for each row. rows (b,), active (b, T): see
     the picture; on the device, None = all.
     """
     k: int = 1
@@ -225,7 +225,8 @@ class Looping:
         if rule is not None:
             B, T = self.shape
             self.x_star = torch.empty_like(x)
-            self.steps_used, self.evals = np.zeros((2, B, T), dtype=np.int64)
+            self.counts = np.zeros((2, B, T), dtype=np.int64)
+            self.steps_used, self.evals = self.counts
             self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
             self.streak, self.memo = 0, None
 
@@ -285,7 +286,7 @@ class Looping:
         if self.rule is None:
             steps = torch.full(self.shape, self.k_max, device=x.device)
             return x, steps, steps
-        return self.x_star, on_device(self.steps_used, x), on_device(self.evals, x)
+        return self.x_star, *on_device(self.counts, x)
 
 
 def on_host(value, rule, k):
