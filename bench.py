@@ -239,7 +239,7 @@ def quality(model, points, idx, targets, n_loop, seed=0):
             log_p, _, evals = log_probabilities(model, point, x, seed)
             right = (log_p.argmax(-1) == y).sum(dim=1) / (y >= 0).sum(dim=1)
             point.add(ce=cross_entropy(log_p, y), ce_full=cross_entropy(full, y),
-                      accuracy=right.double().cpu().numpy(),
+                      accuracy=right.cpu().double().numpy(),
                       evals=evals.cpu().double().mean(dim=1).numpy())
 
 
@@ -247,7 +247,7 @@ def cross_entropy(log_p, targets):
     """log_p (B, T, V), targets (B, T) -> mean over each window's labels (B,), float64."""
     nats = F.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction='none')     # 0: no label
     labels = (targets >= 0).float().mean(dim=1)
-    return (nats.view(targets.shape).mean(dim=1) / labels).double().cpu().numpy()
+    return (nats.view(targets.shape).mean(dim=1) / labels).cpu().double().numpy()
 
 
 def excess(point, seed=0):
@@ -274,8 +274,8 @@ def times_as_long(ms, other_ms, seed=0):
 
 def now(device):
     """Seconds, read once the device has finished its work."""
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)
+    if device.type != 'cpu':
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 

@@ -301,8 +301,8 @@ def on_host(value, rule, k):
 
 
 def on_device(array, x):
-    """A NumPy array as a tensor on the device of x."""
-    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # a writable copy
+    """A copy of a NumPy array on the device of x; of the devices, CUDA alone may copy it later."""
+    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=x.is_cuda)
 
 
 # the demonstration --------------------------------------------------------------------------------
