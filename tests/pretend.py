@@ -19,7 +19,7 @@ from functools import partial
 from operator import attrgetter
 from unittest import mock
 
-import torch
+import torch._dynamo  # here, as its classes derive from the real torch.Event
 from conftest import ROOT
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
