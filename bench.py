@@ -161,7 +161,9 @@ def make_points(model, make):
         points += [make(n, 'fixed', policy) for n in sorted({*budgets, n_loop})]
         points += [make(tau, name, policy, wait) for name, _, wait in kinds_of(policy)
                    for tau in all_taus if tau >= least_tau or policy == 'exact' and not wait]
-        points += [make(epsilon, 'oracle', policy) for epsilon in dict.fromkeys(epsilons)]
+        # the loop steps of an oracle differ for every token, which would be a graph for each
+        points += [make(epsilon, 'oracle', policy)
+                   for epsilon in dict.fromkeys([] if compile else epsilons)]
     points += [make(n, 'fixed', draft_loops=loops) for loops, n in drafts]
     waved = [make(tau, name, 'latest', wave=width, wave_steps=steps)
              for width, steps in waves for name in rules for tau in all_taus if 1e-3 <= tau <= 3]
@@ -564,9 +566,8 @@ def measure(model, points, idx, targets, prompts, folder):
         print(f'then decoding, {torch.get_num_threads()} threads', flush=True)
         if compile:
             compile_passes(model, max([1, *(width for width, _ in waves)]))
-        # first calls, for which no round pays: with each rule of each kind, or every point
-        firsts = {(point.kind, point.rule, compile and id(point)): point for point in of_windows}
-        for point in firsts.values():
+        # first calls, for which no round pays
+        for point in of_windows:
             decode_window(model, point, idx[:timed_rows, :start + 2], start, seed)
         for point in of_texts if compile else []:
             continue_prompt(model, point, prompts[0], new_tokens)
@@ -632,9 +633,6 @@ def main():
     start = check_knobs(T)
     if 'ring' in given and 'ring' not in as_list(cache):
         raise ValueError('--ring needs its cache policy: add --cache=ring')
-    if compile and epsilons:
-        raise ValueError("the oracle's loop steps differ for every token, which is a graph for "
-                         'each: add --epsilons=[] to --compile')
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(model, make)

@@ -37,7 +37,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from exits import Step
 
@@ -98,12 +97,6 @@ class KeysValues:
         self.write(new, slot, span, step)
         return self.read(slot, span, step.rows)
 
-    def hold(self, T_max):
-        """Make room for T_max tokens, once there are some."""
-        if self.T_max < T_max:
-            self.kv = F.pad(self.kv, (0, 0, 0, 0, 0, 0, 0, T_max - self.T_max))
-            self.T_max = T_max
-
     def slot_of(self, k):
         return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is an array
 
@@ -113,7 +106,8 @@ class KeysValues:
             # an exited token: the key one slot before; in a wrapped ring what is there
             source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
             new = torch.where(step.active[..., None, None, None], new, self.kv[source, row, pos])
-        self.kv.select(0, slot)[row, pos] = new
+        # with a number, the compiler would copy the whole cache in every write
+        self.kv[torch.full_like(row, slot) if span.fixed else slot, row, pos] = new
 
     def read(self, slot, span, rows):
         kv = self.kv.select(0, slot)[:, :span.end]
@@ -129,12 +123,10 @@ class KeysValues:
 
     def places(self, span, rows):
         """Rows and positions of the new tokens, as indices."""
-        if not span.ragged and rows is None:
-            return slice(None), span.slots
-        if not span.ragged:
-            return rows[:, None] if span.fixed else rows, span.slots
-        row = torch.arange(len(span.pos), device=self.kv.device) if rows is None else rows
-        return row[:, None], span.pos[row]                                      # (b, 1) each
+        if not (span.ragged or span.fixed):
+            return slice(None) if rows is None else rows, span.slots
+        row = torch.arange(self.kv.shape[1], device=self.kv.device) if rows is None else rows
+        return row[:, None], span.pos[row] if span.ragged else span.slots       # (b, 1); (b, 1 or T)
 
 
 class Signals:

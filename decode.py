@@ -92,8 +92,8 @@ def compile_passes(model, width=1, **how):
             with torch.compiler.set_stance('force_eager'):
                 return eager(idx, plan)
         for kv in plan.cache.values():
-            if isinstance(kv, KeysValues):
-                kv.hold(end)
+            if isinstance(kv, KeysValues) and kv.T_max < end:
+                kv.kv, kv.T_max = F.pad(kv.kv, (0,) * 7 + (end - kv.T_max,)), end
         T = idx.shape[1]
         pad = 0 if plan.exit else plan.width - T
         span = Span(plan.span.starts.tolist(), T + pad, idx.device, end)

@@ -307,11 +307,7 @@ class RecurrentGroup(nn.Module):
                 signals.begin(plan.span, len(e))
         looping = Looping(x, n_loop, plan.exit, plan.read, signals)
         f = self.block_map(plan, self.adapter.from_e(e), looping.step)
-        states = None
-        if plan.keep_states and plan.exit is None:
-            # a list keeps gradients; one tensor, allocated first, fails early if memory is short
-            states = [x] * (n_loop + 1) if self.training else x.new_empty(n_loop + 1, *x.shape)
-            states[0] = x
+        states = [x] if plan.keep_states and plan.exit is None else None
 
         # Geiping 3.3: gradients through the last bptt_k steps. What these steps take from e was
         # computed before the loop, so e gets gradients from them
@@ -319,17 +315,16 @@ class RecurrentGroup(nn.Module):
         for k in looping:
             with torch.no_grad() if k <= cut else nullcontext():
                 x = looping.after(x, f(x))
-            if states is not None:
-                states[k] = x
+            if states:
+                states.append(x)
             if looping.finished:
                 for block in self.core:
                     plan.cache[block].fill(plan.span, looping.finished)
 
         x, steps_used, evals = looping.result(x)
-        if states is not None and self.training:    # with gradients, for losses as in zoo/ouro.py
+        if states:
             states = torch.stack(states)                                        # (K+1, B, T, C)
-        elif states is not None:
-            e, states = e.detach(), states.detach()
+            states = states if self.training else states.detach()
         found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
         return self.output(x), found
 

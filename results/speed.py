@@ -2,9 +2,9 @@
 How fast decoding and training are, as ratios of things that are timed in turn.
 
     python -m results.speed                     all of it: a minute on two cores
-    python -m results.speed --only=machinery    checks, passes, machinery
+    python -m results.speed --only=machinery    checks, passes, texts, machinery
 
-All of it uses random weights. A ratio is the median of all rounds.
+All of it but `texts` uses random weights. A ratio is the median of all rounds.
 """
 from functools import partial
 from itertools import product
@@ -15,14 +15,15 @@ import numpy as np
 import torch
 
 from cache import KeysValues, Span, make_cache
+from common.checkpoint import open_run
 from common.configurator import configure, run
-from decode import prefill
+from decode import compile_passes, prefill
 from exits import EXITS, make_exit
 from loops import Plan
 from model import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------------------------
-only: Literal['all', 'checks', 'passes', 'machinery'] = 'all'
+only: Literal['all', 'checks', 'passes', 'texts', 'machinery'] = 'all'
 rounds = 9                  # of each comparison
 injection = 'concat'        # of the looped model in `machinery`
 # ------------------------------------------------------------------------------------------------
@@ -32,6 +33,11 @@ def in_turn(*works, repeats):
     """Call each work once to warm up, then all in turn -> their seconds (works, repeats)."""
     times = [[timeit(work, number=1) for work in works] for _ in range(1 + repeats)]
     return np.array(times[1:]).T
+
+
+def shown(ratios):
+    """Their median and quartiles."""
+    return '{:.2f} ({:.2f}, {:.2f})'.format(*np.percentile(ratios, [50, 25, 75]))
 
 
 # decoding ---------------------------------------------------------------------------------------
@@ -76,6 +82,28 @@ def passes():
               f'over one token with 12 and 30 loops {", ".join(ratios)}')
 
 
+def texts():
+    """Texts of 48 tokens by pretrained/text: two threads, and compiled passes, over one thread."""
+    model, compiled = (open_run('pretrained/text', quiet=True)[0] for _ in range(2))
+    torch.set_num_threads(1)
+    compile_passes(compiled, 8)
+
+    def write(model, threads, how):
+        torch.set_num_threads(threads)
+        list(model.stream([torch.tensor([*b'The method returns '])], 48, 0, **how))
+    rules = [make_exit('norm_rel', 0.05), make_exit('accel', 0.5), make_exit('norm_rel', 0.003)]
+    latest = dict(cache='latest')
+    for name, how in {
+            '8 loops, latest': dict(n_loop=8) | latest, '8 loops, exact': dict(n_loop=8),
+            'norm_rel, exact': dict(exit=rules[0]), 'accel, latest': dict(exit=rules[1]) | latest,
+            'drafts, 2 of 8': dict(n_loop=8, draft_loops=2),
+            'wave, 8 x 1': dict(exit=rules[2], wave=8)}.items():
+        one, two, fast = in_turn(partial(write, model, 1, how), partial(write, model, 2, how),
+                                 partial(write, compiled, 1, how), repeats=2 * rounds)
+        print(f'texts: {name}: {1e3 * np.median(one) / 48:.2f} ms a token; two threads '
+              f'{shown(two / one)}, compiled {shown(fast / one)}', flush=True)
+
+
 # training ---------------------------------------------------------------------------------------
 
 def machinery():
@@ -93,14 +121,13 @@ def machinery():
                               groups=groups, bptt_k=5, injection=injection))
         works.append(partial(train, model, torch.optim.AdamW(model.parameters(), lr=1e-4)))
     looped, plain = in_turn(*works, repeats=rounds)
-    low, median, high = np.percentile(plain / looped, [25, 50, 75])
     print('machinery: 6 layers, of which 4 loop 5 times, and 22 plain layers, C = 96: tokens/s, '
-          f'ratio {median:.2f} (quartiles {low:.2f}, {high:.2f})')
+          f'ratio {shown(plain / looped)}')
 
 
 def main():
     print(f'torch {torch.__version__}, {torch.get_num_threads()} threads')
-    for measure in (checks, passes, machinery):
+    for measure in (checks, passes, texts, machinery):
         if only in ('all', measure.__name__):
             measure()
 

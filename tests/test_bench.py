@@ -196,9 +196,9 @@ def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
 @pytest.mark.parametrize('points, before, after', [(4, 0, 4), (9, 9, 9)])
 def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch, points, before, after):
     """Four points of the first round are timed, or it is over."""
-    # two tokens of each of three ways warm up, then each point decodes three tokens a round
+    # two tokens of each point warm up, then each decodes three tokens a round
     at_hand = []
-    interrupt(monkeypatch, 'one_token', 2 * 3 + 3 * points + 1,
+    interrupt(monkeypatch, 'one_token', 2 * 9 + 3 * points + 1,
               lambda: at_hand.extend(read_csv('out/bench.csv')))
     for rows, timed in (at_hand, before), (read_csv('out/bench.csv'), after):
         assert names(rows) == NINE and {row['windows'] for row in rows} == {'6'}
