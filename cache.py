@@ -126,7 +126,7 @@ class KeysValues:
         if not (span.ragged or span.fixed):
             return slice(None) if rows is None else rows, span.slots
         row = torch.arange(self.kv.shape[1], device=self.kv.device) if rows is None else rows
-        return row[:, None], span.pos[row] if span.ragged else span.slots       # (b, 1); (b, 1 or T)
+        return row[:, None], span.pos[row] if span.ragged else span.slots      # (b, 1); (b, 1 or T)
 
 
 class Signals:
