@@ -225,8 +225,7 @@ class Looping:
         if rule is not None:
             B, T = self.shape
             self.x_star = torch.empty_like(x)
-            self.counts = np.zeros((2, B, T), dtype=np.int64)
-            self.steps_used, self.evals = self.counts
+            self.steps_used, self.evals = self.counts = np.zeros((2, B, T), dtype=np.int64)
             self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
             self.streak, self.memo = 0, None
 

@@ -36,8 +36,6 @@ from torch.nn import functional as F
 from cache import KeysValues, Signals, Span
 from exits import Exit, Looping, Step
 
-MOST_TABLES = 100               # of noise; 30 loops of the paper's three groups need 93
-
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
 
@@ -93,7 +91,7 @@ class TrainingNoise:
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, k, position) alone."""
     seed: int = 0
-    tables: dict = field(default_factory=dict)      # the last MOST_TABLES, (block_size, C) each
+    tables: dict = field(default_factory=dict)          # the last 100 drawn, (block_size, C) each
 
     def draw(self, group, like, k, pos):
         shape = group.block_size, like.shape[-1]
@@ -101,7 +99,7 @@ class FixedNoise:
         if key not in self.tables:      # drawn on the CPU, so that all devices agree
             generator = torch.Generator().manual_seed(
                 derived_seed(self.seed, 'state', group.index, k))
-            if len(self.tables) == MOST_TABLES:         # with step_noise there is one for each k
+            if len(self.tables) == 100:         # 3 groups with step_noise have 93 at 30 loops
                 del self.tables[next(iter(self.tables))]
             self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
         return self.tables[key][pos].expand_as(like)

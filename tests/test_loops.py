@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from cache import Span
 from exits import make_exit
-from loops import Plan, RMSNorm, TrainingNoise, derived_seed, sample_n_loop
+from loops import Plan, RMSNorm, TrainingNoise, derived_seed, noise_of, sample_n_loop
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
@@ -61,6 +61,8 @@ def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx, step_noi
             assert not torch.equal(noise, group.noise(e, k - 1, 0, slice(16)))
             x = group.step(states[k - 1] + step_noise * noise, e)
             torch.testing.assert_close(x, states[k])
+    model(idx, n_loop=60)
+    assert len(noise_of(0).tables) <= 100
     # in training with their gradients
     model.train()(idx, n_loop=4, trace=trace)
     gradient, = torch.autograd.grad(trace[2]['states'][3].sum(), model.groups[0].norm.weight)
