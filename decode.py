@@ -98,7 +98,8 @@ def compile_passes(model, width=1, **how):
         pad = 0 if plan.exit else plan.width - T
         span = Span(plan.span.starts.tolist(), T + pad, idx.device, end)
         span.pos = span.pos.clamp(max=block_size - 1)
-        fixed = replace(plan, span=span, noise=noise_of(plan.noise))
+        noise = plan.noise if hasattr(plan.noise, 'draw') else noise_of(plan.noise)
+        fixed = replace(plan, span=span, noise=noise)
         if pad and plan.warm:
             fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
                             known=F.pad(plan.known, (0, 0, 0, pad)))

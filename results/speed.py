@@ -6,6 +6,7 @@ How fast decoding and training are, as ratios of things that are timed in turn.
 
 All of it but `texts` uses random weights. A ratio is the median of all rounds.
 """
+from copy import deepcopy
 from functools import partial
 from itertools import product
 from timeit import timeit
@@ -25,6 +26,7 @@ from model import GPT, GPTConfig
 # ------------------------------------------------------------------------------------------------
 only: Literal['all', 'checks', 'passes', 'texts', 'machinery'] = 'all'
 rounds = 9                  # of each comparison
+new_tokens = 48             # of a text
 injection = 'concat'        # of the looped model in `machinery`
 # ------------------------------------------------------------------------------------------------
 
@@ -63,34 +65,49 @@ def checks():
 
 @torch.no_grad()
 def passes():
-    """A pass over the tokens of a wave at the paper's shape; one token with 12 and 30 loops."""
-    model, first = GPT(GPTConfig(block_size=64)).eval(), 32
-    idx = torch.randint(50257, (1, first + 16))
-    cache = make_cache(model, [1] * 3, 'latest')
-    prefill(model, [idx[0, :first]], Plan([1] * 3, cache=cache))
+    """
+    A pass over new tokens at the paper's shape, the 33rd and following of a window of 512: over one
+    token with 12 and 30 loops, and compiled over eager.
+    """
+    idx, first = torch.randint(50257, (1, 48)), 32
 
-    def one_pass(tokens, loops):
-        plan = Plan([loops] * 3, span=Span(first, tokens), cache=cache)
-        x, _ = model.hidden(idx[:, first:first + tokens], plan)
-        model.lm_head(x)
+    def passes_of(model):
+        """A function of (tokens, loops)."""
+        cache = make_cache(model, [1] * 3, 'latest')
+        prefill(model, [idx[0, :first]], Plan([1] * 3, cache=cache))
+
+        def one_pass(tokens, loops):
+            plan = Plan([loops] * 3, span=Span(first, tokens), cache=cache, width=tokens)
+            x, _ = model.hidden(idx[:, first:first + tokens], plan)
+            model.lm_head(x)
+        return one_pass
+    model = GPT(GPTConfig()).eval()
+    eager = passes_of(model)
     cases = [(1, 12), (1, 30), *product((1, 2, 4, 8, 16), (1, 2, 3))]
-    times = in_turn(*(partial(one_pass, *case) for case in cases), repeats=rounds)
+    times = in_turn(*(partial(eager, *case) for case in cases), repeats=rounds)
     for case, seconds in zip(cases, times):
         ratios = (f'{np.median(seconds / others):.2f}' for others in times[:2])
         tokens, loops = case
         print(f'passes: {tokens} tokens, {loops} loops: {1e3 * np.median(seconds):.2f} ms; '
               f'over one token with 12 and 30 loops {", ".join(ratios)}')
 
+    other = deepcopy(model)
+    compile_passes(other, 8)
+    compiled = passes_of(other)
+    for case in (1, 4), (1, 12), (8, 1), (8, 2):
+        fast, slow = in_turn(partial(compiled, *case), partial(eager, *case), repeats=2 * rounds)
+        print('passes: {} tokens, {} loops: compiled'.format(*case), shown(fast / slow), flush=True)
+
 
 def texts():
-    """Texts of 48 tokens by pretrained/text: two threads, and compiled passes, over one thread."""
+    """Texts by pretrained/text: two threads, and compiled passes, over one thread."""
     model, compiled = (open_run('pretrained/text', quiet=True)[0] for _ in range(2))
     torch.set_num_threads(1)
     compile_passes(compiled, 8)
 
     def write(model, threads, how):
         torch.set_num_threads(threads)
-        list(model.stream([torch.tensor([*b'The method returns '])], 48, 0, **how))
+        list(model.stream([torch.tensor([*b'The method returns '])], new_tokens, 0, **how))
     rules = [make_exit('norm_rel', 0.05), make_exit('accel', 0.5), make_exit('norm_rel', 0.003)]
     latest = dict(cache='latest')
     for name, how in {
@@ -101,7 +118,7 @@ def texts():
         begin = timeit(partial(write, compiled, 1, how), number=1)
         one, two, fast = in_turn(partial(write, model, 1, how), partial(write, model, 2, how),
                                  partial(write, compiled, 1, how), repeats=2 * rounds)
-        print(f'texts: {name}: {1e3 * np.median(one) / 48:.2f} ms a token; two threads '
+        print(f'texts: {name}: {1e3 * np.median(one) / new_tokens:.2f} ms a token; two threads '
               f'{shown(two / one)}, compiled {shown(fast / one)} after {begin:.0f} s', flush=True)
 
 

@@ -21,6 +21,8 @@ from conftest import ROOT
 from matplotlib.figure import Figure
 from test_data import make_fineweb
 
+from common import plots
+
 SMALL = {
     'train.py': [
         '--dataset=book', '--n_layer=8', '--n_embd=16', '--n_head=2', '--block_size=16',
@@ -125,9 +127,8 @@ def run(folder, command):
         done = subprocess.run([sys.executable, *start, *args], cwd=folder, capture_output=True,
                               text=True, env=os.environ | settings | dict(OMP_NUM_THREADS='1'))
     else:
-        drawn = '--animate' in args     # a GIF is made of its frames
-        with contextlib.chdir(folder), mock.patch.object(
-                Figure, 'savefig', Figure.savefig if drawn else mock.DEFAULT):
+        with (contextlib.chdir(folder), mock.patch.object(Figure, 'savefig'),
+              mock.patch.object(plots, 'movie')):
             done = conftest.run(*args, script=script)
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout
