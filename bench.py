@@ -14,7 +14,8 @@ rest is left empty. `windows` and `prompts` say how many of them a row averages 
 Quality: held-out windows are decoded at every point except drafts and waves, with the same noise.
 The 95% intervals are bootstrapped over windows; they are of the loss minus that of the full budget
 under `exact` in the same window. Latency: each round decodes `timed_tokens` tokens after a prompt,
-at all points in turn, so that whatever slows the machine down slows all of them down.
+at all points in turn, so that whatever slows the machine down slows all of them down. On a GPU,
+events around the work time it. First calls of all kinds come before, untimed.
 
 Fidelity, on text: held-out prompts are continued. How many of the texts are those of the full
 budget, and what does a token cost? Here too all points take turns.
@@ -241,7 +242,7 @@ def quality(model, points, idx, targets, n_loop, seed=0):
             log_p, _, evals = log_probabilities(model, point, x, seed)
             right = (log_p.argmax(-1) == y).sum(dim=1) / (y >= 0).sum(dim=1)
             point.add(ce=cross_entropy(log_p, y), ce_full=cross_entropy(full, y),
-                      accuracy=right.double().cpu().numpy(),
+                      accuracy=right.cpu().double().numpy(),
                       evals=evals.cpu().double().mean(dim=1).numpy())
 
 
@@ -249,7 +250,7 @@ def cross_entropy(log_p, targets):
     """log_p (B, T, V), targets (B, T) -> mean over each window's labels (B,), float64."""
     nats = F.nll_loss(log_p.flatten(0, 1), targets.flatten(), reduction='none')     # 0: no label
     labels = (targets >= 0).float().mean(dim=1)
-    return (nats.view(targets.shape).mean(dim=1) / labels).double().cpu().numpy()
+    return (nats.view(targets.shape).mean(dim=1) / labels).cpu().double().numpy()
 
 
 def excess(point, seed=0):
@@ -275,10 +276,19 @@ def times_as_long(ms, other_ms, seed=0):
 # latency ------------------------------------------------------------------------------------------
 
 def now(device):
-    """Seconds, read once the device has finished its work."""
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    """A moment, for ms_between: the time, or on a GPU an event behind the work given to it."""
+    if device.type == 'cpu':
+        return time.perf_counter()
+    event = torch.Event(device, enable_timing=True)
+    event.record()
+    return event
+
+
+def ms_between(begin, end):
+    if isinstance(end, float):
+        return 1e3 * (end - begin)
+    end.synchronize()
+    return begin.elapsed_time(end)
 
 
 @torch.no_grad()
@@ -299,7 +309,7 @@ def decode_window(model, point, idx, start, seed=0):
         begin = now(idx.device)
         logits, _, _ = one_token(model, idx[:, t:t + 1], t, plan)
         logits.argmax(-1)
-        ms.append(1e3 * (now(idx.device) - begin))
+        ms.append(ms_between(begin, now(idx.device)))
     return ms
 
 
@@ -321,7 +331,7 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0, n
     evals.clear()
     begin = now(prompt.device)
     made += [token for token, _ in tokens]
-    ms = 1e3 * (now(prompt.device) - begin)
+    ms = ms_between(begin, now(prompt.device))
     for hook in hooks:
         hook.remove()
     passes, maps = (total / len(hooks) / steps
@@ -627,7 +637,9 @@ def main():
     make = partial(make_point, model, n_loop=n_loop, ring=ring, hits=hits, keep=keep)
     points = make_points(model, make)
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
-    card = ' ' + torch.cuda.get_device_name() if dev.startswith('cuda') else ''
+    card = ''
+    if dev.startswith('cuda'):
+        card = f' {torch.cuda.get_device_name()}, timed by CUDA events'
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {groups}, {dev}{card}, "
           f'{dtype}, seed {seed}; {n_windows} windows, prompt {start} + {timed_tokens} tokens, '
           f'batch {timed_rows}, {rounds} rounds')

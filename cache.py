@@ -98,7 +98,7 @@ class KeysValues:
         return self.read(slot, span, step.rows)
 
     def slot_of(self, k):
-        return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is a tensor
+        return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is an array
 
     def write(self, new, slot, span, step):
         row, pos = self.places(span, step.rows)
@@ -126,7 +126,7 @@ class KeysValues:
         if not (span.ragged or span.fixed):
             return slice(None) if rows is None else rows, span.slots
         row = torch.arange(self.kv.shape[1], device=self.kv.device) if rows is None else rows
-        return row[:, None], span.pos[row] if span.ragged else span.slots       # (b, 1); (b, 1 or T)
+        return row[:, None], span.pos[row] if span.ragged else span.slots      # (b, 1); (b, 1 or T)
 
 
 class Signals:

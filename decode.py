@@ -155,24 +155,23 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
 def choose(logits, temperature, top_k, draws):
     """
     Logits (B, V) -> tokens (B, 1), drawn from softmax(logits / temperature), or from its top_k most
-    likely tokens; temperature 0 takes the most likely one.
+    likely tokens; temperature 0 takes the most likely one. -1 where logits are not finite, which
+    Text.numbers finds.
 
     draws: (seed, position) of each token; nothing else decides the draw. So every way of decoding
-    that gives the same logits gives the same text. ValueError for a NaN.
+    that gives the same logits gives the same text.
     """
-    if not logits.isfinite().all():
-        raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
-                         'infinity')
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    # subtract the largest first, so that a small temperature cannot overflow
-    logits = logits.float()
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
-    noise = torch.stack([gumbel(*draw, logits.shape[-1]) for draw in draws])
-    return (logits + noise.to(logits.device)).argmax(dim=-1, keepdim=True)
+    finite = logits.isfinite().all(dim=-1, keepdim=True)                        # (B, 1)
+    if temperature != 0:
+        # subtract the largest first, so that a small temperature cannot overflow
+        logits = logits.float()
+        logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+        if top_k is not None and top_k < logits.shape[-1]:
+            least = logits.topk(top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        noise = torch.stack([gumbel(*draw, logits.shape[-1]) for draw in draws])
+        logits = logits + noise.to(logits.device)
+    return logits.argmax(dim=-1, keepdim=True).where(finite, -1)
 
 
 @lru_cache(maxsize=64)      # drafts and waves draw the token at a position several times
@@ -249,6 +248,18 @@ class Text:
                  for seed, cut, row in zip(self.seeds, self.cut, self.rows) for i in range(T)]
         return choose(logits.flatten(0, 1), self.temperature, self.top_k, draws).view(B, T)
 
+    @staticmethod
+    def numbers(tokens):
+        """
+        Tokens that were drawn, of any shape, as a list of ints. Here, and for the signals of exit
+        rules, the host waits for the device. ValueError if their logits were not finite.
+        """
+        numbers = tokens.flatten().tolist()
+        if min(numbers) < 0:
+            raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
+                             'infinity')
+        return numbers
+
     def append(self, token):
         """A token (B, 1)."""
         self.rows = [torch.cat((row, new)) for row, new in zip(self.rows, token)]
@@ -302,7 +313,7 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
                          f'decoding, not {len(rows)} row(s) with cache={cache!r}')
     T_max = min(text.block_size, max(map(len, text.rows)) + max_new_tokens)
 
-    window_starts, made, ended = None, 0, [False] * len(rows)
+    window_starts, made, ended, over = None, 0, [False] * len(rows), None
     while made < max_new_tokens:
         if cache is None or window_starts != text.starts:
             # a new window is read at once, up to its first new token
@@ -310,20 +321,22 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
             plan = replace(plan, cache=cache and make_cache(model, plan.counts, cache, ring, T_max))
             converge = bool(cache) and POLICIES[cache].converge
             logits, steps, states = prefill(model, text.windows(), plan, converge)
-            new = [(text.draw(logits[:, None]), steps)]
-            way.begin(new[0][0], states)
+            token = text.draw(logits[:, None])
+            new = [(token, steps, text.numbers(token))]
+            way.begin(token, states)
         else:
             new = way.next_tokens(model, plan, text, max_new_tokens - made)
-        for token, steps in new:
+        for token, steps, numbers in new:
             if any(ended):
-                token[ended], steps[ended] = stop, 0
+                token, steps = token.masked_fill(over, stop), steps.masked_fill(over, 0)
             yield token, steps
             text.append(token)
             made += 1
             if stop is not None:
-                ended = (token[:, 0] == stop).tolist()
+                ended = [end or number == stop for end, number in zip(ended, numbers)]
                 if all(ended):
                     return
+                over = token == stop                                            # (B, 1)
 
 
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
@@ -344,7 +357,8 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=Non
 #     begin(token, states)      a window has been read: its first new token (B, 1), and what the
 #                               groups put out for the token before that, (B, 1, C) each
 #     next_tokens(model, plan, text, most)
-#                               at most `most` tokens, [(token (B, 1), steps_used (B, groups)), ...]
+#                               at most `most` tokens, [(token (B, 1), steps_used (B, groups), its
+#                               B numbers), ...]
 
 class OneByOne:
     """
@@ -366,7 +380,8 @@ class OneByOne:
         warm = self.states if self.warm_start else None
         token, positions = text.last()
         logits, steps, self.states = one_token(model, token, positions, plan, warm)
-        return [(text.draw(logits[:, None]), steps)]
+        token = text.draw(logits[:, None])
+        return [(token, steps, text.numbers(token))]
 
 
 class Drafts:
@@ -397,7 +412,8 @@ class Drafts:
         tokens = [last]
         for i in range(room):
             logits, _, _ = one_token(model, tokens[-1], position + i, few)
-            tokens.append(text.draw(logits[:, None], skip=i))
+            # the check finds a NaN, too; until then the draft is any token
+            tokens.append(text.draw(logits[:, None], skip=i).clamp(min=0))
         # check: all loops on all of them at once, which overwrites the keys and values of the draft
         inputs = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
         span = Span(position, 1 + room, last.device)
@@ -405,9 +421,11 @@ class Drafts:
         made = text.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
         # leave keys behind the last token; they are overwritten before anything reads them
-        agree = int((made[:, :-1] == inputs[:, 1:]).cumprod(dim=1).sum())
+        numbers = text.numbers(torch.cat((inputs[:, 1:], made), dim=1))
+        drafts, numbers = numbers[:room], numbers[room:]
+        agree = next((i for i in range(room) if drafts[i] != numbers[i]), room)
         steps = of_groups(found, 'steps_used', inputs)[0].split(1)
-        return list(zip(made.split(1, dim=1), steps))[:agree + 1]
+        return list(zip(made.split(1, dim=1), steps, zip(numbers)))[:agree + 1]
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ class Step:
     """
     The current loop step, and who still loops: what the cache has to know.
 
-    k: its number, from 1; in serving/ a tensor with one for each row. rows (b,), active (b, T): see
+    k: its number, from 1; in serving/ an array with one for each row. rows (b,), active (b, T): see
     the picture; on the device, None = all.
     """
     k: int = 1
@@ -225,7 +225,7 @@ class Looping:
         if rule is not None:
             B, T = self.shape
             self.x_star = torch.empty_like(x)
-            self.steps_used, self.evals = np.zeros((2, B, T), dtype=np.int64)
+            self.steps_used, self.evals = self.counts = np.zeros((2, B, T), dtype=np.int64)
             self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
             self.streak, self.memo = 0, None
 
@@ -285,7 +285,7 @@ class Looping:
         if self.rule is None:
             steps = torch.full(self.shape, self.k_max, device=x.device)
             return x, steps, steps
-        return self.x_star, on_device(self.steps_used, x), on_device(self.evals, x)
+        return self.x_star, *on_device(self.counts, x)
 
 
 def on_host(value, rule, k):
@@ -300,8 +300,8 @@ def on_host(value, rule, k):
 
 
 def on_device(array, x):
-    """A NumPy array as a tensor on the device of x."""
-    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=True)     # a writable copy
+    """A copy of a NumPy array on the device of x; of the devices, CUDA alone may copy it later."""
+    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=x.is_cuda)
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def predictions(logits, right):
     one in nats, 0 where that is unknown; logits (T, V), right (T,).
     """
     p, tokens = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
-    p = p.double().round(decimals=4).tolist()                                   # (T, LIKELIEST)
+    p = p.cpu().double().round(decimals=4).tolist()                             # (T, LIKELIEST)
     top = [list(zip(*of_token)) for of_token in zip(tokens.tolist(), p)]
     nats = F.cross_entropy(logits.float(), right, ignore_index=-1, reduction='none')
     return top, short(nats, 5)

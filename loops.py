@@ -91,7 +91,7 @@ class TrainingNoise:
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, k, position) alone."""
     seed: int = 0
-    tables: dict = field(default_factory=dict)          # those drawn so far, (block_size, C) each
+    tables: dict = field(default_factory=dict)          # the last 100 drawn, (block_size, C) each
 
     def draw(self, group, like, k, pos):
         shape = group.block_size, like.shape[-1]
@@ -99,6 +99,8 @@ class FixedNoise:
         if key not in self.tables:      # drawn on the CPU, so that all devices agree
             generator = torch.Generator().manual_seed(
                 derived_seed(self.seed, 'state', group.index, k))
+            if len(self.tables) == 100:         # 3 groups with step_noise have 93 at 30 loops
+                del self.tables[next(iter(self.tables))]
             self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
         return self.tables[key][pos].expand_as(like)
 

@@ -111,7 +111,8 @@ def get_batch(text, it, micro, dev):
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // WORLD
     x, y = text.batch(rng, batch_size, block_size, slice(RANK * share, (RANK + 1) * share))
-    return x.to(dev, non_blocking=True), y.to(dev, non_blocking=True)
+    later = dev.startswith('cuda')      # MPS would read memory that has been freed by then
+    return x.to(dev, non_blocking=later), y.to(dev, non_blocking=later)
 
 
 def draw_loops(it, micro):
@@ -212,13 +213,13 @@ def main():
     run = set_up(before, resumed, text, dev)
     del before                                      # frees some GB if the model is large
     gpt = ddp = run.model               # with one process, ddp is the model itself
-    compiled = dev.startswith('cuda') if compile is None else compile
-    if compiled:
+    if dev.startswith('cuda') if compile is None else compile:
         compile_layers(gpt)
     if WORLD > 1:
         # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
         reads_e = INJECTIONS[injection].reads_e
-        ddp = DistributedDataParallel(gpt, find_unused_parameters=not reads_e)
+        ddp = DistributedDataParallel(gpt, find_unused_parameters=not reads_e,
+                                      broadcast_buffers=False)  # they never change
     since = f', from iteration {run.start}' if run.start else ''
     say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
@@ -237,7 +238,7 @@ def main():
         evaluation = {}
         if it == max_iters or it % eval_interval == 0 and it:
             n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
-            evaluation = log.report(run, it, n_windows, text, eval_counts, dev, autocast, compiled)
+            evaluation = log.report(run, it, n_windows, text, eval_counts, dev, autocast)
         stop = evaluation is None       # asked to stop meanwhile
         if stop or it == max_iters:
             break
@@ -250,7 +251,8 @@ def main():
 
         # forward and backward, gradients accumulated
         clock, lr, flops = time.time(), lr_at(it), 0
-        status = torch.zeros(2, device=dev)     # the loss; how many times we were asked to stop
+        # the loss; how many times we were asked to stop; the norm of the gradient
+        status = torch.zeros(3, device=dev)
         for micro in range(gradient_accumulation_steps):
             x, y = get_batch(text, it, micro, dev)
             n_loop = draw_loops(it, micro)      # one count a group
@@ -264,9 +266,10 @@ def main():
             flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)
 
         # clip; one all-reduce, which waits for the device; the check, before any weight is touched
-        norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf).item()
+        norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf)
         status[1] += len(distributed.stop_signals)
-        loss, stop = distributed.add_up(status).tolist()
+        status[2] = norm / WORLD                # each process has the same
+        loss, stop, norm = distributed.add_up(status).tolist()
         log.check_finite(loss, norm, n_loop, it, lr, out_dir)
         for one in run.optimizers.values():
             for group in one.param_groups:

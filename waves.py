@@ -82,7 +82,8 @@ class Wave:
     def begin(self, token, states):
         """Start with a window's first new token, from noise; of `states` only the shape is used."""
         n_groups = len(self.steps)
-        self.inputs = token[0].tolist()
+        self.inputs, self.idx = token[0].tolist(), token[0]     # on the host, on the device
+        self.steps_used = torch.tensor([self.steps], device=token.device)       # of a pass
         # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
         self.states = [state[:, :0] for state in states]
         self.memos = [None] * n_groups
@@ -98,22 +99,23 @@ class Wave:
                        warm=[F.pad(x, (0, 0, 0, w - known)) for x in self.states],
                        known=torch.arange(w, device=front.device)[:, None] < known,
                        span=Span(position, w, front.device))
-        x, found = model.hidden(torch.tensor([inputs], device=front.device), plan)
+        x, found = model.hidden(self.idx[:w][None], plan)
         tokens = text.draw(model.lm_head(x))                                    # (1, w)
         settled = self.after_pass([one['x'] for one in found])
 
         # what a token predicts is the next one's input; the last prediction joins the wave
-        new_inputs = [inputs[0], *tokens[0].tolist()]                           # w + 1
+        new_inputs = [inputs[0], *text.numbers(tokens)]                         # w + 1
         same_input = [a == b for a, b in zip(inputs, new_inputs)]
         # commit the leading tokens that have settled and whose input is certain
         leave = int((settled & same_input).cumprod().sum())
         if self.trace is not None:
             self.trace.append(dict(position=len(text.rows[0]) - 1, inputs=inputs,
                                    tokens=new_inputs[1:], leave=leave, age=self.age.tolist()))
-        steps = torch.tensor([self.steps], device=front.device)                 # (1, groups)
-        made = [(tokens[:, i:i + 1], int(self.passes[i]) * steps) for i in range(leave)]
+        made = [(tokens[:, i:i + 1], int(self.passes[i]) * self.steps_used, new_inputs[i + 1:i + 2])
+                for i in range(leave)]
         self.drop_committed(leave, same_input)
         self.inputs = new_inputs[leave:]
+        self.idx = torch.cat((self.idx[:1], tokens[0]))[leave:]
         return made
 
     def after_pass(self, states):
@@ -132,9 +134,10 @@ class Wave:
         # the rule sees the change from pass to pass, so a token has no signal in the first pass
         # with a new input; infinity sets its streak back to 0
         value = np.full(self.streak.shape, np.inf)
-        for g, (x0, x1) in enumerate(zip(before, states)):
-            n = x0.shape[1]
-            value[g, :n] = self.signal(g, x0, x1[:, :n])
+        if n := before[0].shape[1]:
+            found = [self.signal(g, x0, x1[:, :n])
+                     for g, (x0, x1) in enumerate(zip(before, states))]
+            value[:, :n] = torch.stack(found).numpy(force=True)     # waits for the device, once
         value = np.where(self.age > 1, value, np.inf)
         self.streak, exits, _ = self.rule.decide(value, self.streak, due)
         return exits.all(axis=0)
@@ -147,16 +150,15 @@ class Wave:
         # tokens 0 ... m - 1 have a memo; m ... n - 1 none: second pass, or a rule without memos
         known = self.memos[g]
         n, m = x0.shape[1], 0 if known is None else known.shape[1]
-        value, memos = np.full(n, np.inf), []
+        values, memos = [], []
         for start, end, memo in (0, m, known), (m, n, None):
             if start < end:
                 part = slice(start, end)
                 found, new = self.rule.signal(x0[:, part], x1[:, part], memo, self.read)
-                if found is not None:
-                    value[part] = found[0].numpy(force=True)
+                values.append(x0.new_full((end - start,), np.inf) if found is None else found[0])
                 memos.append(new)
-        self.memos[g] = torch.cat(memos, dim=1) if memos and memos[0] is not None else None
-        return value
+        self.memos[g] = None if memos[0] is None else torch.cat(memos, dim=1)
+        return torch.cat(values)
 
     def drop_committed(self, leave, same_input):
         """Drop the leading tokens, now committed; the age of those with a new input is 0 again."""

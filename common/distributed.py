@@ -34,6 +34,8 @@ def say(line):
 
 def join(device, dtype):
     """pick_device; each of several processes takes a card (nccl), or all share the CPU (gloo)."""
+    if WORLD > 1 and device.startswith('cuda:'):
+        raise ValueError(f'device = {device} puts every process on one card: give --device=cuda')
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         device = f'cuda:{LOCAL_RANK}'
         torch.cuda.set_device(device)

@@ -129,7 +129,7 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
     for n_loop in loops:
         guesses = []
         for part in x.split(windows_at_once(model.config)):
-            with autocast:
+            with autocast, torch.compiler.set_stance('force_eager'):
                 guesses.append(model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu())
         right = torch.cat(guesses) == y
         shares = [right[(y >= 0) & (depth == d)].double() for d in depths]
@@ -139,10 +139,10 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
     plots.depth(rows, os.path.join(out_dir, 'depth.png'))
 
 
-def report(run, it, n_windows, text, loops, dev, autocast, compiled):
+def report(run, it, n_windows, text, loops, dev, autocast):
     """Print held-out losses and health -> columns of the log, or None if asked to stop."""
     # the shapes differ from training's, so this runs without the compiler
-    with torch.compiler.set_stance('force_eager') if compiled else nullcontext():
+    with torch.compiler.set_stance('force_eager'):
         found = evaluate(run.model, text, n_windows, loops, dev, autocast)
         if found is None:
             return None

@@ -148,7 +148,7 @@ def sweep_rows(model, idx, targets, depth, ways):
         like = 'fixed' if way == 'by group' else way
         point = make_point(model, value, n_loop=n_loop, **WAYS[like])
         log_p, steps, evals = bench.log_probabilities(model, point, idx)
-        evals = evals.double().mean(dim=(0, 1)).cpu()                           # (groups,)
+        evals = evals.cpu().double().mean(dim=(0, 1))                           # (groups,)
         gap = bench.cross_entropy(log_p, targets) - bench.cross_entropy(full, targets)
         low, high = bench.interval(gap)
         row = dict(way=way, tau='-'.join(map(str, value)) if way == 'by group' else value,
@@ -194,7 +194,7 @@ def with_depth(steps, depth, targets):
     if all take equally many steps.
     """
     labelled = (targets >= 0).numpy(force=True)
-    used = steps.double().mean(-1).numpy(force=True)[labelled]
+    used = steps.cpu().double().mean(-1).numpy()[labelled]
     return np.corrcoef(used, depth[labelled])[0, 1] if used.std() else 0.0
 
 
@@ -214,7 +214,7 @@ def alike_rows(model, idx):
     for tau in taus:
         points = [make_point(model, tau, n_loop=n_loop, **WAYS[way])
                   for way in ('accel', 'delayed norm')]
-        evals = [bench.log_probabilities(model, point, idx)[2] for point in points]
+        evals = [bench.log_probabilities(model, point, idx)[2].cpu() for point in points]
         yield dict(tau=tau, same=(evals[0] == evals[1]).double().mean().item(),
                    accel=evals[0].double().mean().item(), delayed=evals[1].double().mean().item())
 

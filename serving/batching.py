@@ -40,7 +40,7 @@ from cache import Span, make_cache
 from common.checkpoint import open_run
 from common.configurator import configure, convert, did_you_mean, given, pick_device, run
 from data import EOT, get_encoding
-from decode import check, choose, stream, use_one_thread, window
+from decode import Text, check, choose, stream, use_one_thread, window
 from exits import Exit, Step, make_exit, on_device
 from loops import Plan, RecurrentGroup
 
@@ -99,13 +99,13 @@ class Row:
 
 def draw(logits, rows):
     """Logits (b, V) -> a token for each row, drawn as its request says. ValueError for a NaN."""
-    tokens = torch.zeros(len(rows), 1, dtype=torch.long, device=logits.device)
-    ways = [(row.request.temperature, row.request.top_k) for row in rows]
+    tokens, ways = {}, [(row.request.temperature, row.request.top_k) for row in rows]
     for way in set(ways):
         same = [i for i in range(len(rows)) if ways[i] == way]
         draws = [(rows[i].request.seed, rows[i].cut + len(rows[i].tokens)) for i in same]
-        tokens[same] = choose(logits[same], *way, draws)
-    return tokens[:, 0].tolist()
+        drawn = choose(logits if len(same) == len(rows) else logits[same], *way, draws)
+        tokens |= zip(same, Text.numbers(drawn))
+    return [tokens[i] for i in range(len(rows))]
 
 
 class Batch:
@@ -155,7 +155,7 @@ class Batch:
         """One loop step of a group, with each row at a k of its own; see exits.Looping."""
         k, x0 = self.k[numbers] + 1, self.x[at]
         every = len(rows) == len(self.rows)         # reads all keys, without a copy
-        step = Step(on_device(k, x0), None if every else at)
+        step = Step(k, None if every else at)
         x1 = self.model.h[layer].block_map(plan, self.from_e, step)(x0)
 
         # the rule's signal; either all rows are at their first step or none is

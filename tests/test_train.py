@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 from conftest import ROOT, TINY, differences, finished, log_of, make_book, refused, run, same, saved
+from torch._dynamo.testing import CompileCounter
 
 import data
 import train
-from common import distributed, plots
+from common import distributed, log, plots
 from common.checkpoint import load_checkpoint
 from model import GPT
 
@@ -142,6 +144,26 @@ def test_a_large_vocabulary_is_rounded_up_for_speed():
     for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
         finished(*TINY, f'--dataset=calc:p={p}', '--max_iters=1', '--eval_loops=[1]', '--overwrite')
         assert saved('out')['model_args']['vocab_size'] == vocab_size
+
+
+@pytest.mark.parametrize('flags, core_lengths', [
+    ([], 2), ([f'{ROOT}/config/calc.py', '--dataset=calc'], 1),
+    ([f'{ROOT}/config/groups.py', '--dtype=bfloat16'], 2)])
+def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core_lengths):
+    """
+    For each length of core three: without gradient, the first step with it, the others. And one
+    for all plain blocks. Neither draws nor evaluation, that of depth included, need any more.
+    """
+    counter, graphs = CompileCounter(), []
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend=counter))
+    monkeypatch.setattr(log, 'is_spike', lambda *args: graphs.append(counter.frame_count))
+    monkeypatch.setattr(plots, 'depth', lambda *args: None)
+    finished(*flags[:1], '--dataset=book', '--n_head=2', '--n_embd=16', '--block_size=16',
+             '--batch_size=2', '--max_iters=30', '--eval_interval=10', '--eval_windows=8',
+             '--eval_loops=[1,3]', '--keep_iters=[]', '--warmup_iters=2', '--device=cpu',
+             '--compile=True', *flags[1:])
+    assert [*graphs, counter.frame_count] == [3 * core_lengths + 1] * 31
 
 
 # a run that stops and goes on --------------------------------------------------------------------
@@ -333,9 +355,11 @@ def test_a_tokenizer_of_its_own_is_no_obstacle(tmp_path):
 
 
 def test_an_error_in_the_first_process_does_not_leave_the_others_waiting(monkeypatch):
-    """They come to the same error, and print nothing."""
+    """They come to the same error, and print nothing. Nor do they all take one card."""
     barriers = []
     monkeypatch.setattr(distributed, 'WORLD', 2)
+    with pytest.raises(ValueError, match='cuda:0 puts every process on one card'):
+        distributed.join('cuda:0', 'auto')
     monkeypatch.setattr(distributed.dist, 'barrier', lambda: barriers.append(1))
     with pytest.raises(ValueError):
         distributed.make_once(lambda: int('no data'))

@@ -56,7 +56,7 @@ def angles(model, idx):
     turns = []
 
     def look(layer, given, out):
-        before, after = given[0][:, -1].double(), out[:, -1].double()           # (B, C)
+        before, after = (x[:, -1].cpu().double() for x in (given[0], out))      # (B, C)
         cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
         turns.append(cosine.arccos().mean().item() / np.pi)
 

@@ -1,0 +1,230 @@
+"""
+What only a GPU would show, on a pretended one (pretend.py): every script runs there once and finds
+what it finds on the CPU, and the host waits for the device as rarely as COUNTS says.
+
+    python -m pytest -q -s tests/test_device.py         prints the counts
+"""
+import math
+import os
+import re
+import time
+from contextlib import nullcontext
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pretend
+import pytest
+import torch
+from conftest import ROOT, TINY, finished, log_of, saved
+from pretend import NAME
+
+import decode
+from common import log, plots
+from common.checkpoint import load_checkpoint
+from exits import make_exit
+from loops import Plan
+from serving import batching
+from zoo import huginn, ouro
+
+TEXT = os.path.join(ROOT, 'pretrained', 'text', 'ckpt.pt')
+BFLOAT16 = ['--dtype=bfloat16']
+DTYPES = pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+# how often the host waits; uploads that it waits for; others. At 8 loops in 3 groups, of
+# one row, but of two in serving
+COUNTS = {
+    'a token, fixed loops': (1, 0, 0),
+    'a token, one row has ended': (1, 0, 0),
+    'a token, norm': (25, 0, 3),
+    'a token, kl': (25, 0, 3),
+    'a token, accel': (22, 0, 3),
+    'a token, norm and past': (25, 0, 3),
+    'four drafts and their check': (1, 0, 0),
+    'a pass of a wave': (1, 0, 0),
+    'a pass of a wave, norm_rel': (2, 0, 0),
+    'a tick of serving': (0.01, 0.73, 1),
+    'a tick of serving, norm': (0.99, 0.73, 1),
+    'a step of training': (1, 0, 2),
+}
+
+
+def test_it_raises_where_cuda_or_mps_does():
+    with pretend.device() as counts:
+        x, cpu, two = torch.ones(3, device=NAME), torch.ones(3), torch.tensor(2.0)
+        assert (x + two).tolist() == [3, 3, 3]
+        for bad, words in (
+                (lambda: x + cpu, 'same device'), (lambda: cpu[x.long()], 'same device'),
+                (lambda: two.add_(x[0]), 'same device'), (lambda: x @ cpu, 'same device'),
+                (lambda: x.numpy(), 'to numpy'), (lambda: x.double(), 'float64'),
+                (lambda: x.uniform_(generator=torch.Generator()), 'generator'),
+                (lambda: cpu.uniform_(generator=torch.Generator(NAME)), 'generator')):
+            with pytest.raises((RuntimeError, TypeError), match=words):
+                bad()
+        counts.clear()
+        assert x.sum().item() and x[x > 0].cpu() is not None
+        _ = x[cpu > 0], cpu.to(NAME), torch.tensor([1], device=NAME)
+        cpu.to(NAME, non_blocking=True)
+    assert {what: n for (what, _), n in counts.items()} == dict(wait=4, upload=3, later=1)
+
+
+# decoding -----------------------------------------------------------------------------------------
+
+@DTYPES
+@pytest.mark.parametrize('rows, how', [
+    ((4, 46), dict(cache='exact', exit=make_exit('accel', 0.3, past=True), stop=10, top_k=5)),
+    ((4, 7), dict(cache='ring', ring=3, exit=make_exit('kl', 0.01))),
+    ((4, 7), dict(cache='latest', warm_start=True)),
+    ((4, 46), dict(cache=None, exit=make_exit('norm', 0.3))),
+    ((7,), dict(draft_loops=3)), ((7,), dict(wave=4, exit=make_exit('accel_rel', 0.1)))],
+    ids=lambda x: '-'.join(x) if isinstance(x, dict) else f'{len(x)} rows')
+def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how, dtype):
+    """Of rows of so many tokens; the window of 48 moves behind the longest."""
+    def found(device):
+        model, seen = load_checkpoint(TEXT, device)[0], []
+
+        def spy(logits, temperature, top_k, draws):
+            """The text is given, so that one that rounding turns over changes no other token."""
+            seen.append([logits.float().cpu(), choose(logits, temperature, top_k, draws).cpu()])
+            return torch.tensor([[b'self.'[at % 5]] for _, at in draws], device=device)
+        monkeypatch.setattr(decode, 'choose', spy)
+        prompts = [torch.tensor([*b'return ' * 7][-n:], device=device) for n in rows]
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == 'bfloat16'):
+            _, steps = zip(*model.stream(prompts, 5, 0.8, n_loop=4, seed=1, **how))
+        return *map(torch.cat, zip(*seen)), torch.cat(steps).cpu()
+    choose, exact = decode.choose, dtype == 'float32'
+    with pretend.device():
+        logits, tokens, steps = found(NAME)
+    cpu_logits, cpu_tokens, cpu_steps = found('cpu')
+    torch.testing.assert_close(logits, cpu_logits, rtol=0, atol=1e-4 if exact else 0.5)
+    assert not exact or torch.equal(tokens, cpu_tokens)
+    assert (steps != cpu_steps).float().mean() <= (0 if exact else 0.2)
+
+
+@DTYPES
+@pytest.mark.parametrize('kind, rule', [
+    (huginn.Huginn, 'zoo.huginn:kl'), (ouro.Gated, 'zoo.ouro:gate')], ids=['huginn', 'ouro'])
+def test_a_model_of_the_zoo_finds_what_it_finds_on_the_cpu(tiny, idx, kind, rule, dtype):
+    def found(device):
+        model = tiny(kind=kind, pos='rotary').to(device)
+        plan = Plan([5, 3], make_exit(rule, 0.5))
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == 'bfloat16'):
+            out = decode.teacher_forced(model, idx.to(device), plan, None)
+        return [part.float().cpu() for part in out]
+    with pretend.device():
+        there = found(NAME)
+    for a, b in zip(there, found('cpu')):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4 if dtype == 'float32' else 0.1)
+
+
+# scripts ------------------------------------------------------------------------------------------
+
+NUMBER = re.compile(r'[-+]?\d+\.?\d*(?:e[-+]\d+)?')
+BENCH = ['--n_loop=3', '--taus=[]', '--more_taus=[0.3]', '--budgets=[2]', '--epsilons=[0.3]',
+         '--rules=["accel"]', '--cache=exact', '--past=False', '--rounds=1', '--timed_tokens=1',
+         '--drafts=[[1,3]]', '--waves=[[3,2]]', '--new_tokens=4', '--n_windows=2']
+
+
+@pytest.mark.parametrize('script, flags', [
+    ('bench.py', [*BENCH, '--n_prompts=1']), ('bench.py', [*BENCH, '--n_prompts=0', *BFLOAT16]),
+    ('geometry.py', ['--n_loop=3', '--n_windows=2']),
+    ('explore.py', ['--n_loop=4', '--new_tokens=4', '--start=12 and']),
+    ('sample.py', ['--max_new_tokens=4', '--temperature=0', '--exit=norm', '--show_steps']),
+    ('sample.py', [f'--out_dir={ROOT}/pretrained/calc', '--exit=norm']),
+    ('serving/batching.py', ['--requests=requests.txt', '--rows=2', '--n_loop=4']),
+    ('zoo/etd.py', ['--init_from=out-plain/ckpt.pt', '--n_windows=4', '--loops=[2]',
+                    '--overwrite'])], ids=lambda x: x if isinstance(x, str) else '')
+def test_a_script_finds_what_it_finds_on_the_cpu(here, monkeypatch, script, flags):
+    monkeypatch.setattr(plots.Figure, 'savefig', lambda *how, **more: None)
+    if script == 'zoo/etd.py':
+        finished(*TINY, '--n_layer=2', '--groups=[]', '--max_iters=1', '--out_dir=out-plain')
+    Path('requests.txt').write_text(''.join(f'{{"prompt": "{n} and", "max_new_tokens": 5}}\n'
+                                            for n in range(3)))
+
+    def found(device):
+        """The words that it prints and writes, and the numbers."""
+        clock = count()
+        monkeypatch.setattr(time, 'perf_counter', lambda: next(clock) / 1000)
+        text = finished(*flags, f'--device={device}', script=script)
+        for path in sorted(Path().glob('out*/**/*.*')):
+            text += path.read_text() if path.suffix in ('.csv', '.json', '.html') else ''
+        text = re.sub(f'auto|{NAME}( pretended, timed by CUDA events)?', 'cpu', text)
+        return NUMBER.sub('', text).split(), np.array(NUMBER.findall(text), dtype=float)
+    with pretend.device() as counts:
+        words, numbers = found('auto')
+    cpu_words, cpu_numbers = found('cpu')
+    assert words == cpu_words and len(numbers) > 20
+    near = 0.05 if BFLOAT16[0] in flags else 1e-3
+    np.testing.assert_allclose(numbers, cpu_numbers, rtol=near, atol=near)
+    # bench.py waits for the event that ends what it times
+    assert any(what == 'sync' for what, _ in counts) == (script == 'bench.py')
+
+
+@pytest.mark.parametrize('flags', [['--optimizer=adamw', *BFLOAT16], ['--optimizer=muon']],
+                         ids=['adamw', 'muon'])
+def test_training_finds_what_it_finds_on_the_cpu(here, monkeypatch, flags):
+    """There, on a CPU, and there again, or on a CPU alone. A step waits as COUNTS says."""
+    flags = [*TINY, *flags, '--pos=rotary', '--log_interval=1', '--eval_windows=2',
+             '--lr_decay_iters=6', '--compile=False', '--overwrite']
+    monkeypatch.setattr(plots, 'losses', lambda *_: None)
+    marks = []
+    monkeypatch.setattr(log, 'is_spike', lambda *_: marks.append(totals(pretend.counts)))
+    for n, device in (2, 'auto'), (4, 'cpu'), (6, 'auto'):
+        with pretend.device() if device == 'auto' else nullcontext():
+            finished(*(flags if n == 2 else ['--resume']), f'--max_iters={n}', f'--device={device}')
+    check_counts({'a step of training': marks[1] - marks[0]})
+    finished(*flags, '--max_iters=6', '--out_dir=out-cpu')
+    for row, cpu_row in zip(log_of('out'), log_of('out-cpu'), strict=True):
+        for column in 'loss', 'grad_norm', 'val_loss_3', 'state_use':
+            a, b = (one[column].split('/')[0] or 0 for one in (row, cpu_row))
+            assert math.isclose(float(a), float(b), rel_tol=5e-3), column
+    cpu_weights = saved('out-cpu')['model']
+    for name, weight in saved('out')['model'].items():
+        assert (weight - cpu_weights[name]).norm() < 0.01 * weight.norm(), name
+
+
+# waits --------------------------------------------------------------------------------------------
+
+def totals(counts):
+    """Counts by line -> how often the project waited, uploaded, and uploaded without waiting."""
+    return np.array([sum(n for (kind, line), n in counts.items() if kind == what
+                         and line != 'elsewhere') for what in ('wait', 'upload', 'later')])
+
+
+def check_counts(found):
+    """{what: totals} of some of COUNTS: print and compare them."""
+    found = {name: tuple(np.round(values, 2).tolist()) for name, values in found.items()}
+    for name, values in found.items():
+        print(f'{name:30s}' + ''.join(f'{n:8g}' for n in values))
+    assert found == {name: COUNTS[name] for name in found}
+
+
+def test_how_often_the_host_waits(monkeypatch):
+    """A threshold of 0 lets no token exit before it has looped 8 times."""
+    prompts, rules = [], {name: make_exit(name, 0.0) for name in ('norm', 'kl', 'accel')}
+    ways = {'a token, fixed loops': dict(stop=300),
+            'four drafts and their check': dict(draft_loops=7),
+            **{f'a token, {name}': dict(exit=rule) for name, rule in rules.items()},
+            'a token, norm and past': dict(exit=make_exit('norm', 0.0, past=True)),
+            'a token, one row has ended': dict(rows=prompts, stop=ord(' ')),
+            'a pass of a wave': dict(wave=8),
+            'a pass of a wave, norm_rel': dict(wave=8, exit=make_exit('norm_rel', 0.03))}
+    found = {}
+    with pretend.device() as counts:
+        model = load_checkpoint(TEXT, NAME)[0]
+        prompts += [torch.tensor([*text], device=NAME) for text in (b'def ', b'self')]
+        for name, how in ways.items():
+            marks, mark = [], lambda *_: marks.append(totals(counts))
+            how = dict(rows=prompts[:1], temperature=0, n_loop=8) | how
+            tokens = model.stream(max_new_tokens=8, trace=SimpleNamespace(append=mark), **how)
+            while len(marks) < 2:       # a wave marks its passes itself
+                _ = next(tokens), 'wave' in how or mark()
+            found[name] = marks[1] - marks[0]
+        run = batching.Batch.run
+        monkeypatch.setattr(batching.Batch, 'run', lambda *how: (mark(), run(*how))[1])
+        for name, rule in {'': None, ', norm': rules['norm']}.items():
+            marks.clear()
+            requests = [batching.Request([*b'def'[:n]], 1) for n in (1, 3)]
+            list(batching.serve(model, requests, 2, n_loop=8, exit=rule))
+            found[f'a tick of serving{name}'] = (marks[-1] - marks[0]) / (len(marks) - 1)
+    check_counts(found)
