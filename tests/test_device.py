@@ -3,6 +3,7 @@ What only a GPU would show, on a pretended one (pretend.py): every script runs t
 what it finds on the CPU, and the host waits for the device as rarely as COUNTS says.
 
     python -m pytest -q -s tests/test_device.py         prints the counts
+    CARD=cuda python -m pytest tests/test_device.py -k 'decoding or zoo_f'      on a real one
 """
 import math
 import os
@@ -30,6 +31,8 @@ from zoo import huginn, ouro
 
 TEXT = os.path.join(ROOT, 'pretrained', 'text', 'ckpt.pt')
 BFLOAT16 = ['--dtype=bfloat16']
+if os.environ.get('CARD'):
+    NAME, pretend.device = os.environ['CARD'], nullcontext
 DTYPES = pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 # how often the host waits; uploads that it waits for; others. At 8 loops in 3 groups, of
 # one row, but of two in serving

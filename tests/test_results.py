@@ -1,6 +1,7 @@
 """The shipped figures, that the pages say them, and the machinery on runs made small."""
 import os
 import re
+import subprocess
 import time
 from functools import partial, partialmethod
 from pathlib import Path
@@ -218,3 +219,38 @@ def test_every_figure_of_speed(monkeypatch, capsys):
     assert float(re.search(r'ratio ([\d.]+) ', printed)[1]) > 0
     assert printed.count('\nchecks: ') == 18 and printed.count('\npasses: ') == 21
     assert printed.count('\ntexts: ') == 6
+
+
+def test_the_scripts_take_every_command_for_a_gpu(tmp_path, monkeypatch):
+    """Those that gpu.sh gives to a `python` that notes them, and fails a step at first."""
+    noted, fake = tmp_path / 'noted', tmp_path / 'python'
+    fake.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" . >> {noted}; test "$FAILS" != "$1"\n')
+    fake.chmod(0o755)
+    where = {name: str(tmp_path / name) for name in ('OUT', 'WORK', 'PAPER')}
+
+    def call(fails):
+        noted.write_text('')
+        settings = dict(PATH=f"{tmp_path}:{os.environ['PATH']}", DATASET='none', FAILS=fails)
+        done = subprocess.run(['bash', os.path.join(ROOT, 'results', 'gpu.sh'), str(tmp_path)],
+                              env=os.environ | where | settings, capture_output=True, text=True)
+        assert not done.stderr
+        return done, [line.split('\0') for line in noted.read_text().split('\0.\0')[:-1]]
+    done, commands = call(fails='geometry.py')
+    assert done.returncode == 1 and 'geometry-60000.failed' in done.stdout
+    assert sum(script == 'bench.py' for script, *_ in commands) == 10
+    monkeypatch.chdir(ROOT)
+    for script, *flags in commands:
+        if script == '-c':
+            compile(flags[0], 'gpu.sh', 'exec')
+            script, *flags = flags[1:]
+        if script == '-m':
+            _, file, _, names = flags
+            tests = Path(file).read_text()
+            assert all(re.search(rf'def test_\w*{name}', tests) for name in names.split(' or '))
+        else:
+            assert 'knobs (' in finished(*flags, '--help', script=script)
+    # what is done is not done again
+    for path in tmp_path.glob('*/*.failed'):
+        path.unlink()
+    done, commands = call(fails='')
+    assert done.returncode == 0 and {script for script, *_ in commands} == {'geometry.py'}
