@@ -320,9 +320,13 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0, n
     Continue a prompt (n,) -> the new tokens (new,), and what each of them but the first took:
     ms_text (ms), passes of the model, and block_maps (mean over groups).
     """
-    evals, steps = [], new_tokens - 1
-    hooks = [group.register_forward_hook(
-        lambda group, given, out: evals.append(out[1]['evals'])) for group in model.groups]
+    evals, steps, hidden = [], new_tokens - 1, model.hidden
+
+    def counted(idx, plan):
+        x, found = hidden(idx, plan)
+        evals.extend(one['evals'] for one in found)
+        return x, found
+    model.hidden = counted
     tokens = stream(
         model, [prompt], new_tokens, temperature, n_loop=point.loops, exit=point.exit,
         cache=point.cache, ring=point.ring, seed=seed + number, noise_seed=seed,
@@ -332,9 +336,8 @@ def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0, n
     begin = now(prompt.device)
     made += [token for token, _ in tokens]
     ms = ms_between(begin, now(prompt.device))
-    for hook in hooks:
-        hook.remove()
-    passes, maps = (total / len(hooks) / steps
+    model.hidden = hidden
+    passes, maps = (total / len(model.groups) / steps
                     for total in (len(evals), sum(int(one.sum()) for one in evals)))
     return torch.cat(made)[:, 0], dict(ms_text=ms / steps, passes=passes, block_maps=maps)
 

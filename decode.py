@@ -104,7 +104,9 @@ def compile_passes(model, width=1, **how):
             fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
                             known=F.pad(plan.known, (0, 0, 0, pad)))
         try:
-            x, found = (eager if plan.exit else whole)(F.pad(idx, (0, pad)), fixed)
+            # a copy: the strides of a graph's input are those that it was compiled with
+            new = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
+            x, found = (eager if plan.exit else whole)(new, fixed)
         except torch._dynamo.exc.TorchDynamoException as error:
             print('compiling failed, so decoding goes on without it:',
                   ' '.join(str(error).split())[:200], file=sys.stderr)
