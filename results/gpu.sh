@@ -28,7 +28,7 @@ step() {    # step NAME FOLDER COMMAND ...: run it once; copy what it wrote in F
 }
 run() { step "$1" "$2" python "${@:3}" --out_dir="$2" --device="$DEVICE"; }
 latency() { run "$1-compile-$2" "$WORK" bench.py --n_loop=12 --cache=latest --taus=[] \
-    --compile="$2" --drafts=[] --epsilons=[] --n_windows=4 --n_prompts=2 --timed_tokens=24 "${@:3}" $BENCH; }
+    --drafts=[] --epsilons=[] --n_prompts=2 --timed_tokens=24 --compile=$2 "${@:3}" $BENCH; }
 MEASURED='import csv, runpy, statistics, sys, torch, bench
 sys.argv.pop(0)
 run = runpy.run_path(sys.argv[0], run_name="__main__")
