@@ -27,8 +27,8 @@ step() {    # step NAME FOLDER COMMAND ...: run it once; copy what it wrote in F
     touch "$mark.failed"; echo "$name failed with status $status: see $log"; return 1
 }
 run() { step "$1" "$2" python "${@:3}" --out_dir="$2" --device="$DEVICE"; }
-latency() { run "$1-compile-$2" "$WORK" bench.py --n_loop=12 --cache=latest --taus=[] --drafts=[] \
-    --n_windows=4 --n_prompts=2 --timed_tokens=16 --rounds=3 --compile="$2" "${@:3}" $BENCH; }
+latency() { run "$1-compile-$2" "$WORK" bench.py --n_loop=12 --cache=latest --taus=[] \
+    --drafts=[] --epsilons=[] --n_prompts=2 --timed_tokens=24 --compile=$2 "${@:3}" $BENCH; }
 MEASURED='import csv, runpy, statistics, sys, torch, bench
 sys.argv.pop(0)
 run = runpy.run_path(sys.argv[0], run_name="__main__")
