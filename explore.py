@@ -6,7 +6,7 @@ A page to watch a model think: one self-contained HTML file without network acce
 
 One pass at fixed loops is recorded. For each group, token and loop step the page has the signal of
 each exit rule, the five likeliest next tokens, the loss of the right one, the distance to the last
-state, and two principal coordinates. The page (its template is explore.html) computes the exits
+state, and a point on the token's path. The page (its template is explore.html) computes the exits
 from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
 pass in which no token exits, so the page does not show how an exit changes later tokens. Below
 that, a wave (waves.py) continues the prompt, pass by pass.
@@ -28,10 +28,11 @@ import torch
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
+from common import plots
 from common.files import new_file
 from data import EOT, get_encoding
 from exits import EXITS, make_exit
-from geometry import pca_2d, texts_of
+from geometry import logits_of, paths, texts_of
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -60,21 +61,17 @@ def record(model, idx, right, n_loop, noise_seed=0):
     """
     trace = []
     model(idx[None], n_loop=n_loop, noise_seed=noise_seed, trace=trace)
-    groups = []
-    for entry, group in zip(trace, model.groups):
+    groups, (path, _) = [], paths(torch.stack([entry['states'][:, 0] for entry in trace]))
+    for g, entry in enumerate(trace):
         states = entry['states']                                                # (K+1, 1, T, C)
         rules = EXITS | model.rules
         signals = {name: signals_of(rule, model, states) for name, rule in rules.items()}
 
-        # the next token that each state predicts, in the last group through the coda
-        to_logits = model.through_coda if group is model.groups[-1] else model.readout
-        top, nats = zip(*(predictions(to_logits(x)[0], right) for x in states[1:]))
-
         states = states[:, 0]                                                   # (K+1, T, C)
+        top, nats = zip(*(predictions(logits_of(model, g, x), right) for x in states[1:]))
         distance = vector_norm(states - states[-1], dim=-1)                     # (K+1, T)
-        path = pca_2d(states[1:])       # without x^(0): all other states are far from it
         groups.append(dict(signals=signals, top=top, nats=nats, distance=short(distance, 4),
-                           path=short(path, 4)))
+                           path=short(path[g], 6)))
     return groups
 
 
@@ -174,7 +171,7 @@ def main():
     everything = dict(tokens=idx.tolist(), right=right.tolist(), depth=depth, texts=texts,
                       rules=rules, groups=recorded, loops=n_loop, wave=passes,
                       wave_steps=wave_steps,
-                      names=['layer ' + '-'.join(map(str, group)) for group in groups])
+                      names=[plots.title(group) for group in groups])
 
     # the page
     command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])

@@ -3,6 +3,7 @@ The geometry of the loops: small turning steps inside a group, large moves betwe
 
     python geometry.py                              the checkpoints in out/, or pretrained/text
     python geometry.py --out_dir=out-groups --n_loop=30
+    python geometry.py --animate                    and a GIF of a token on its way
 
 Prints a row for each checkpoint and group, and writes the folder out_dir/figures (out/text/figures
 for pretrained/text): a PNG for each figure, and its numbers as CSV beside it.
@@ -27,12 +28,14 @@ from torch.nn.functional import pad
 
 from common import plots
 from common.checkpoint import FREE_KNOBS, find_run, load_checkpoint
+from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # whose held-out text to read; None = the run's own
 n_loop = 30                 # loops of each group; the paper's Fig. 5 has 30
 n_windows = 24              # held-out windows of block_size tokens
+animate = False             # also a GIF of one token on its way: figures/two_scales.gif
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
@@ -87,6 +90,19 @@ def pca_2d(states):
     largest = axes.abs().argmax(dim=1, keepdim=True)
     axes = axes * axes.gather(1, largest).sign()
     return (flat @ axes.T).view(*states.shape[:-1], 2)
+
+
+def paths(states):
+    """
+    The path of each token on two principal axes of its own: (G, K+1, T, C) -> (G, K, T, 2), and the
+    lengths (G, K, T) of its steps in all C dimensions, first the jump from the group before (or 0).
+
+    Without x^(0), which is noise. On these axes jumps keep most of their length, loop steps less.
+    """
+    path = torch.stack([pca_2d(of_token) for of_token in states[:, 1:].unbind(2)], dim=2)
+    flat = states[:, 1:].flatten(end_dim=1)                                     # (G * K, T, C)
+    lengths = vector_norm(flat.diff(dim=0, prepend=flat[:1]), dim=-1).view(path.shape[:-1])
+    return path, lengths
 
 
 def path_spread(ends):
@@ -179,6 +195,12 @@ def trace_of(model, idx, n_loop, noise_seed=0):
     return trace
 
 
+def logits_of(model, g, x):
+    """What the states x (T, C) of group g predict, (T, V): in the last group through the coda."""
+    last = g in (-1, len(model.groups) - 1)
+    return (model.through_coda if last else model.readout)(x[None])[0]
+
+
 def measure(model, idx, n_loop):
     """
     The probes of one checkpoint on idx (B, T): a dict for each group.
@@ -223,45 +245,82 @@ def texts_of(tokens, encoding):
             if token < n_vocab else f'#{token}' for token in tokens]
 
 
-def figure_1(states, groups, path):
+def figure_1(path, lengths, used, words, groups, file):
     """
-    Fig. 1: the paths of three tokens through the groups in 2D, and a zoom on the end of one.
+    Fig. 1: two tokens, one that settles early and one that settles late; the path of each through
+    the groups, and its loop steps in each group magnified.
 
-    states (G, K+1, T, C): of one window, in G groups.
+    path (G, K, T, 2), lengths (G, K, T): see paths. used: {rule: loop steps of each token (G, T)}.
     """
-    points = pca_2d(states[:, 1:]).cpu().numpy()        # (G, K, T, 2), without x^(0), the noise
-    T = points.shape[2]
-    tokens = np.linspace(T // 3, T - 1, 3).astype(int)
-    figure, [[ax, zoom]] = plots.panels(2, 5, 4, width_ratios=(3, 2))
+    total = sum(used.values()).sum(axis=0)
+    figure, rows = plots.panels(1 + len(groups), 3, 3.6, rows=2)
+    figure.set_layout_engine('constrained')
     table = []
-    for g, group in enumerate(groups):
-        for t in tokens:
-            label = plots.title(group) if t == tokens[0] else None
-            trajectory(ax, points[g, :, t], plots.colour_of(g), label)
-            if g + 1 < len(groups):     # the hand-off to the next group
-                arrow = dict(arrowstyle='->', ls='--', color='0.4', lw=0.8)
-                ax.annotate('', points[g + 1, 0, t], points[g, -1, t], arrowprops=arrow)
-            table += [[g, t, k, *point] for k, point in enumerate(points[g, :, t], start=1)]
-    ax.set(xlabel='first principal direction', ylabel='second')
-    ax.set_title('3 tokens through the groups; dashed: hand-offs')
-    ax.legend(frameon=False)
-
-    # the last token in the last group, from k = 2 on, and a margin of a tenth around it
-    trajectory(zoom, points[-1, :, -1], plots.colour_of(len(groups) - 1))
-    end = points[-1, 1:, -1]                                                    # (K - 1, 2)
-    margin = 0.1 * np.ptp(end, axis=0).max() + 1e-9
-    (left, bottom), (right, top) = end.min(axis=0) - margin, end.max(axis=0) + margin
-    zoom.set(xlim=(left, right), ylim=(bottom, top), xlabel='first principal direction')
-    zoom.set_title(f'zoom: {plots.title(groups[-1])} of one token, from k = 2')
-    figure.tight_layout()
-    plots.save(figure, path, ['group', 'token', 'k', 'pc1', 'pc2'], table)
+    for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
+        whole = list(path[:, :, t])
+        plots.path(ax, whole, whole, groups)
+        ax.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
+        ax.set_xlabel('jumps: ' + (', '.join(f'{x:.1f}' for x in lengths[1:, 0, t]) or 'none'))
+        for g, zoom in enumerate(zooms):
+            exits = {rule: steps[g, t] for rule, steps in used.items()}
+            note = '\nsteps 2, 3, ...: ' + ', '.join(f'{x:.2g}' for x in lengths[g, 1:4, t])
+            for sign, (rule, k) in zip('□◇', exits.items()):
+                note += f'\n{sign} {rule} exits after step {k}'
+            image = plots.zoom(zoom, ax, whole[g], whole[g], g, note, exits.values())
+            zoom.set_title(f'inside {plots.title(groups[g])}')
+            table += [[g, t, k, *row, *exits.values()]
+                      for k, row in enumerate(zip(*whole[g].T, lengths[g, :, t]), start=1)]
+    figure.colorbar(image, ax=rows, shrink=0.5, label='loop step', ticks=[1, 2, 5, 10, 20, 50],
+                    format='{x:.0f}')
+    plots.save(figure, file, ['group', 'token', 'k', 'pc1', 'pc2', 'length', *used], table)
 
 
-def trajectory(ax, points, colour, label=None):
-    """Draw points (K, 2) as a line with a dot for each step, from white to `colour`."""
-    ax.plot(*points.T, color=colour, lw=0.8)
-    ax.scatter(*points.T, s=14, c=np.arange(len(points)), cmap=plots.light_to_dark(colour),
-               edgecolors=colour, linewidths=0.4, label=label, zorder=3)
+def two_scales(model, states, path, lengths, used, words, encoding, folder):
+    """
+    A GIF of one token on its way through the groups until it exits: its path, the loop steps of the
+    group it is in magnified, and the likeliest next tokens at each step.
+
+    The token is the one whose final prediction gains most. states (G, K+1, T, C); path, lengths:
+    see paths; used (G, T): loop steps.
+    """
+    groups = model.config.groups
+    first, last = (logits_of(model, g, states[g, k]).softmax(-1) for g, k in ((0, 1), (-1, -1)))
+    p, best = last.max(dim=-1, keepdim=True)
+    t = int((p - first.gather(1, best)).argmax())
+    whole = [path[g, :max(2, k), t] for g, k in enumerate(used[:, t])]
+    frames, table = [], []
+    for g, points in enumerate(whole):
+        for k, point in enumerate(points, start=1):
+            p, tokens = logits_of(model, g, states[g, k])[t].softmax(-1).sort(descending=True)
+            p, names = p[:5].tolist(), texts_of(tokens[:5].tolist(), encoding)
+            frames += [(g, k, names, p)] * (3 if k == 1 else 1)
+            table.append([g, t, k, *point, lengths[g, k - 1, t], *names, *p])
+
+    def draw(figure, g, k, names, p):
+        """Loop step k of group g, where these tokens are the likeliest."""
+        colour, weights = plots.colour_of(g), ('normal', 'bold')
+        top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
+        top.suptitle(f'The model reads "{"".join(words[:t + 1])[-40:]}" and expects {names[0]!r}',
+                     parse_math=False)
+        ax, zoom = top.subplots(1, 2)
+        plots.path(ax, whole[:g] + [whole[g][:k]], whole, groups)
+        plots.zoom(zoom, ax, whole[g][:k], whole[g], g, f'; loop step {k}' + (
+            f', length {lengths[g, k - 1, t]:.2g}' if k > 1 else ''))
+        ax.indicate_inset(inset_ax=zoom, edgecolor=colour, alpha=1)
+        ax.set_title('between groups of layers: large jumps', weight=weights[g > 0 and k == 1])
+        ax.set_xlabel(f'length of the jump: {lengths[g, 0, t]:.1f}' if g else ' ')
+        zoom.set_title(f'inside {plots.title(groups[g])}: small loop steps', weight=weights[k > 1])
+        bars = bottom.subplots()
+        bars.bar_label(bars.barh(range(len(p)), p, color=colour), map('{:.0%}'.format, p))
+        bars.set_yticks(range(len(p)), map(repr, names), parse_math=False)
+        bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
+        bars.invert_yaxis()
+        bars.spines[['top', 'right', 'bottom']].set_visible(False)
+
+    header = ['group', 'token', 'k', 'pc1', 'pc2', 'length']
+    header += [f'{what}_{i + 1}' for what in ('text', 'p') for i in range(len(p))]
+    plots.movie((8, 5), draw, frames + frames[-1:] * 5, f'{folder}/two_scales.gif', header,
+                table)
 
 
 def convergence(states, words, groups, depth, path):
@@ -359,6 +418,7 @@ def row_of(curves):
     return f'{tenth:>16}   {settled:14.2f}   {floors}   ' + '  '.join(ratios)
 
 
+@torch.no_grad()
 def main():
     import data
     from common.configurator import pick_device
@@ -372,6 +432,9 @@ def main():
     models, last = load_run(source, dev)
     model = models[max(models)]
     groups, T = model.config.groups, model.config.block_size
+    if animate and len(groups) < 2:
+        raise ValueError(f'--animate shows jumps between groups, and the model in {source} has '
+                         'only one: choose another --out_dir')
     _, idx, _, depth = data.held_out(last, n_windows, dataset, dev)             # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {T} tokens, {n_loop} loops')
@@ -391,9 +454,16 @@ def main():
     figure_of('norm', measured, groups, f'{folder}/figure_3a.png')
     figure_of('cos', measured, groups, f'{folder}/figure_5.png')
     states = torch.stack([entry['states'][:, 0] for entry in trace_of(model, idx[:1], n_loop)])
-    figure_1(states, groups, f'{folder}/figure_1.png')
     encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
     words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
+    used = {}
+    for rule in ('accel', 'norm_rel'):
+        model(idx[:1], n_loop=n_loop, exit=make_exit(rule), trace=(found := []))
+        used[rule] = torch.cat([entry['steps_used'] for entry in found]).numpy(force=True)  # (G, T)
+    path, lengths = (each.numpy(force=True) for each in paths(states))
+    figure_1(path, lengths, used, words, groups, f'{folder}/figure_1.png')
+    if animate:
+        two_scales(model, states, path, lengths, used['norm_rel'], words, encoding, folder)
     convergence(states, words, groups, None if depth is None else depth[0],
                 f'{folder}/convergence.png')
     print(f'\nfigures, and their numbers as CSV: {folder}')

@@ -177,18 +177,23 @@ wave_steps = 1              # loop steps of a pass
 exit: str | None = 'norm_rel'   # the rule that commits tokens; None = n_loop steps for each
 tau: float | None = 0.01    # its threshold
 n_loop = 30                 # loop steps until the wave's first token is committed at the latest
+animate = False             # also a GIF: out/text/figures/wave.gif
 
 
 def main():
+    from common import plots
     from common.checkpoint import open_run
     from decode import stream
     from exits import make_exit
     from sample import paint, print_legend
-    model, *_ = open_run('pretrained/text')
+    model, *_, results = open_run('pretrained/text')
     prompt = torch.tensor([*start.encode()])
     rule, trace = make_exit(exit, tau) if exit else None, []
     tokens, steps = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
                                 wave=wave, wave_steps=wave_steps, trace=trace))
+    if animate and not trace:
+        raise ValueError('--animate shows the passes of a wave, and there are none: give --wave=8 '
+                         'and --max_new_tokens of at least 2')
 
     print('pass   what each token of the wave predicts; *: certain, so the token is committed')
     for n, one in enumerate(trace, start=1):
@@ -204,6 +209,10 @@ def main():
     print(f'{len(tokens)} tokens in {len(trace)} passes, '
           f'{torch.cat(steps).float().mean():.1f} loop steps a token; {same} tokens are those of '
           f'{n_loop} fixed loops')
+
+    if animate:
+        plots.wave(trace, start, [chr(i) if chr(i).isprintable() else ' ' for i in range(256)],
+                   wave_steps, f'{results}/figures/wave.gif')
 
 
 if __name__ == '__main__':

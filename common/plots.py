@@ -1,5 +1,6 @@
 """
-What every figure shares, and the figures of train.py. Nothing else imports matplotlib.
+What every figure shares, a token's path, a wave, and the figures of train.py. Nothing else imports
+matplotlib.
 
 Not run by itself. A figure is a function: numbers in, a PNG out, and the same numbers as CSV beside
 it, unless they are in log.csv or bench.csv.
@@ -10,8 +11,9 @@ it, unless they are in log.csv or bench.csv.
 import os
 from itertools import cycle
 
+import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.animation import PillowWriter
 from matplotlib.figure import Figure
 
 from common.files import new_file, write_csv
@@ -29,13 +31,8 @@ def shade(i, n):
     return colormaps['viridis_r'](0.1 + 0.9 * i / max(1, n - 1))
 
 
-def light_to_dark(colour):
-    """A colour map from white to `colour`."""
-    return LinearSegmentedColormap.from_list('', ['white', colour])
-
-
 def title(group):
-    return 'group ' + '-'.join(map(str, group))
+    return ('layer ', 'layers ')[len(group) > 1] + '-'.join(map(str, group))
 
 
 def panels(columns, width, height, rows=1, **how):
@@ -49,8 +46,112 @@ def save(figure, path, header=None, table=None):
     with new_file(path, 'wb') as f:
         figure.savefig(f, format='png', dpi=110, bbox_inches='tight')
     if header is not None:
-        rows = [dict(zip(header, line)) for line in table]
-        write_csv(rows, os.path.splitext(path)[0] + '.csv', header)
+        save_numbers(path, header, table)
+
+
+def save_numbers(path, header, table):
+    rows = [dict(zip(header, line)) for line in table]
+    write_csv(rows, os.path.splitext(path)[0] + '.csv', header)
+
+
+def movie(size, draw, frames, path, header, table, seconds=8):
+    """
+    A GIF that repeats, and its numbers: draw(figure, *frame) for each frame, all equally long.
+
+    size: in inches of 100 pixels.
+    """
+    save_numbers(path, header, table)   # makes the folder, too
+    figure = Figure(figsize=size, layout='constrained')
+    part = f'{path}.part.gif'           # the writer goes by the ending
+    writer = PillowWriter(fps=len(frames) / seconds)
+    with writer.saving(figure, part, dpi=100):
+        for frame in frames:
+            figure.clear()
+            draw(figure, *frame)
+            writer.grab_frame()
+    os.replace(part, path)
+
+
+# geometry.py and waves.py -------------------------------------------------------------------------
+
+def path(ax, path, whole, groups):
+    """A token's path as far as it has come, of `whole`: for each group its points (K, 2)."""
+    points = np.concatenate(whole)
+    middle = (points.min(axis=0) + points.max(axis=0)) / 2
+    square(ax, middle, 1.5 * np.abs(points - middle).max())
+    for g, (group, points) in enumerate(zip(groups, whole)):
+        ax.plot(*points[-1], 'o', ms=16, mfc='none', mec=colour_of(g))
+        ax.annotate(title(group), points[-1], (0, 12 if points[-1, 1] > middle[1] else -22),
+                    textcoords='offset points', ha='center', size=11, color=colour_of(g))
+    for g, points in enumerate(path):
+        if g:                           # the hand-off
+            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
+                arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
+        ax.plot(*points.T, color=colour_of(g), lw=2)
+        ax.plot(*points[-1], 'o', ms=7, color=colour_of(g))
+
+
+def zoom(ax, outer, points, whole, g, note, exits=()):
+    """
+    The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2): magnified so
+    that step 1 may lie outside, beside a panel `outer` of the same size that shows the whole path.
+
+    exits: steps to mark, by a square and a diamond. note: text for below.
+    """
+    square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
+    ax.set_xlabel(f'{outer.viewLim.width / ax.viewLim.width:.0f} times larger{note}')
+    ax.plot(*points.T, color=colour_of(g), lw=1.6)
+    for k, sign, size in zip(exits, 'sD', (17, 11)):
+        ax.plot(*points[k - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
+    ax.spines[:].set(color=colour_of(g), lw=2)
+    return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
+                      vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
+
+
+def square(ax, middle, half):
+    """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
+    (x, y), half = map(float, middle), max(float(half), 1e-9)
+    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
+           aspect='equal')
+
+
+def wave(passes, start, text_of, steps, path):
+    """
+    A GIF of a wave, pass by pass: what each token predicts, coloured by its loop steps since its
+    input last changed. Framed: committed. Underlined: it predicted something else before.
+
+    passes: see waves.Wave, trace. start: the prompt. text_of[token]. steps: loop steps of a pass.
+    """
+    first, table, guess = passes[0]['position'], [], {}
+    for n, one in enumerate(passes, start=1):
+        for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
+            at = one['position'] - first + i
+            table.append([n, at, text_of[token], age * steps, int(i < one['leave']),
+                          int(guess.get(at, token) != token)])
+            guess[at] = token
+    last, end, _, most, *_ = map(max, zip(*table))
+    start += text_of[passes[0]['inputs'][0]]        # known before the first pass
+
+    def draw(figure, n):
+        """The first n passes."""
+        ax, rows = figure.subplots(), [row for row in table if row[0] <= n]
+        y, x, texts, used, committed, _ = zip(*rows)
+        frames = [COLOURS[1] if one else 'none' for one in committed]
+        cells = ax.scatter(x, y, s=180, marker='s', c=used, norm='log', vmin=1, vmax=most,
+                           cmap='viridis_r', edgecolors=frames, lw=2)
+        for y, x, text, used, _, revised in rows:
+            ax.annotate(text.replace(' ', '·') + '\u0332' * revised, (x, y), parse_math=False,
+                        ha='center', va='center', color='wk'[used ** 2 <= most])
+        figure.colorbar(cells, label='loop steps', shrink=0.5, ticks=[1, 2, 4, 8, 16, 32],
+                        format='{x:.0f}').minorticks_off()
+        ax.set(xlim=(-1, end + 1), ylim=(last + 1, 0), xlabel='position in the text',
+               ylabel='pass through the model')
+        text = ''.join(text for text, one in zip(texts, committed) if one)
+        ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
+        ax.spines[:].set_visible(False)
+
+    movie((8, 7), draw, [(n,) for n in [*range(1, last + 1), *[last] * 5]], path,
+          ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised'], table)
 
 
 # train.py: the numbers are in log.csv -------------------------------------------------------------

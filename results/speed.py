@@ -98,10 +98,11 @@ def texts():
             'norm_rel, exact': dict(exit=rules[0]), 'accel, latest': dict(exit=rules[1]) | latest,
             'drafts, 2 of 8': dict(n_loop=8, draft_loops=2),
             'wave, 8 x 1': dict(exit=rules[2], wave=8)}.items():
+        begin = timeit(partial(write, compiled, 1, how), number=1)
         one, two, fast = in_turn(partial(write, model, 1, how), partial(write, model, 2, how),
                                  partial(write, compiled, 1, how), repeats=2 * rounds)
         print(f'texts: {name}: {1e3 * np.median(one) / 48:.2f} ms a token; two threads '
-              f'{shown(two / one)}, compiled {shown(fast / one)}', flush=True)
+              f'{shown(two / one)}, compiled {shown(fast / one)} after {begin:.0f} s', flush=True)
 
 
 # training ---------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def folder(tmp_path_factory):
 
 
 # Scripts that run as a user's process the first time. All else runs in this process, which saves
-# seconds of imports, and without its figures, which other tests draw.
+# seconds of imports, and without its PNGs, which other tests draw.
 as_process = {'train.py', 'sample.py', 'results/run.py'}
 
 
@@ -125,7 +125,9 @@ def run(folder, command):
         done = subprocess.run([sys.executable, *start, *args], cwd=folder, capture_output=True,
                               text=True, env=os.environ | settings | dict(OMP_NUM_THREADS='1'))
     else:
-        with contextlib.chdir(folder), mock.patch.object(Figure, 'savefig'):
+        drawn = '--animate' in args     # a GIF is made of its frames
+        with contextlib.chdir(folder), mock.patch.object(
+                Figure, 'savefig', Figure.savefig if drawn else mock.DEFAULT):
             done = conftest.run(*args, script=script)
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout

@@ -197,6 +197,29 @@ def test_a_chosen_token_shows_its_predictions(pages):
         assert shown == [[token for token, _ in step[t]] for step in record['groups'][-1]['top']]
 
 
+def test_the_zooms_follow_the_token_the_rule_and_the_slider(pages):
+    """One for each group, with its exit, and its points where the recorded path has them."""
+    record = record_of(pages.text)
+    zooms = """[...document.querySelectorAll('#path svg')].slice(1).map(svg => [+svg.dataset.steps,
+        [...svg.querySelectorAll('circle')].slice(0, 9).map(c => [+c.getAttribute('cx'),
+                                                                  +c.getAttribute('cy')])])"""
+    turned = TURN.replace('hits]', 'hits, t]').replace(
+        'return ' + STEPS, f"$('tokens').children[t].click(); return {zooms}")
+    settings = [[0, 'norm_rel', -1, False, 1, 9], [1, 'accel', -2, True, 2, 20],
+                [1, 'norm', 0, False, 1, 0]]
+    drawn = in_browser(pages.text, turned % json.dumps(settings))
+    seen = set()
+    for (_, name, tau, past, hits, token), panels in zip(settings, drawn):
+        for g, (steps, at) in enumerate(panels):
+            assert steps == steps_by_exits(record, g, name, 10 ** tau, past, hits)[token]
+            path = np.array(record['groups'][g]['path'])[:, token]
+            half = 1.2 * abs(path[1:] - path[-1]).max()
+            expected = 75 + 75 * (path - path[-1]) * [1, -1] / half
+            np.testing.assert_allclose(at, expected, rtol=1e-6, atol=1e-6)
+            seen.add(steps)
+    assert len(seen) > 2
+
+
 def test_tokens_appear_as_they_are(pages):
     """In a narrow window, which they do not overflow."""
     record = record_of(pages.text)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import finished, read_csv, refused
+from PIL import Image
 
 import data
 import geometry as geo
 from cache import Span
 from common.checkpoint import load_checkpoint
+from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
 
@@ -77,6 +79,14 @@ def numbers(figure, *columns, **where):
     return np.array([[float(row[column]) for row in rows] for column in columns])
 
 
+def used_by(model, idx, rule):
+    """The loop steps (G, T) of a rule on one window."""
+    trace = []
+    with torch.no_grad():
+        model(idx, n_loop=8, exit=make_exit(rule), trace=trace)
+    return torch.cat([entry['steps_used'] for entry in trace])
+
+
 def test_figures_and_their_numbers(here):
     """Of a tiny run with checkpoints of iterations 0, 3 and 12."""
     shown = finished(*SMALL, script='geometry.py')
@@ -117,15 +127,52 @@ def test_figures_and_their_numbers(here):
     settled = geo.last_clear_cos(first, float(printed.split()[4].split('/')[0])).nanmean()
     assert printed.split()[2:4] == [str(steps), f'{settled:.2f}']
 
-    # a point of a path, a cell of the heat map, the text of its tokens
-    points = geo.pca_2d(torch.stack((first, second))[:, 1:, 0])[:, :, 10]
-    assert np.allclose(numbers('figure_1', 'pc1', 'pc2', token='10').T, points.reshape(-1, 2),
-                       atol=1e-4)
+    # the paths of the first and the last token to settle, and the exits of both rules
+    used = {rule: used_by(model, idx[:1], rule) for rule in ('accel', 'norm_rel')}
+    total = sum(used.values()).sum(0)
+    path, lengths = geo.paths(torch.stack((first, second))[:, :, 0])
+    assert {*numbers('figure_1', 'token')[0]} == {total.argmin().item(), total.argmax().item()}
+    for t in (total.argmin(), total.argmax()):
+        pc1, pc2, length, *exits = numbers('figure_1', 'pc1', 'pc2', 'length', *used,
+                                           token=str(t.item()))
+        assert np.allclose([pc1, pc2], path[:, :, t].reshape(-1, 2).T, atol=1e-4)
+        assert np.allclose(length, lengths[:, :, t].flatten(), atol=1e-4)
+        for rule, column in zip(used, exits):
+            assert column.tolist() == used[rule][:, t].repeat_interleave(8).tolist()
+
+    # a cell of the heat map, the text of its tokens
     (cell,), = numbers('convergence', 'distance', group='[2]', token='5', k='2')
     assert math.isclose(cell, (second[2, 0, 5] - second[-1, 0, 5]).norm(), rel_tol=1e-3)
     words = [row['text'] for row in read_csv('out/figures/convergence.csv')
              if (row['group'], row['k']) == ('[1]', '0')]
     assert ''.join(words) == bytes(idx[0].tolist()).decode()
+
+
+def test_a_path_keeps_its_jumps():
+    """Two groups of noise and two states, which lie in a plane: steps of 5 and 2, a jump of 12."""
+    states = torch.tensor([[[9.0, -9, 7], [1, 0, 0], [4, 4, 0]],
+                           [[8.0, 9, 9], [4, 4, 12], [4, 4, 14]]])
+    path, lengths = geo.paths(states[:, :, None])
+    assert lengths[..., 0].tolist() == [[0, 5], [12, 2]]
+    is_, was = path.view(-1, 2), states[:, 1:].reshape(-1, 3)
+    torch.testing.assert_close(torch.cdist(is_, is_), torch.cdist(was, was), rtol=1e-4, atol=1e-4)
+
+
+def test_the_gif_is_of_the_model(here):
+    """A frame for each loop step until the exit, and the next tokens of that step's state."""
+    finished(*SMALL, '--animate', script='geometry.py')
+    with Image.open('out/figures/two_scales.gif') as gif:
+        gif.seek(gif.n_frames - 1)          # the last picture is held
+        assert gif.size == (800, 500) and gif.info['loop'] == 0 and gif.info['duration'] > 900
+    rows = read_csv('out/figures/two_scales.csv')
+    model, _ = load_checkpoint('out/ckpt.pt')
+    idx, _ = data.open_data('book').held_out([0], 16)
+    t = int(rows[0]['token'])
+    used = used_by(model, idx, 'norm_rel')[:, t].clamp(min=2)
+    assert [row['k'] for row in rows] == [str(k) for n in used for k in range(1, n + 1)]
+    with torch.no_grad():
+        p = model(idx, n_loop=[8, int(used[1])])[0][0, t].softmax(-1).topk(5).values
+    assert np.allclose([float(rows[-1][f'p_{i}']) for i in range(1, 6)], p, atol=1e-4)
 
 
 def test_curves_are_grey_where_they_are_not_clear_of_rounding(tmp_path):
@@ -174,10 +221,11 @@ def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(here):
 
 @pytest.mark.parametrize('flag, words', [
     ('--out_dir=plain', 'no recurrent groups'), ('--n_loop=1', 'n_loop must be at least 2'),
-    ('--n_windows=0', 'n_windows at least 1, not 8 and 0')])
+    ('--n_windows=0', 'n_windows at least 1, not 8 and 0'), ('--out_dir=one', 'has only one')])
 def test_bad_input(here, flag, words):
     another_run('plain', groups=[])
-    assert words in refused(*SMALL, flag, script='geometry.py')
+    another_run('one', groups=[[1]])
+    assert words in refused(*SMALL, '--animate', flag, script='geometry.py')
 
 
 def test_weights_that_are_not_finite(here):

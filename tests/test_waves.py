@@ -3,6 +3,8 @@ import math
 
 import pytest
 import torch
+from conftest import finished, read_csv, refused
+from PIL import Image
 
 from cache import Span, make_cache
 from common.checkpoint import open_run
@@ -149,6 +151,22 @@ def test_a_wave_ends_at_stop(trained):
     assert tokens.index(tokens[n - 1]) == n - 1
     stopped, _ = model.generate(prompt, 20, stop=tokens[n - 1], **how)
     assert stopped[0, 19:].tolist() == tokens[:n]
+
+
+def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
+    """A frame for each pass; the framed cells are the text, from its second new token on."""
+    monkeypatch.chdir(tmp_path)
+    shown = finished('--animate', '--max_new_tokens=6', script='waves.py')
+    with Image.open('out/text/figures/wave.gif') as gif:
+        assert gif.n_frames == shown.count('\n   ') and gif.info['loop'] == 0
+    rows = read_csv('out/text/figures/wave.csv')
+    committed = ''.join(row['text'] for row in rows if row['committed'] == '1')
+    model, *_ = open_run('pretrained/text', quiet=True)
+    prompt = torch.tensor([[*b'The method returns ']])
+    text = model.generate(prompt, 6, temperature=0, n_loop=30, cache='latest')[0]
+    assert committed == bytes(text[0, 20:].tolist()).decode()
+    assert any(row['revised'] == '1' for row in rows) and rows[0]['loop_steps'] == '1'
+    assert 'there are none' in refused('--animate', '--wave=0', script='waves.py')
 
 
 @pytest.mark.parametrize('how, words', [
