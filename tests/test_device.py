@@ -39,6 +39,7 @@ DTYPES = pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 COUNTS = {
     'a token, fixed loops': (1, 0, 0),
     'a token, one row has ended': (1, 0, 0),
+    'a token, rows of two lengths': (1, 1, 0),
     'a token, norm': (25, 0, 3),
     'a token, kl': (25, 0, 3),
     'a token, accel': (22, 0, 3),
@@ -204,22 +205,23 @@ def check_counts(found):
 
 def test_how_often_the_host_waits(monkeypatch):
     """A threshold of 0 lets no token exit before it has looped 8 times."""
-    prompts, rules = [], {name: make_exit(name, 0.0) for name in ('norm', 'kl', 'accel')}
+    rules = {name: make_exit(name, 0.0) for name in ('norm', 'kl', 'accel')}
     ways = {'a token, fixed loops': dict(stop=300),
             'four drafts and their check': dict(draft_loops=7),
             **{f'a token, {name}': dict(exit=rule) for name, rule in rules.items()},
             'a token, norm and past': dict(exit=make_exit('norm', 0.0, past=True)),
-            'a token, one row has ended': dict(rows=prompts, stop=ord(' ')),
+            'a token, one row has ended': dict(rows=[0, 1], stop=ord(' ')),
+            'a token, rows of two lengths': dict(rows=[0, 2]),
             'a pass of a wave': dict(wave=8),
             'a pass of a wave, norm_rel': dict(wave=8, exit=make_exit('norm_rel', 0.03))}
     found = {}
     with pretend.device() as counts:
         model = load_checkpoint(TEXT, NAME)[0]
-        prompts += [torch.tensor([*text], device=NAME) for text in (b'def ', b'self')]
+        prompts = [torch.tensor([*text], device=NAME) for text in (b'def ', b'self', b'if')]
         for name, how in ways.items():
             marks, mark = [], lambda *_: marks.append(totals(counts))
-            how = dict(rows=prompts[:1], temperature=0, n_loop=8) | how
-            tokens = model.stream(max_new_tokens=8, trace=SimpleNamespace(append=mark), **how)
+            rows = [prompts[i] for i in how.pop('rows', [0])]
+            tokens = model.stream(rows, 8, 0, n_loop=8, **how, trace=SimpleNamespace(append=mark))
             while len(marks) < 2:       # a wave marks its passes itself
                 _ = next(tokens), 'wave' in how or mark()
             found[name] = marks[1] - marks[0]
