@@ -516,7 +516,7 @@ def figure_4(rows, path):
             ax.set_title(kind.removeprefix('rules, '), fontsize=9)
     for ax in grid[-1]:
         ax.set_xlabel('tau')
-    grid[0][0].legend(frameon=False, fontsize=7)
+    grid[0][0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
     plots.save(figure, path)
 
@@ -532,7 +532,7 @@ def frontier(rows, path):
     ax.xaxis.set_major_formatter('{x:g}')
     ax.xaxis.set_minor_formatter('{x:g}')
     ax.tick_params(axis='x', which='both', length=3.5, pad=3.5)
-    ax.legend(frameon=False, fontsize=7)
+    ax.legend(frameon=False, fontsize=8)
     figure.tight_layout()
     plots.save(figure, path)
 

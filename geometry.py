@@ -336,11 +336,11 @@ def convergence(states, words, groups, depth, path):
         distance = vector_norm(x[:-1] - x[-1], dim=-1).T.cpu().numpy()          # (T, K)
         image = ax.imshow(np.log10(distance + 1e-7), aspect='auto', interpolation='nearest')
         ax.set(title=plots.title(group), xlabel='loop step k')
-        ax.set_yticks(range(len(words)), words, fontsize=6, family='monospace', parse_math=False)
+        ax.set_yticks(range(len(words)), words, fontsize=8, family='monospace', parse_math=False)
         if depth is not None:
             ax.step([*depth, depth[-1]], np.arange(len(depth) + 1) - 0.5, color='white', lw=1.6,
                     label='depth of the label')
-            ax.legend(loc='lower right', fontsize=7, labelcolor='white', facecolor='black')
+            ax.legend(loc='lower right', fontsize=8, labelcolor='white', facecolor='black')
         bar = figure.colorbar(image, ax=ax)
         for t, word in enumerate(words):
             table += [[group, t, word, k, d] for k, d in enumerate(distance[t])]
@@ -364,7 +364,7 @@ def figure_2(measured, groups, path):
         ax.set_title(f'{plots.title(groups[g])} to {plots.title(groups[g + 1])}')
         ax.set_xticks(range(len(measured)), list(measured))
         ax.set(xlabel='iteration', yscale='log')
-        ax.legend(frameon=False, fontsize=7)
+        ax.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel('drift-to-loop ratio (Eq. 2)')
     plots.save(figure, path, ['from', 'to', 'reading', 'iteration', 'mean', 'std'], table)
 
@@ -401,7 +401,7 @@ def figure_of(name, measured, groups, path):
         ax.set(title=plots.title(groups[g]), xlabel='loop step k',
                yscale='log' if is_norm else 'linear')
     axes[0].set_ylabel('step norm (Eq. 1)' if is_norm else 'cosine of consecutive steps')
-    axes[-1].legend(frameon=False, fontsize=7)
+    axes[-1].legend(frameon=False, fontsize=8)
     header = ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding']
     plots.save(figure, path, header, table)
 
