@@ -128,7 +128,7 @@ def test_a_new_task_is_a_class(monkeypatch):
     ('hop:letters=27', 24, 1, r'letters must lie in \[2, 26\]'),
     ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
     ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
-    ('hop:hops=60,dense=False', 2, 50, 'a chain of up to 60 hops hardly fits 2 tokens'),
+    ('hop:hops=300,dense=False', 2, 50, 'a chain of up to 300 hops hardly fits 2 tokens'),
     ('calc', 0, 1, 'cannot make 2048 problems of 0 tokens'),
     ('calc', 10 ** 9, 1, 'cannot make 2048 problems of 1000000000 tokens .*--block_size'),
     ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
