@@ -47,7 +47,7 @@ wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
-compile = False             # torch.compile: on a CPU it pays for small models, from 1,000s of tokens
+compile = False             # torch.compile: pays for small models, from 1,000s of tokens on
 show_steps = False          # colour each token by its loop steps
 device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
