@@ -1,7 +1,7 @@
 """
 How fast decoding and training are, as ratios of things that are timed in turn.
 
-    python -m results.speed                     all of it: a minute on two cores
+    python -m results.speed                     all of it: twenty minutes, most of which compile
     python -m results.speed --only=machinery    checks, passes, texts, machinery
 
 All of it but `texts` uses random weights. A ratio is the median of all rounds.
