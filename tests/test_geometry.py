@@ -158,8 +158,9 @@ def test_a_path_keeps_its_jumps():
     torch.testing.assert_close(torch.cdist(is_, is_), torch.cdist(was, was), rtol=1e-4, atol=1e-4)
 
 
-def test_the_gif_is_of_the_model(here):
+def test_the_gif_is_of_the_model(here, monkeypatch):
     """A frame for each loop step until the exit, and the next tokens of that step's state."""
+    monkeypatch.setattr('common.plots.save', lambda *args: None)        # the other figures
     finished(*SMALL, '--animate', script='geometry.py')
     with Image.open('out/figures/two_scales.gif') as gif:
         gif.seek(gif.n_frames - 1)          # the last picture is held
