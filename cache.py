@@ -49,7 +49,9 @@ class Span:
     pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
     mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
     single token reads all that is there, and a sequence from position 0 on is plainly causal.
-    end is given for a compiled pass (`fixed`), which reads that many tokens wherever it stands.
+    index: where the cache keeps the tokens, a slice, or a tensor if the pass is `fixed`.
+    fixed: for compiled passes; `end` is given, and the pass reads that many tokens wherever it
+    stands.
     """
 
     def __init__(self, start=0, T=1, device='cpu', end=None):
@@ -61,7 +63,7 @@ class Span:
             self.pos = torch.tensor(starts, device=device)[:, None]             # (B, 1)
         else:
             self.pos = torch.arange(self.start, self.start + T, device=device)  # (T,)
-        self.slots = self.pos if self.fixed else slice(self.start, self.end)
+        self.index = self.pos if self.fixed else slice(self.start, self.end)
         self.mask = None
         if self.ragged or self.fixed or T > 1 and self.start > 0:
             visible = torch.arange(self.end, device=device) <= self.pos[..., None]
@@ -124,9 +126,9 @@ class KeysValues:
     def places(self, span, rows):
         """Rows and positions of the new tokens, as indices."""
         if not (span.ragged or span.fixed):
-            return slice(None) if rows is None else rows, span.slots
+            return slice(None) if rows is None else rows, span.index
         row = torch.arange(self.kv.shape[1], device=self.kv.device) if rows is None else rows
-        return row[:, None], span.pos[row] if span.ragged else span.slots      # (b, 1); (b, 1 or T)
+        return row[:, None], span.pos[row] if span.ragged else span.index      # (b, 1); (b, 1 or T)
 
 
 class Signals:

@@ -88,7 +88,7 @@ def compile_passes(model, width=1, **how):
     compile_layers(model, **how)
 
     def hidden(idx, plan):
-        if plan.cache is None or plan.span is None:                             # a prompt
+        if plan.cache is None or plan.span is None or plan.span.start == 0:     # a prompt
             with torch.compiler.set_stance('force_eager'):
                 return eager(idx, plan)
         for kv in plan.cache.values():

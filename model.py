@@ -351,8 +351,9 @@ class GPT(nn.Module):
 
 
 def compile_layers(model, **how):
-    """Compile each block and loop step; loop counts never recompile. how: as torch.compile's."""
-    # three graphs for each core length: no gradients, the first step with them, later steps
+    """Compile each block and loop step; loop counts never recompile. how: for torch.compile."""
+    # in training three graphs for each core length: no gradients, the first step with them, later
+    # ones; bench.py needs more, one for each of its settings
     torch._dynamo.config.recompile_limit = 64
     for layer in model.h:
         name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
