@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import finished, read_csv, refused
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import bench
@@ -204,6 +205,21 @@ def test_ctrl_c_in_a_timing_round_loses_nothing(here, monkeypatch, points, befor
         assert names(rows) == NINE and {row['windows'] for row in rows} == {'6'}
         assert all(float(row['ms_per_token']) > 0 for row in rows[:timed])
         assert all(row['ms_per_token'] == '' for row in rows[timed:])
+
+
+def test_nothing_that_is_timed_compiles(tiny, idx):
+    """The first call of a point compiles; other windows, and a text, do not."""
+    torch.compiler.reset()
+    counter, model, eager = CompileCounter(), tiny(), tiny()
+    point = bench.make_point(model, 3, 'fixed', 'latest')
+    decode.compile_passes(model, backend=counter)
+    bench.decode_window(model, point, idx[:1, :6], 4)
+    assert counter.frame_count == 1
+    bench.decode_window(model, point, idx[[1], :9], 4)
+    (text, costs), (other, _) = (bench.continue_prompt(one, point, idx[0, :4], 5)
+                                 for one in (model, eager))
+    assert counter.frame_count == 1 and torch.equal(text, other)
+    assert (costs['passes'], costs['block_maps']) == (1, 3)
 
 
 # quality and the oracle ---------------------------------------------------------------------------
