@@ -305,7 +305,7 @@ def two_scales(model, states, path, lengths, used, words, encoding, folder):
         ax, zoom = top.subplots(1, 2)
         plots.path(ax, whole[:g] + [whole[g][:k]], whole, groups)
         plots.zoom(zoom, ax, whole[g][:k], whole[g], g, f'; loop step {k}' + (
-            f', length {lengths[g, k - 1, t]:.2g}' if k > 1 else ''))
+            f', length {lengths[g, k - 1, t]:.2g}' if k > 1 else ' may lie outside'))
         ax.indicate_inset(inset_ax=zoom, edgecolor=colour, alpha=1)
         ax.set_title('between groups of layers: large jumps', weight=weights[g > 0 and k == 1])
         ax.set_xlabel(f'length of the jump: {lengths[g, 0, t]:.1f}' if g else ' ')
