@@ -75,7 +75,7 @@ same = 0.005                # nats above the full budget that count as equal qua
 n_prompts = 8               # held-out prompts to continue; 0 = none
 new_tokens = 24             # of each
 temperature = 0.0           # of the continuations
-drafts = [[1, 6], [2, 8]]   # loops of the drafts, and of the check
+drafts = [[1, 6, 4], [2, 8, 4]]     # loops of the drafts, and of the check; tokens ahead
 waves = [[8, 1], [8, 2]]    # tokens of a wave, and loop steps of a pass
 fidelity = 0.95             # required share of texts that equal the full budget's
 compile = False             # torch.compile what is timed: half a minute and more for each point
@@ -91,7 +91,7 @@ LEAST_WINDOWS = 8
 # columns of bench.csv, of windows and of texts, and how tables show them
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
                   accuracy='.3f', mean_evals='.2f', ms_per_token='.2f')
-OF_TEXTS = dict(identical='.3f', text_loss='.3f', passes='.2f', block_maps='.2f', ms_text='.2f')
+OF_TEXTS = dict(identical='.3f', text_loss='.3f', passes='.2f', blocks='.2f', ms_text='.2f')
 TIMES = ('ms_per_token', 'ms_text')     # medians
 # a rule's colour and marker; rules of other files take matplotlib's next colour
 STYLES = dict(norm=('#0072B2', 'o'), norm_rel=('#56B4E9', 'o'), kl=('#E69F00', 's'),
@@ -109,7 +109,9 @@ class Point:
     exit: Exit | None
     cache: str                  # the cache policy
     ring: int                   # slots of the ring policy
+    warm_start: bool = False
     draft_loops: int | None = None
+    draft_tokens: int | None = None
     wave: int | None = None         # tokens at once
     wave_steps: int | None = None
     measured: dict = field(default_factory=lambda: defaultdict(list))   # see `add`
@@ -123,10 +125,11 @@ class Point:
     def how(self):
         """The cache policy, or drafts or a wave, in words."""
         if self.draft_loops:
-            return f'drafts of {self.draft_loops}'
+            return f'drafts {self.draft_tokens} x {self.draft_loops}'
         if self.wave:
             return f'wave {self.wave} x {self.wave_steps}'
-        return 'exact, past' if self.past and self.cache == 'exact' else self.cache
+        return (self.cache + (', past' if self.past and self.cache == 'exact' else '')
+                + (', warm start' if self.warm_start else ''))
 
     @property
     def kind(self):
@@ -164,7 +167,8 @@ def make_points(model, make):
         # the loop steps of an oracle differ for every token, which would be a graph for each
         points += [make(epsilon, 'oracle', policy)
                    for epsilon in dict.fromkeys([] if compile else epsilons)]
-    points += [make(n, 'fixed', draft_loops=loops) for loops, n in drafts]
+    points += [make(n, 'fixed', draft_loops=loops, draft_tokens=ahead)
+               for loops, n, ahead in drafts]
     waved = [make(tau, name, 'latest', wave=width, wave_steps=steps)
              for width, steps in waves for name in rules for tau in all_taus if 1e-3 <= tau <= 3]
     return points + [point for point in waved if can_wave(model, point.exit)]
@@ -315,52 +319,56 @@ def decode_window(model, point, idx, start, seed=0):
 
 # whole continuations: every way to decode, drafts and waves too -----------------------------------
 
-def continue_prompt(model, point, prompt, new_tokens, temperature=0.0, seed=0, number=0):
+def continue_prompts(model, point, prompts, new_tokens, temperature=0.0, seed=0, numbers=(0,)):
     """
-    Continue a prompt (n,) -> the new tokens (new,), and what each of them but the first took:
-    ms_text (ms), passes of the model, and block_maps (mean over groups).
+    Continue prompts (B, n) together -> the new tokens (B, new), and of each row's tokens but the
+    first, on average: ms_text (a batch's time over B), passes of the model, and blocks (layers
+    evaluated in the groups, also for tokens that are thrown away), {name: B values}.
+
+    numbers: of the prompts, which decide the draws.
     """
-    evals, steps, hidden = [], new_tokens - 1, model.hidden
+    layers, hidden, blocks = [len(group) for group in model.config.groups], model.hidden, []
 
     def counted(idx, plan):
         x, found = hidden(idx, plan)
-        evals.extend(one['evals'] for one in found)
+        blocks.append(sum(n * one['evals'].sum(dim=1) for n, one in zip(layers, found)))    # (B,)
         return x, found
     model.hidden = counted
+    how = {} if point.draft_loops is None else dict(draft_tokens=point.draft_tokens)
     tokens = stream(
-        model, [prompt], new_tokens, temperature, n_loop=point.loops, exit=point.exit,
-        cache=point.cache, ring=point.ring, seed=seed + number, noise_seed=seed,
-        draft_loops=point.draft_loops, wave=point.wave or 0, wave_steps=point.wave_steps)
-    made = [next(tokens)[0]]        # this also reads the prompt
-    evals.clear()
-    begin = now(prompt.device)
+        model, list(prompts), new_tokens, temperature, n_loop=point.loops, exit=point.exit,
+        cache=point.cache, ring=point.ring, seed=[seed + n for n in numbers], noise_seed=seed,
+        warm_start=point.warm_start, draft_loops=point.draft_loops, wave=point.wave or 0,
+        wave_steps=point.wave_steps, **how)
+    made = [next(tokens)[0]]        # this also reads the prompts
+    blocks.clear()
+    begin = now(prompts.device)
     made += [token for token, _ in tokens]
-    ms = ms_between(begin, now(prompt.device))
-    model.hidden = hidden
-    passes, maps = (total / len(model.groups) / steps
-                    for total in (len(evals), sum(int(one.sum()) for one in evals)))
-    return torch.cat(made)[:, 0], dict(ms_text=ms / steps, passes=passes, block_maps=maps)
+    ms = ms_between(begin, now(prompts.device))
+    model.hidden, (B, steps) = hidden, (len(prompts), new_tokens - 1)
+    return torch.cat(made, dim=1), dict(
+        ms_text=[ms / steps / B] * B, passes=[len(blocks) / steps] * B,
+        blocks=(sum(blocks) / steps).tolist() if blocks else [0.0] * B)
 
 
 @torch.no_grad()
 def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, seed=0, number=0):
     """
-    Continue prompt `number`, (n,), at every point. Adds to each what continue_prompt measures, and
+    Continue prompt `number`, (n,), at every point. Adds to each what continue_prompts measures, and
 
         identical       is the text that of n_loop fixed loops under `exact`?
         text_loss       the full budget's loss on the text
     """
-    how = new_tokens, temperature, seed, number
-    full, _ = continue_prompt(model, make_point(model, n_loop, 'fixed'), prompt, *how)
+    how = prompt[None], new_tokens, temperature, seed, (number,)
+    full, _ = continue_prompts(model, make_point(model, n_loop, 'fixed'), *how)
     for point in points:
-        new, costs = continue_prompt(model, point, prompt, *how)
+        new, costs = continue_prompts(model, point, *how)
         # the full budget's loss on the text, of which the last block is read
-        idx = torch.cat((prompt, new))[-model.config.block_size - 1:]
+        idx = torch.cat((prompt, new[0]))[-model.config.block_size - 1:]
         logits, _ = model(idx[None, :-1], n_loop=n_loop, noise_seed=seed)
-        n = min(len(new), len(idx) - 1)
+        n = min(new_tokens, len(idx) - 1)
         loss = F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
-        costs |= dict(identical=torch.equal(new, full), text_loss=loss)
-        point.add(**{name: [value] for name, value in costs.items()})
+        point.add(**costs, identical=[torch.equal(new, full)], text_loss=[loss])
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
@@ -419,8 +427,8 @@ def wave_thresholds(model, make, prompts):
     full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
 
     def differs(point, i):
-        new, _ = continue_prompt(model, point, prompts[i], new_tokens, seed=seed)
-        return not torch.equal(new, full[i, prompts.shape[1]:])
+        new, _ = continue_prompts(model, point, prompts[i:i + 1], new_tokens, seed=seed)
+        return not torch.equal(new[0], full[i, prompts.shape[1]:])
 
     half = len(prompts) // 2
     others = range(half, len(prompts))
@@ -443,7 +451,8 @@ def make_row(point, groups):
     """What is known of a point so far: its row of bench.csv, with None for the rest."""
     known, by_group = point.measured, [f"evals_{'-'.join(map(str, layers))}" for layers in groups]
     row = {name: getattr(point, name) for name in (
-        'name', 'kind', 'cache', 'rule', 'past', 'tau', 'draft_loops', 'wave', 'wave_steps')}
+        'name', 'kind', 'cache', 'rule', 'past', 'tau', 'draft_loops', 'draft_tokens', 'wave',
+        'wave_steps')}
     row |= dict.fromkeys(['windows', *OF_WINDOWS, *by_group, 'prompts', *OF_TEXTS])
     if 'ce' in known:
         above, low, high = excess(point, seed)
@@ -545,9 +554,9 @@ def check_knobs(block_size):
     for knob, smallest in least.items():
         if globals()[knob] < smallest:
             raise ValueError(f'{knob} must be at least {smallest}, not {globals()[knob]}')
-    if not all(isinstance(pair, list) and len(pair) == 2 and min(pair) >= 1
-               for pair in [*drafts, *waves]):
-        raise ValueError(f'drafts and waves must be lists of pairs of numbers from 1 on, not '
+    if not all(isinstance(some, list) and len(some) == n and min(some) >= 1
+               for n, knob in ((3, drafts), (2, waves)) for some in knob):
+        raise ValueError('drafts must be lists of three numbers from 1 on, and waves of two, not '
                          f'{drafts} and {waves}')
     start = block_size // 2 if prompt_tokens is None else prompt_tokens
     if not 1 <= start <= block_size - (0 if calibrate else timed_tokens):
@@ -568,12 +577,13 @@ def measure(model, points, idx, targets, prompts, folder):
         use_one_thread(model)
         print(f'then decoding, {torch.get_num_threads()} threads', flush=True)
         if compile:
-            compile_passes(model, max([1, *(width for width, _ in waves)]))
+            compile_passes(model, max([1, *(width for width, _ in waves),
+                                       *(1 + ahead for _, _, ahead in drafts)]))
         # first calls, for which no round pays
         for point in of_windows:
             decode_window(model, point, idx[:timed_rows, :start + 2], start, seed)
         for point in of_texts if compile else []:
-            continue_prompt(model, point, prompts[0], new_tokens)
+            continue_prompts(model, point, prompts[:1], new_tokens)
         for r in range(rounds):
             print(f'latency, round {r + 1} of {rounds}', flush=True)
             numbers = [(r * timed_rows + b) % n_windows for b in range(timed_rows)]

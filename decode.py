@@ -72,17 +72,17 @@ def one_token(model, token, position, plan, warm=None):
     return tokens_at(model, token, plan, (slice(None), 0))
 
 
-def compile_passes(model, width=1, **how):
+def compile_passes(model, width=5, **how):
     """
     Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
     for each setting, and with an exit rule each layer and loop step. No graph depends on where the
     tokens stand: the cache holds the whole window, and short passes are padded to plan.width.
 
-    width: of the widest wave. how: for torch.compile. If compiling fails, a line says so, and
-    decoding goes on without it.
+    width: tokens of the widest pass: a wave, or drafts and the token before them. how: for
+    torch.compile. If compiling fails, a line says so, and decoding goes on without it.
     """
     eager, block_size = model.hidden, model.config.block_size
-    end = block_size + max(width - 1, Drafts.max_drafts)        # padding may lie beyond the window
+    end = block_size + width - 1                    # padding may lie beyond the window
     how = dict(fullgraph=True) | (how or dict(options={'cpp_wrapper': True}))
     whole = torch.compile(eager, dynamic=False, **how)
     compile_layers(model, **how)
@@ -284,7 +284,7 @@ def use_one_thread(model):
 @torch.no_grad()
 def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
            cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
-           draft_loops=None, wave=0, wave_steps=1, trace=None):
+           draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
@@ -295,8 +295,9 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
     'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
     stop: the token that ends a row, which then yields `stop` with 0 steps.
-    The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops: see Drafts),
-    or as a wave (wave, its width; wave_steps; trace, a list: see waves.Wave).
+    The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops,
+    draft_tokens: see Drafts), or as a wave (wave, its width; wave_steps; trace, a list: see
+    waves.Wave).
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
@@ -304,7 +305,8 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
     text = Text(rows, model.config.block_size, temperature, top_k, seed)
     plan = Plan(model.loop_counts(n_loop, exit), exit, noise_seed)
     way = (Wave(model, plan, wave, wave_steps, trace) if wave else
-           OneByOne(model, warm_start) if draft_loops is None else Drafts(plan, draft_loops))
+           OneByOne(model, warm_start) if draft_loops is None else
+           Drafts(plan, draft_loops, draft_tokens))
     if cache == 'auto':
         cache = way.cache or 'exact'
     elif warm_start and cache is None:
@@ -389,29 +391,30 @@ class OneByOne:
 
 class Drafts:
     """
-    Self-speculation (Geiping 5): draft up to max_drafts tokens with few loops, then run them side
-    by side with all loops, and keep those that agree. Draft and check use the same draws, so that
-    the text is that of plain decoding.
+    Self-speculation (Geiping 5): draft up to `tokens` tokens with few loops, then run them side by
+    side with all loops, and keep those that agree. Draft and check use the same draws, so that the
+    text is that of plain decoding.
     """
     cache, name = 'exact', 'draft_loops'
-    max_drafts = 4
 
-    def __init__(self, plan, loops):
+    def __init__(self, plan, loops, tokens=4):
         if not 1 <= loops < min(plan.counts, default=1):
             raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {loops}')
         if plan.exit and plan.exit.by_row:
             raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a pass at once, so "
                              'drafts would change the text: choose another, or leave out drafts')
-        self.loops = loops
+        if tokens < 1:
+            raise ValueError(f'draft_tokens must be at least 1, not {tokens}')
+        self.loops, self.tokens = loops, tokens
 
     def begin(self, token, states):
         """Nothing to remember: a draft starts from the cache alone."""
 
     def next_tokens(self, model, plan, text, most):
-        # draft up to max_drafts, less if the window or `most` lacks room (the check adds one token)
+        # less than `tokens` if the window or `most` lacks room (the check adds one token)
         last, (position,) = text.last()
         few = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
-        room = min(self.max_drafts, text.block_size - 1 - position, most - 1)
+        room = min(self.tokens, text.block_size - 1 - position, most - 1)
         tokens = [last]
         for i in range(room):
             logits, _, _ = one_token(model, tokens[-1], position + i, few)
@@ -420,7 +423,7 @@ class Drafts:
         # check: all loops on all of them at once, which overwrites the keys and values of the draft
         inputs = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
         span = Span(position, 1 + room, last.device)
-        x, found = model.hidden(inputs, replace(plan, span=span, width=1 + self.max_drafts))
+        x, found = model.hidden(inputs, replace(plan, span=span, width=1 + self.tokens))
         made = text.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
         # leave keys behind the last token; they are overwritten before anything reads them

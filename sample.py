@@ -157,7 +157,7 @@ def print_text(model, encoding, rule, width, pass_steps, dev):
     block_size, groups = model.config.block_size, model.config.groups
     use_one_thread(model)
     if compile:
-        compile_passes(model, width)
+        compile_passes(model, max(width, 5))        # 5: four drafts and a token
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
     for i in range(num_samples):

@@ -24,7 +24,7 @@ from exits import EXITS, make_exit
 SMALL = ['--taus=[0,1e-2,0.3]', '--more_taus=[0.3,100.0]', '--budgets=[1,2,5,2]',
          '--epsilons=[0.0,0.3]', '--n_loop=5', '--n_windows=6', '--rounds=1', '--timed_tokens=2',
          '--device=cpu', '--cache=exact', '--past=False', '--n_prompts=2', '--new_tokens=8',
-         '--drafts=[[1,3]]', '--waves=[[3,2]]']
+         '--drafts=[[1,3,4]]', '--waves=[[3,2]]']
 RULES = [name for name in EXITS if name != 'accel_hat']       # bench.py's default
 ONE_RULE = [*SMALL, '--rules=["accel"]']
 NINE = [('fixed', 1), ('fixed', 2), ('fixed', 5), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
@@ -104,7 +104,7 @@ def test_what_continuations_cost(benched, held_out):
         for row in rows if row['prompts']}
     full, two = of['fixed budgets, exact', 'fixed', 5], of['fixed budgets, exact', 'fixed', 2]
     assert full['identical'] == full['passes'] == 1
-    assert full['prompts'] == 2 and full['block_maps'] == 5 and two['block_maps'] == 2
+    assert full['prompts'] == 2 and full['blocks'] == 10 and two['blocks'] == 4      # two groups
     # the loss of the two texts, and how many of them are equal, by other code
     texts = {n: model.generate(idx[:2, :8], 8, temperature=0, n_loop=n)[0] for n in (5, 2)}
     for n, found in ((5, full), (2, two)):
@@ -114,10 +114,10 @@ def test_what_continuations_cost(benched, held_out):
     same = (texts[5] == texts[2])[:, 8:]
     assert two['identical'] == same.all(dim=1).double().mean().item()
     # a draft of one loop is checked by three
-    assert of['drafts', 'fixed', 3]['block_maps'] > 3
+    assert of['drafts', 'fixed', 3]['blocks'] > 6
     # a wave has up to three tokens, each pass with two loop steps
     for wave in (found for (kind, *_), found in of.items() if kind == 'waves'):
-        assert 2 * wave['passes'] < wave['block_maps'] <= 6 * wave['passes']
+        assert 4 * wave['passes'] < wave['blocks'] <= 12 * wave['passes']
 
 
 @torch.no_grad()
@@ -216,10 +216,10 @@ def test_nothing_that_is_timed_compiles(tiny, idx):
     bench.decode_window(model, point, idx[:1, :6], 4)
     assert counter.frame_count == 1
     bench.decode_window(model, point, idx[[1], :9], 4)
-    (text, costs), (other, _) = (bench.continue_prompt(one, point, idx[0, :4], 5)
+    (text, costs), (other, _) = (bench.continue_prompts(one, point, idx[:1, :4], 5)
                                  for one in (model, eager))
     assert counter.frame_count == 1 and torch.equal(text, other)
-    assert (costs['passes'], costs['block_maps']) == (1, 3)
+    assert (costs['passes'], costs['blocks']) == ([1], [9])
 
 
 # quality and the oracle ---------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_the_fastest_of_each_kind():
     waits, plain = make_exit('kl', 1.0, past=True), make_exit('kl', 1.0)
     points = [Point('fixed', 6, [], None, 'latest', 8), Point('kl', 1.0, [], plain, 'exact', 8),
               Point('kl', 1.0, [], waits, 'exact', 8), Point('kl', 1.0, [], waits, 'latest', 8),
-              Point('fixed', 8, [], None, 'exact', 8, draft_loops=2),
+              Point('fixed', 8, [], None, 'exact', 8, draft_loops=2, draft_tokens=4),
               Point('kl', 0.1, [], plain, 'latest', 8, wave=8, wave_steps=1),
               Point('kl', 1.0, [], plain, 'latest', 8, wave=8, wave_steps=1)]
     for point, ms in zip(points, (4, 5, 6, 7, 3, 8, 2)):
@@ -333,7 +333,7 @@ def test_the_fastest_of_each_kind():
     rows = [bench.make_row(point, []) | dict(point=point) for point in points]
     best = bench.fastest_of_kind(rows, 'ms_text')
     assert [(row['kind'], row['name'], row['times']) for row in best] == [
-        ('waves', 'kl 1, wave 8 x 1', 1), ('drafts', 'fixed 8, drafts of 2', 1.5),
+        ('waves', 'kl 1, wave 8 x 1', 1), ('drafts', 'fixed 8, drafts 4 x 2', 1.5),
         ('fixed budgets, latest', 'fixed 6, latest', 2), ('rules, exact', 'kl 1, exact', 2.5),
         ('rules, exact, past', 'kl 1, exact, past', 3), ('rules, latest', 'kl 1, latest', 3.5)]
     assert all(row['times_low'] < row['times'] < row['times_high'] for row in best[1:])
@@ -360,8 +360,8 @@ def test_each_way_to_decode_has_its_panels(monkeypatch):
 @pytest.mark.parametrize('flag, words', [
     ('--prompt_tokens=15', 'do not fit block_size = 16'),
     ('--cache=newest', "unknown cache policy 'newest'"), ('--rounds=0', 'rounds must be'),
-    ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'waves must be lists of pairs'),
-    ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3]]', 'draft_loops must lie between 1 and'),
+    ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'and waves of two'),
+    ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3,4]]', 'draft_loops must lie between 1 and'),
     ('--calibrate=0', 'must be more than 0 nats'), ('--dataset=calc', 'has 13 of calc:p=5'),
     ('--ring=4', 'add --cache=ring'),
     ('--calibrate=0.1', '6 windows are too few to halve: --n_windows=16'),
@@ -374,7 +374,35 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx):
     """The draws of prompt i have seed + i."""
     model, point = tiny(adapter_init='random'), bench.make_point(tiny(), 3, 'fixed')
     for seed, number in ((0, 0), (4, 0), (4, 2)):
-        new, _ = bench.continue_prompt(model, point, idx[0, :6], 7, 1.5, seed, number)
+        new, _ = bench.continue_prompts(model, point, idx[:1, :6], 7, 1.5, seed, [number])
         wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
                                    seed=seed + number)
-        assert torch.equal(new, wanted[0, 6:])
+        assert torch.equal(new, wanted[:, 6:])
+
+
+@torch.no_grad()
+def test_rows_that_are_continued_together(tiny, idx):
+    """They get the texts and blocks of each alone, by fixed loops and by a rule."""
+    model = tiny(adapter_init='random')
+    for cache, rule in ('latest', 'fixed'), ('exact', 'norm_rel'), ('latest', 'accel'):
+        point = bench.make_point(model, 5 if rule == 'fixed' else 0.5, rule, cache, n_loop=9)
+        texts, costs = bench.continue_prompts(model, point, idx[:3, :6], 7, 0.8, 2, range(3))
+        for i in range(3):
+            text, alone = bench.continue_prompts(model, point, idx[i:i + 1, :6], 7, 0.8, 2, [i])
+            assert torch.equal(text, texts[i:i + 1])
+            assert alone['blocks'] == [costs['blocks'][i]]
+    assert costs['passes'] == [1, 1, 1] and len({*costs['blocks']}) > 1
+    assert len({*costs['ms_text']}) == 1
+
+
+def test_drafts_of_any_length_check_the_same_text(tiny, idx):
+    model = tiny(adapter_init='random')
+    full, _ = bench.continue_prompts(model, bench.make_point(model, 6, 'fixed'), idx[:1, :4], 10)
+    passes = []
+    for ahead in (1, 3, 8):
+        point = bench.make_point(model, 6, 'fixed', draft_loops=5, draft_tokens=ahead)
+        text, costs = bench.continue_prompts(model, point, idx[:1, :4], 10)
+        passes += costs['passes']
+        assert torch.equal(text, full)
+    # of nine tokens: a pass for each draft, and a check
+    assert passes[0] >= (5 + 4) / 9 and len({*passes}) == 3

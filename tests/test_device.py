@@ -126,7 +126,7 @@ def test_a_model_of_the_zoo_finds_what_it_finds_on_the_cpu(tiny, idx, kind, rule
 NUMBER = re.compile(r'[-+]?\d+\.?\d*(?:e[-+]\d+)?')
 BENCH = ['--n_loop=3', '--taus=[]', '--more_taus=[0.3]', '--budgets=[2]', '--epsilons=[0.3]',
          '--rules=["accel"]', '--cache=exact', '--past=False', '--rounds=1', '--timed_tokens=1',
-         '--drafts=[[1,3]]', '--waves=[[3,2]]', '--new_tokens=4', '--n_windows=2']
+         '--drafts=[[1,3,4]]', '--waves=[[3,2]]', '--new_tokens=4', '--n_windows=2']
 
 
 @pytest.mark.parametrize('script, flags', [
