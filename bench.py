@@ -141,7 +141,8 @@ class Point:
 
     @property
     def name(self):
-        return f'{self.rule} {self.tau:g}, {self.how}'
+        tau = '-'.join(map(str, self.tau)) if isinstance(self.tau, list) else f'{self.tau:g}'
+        return f'{self.rule} {tau}, {self.how}'
 
     def add(self, **values):
         """Append measurements of further windows, tokens or prompts: {name: a value of each}."""

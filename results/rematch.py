@@ -1,0 +1,319 @@
+"""
+Every way to write text with the same chances: chosen on some prompts, timed on others.
+
+    python -m results.rematch --out_dir=OUT     OUT/rematch.csv; results.run does it for each run
+
+Greedy continuations of held-out prompts. A text is right if all of its tokens are those of 30 fixed
+loops; the fidelity of a setting is its share of right texts. The even prompts choose: for each
+family of settings (fixed loops, ..., waves) and each fidelity, the fastest that has it. The odd
+prompts score what was chosen, one prompt after another, with all settings in turn.
+
+    setting     a way to decode with its loops or threshold, the name of a bench.Point
+    kind        a setting without its loops or threshold
+    blocks      layers evaluated in the groups, a token
+    rows        {part: rows}. Parts: choose (fidelity and blocks), trial (time, on some of the
+                choosing prompts), score, again (the same setting timed again), batch
+"""
+import os
+import random
+import re
+import time
+from collections import defaultdict
+from copy import deepcopy
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+import torch
+
+import data
+from bench import continue_prompts, make_point
+from common.checkpoint import open_run
+from common.configurator import configure, run
+from common.files import write_csv
+from decode import compile_passes, use_one_thread
+from exits import make_exit
+from serving.batching import Request, serve
+
+# ------------------------------------------------------------------------------------------------
+out_dir: str | None = None
+n_prompts = 256             # half of them choose
+prompt_tokens = 12
+new_tokens = 36
+n_trial = 8                 # choosing prompts on which time is compared
+n_batch = 64                # scoring prompts that are decoded in batches, too
+loops = [*range(1, 17), 20, 24, 30]     # of fixed loops
+taus = [10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5]
+drafts = [[n, ahead] for n in (1, 2, 3) for ahead in (2, 4, 8)]     # loops, tokens ahead
+waves = [[width, steps] for width in (8, 4, 16) for steps in (1, 2, 3)]
+batches = [1, 2, 4, 8, 16]  # rows
+compiled = True             # also time some of the chosen settings compiled
+device = 'cpu'
+# ------------------------------------------------------------------------------------------------
+
+FULL = 30
+LEVELS = 0.9, 0.95, 0.99    # fidelities
+RULES = 'norm_rel', 'norm', 'kl', 'accel', 'accel_rel'
+FAMILIES = {'fixed loops': 'fixed [0-9]+, (latest|exact)', 'loops for each group': 'fixed .*-.*',
+            'fixed loops, warm start': '.*warm start', 'a rule that stops': '.*(latest|exact)',
+            'Algorithm 1': 'accel .*, (latest|exact)', 'drafts': '.*drafts.*', 'a wave': '.*wave.*',
+            'a wave, committed by accel': 'accel .*wave.*'}
+COMPILED = 'fixed loops', 'drafts', 'a wave'
+# at the highest and the lowest fidelity only some families are scored
+SCORED_AT_ALL = ('fixed loops', 'loops for each group', 'a rule that stops', 'drafts', 'a wave')
+SCREEN, MISSES = 32, 8      # a wave that misses so many of the first texts is not tried further
+
+
+# what the rows say ------------------------------------------------------------------------------
+
+@lru_cache(maxsize=None)
+def families_of(setting):
+    """The families that a setting belongs to: the first that its name fits, and Algorithm 1's."""
+    first = next(name for name, words in FAMILIES.items() if re.fullmatch(words, setting))
+    return {first, *(name for name in ('Algorithm 1', 'a wave, committed by accel')
+                     if re.fullmatch(FAMILIES[name], setting))}
+
+
+def kind_of(setting):
+    return re.sub(' [^ ,]+,', ',', setting, count=1)
+
+
+def by_setting(rows, key):
+    """{setting: the values of a column}."""
+    values = defaultdict(list)
+    for row in rows:
+        values[row['setting']].append(row[key])
+    return values
+
+
+def fidelities(rows):
+    """{setting: its share of right texts on the choosing prompts}, of those that have all."""
+    right = by_setting(rows['choose'], 'identical')
+    n = max(map(len, right.values()))
+    return {setting: np.mean(values) for setting, values in right.items() if len(values) == n}
+
+
+def fidelity_of(setting, shares):
+    # drafts write the text of the budget that checks them
+    return shares.get(re.sub('drafts .*', 'exact', setting), 0)
+
+
+def chosen(rows):
+    """{(level, family): the fastest setting in the trial that has this fidelity}."""
+    shares, ms = fidelities(rows), by_setting(rows['trial'], 'ms')
+    best = {}
+    for level in LEVELS:
+        for setting in sorted(ms, key=lambda setting: np.mean(ms[setting])):
+            if fidelity_of(setting, shares) >= level:
+                for family in families_of(setting):
+                    best.setdefault((level, family), setting)
+    return best
+
+
+# choosing ---------------------------------------------------------------------------------------
+
+class Contest:
+    """A model, its prompts (N, n), the right texts (N, new), and the rows that are measured."""
+
+    def __init__(self, model, prompts):
+        self.model, self.prompts, self.rows = model, prompts, defaultdict(list)
+        self.points, self.models = {}, {}
+        self.right, _ = continue_prompts(model, make_point(model, FULL, 'fixed'), prompts,
+                                         new_tokens, numbers=range(len(prompts)))
+        self.choosing, self.scoring = (range(i, len(prompts), 2) for i in (0, 1))
+
+    def write(self, part, setting, numbers):
+        """Continue these prompts together and add a row for each -> ms a token, prompt included."""
+        model, numbers = self.models.get(setting, self.model), list(numbers)
+        begin = time.perf_counter()
+        texts, costs = continue_prompts(model, self.points[setting], self.prompts[numbers],
+                                        new_tokens, numbers=numbers)
+        whole = 1e3 * (time.perf_counter() - begin) / texts.numel()
+        ms = [whole] * len(numbers) if part == 'batch' else costs['ms_text']
+        self.add(part, setting, numbers, texts, ms, costs['passes'], costs['blocks'])
+        return whole
+
+    def add(self, part, setting, numbers, texts, ms, passes, blocks):
+        same = texts == self.right[numbers]                                     # (b, new)
+        for i, number in enumerate(numbers):
+            self.rows[part].append(dict(
+                setting=setting, batch=len(numbers), prompt=number, identical=int(same[i].all()),
+                tokens=int(same[i].int().cumprod(0).sum()), passes=round(passes[i], 3),
+                blocks=round(blocks[i], 2), ms='' if part == 'choose' else round(ms[i], 3)))
+
+    def point(self, tau, rule='fixed', cache='latest', **more):
+        """The name of a setting."""
+        point = make_point(self.model, tau, rule, cache, cache != 'exact', FULL, **more)
+        self.points[point.name] = point
+        return point.name
+
+    def share(self, setting):
+        """The fidelity of a setting on the choosing prompts, all in a batch."""
+        if setting not in self.shares:
+            self.write('choose', setting, self.choosing)
+            right = [row['identical'] for row in self.rows['choose'] if row['setting'] == setting]
+            self.shares[setting] = np.mean(right)
+        return self.shares[setting]
+
+    def choose(self):
+        """Measure the fidelity of all settings, then the time of those that may be chosen."""
+        self.shares = {}
+        for cache in ('latest', 'exact'):
+            shares = {n: self.share(self.point(n, cache=cache)) for n in loops}
+            for level in LEVELS:
+                self.by_group(level, min(n for n in loops if shares[n] >= level), cache)
+            self.until_best(self.point(n, cache=cache, warm_start=True) for n in loops)
+            for rule in RULES:
+                self.until_best(self.point(tau, rule, cache) for tau in taus)
+        self.choose_waves()
+        tried = self.to_try()
+        for i in self.choosing[:n_trial]:
+            for setting in random.Random(i).sample(tried, len(tried)):
+                self.write('trial', setting, [i])
+
+    def until_best(self, settings):
+        """Settings that cost more and more, up to the first with the highest fidelity."""
+        for setting in settings:
+            if self.share(setting) >= LEVELS[-1]:
+                break
+
+    def by_group(self, level, n, cache):
+        """
+        Loops for each group: from n for all on, the group that can spare a loop with the largest
+        fidelity left loses one, until none can.
+        """
+        layers = [len(group) for group in self.model.config.groups]
+        counts = [n] * len(layers)
+        while counts:
+            shares = {}
+            for g in range(len(counts)):
+                trial = [n - (i == g) for i, n in enumerate(counts)]
+                if min(trial):
+                    shares[tuple(trial)] = self.share(self.point(trial, cache=cache)), layers[g]
+            good = [trial for trial, (share, _) in shares.items() if share >= level]
+            counts = max(good, key=shares.get, default=None)
+
+    def choose_waves(self):
+        """
+        The fidelity of waves, one prompt after another; what has no chance is not tried further: it
+        misses too many of the first texts, or takes far longer for them than a wave with the
+        highest fidelity did.
+        """
+        limit = np.inf
+        for (width, steps), rule in product(waves, ('norm_rel', 'accel')):
+            for tau in taus:
+                setting = self.point(tau, rule, wave=width, wave_steps=steps)
+                right, took = [], 0
+                for i in self.choosing:
+                    ms = self.write('choose', setting, [i])
+                    right.append(self.rows['choose'][-1]['identical'])
+                    took += ms if len(right) <= SCREEN else 0
+                    if len(right) <= SCREEN and right.count(0) >= MISSES:
+                        break
+                    if len(right) == SCREEN and took > 1.25 * limit:
+                        break
+                if took > 1.25 * limit:
+                    break
+                if len(right) == len(self.choosing) and np.mean(right) >= LEVELS[-1]:
+                    limit = min(limit, took)
+                    break
+
+    def to_try(self):
+        """For each fidelity the setting of each kind with the fewest blocks, and all drafts."""
+        shares, blocks = fidelities(self.rows), by_setting(self.rows['choose'], 'blocks')
+        tried = {}
+        for level in LEVELS:
+            best = {}
+            for setting in sorted(shares, key=lambda setting: np.mean(blocks[setting])):
+                if shares[setting] >= level:
+                    best.setdefault(kind_of(setting) + '-' * ('-' in setting), setting)
+            tried |= dict.fromkeys(best.values())
+            # a larger budget than needed would check the same drafts for more
+            n = min(n for n in loops if shares[self.point(n, cache='exact')] >= level)
+            tried |= dict.fromkeys(
+                self.point(n, cache='exact', draft_loops=few, draft_tokens=ahead)
+                for few, ahead in drafts if few < n)
+        return list(tried)
+
+    # scoring ------------------------------------------------------------------------------------
+
+    def score(self):
+        """All chosen settings in turn, one prompt after another, in another order for each."""
+        best = chosen(self.rows)
+        settings = list(dict.fromkeys(
+            setting for (level, family), setting in best.items()
+            if level == 0.95 or family in SCORED_AT_ALL))
+        if compiled:
+            model = deepcopy(self.model)
+            compile_passes(model, max(width for width, _ in waves))
+            for setting in {best[key] for key in best if key[0] == 0.95 and key[1] in COMPILED}:
+                name = setting + ', compiled'
+                self.models[name], self.points[name] = model, self.points[setting]
+                settings.append(name)
+                self.write('warm-up', name, self.choosing[:1])
+        fixed = best[0.95, 'fixed loops']
+        for i in self.scoring:
+            for setting in random.Random(i).sample(settings + ['again'], len(settings) + 1):
+                if setting == 'again':
+                    self.write('again', fixed, [i])
+                else:
+                    self.write('score', setting, [i])
+
+    def in_batches(self):
+        """
+        Whole texts, prompt included, of several rows at once: fixed loops, a rule and Algorithm 1
+        in lockstep, rows at their own loop steps (serving/), and waves one row after the other.
+        """
+        shares, blocks = fidelities(self.rows), by_setting(self.rows['choose'], 'blocks')
+        best = chosen(self.rows)
+        latest = [min((setting for setting in shares if shares[setting] >= 0.95
+                       and family in families_of(setting) and 'latest' in setting),
+                      key=lambda setting: np.mean(blocks[setting]), default=None)
+                  for family in ('fixed loops', 'a rule that stops')]
+        alone = [best[0.95, family] for family in ('a wave', 'drafts') if (0.95, family) in best]
+        numbers = self.scoring[:n_batch]
+        for b in batches:
+            for begin in range(0, len(numbers), b):
+                some = numbers[begin:begin + b]
+                for setting in filter(None, latest):
+                    self.write('batch', setting, some)
+                for setting in alone if b == 1 else ():
+                    self.write('batch', setting, some)
+            if b > 1 and latest[1]:
+                self.serve(latest[1], b, list(numbers))
+
+    def serve(self, setting, rows, numbers):
+        point = self.points[setting]
+        requests = [Request(self.prompts[i].tolist(), new_tokens, name=i) for i in numbers]
+        begin = time.perf_counter()
+        rule = make_exit(point.rule, point.tau, past=False)
+        answers = {request.name: tokens for request, tokens, _ in serve(
+            self.model, requests, rows, n_loop=point.loops, exit=rule)}
+        ms = 1e3 * (time.perf_counter() - begin) / new_tokens / len(numbers)
+        texts = torch.tensor([answers[i] for i in numbers])
+        n = len(self.rows['batch'])
+        self.add('batch', f'{setting}, each row at its own step', numbers, texts,
+                 *[[value] * len(numbers) for value in (ms, 0, 0)])
+        for row in self.rows['batch'][n:]:
+            row['batch'] = rows
+
+
+def main():
+    model, checkpoint, _, folder = open_run(out_dir, device, 'there is nothing to exit from')
+    use_one_thread(model)
+    _, idx, _, _ = data.held_out(checkpoint, n_prompts, dev=device)
+    contest = Contest(model, idx[:, :prompt_tokens])
+    for stage in (contest.choose, contest.score, contest.in_batches):
+        begin = time.time()
+        stage()
+        print(f'{stage.__name__}: {time.time() - begin:.0f} s', flush=True)
+    contest.rows.pop('warm-up', None)
+    write_csv([dict(part=part) | row for part, rows in contest.rows.items() for row in rows],
+              os.path.join(folder, 'rematch.csv'))
+    for key, setting in chosen(contest.rows).items():
+        print(*key, setting, sep=' | ')
+
+
+if __name__ == '__main__':
+    config = configure(globals())
+    run(main)
