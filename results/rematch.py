@@ -75,7 +75,7 @@ def families_of(setting):
 
 
 def kind_of(setting):
-    return re.sub(' [^ ,]+,', ',', setting, count=1)
+    return min(families_of(setting)), re.sub(' [^ ,]+,', ',', setting, count=1)
 
 
 def by_setting(rows, key):
@@ -226,7 +226,7 @@ class Contest:
             best = {}
             for setting in sorted(shares, key=lambda setting: np.mean(blocks[setting])):
                 if shares[setting] >= level:
-                    best.setdefault(kind_of(setting) + '-' * ('-' in setting), setting)
+                    best.setdefault(kind_of(setting), setting)
             tried |= dict.fromkeys(best.values())
             # a larger budget than needed would check the same drafts for more
             n = min(n for n in loops if shares[self.point(n, cache='exact')] >= level)
