@@ -1,7 +1,7 @@
 """
 Loop budgets against exit rules on text that the model reads, with the same chances.
 
-    python -m results.budgets --out_dir=OUT     OUT/budgets.csv, times.csv and along.csv;
+    python -m results.reading --out_dir=OUT     OUT/reading.csv, times.csv and along.csv;
                                                 results.run does it for each run
 
 A rule has a threshold; a budget has a number of loops for each group. Every kind of decoding tries
@@ -64,8 +64,9 @@ class Reading:
     def candidate(self, value, rule='fixed', cache='exact', name='', **how):
         point = make_point(self.model, value, rule, cache, cache != 'exact', FULL, **how)
         loss, blocks = self.losses(point)
-        return dict(cache=cache, way=name or rule, value=value, gap=loss - self.full,
-                    blocks=blocks) | upper_end((loss - self.full)[self.choosing])
+        gap = np.round(loss - self.full, 5)         # as the CSV has it
+        return dict(cache=cache, way=name or rule, value=value, gap=gap,
+                    blocks=np.round(blocks, 3), high=bench.interval(gap[self.choosing])[1])
 
     def thresholds(self, rule, cache='exact', **how):
         """Thresholds from large to small until two are good; then some around the largest good."""
@@ -105,10 +106,6 @@ class Reading:
                 for more in (-1, 1):
                     add(tuple(n + more * (i == g) for i, n in enumerate(counts)))
         return list(found.values())
-
-
-def upper_end(gap):
-    return dict(high=bench.interval(gap)[1])
 
 
 def cheapest(candidates, part, flip=True):
@@ -219,7 +216,7 @@ def main():
                     gap=f'{gap:.5f}', blocks=f'{blocks:.3f}')
                for one in candidates for i, (gap, blocks) in enumerate(zip(one['gap'],
                                                                            one['blocks']))],
-              os.path.join(out_dir, 'budgets.csv'))
+              os.path.join(out_dir, 'reading.csv'))
     write_csv(list(time_rows(model, idx, chosen)), os.path.join(out_dir, 'times.csv'))
     for (cache, way), mixture in chosen.items():
         if mixture:

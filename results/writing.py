@@ -1,7 +1,7 @@
 """
 Every way to write text with the same chances: chosen on some prompts, timed on others.
 
-    python -m results.rematch --out_dir=OUT     OUT/rematch.csv; results.run does it for each run
+    python -m results.writing --out_dir=OUT     OUT/writing.csv; results.run does it for each run
 
 Greedy continuations of held-out prompts. A text is right if all of its tokens are those of 30 fixed
 loops; the fidelity of a setting is its share of right texts. The even prompts choose: for each
@@ -26,13 +26,16 @@ from itertools import product
 import numpy as np
 import torch
 
+import bench
 import data
 from bench import continue_prompts, make_point
+from common import plots
 from common.checkpoint import open_run
 from common.configurator import configure, run
 from common.files import write_csv
 from decode import compile_passes, use_one_thread
 from exits import make_exit
+from results.runs import head, line
 from serving.batching import Request, serve
 
 # ------------------------------------------------------------------------------------------------
@@ -54,11 +57,13 @@ device = 'cpu'
 FULL = 30
 LEVELS = 0.9, 0.95, 0.99    # fidelities
 RULES = 'norm_rel', 'norm', 'kl', 'accel', 'accel_rel'
+WAVE_OF_ACCEL = 'a wave, committed by accel'
 FAMILIES = {'fixed loops': 'fixed [0-9]+, (latest|exact)', 'loops for each group': 'fixed .*-.*',
             'fixed loops, warm start': '.*warm start', 'a rule that stops': '.*(latest|exact)',
             'Algorithm 1': 'accel .*, (latest|exact)', 'drafts': '.*drafts.*', 'a wave': '.*wave.*',
-            'a wave, committed by accel': 'accel .*wave.*'}
+            WAVE_OF_ACCEL: 'accel .*wave.*'}
 COMPILED = 'fixed loops', 'drafts', 'a wave'
+OWN_STEP = ', each row at its own step'
 # at the highest and the lowest fidelity only some families are scored
 SCORED_AT_ALL = ('fixed loops', 'loops for each group', 'a rule that stops', 'drafts', 'a wave')
 SCREEN, MISSES = 32, 8      # a wave that misses so many of the first texts is not tried further
@@ -70,7 +75,7 @@ SCREEN, MISSES = 32, 8      # a wave that misses so many of the first texts is n
 def families_of(setting):
     """The families that a setting belongs to: the first that its name fits, and Algorithm 1's."""
     first = next(name for name, words in FAMILIES.items() if re.fullmatch(words, setting))
-    return {first, *(name for name in ('Algorithm 1', 'a wave, committed by accel')
+    return {first, *(name for name in ('Algorithm 1', WAVE_OF_ACCEL)
                      if re.fullmatch(FAMILIES[name], setting))}
 
 
@@ -108,6 +113,153 @@ def chosen(rows):
                 for family in families_of(setting):
                     best.setdefault((level, family), setting)
     return best
+
+
+# tables -----------------------------------------------------------------------------------------
+
+def of_prompts(rows, key):
+    """A column in the order of the prompts, (prompts,)."""
+    return np.array([row[key] for row in sorted(rows, key=lambda row: row['prompt'])], dtype=float)
+
+
+class Scored:
+    """What the rows of one run say of a setting, on the prompts that score."""
+
+    def __init__(self, rows):
+        self.rows, self.best = rows, chosen(rows)
+        self.of = defaultdict(list)
+        for row in rows['score']:
+            self.of[row['setting']].append(row)
+
+    def mean(self, setting, key):
+        return of_prompts(self.of[setting], key).mean()
+
+    def over(self, setting, other):
+        """Its time over that of another setting, and the ends of the interval over prompts."""
+        pairs = np.stack([of_prompts(self.of[one], 'ms') for one in (setting, other)], axis=1)
+        return ratio(pairs), *bench.interval(pairs, ratio)
+
+    def again(self):
+        """The time of the same setting measured twice, the second over the first."""
+        fixed = self.best[0.95, 'fixed loops']
+        self.of['again'] = self.rows['again']
+        return self.over('again', fixed)[0]
+
+
+def ratio(pairs, axis=0):
+    totals = pairs.sum(axis=axis)                                               # (..., 2)
+    return totals[..., 0] / totals[..., 1]
+
+
+def all_scored(rows):
+    """Rows of the CSV -> {model: {seed: Scored}}."""
+    parts = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for row in rows:
+        parts[row['variant']][row['seed']][row['part']].append(row)
+    return {name: {seed: Scored(some) for seed, some in of.items()} for name, of in parts.items()}
+
+
+def spread(values):
+    """The mean over seeds, and the least and the largest."""
+    low, high = f'{min(values):.2f}', f'{max(values):.2f}'
+    return f'{np.mean(values):.2f}' + f' ({low} to {high})' * (low != high)
+
+
+def over_fixed(models):
+    """
+    A line for each family: its time over that of the fastest fixed loops with the same fidelity, by
+    model and fidelity.
+    """
+    def cell(scored, level, family, other='fixed loops', more=''):
+        pairs = [(one, *(one.best.get((level, name), '') + more for name in (family, other)))
+                 for one in scored]
+        values = [one.over(a, b)[0] for one, a, b in pairs if a in one.of]
+        missing = f', {len(values)} of {len(pairs)} seeds' * (0 < len(values) < len(pairs))
+        return spread(values) + missing if values else '–'
+
+    columns = list(product(models, LEVELS))
+    yield from head('', *(f'{name}, {100 * level:g}%' for name, level in columns))
+    for family in FAMILIES:
+        yield line(family, *(cell(models[name].values(), level, family) for name, level in columns))
+    for family in COMPILED[1:]:
+        yield line(f'{family} over fixed loops, both compiled', *(
+            cell(models[name].values(), level, family, more=', compiled')
+            for name, level in columns))
+    yield line('A/A: the first line again', *(
+        spread([one.again() for one in models[name].values()]) if level == 0.95 else '–'
+        for name, level in columns))
+
+
+def settings(models, level):
+    """A line for each run and family: what was chosen, and what it costs on the other prompts."""
+    yield from head('model, seed', 'family', 'setting', '% right', 'ms a token', 'over fixed loops',
+                    'passes', 'blocks')
+    for name, of in models.items():
+        for (seed, one), family in product(of.items(), FAMILIES):
+            setting = one.best.get((level, family))
+            if setting in one.of:
+                over, low, high = one.over(setting, one.best[level, 'fixed loops'])
+                right, ms, passes, blocks = (one.mean(setting, key) for key in (
+                    'identical', 'ms', 'passes', 'blocks'))
+                yield line(f'{name}, {seed:g}', family, setting, f'{100 * right:.1f}', f'{ms:.2f}',
+                           f'{over:.2f} ({low:.2f} to {high:.2f})', f'{passes:.2f}',
+                           f'{blocks:.1f}')
+
+
+def in_rows(models):
+    """
+    Time a token of whole texts in batches, over that of fixed loops with one row: {model: {way:
+    {rows of the batch: of each seed}}}.
+    """
+    found = {}
+    for name, of in models.items():
+        found[name] = defaultdict(lambda: defaultdict(list))
+        for one in of.values():
+            ms = defaultdict(list)
+            for row in one.rows['batch']:
+                setting = row['setting'].removesuffix(OWN_STEP)
+                way = max(families_of(setting) - {'Algorithm 1', WAVE_OF_ACCEL})
+                way += OWN_STEP * (setting != row['setting'])
+                ms[way, int(row['batch'])].append(row['ms'])
+            for (way, b), values in ms.items():
+                found[name][way][b].append(np.mean(values) / np.mean(ms['fixed loops', 1]))
+    return found
+
+
+def batch_table(models):
+    """in_rows as a table. Waves and drafts work on one row, so that more rows save no time."""
+    yield from head('model', 'rows', *map(str, batches))
+    for name, ways in in_rows(models).items():
+        for way, by_rows in ways.items():
+            yield line(name, way, *(spread(by_rows[b]) if b in by_rows else
+                                    '' if 1 not in by_rows else spread(by_rows[1])
+                                    for b in batches))
+
+
+def figure(models, path):
+    """Time over fixed loops by fidelity, and by rows of a batch; a dot for each seed."""
+    drawn, axes = plots.panels(2 * len(models), 3.4, 3.2)
+    for i, ((name, of), ways) in enumerate(zip(models.items(), in_rows(models).values())):
+        left, right = axes[0][2 * i:2 * i + 2]
+        for colour, family in zip(plots.COLOURS, SCORED_AT_ALL):
+            points = [(100 * level, one.over(one.best[level, family],
+                                             one.best[level, 'fixed loops'])[0])
+                      for one, level in product(of.values(), LEVELS)
+                      if one.best.get((level, family)) in one.of]
+            means = {x: np.mean([y for at, y in points if at == x]) for x, _ in points}
+            left.plot(*zip(*points), '.', color=colour, alpha=0.5)
+            left.plot(means.keys(), means.values(), color=colour, label=family)
+        left.set(title=name, xlabel='% of the texts that must be right', xticks=[90, 95, 99],
+                 ylabel='time over fixed loops', ylim=(0, None))
+        for colour, (way, by_rows) in zip(plots.COLOURS, ways.items()):
+            times = {b: np.mean(by_rows.get(b, by_rows[min(by_rows)])) for b in batches}
+            right.plot(times.keys(), times.values(), color=colour, label=way, marker='.')
+        right.set(title=f'{name}, batches', xlabel='rows of the batch', xscale='log', yscale='log',
+                  ylabel='time a token over fixed loops, one row')
+        for ax in (left, right):
+            ax.legend(frameon=False, fontsize=7)
+    drawn.tight_layout()
+    plots.save(drawn, path)
 
 
 # choosing ---------------------------------------------------------------------------------------
@@ -292,7 +444,7 @@ class Contest:
         ms = 1e3 * (time.perf_counter() - begin) / new_tokens / len(numbers)
         texts = torch.tensor([answers[i] for i in numbers])
         n = len(self.rows['batch'])
-        self.add('batch', f'{setting}, each row at its own step', numbers, texts,
+        self.add('batch', setting + OWN_STEP, numbers, texts,
                  *[[value] * len(numbers) for value in (ms, 0, 0)])
         for row in self.rows['batch'][n:]:
             row['batch'] = rows
@@ -309,7 +461,7 @@ def main():
         print(f'{stage.__name__}: {time.time() - begin:.0f} s', flush=True)
     contest.rows.pop('warm-up', None)
     write_csv([dict(part=part) | row for part, rows in contest.rows.items() for row in rows],
-              os.path.join(folder, 'rematch.csv'))
+              os.path.join(folder, 'writing.csv'))
     for key, setting in chosen(contest.rows).items():
         print(*key, setting, sep=' | ')
 
