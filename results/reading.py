@@ -13,10 +13,13 @@ above 30 loops, by the upper end of its interval; the other half says what it co
                 under `exact`) and blocks (layers evaluated in the groups, a token), (windows,) each
     along       the same for Algorithm 1 and the step norm, at every checkpoint of the run
 """
+import json
 import math
 import os
 import random
+from collections import Counter, defaultdict
 from heapq import heappop, heappush
+from itertools import product
 
 import numpy as np
 import torch
@@ -25,9 +28,12 @@ import bench
 import data
 import geometry
 from bench import make_point
+from common import plots
 from common.configurator import configure, pick_device, run
 from common.files import write_csv
 from decode import use_one_thread
+from results import runs
+from results.runs import head, line, spread
 
 # ------------------------------------------------------------------------------------------------
 out_dir: str | None = None
@@ -42,6 +48,7 @@ device = 'cpu'
 
 FULL, SAME = 30, 0.005
 RULES = 'norm', 'norm_rel', 'kl', 'accel', 'accel_rel'
+LEAST = 12                  # blocks of three loops in the four layers of the groups
 ALONG = {'norm': {}, 'accel': {}, 'accel, step kept': dict(keep=True)}
 
 
@@ -196,6 +203,185 @@ def along_rows(models, idx, targets):
             best = cheapest(found, slice(None))
             row[name] = f"{mixed(best, 'blocks').mean():.3f}" if best else ''
         yield row
+
+
+# tables -----------------------------------------------------------------------------------------
+
+WAYS = 'one budget', 'budgets', *RULES, 'the best rule'
+CHOOSING, SCORING = slice(0, None, 2), slice(1, None, 2)
+
+
+class Chosen:
+    """What the rows of a run say: the mixture of each way, and its cost on other windows."""
+
+    def __init__(self, rows, times):
+        windows, ms = defaultdict(list), defaultdict(list)
+        for row in rows:
+            windows[row['cache'], row['way'], str(row['value'])].append((row['gap'], row['blocks']))
+        candidates = []
+        for (cache, way, value), costs in windows.items():
+            gap, blocks = np.array(costs).T                                     # (windows,)
+            candidates.append(dict(cache=cache, way=way, value=json.loads(value), gap=gap,
+                                   blocks=blocks, high=bench.interval(gap[CHOOSING])[1]))
+        self.tried = Counter((one['cache'], one['way'] == 'fixed') for one in candidates)
+        self.of = ways_of(candidates, CHOOSING)
+        for row in times:
+            ms[row['cache'], row['way'], str(row['value'])].append(row['ms'])
+        self.ms = {key: np.median(values) for key, values in ms.items()}
+
+    def costs(self, *key):
+        """gap and blocks of each scoring window."""
+        return (mixed(self.of[key], name)[SCORING] for name in ('gap', 'blocks'))
+
+    def time(self, cache, way):
+        """ms a token, of 'again' those of the first budget measured again."""
+        if way == 'again':
+            return self.ms[cache, way, '']
+        good, other, share = self.of[cache, way]
+        good, other = (self.ms[cache, one['way'], str(one['value'])] for one in (good, other))
+        return (1 - share) * good + share * other
+
+    def over(self, a, b):
+        """Blocks of a way over those of another, and the ends of the interval over windows."""
+        pairs = np.stack([list(self.costs(*key))[1] for key in (a, b)], axis=1)
+        return bench.ratio(pairs), *bench.interval(pairs, bench.ratio)
+
+
+def all_chosen():
+    """{model: {seed: Chosen}} of the rows that have been gathered."""
+    times = runs.load('reading/times.csv')
+    return {name: {seed: Chosen(rows, times[name][seed]) for seed, rows in of.items()}
+            for name, of in runs.load('reading/windows.csv.xz').items()}
+
+
+def costs_table(models):
+    """Blocks of each way on the scoring windows, and its time over that of the first line."""
+    yield from head('cache', 'way', *models)
+    for cache, way in product(('exact', 'latest'), WAYS):
+        cells = []
+        for of in models.values():
+            good = [one for one in of.values() if one.of[cache, way]]
+            blocks = [list(one.costs(cache, way))[1].mean() for one in good]
+            cells.append(f'{runs.mean_std(blocks, 1)}' if len(good) == len(of) else
+                         f'good in {len(good)} of {len(of)} seeds')
+            if len(good) == len(of) and way not in RULES and (cache, way) != ('exact', WAYS[0]):
+                over = [one.time(cache, way) / one.time('exact', WAYS[0]) for one in good]
+                cells[-1] += f' ({runs.mean_std(over)})'
+        yield line(cache, way, *cells)
+    again = ([one.time('exact', 'again') / one.time('exact', WAYS[0]) for one in of.values()]
+             for of in models.values())
+    yield line('exact', 'the first line again', *(f'({runs.mean_std(some)})' for some in again))
+
+
+def gaps_table(models):
+    """Nats above 30 loops on the scoring windows, and in how many seeds the promise was kept."""
+    yield from head('cache', 'way', *models)
+    for cache, way in product(('exact', 'latest'), WAYS):
+        cells = []
+        for of in models.values():
+            gaps = [next(one.costs(cache, way)).mean() for one in of.values() if one.of[cache, way]]
+            kept = sum(gap <= SAME for gap in gaps)
+            cells.append(f'{np.mean(gaps):+.4f}, {kept} of {len(gaps)}' if gaps else '–')
+        yield line(cache, way, *cells)
+
+
+def questions(models):
+    """The best rule over budgets: in blocks, and in time; of each seed."""
+    yield from head('the best rule over budgets', *models)
+    for cache in ('exact', 'latest'):
+        keys = [(cache, way) for way in ('the best rule', 'budgets')]
+        cells, times = [], []
+        for of in models.values():
+            found = [one.over(*keys) for one in of.values()]
+            less, more = sum(high < 1 for *_, high in found), sum(low > 1 for _, low, _ in found)
+            cells.append(f'{spread([over for over, *_ in found])}; fewer in {less}, more in {more} '
+                         f'of {len(of)}')
+            times.append(spread([one.time(*keys[0]) / one.time(*keys[1]) for one in of.values()]))
+        yield line(f'`{cache}`, blocks', *cells)
+        yield line(f'`{cache}`, time', *times)
+
+
+# does the cosine explain what the acceleration costs? ---------------------------------------------
+
+def along_points(floor):
+    """
+    {run: (checkpoints, 3)}: the mean settled cosine of the groups, and the blocks of Algorithm 1,
+    and of it with the step kept, over those of the step norm.
+
+    floor: leave out the checkpoints at which the step norm takes fewer than three loops, as
+    Algorithm 1 cannot take fewer.
+    """
+    found = {}
+    for name, of in runs.load('reading/along.csv').items():
+        for seed, rows in of.items():
+            points = [[np.mean([value for key, value in row.items() if key.startswith('cos_')
+                                and value != '']), row['accel'] / row['norm'],
+                       row['accel, step kept'] / row['norm']]
+                      for row in rows if '' not in (row['accel'], row['norm'])
+                      and (row['norm'] >= LEAST or not floor)]
+            found[name, seed] = np.array(points).reshape(-1, 3)
+    return found
+
+
+def fit(points, draws=2000):
+    """
+    A line through points (n, 2) of each run: its slope, its value at a cosine of 0.6, and the share
+    of the variance that it explains; each with the ends of its interval over runs, (3, 3).
+    """
+    def line_of(parts):
+        x, y = np.concatenate(parts).T
+        slope, offset = np.polyfit(x, y, 1)
+        return slope, offset + 0.6 * slope, np.corrcoef(x, y)[0, 1] ** 2
+    rng = np.random.default_rng(0)
+    drawn = [line_of([points[i] for i in rng.integers(len(points), size=len(points))])
+             for _ in range(draws)]
+    return np.array([line_of(points), *np.percentile(drawn, [2.5, 97.5], axis=0)]).T
+
+
+def along_table():
+    """The lines, over all runs."""
+    yield from head('blocks over those of the step norm', 'checkpoints', 'checkpoints, runs',
+                    'slope with the cosine', 'at a cosine of 0.6', 'variance explained')
+    for floor, (i, words) in product((False, True), enumerate(('Algorithm 1', 'step kept'), 1)):
+        found = [some[:, [0, i]] for some in along_points(floor).values() if len(some)]
+        cells = ['–'] * 3
+        if len(found) > 1:
+            cells = [f'{value:.2f} ({low:.2f} to {high:.2f})' for value, low, high in fit(found)]
+        yield line(words, 'the norm takes 3 loops or more' if floor else 'all',
+                   f'{sum(map(len, found))}, {len(found)}', *cells)
+
+
+def figures():
+    """The ratios against the settled cosine, a dot for each checkpoint."""
+    found = along_points(False)
+    if len(found) < 2:
+        return
+    figure, [axes] = plots.panels(2, 4, 3.2, sharey=True)
+    above = along_points(True)
+    for i, (ax, words) in enumerate(zip(axes, ('Algorithm 1', 'Algorithm 1, step kept')), 1):
+        for name, marker, colour in zip(dict.fromkeys(name for name, _ in found), 'o^s',
+                                        plots.COLOURS):
+            for points, how in (found, dict(mfc='none')), (above, dict(label=name)):
+                some = np.concatenate([value for key, value in points.items() if key[0] == name])
+                ax.plot(some[:, 0], some[:, i], marker, color=colour, ms=5, alpha=0.7, **how)
+        slope, at, _ = fit([some[:, [0, i]] for some in above.values() if len(some)])[:, 0]
+        x = np.array([-1, 1])
+        ax.plot(x, at + slope * (x - 0.6), color='0.4', lw=1)
+        ax.axhline(1, color='0.8', lw=1, zorder=0)
+        ax.axvspan(0.5, 0.65, color='0.93', zorder=0)
+        ax.set(title=words, xlabel='mean settled cosine')
+    axes[0].set_ylabel('blocks over those of the step norm')
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    plots.save(figure, os.path.join(runs.ASSETS, 'along.png'))
+
+
+def tables():
+    """{(page, block): its Markdown}."""
+    models = all_chosen()
+    made = dict(costs=costs_table(models), gaps=gaps_table(models), questions=questions(models),
+                along=along_table())
+    return {('reading.md', block): '\n'.join(lines) for block, lines in made.items()}
 
 
 # a run ------------------------------------------------------------------------------------------

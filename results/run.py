@@ -1,115 +1,103 @@
 """
-The claims of the papers, measured again: trains models, measures them, and writes the pages.
+All that the pages measure at the present commit: trains models, measures them, writes the tables.
 
-    python -m results.run                   text: the paper's recipe, and our default
-    python -m results.run --scale=tasks     calc and hop, where loops matter
-    python -m results.run --scale=paper --minutes=9     config/groups.py on one GPU, in pieces
+    python -m results.run                   continues if it is called again
+    python -m results.run --variants="['default']" --seeds=[1337]
     python -m results.run --only_table      results/*/*.csv -> the pages, nothing is run
 
-Run them in the project's folder; the same command continues after a stop. A training goes to
-out-results/VARIANT-SEED. Then results.measure and, on text, bench.py with whole continuations run
-on it. The rows of all runs that are there go to results/SCALE/*.csv, from which claims.py writes
-the pages.
+Run them in the project's folder. A training goes to out-results/VARIANT-SEED. Then results.reading
+and, on text, results.writing run on it. Their rows go to results/reading/ and results/writing/,
+from which the tables are written into the pages.
 
-    variant     a training: the name of its flags in SCALES
-    texts       continuations of held-out prompts, by every kind of decoding
+    variant     a training: the name of its flags in TRAININGS
 """
-import json
-import math
 import os
-import time
-from collections import defaultdict
 from functools import partial
-from typing import Literal
 
 import data
 from common.configurator import configure, run
-from results import claims, runs
+from results import reading, runs, writing
 
 # ------------------------------------------------------------------------------------------------
-scale: Literal['text', 'tasks', 'paper'] = 'text'
-dataset: str | None = None  # of text and paper; None = torchdocs for text, wiki for paper
-variants: list = []         # only these; [] = all of the scale
-seeds = [1337, 1, 2]        # paper uses only the first
-minutes: float | None = None    # stop after this many and save; None = run to the end
-workers = 2                 # runs at a time on a CPU, with a thread each
+dataset = 'torchdocs'       # of the trainings on text
+variants: list = []         # only these; [] = all
+seeds = [1337, 1, 2]
+workers = 2                 # runs at a time, with a thread each
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
-RECIPE = ['config/recipe.py']
+# ten checkpoints, evenly in log time, and the start
+KEPT = '--keep_iters=[0,50,73,106,155,227,331,483,705,1028]'
+RECIPE = ['config/recipe.py', KEPT]
 FIVE_LAYERS = ['--n_layer=5', '--groups=[[1],[2,3]]']
-# {scale: {variant: flags of train.py}}
-SCALES = dict(
-    text={'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': []},
-    tasks={'calc': ['config/calc.py', *FIVE_LAYERS],
-           'hop': ['config/calc.py', 'config/hop.py', *FIVE_LAYERS, '--max_iters=1000']},
-    paper={'paper': ['config/groups.py', '--keep_iters=[0,30,100,300,1000,3000,10000,30000]']})
-# flags of results.measure, and of bench.py for whole continuations
-MEASURE = dict(paper=['--n_windows=8', '--refine=1'])
-TEXTS = ['--cache=latest', '--n_windows=64', '--epsilons=[]', '--rounds=1', '--timed_tokens=1',
-         '--n_prompts=64', '--prompt_tokens=12', '--new_tokens=36', "--rules=['norm_rel']",
-         '--least_tau=3e-3', '--taus=[1e-3,3e-3,1e-2,3e-2]', '--more_taus=[]',
-         '--waves=[[8,1],[8,2]]', '--budgets=[2,3,4,5,6,8,10,12]',
-         '--drafts=[[1,6],[2,6],[3,8],[3,12]]']
+THREE_LAYERS = ['--n_layer=3', '--groups=[[1]]']
+PLAIN, LONG = '--groups=[]', '--max_iters=4500'
+TRAININGS = {   # {variant: flags of train.py}
+    'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': [KEPT],
+    'calc': ['config/calc.py', *FIVE_LAYERS],
+    'hop': ['config/calc.py', 'config/hop.py', *FIVE_LAYERS, '--max_iters=1000'],
+    'six plain layers': [PLAIN],
+    'the default with one loop': ['--mean_recurrence=1', '--loop_draw=fixed'],
+    'three plain layers': ['--n_layer=3', PLAIN], 'three layers, one loops': THREE_LAYERS,
+    'three plain layers, 4,500': ['--n_layer=3', PLAIN, LONG],
+    'three layers, one loops, 4,500': [*THREE_LAYERS, LONG]}
+MEASURED = {'recipe': ('reading', 'writing'), 'random adapter': ('reading',),
+            'default': ('reading', 'writing'), 'calc': ('reading',), 'hop': ('reading',)}
+# {a file in a run's folder: where its rows are gathered}
+GATHERED = {'writing.csv': 'writing/texts.csv.xz', 'reading.csv': 'reading/windows.csv.xz',
+            'times.csv': 'reading/times.csv', 'along.csv': 'reading/along.csv'}
 
 
-def chosen():
-    """[(variant, seed)], in the order in which they run."""
-    some = seeds[:1] if scale == 'paper' else seeds
-    return [(variant, seed) for seed in some for variant in variants or SCALES[scale]]
-
-
-def text_of():
-    """The data set of the scale's trainings, None if they are on tasks."""
-    return None if scale == 'tasks' else dataset or dict(text='torchdocs', paper='wiki')[scale]
-
-
-def work(what, variant, seed, until):
-    """Train, measure (rows: geometry, sweep, times) or continue texts. True if that is done."""
-    train = [*SCALES[scale][variant], f'--seed={seed}', '--resume']
-    if text_of():
-        train.append(f'--dataset={text_of()}')
-    if scale != 'paper':
-        train.append('--device=cpu')
-    command = dict(train=['train.py', *train], texts=['bench.py', *TEXTS],
-                   rows=['results.measure', *MEASURE.get(scale, [])])[what]
-    return runs.once(runs.folder_of(variant, seed), what, *command, until=until)
+def work(what, variant, seed):
+    """Train a model, or measure it."""
+    flags = []
+    if what == 'train':
+        on_text = 'config/calc.py' not in TRAININGS[variant]
+        flags = [*TRAININGS[variant], f'--seed={seed}', '--resume', '--device=cpu',
+                 *[f'--dataset={dataset}'] * on_text]
+    script = 'train.py' if what == 'train' else f'results.{what}'
+    runs.once(runs.folder_of(variant, seed), what, script, *flags)
 
 
 def gather():
-    """All runs of the scale that are there -> results/SCALE/*.csv; rows of other runs stay."""
-    tables = defaultdict(list)
-    for variant, seed, folder in runs.trained(SCALES[scale]):
-        new = dict(losses=runs.last_losses(folder), minutes=runs.minutes_rows(folder),
-                   texts=runs.text_rows(folder))
-        if os.path.exists(path := os.path.join(folder, 'rows.json')):
-            with open(path) as f:
-                new |= json.load(f)
-        for name, rows in new.items():
-            tables[name] += [dict(variant=variant, seed=seed) | row for row in rows]
-    runs.save(scale, tables, order=list(SCALES[scale]))
+    """All runs that are there -> results/*/*.csv; rows of other runs stay."""
+    found = {name: [] for name in ('trained/losses.csv', 'trained/minutes.csv', *GATHERED.values())}
+    for variant, seed, folder in runs.trained(TRAININGS):
+        new = {'trained/losses.csv': runs.last_losses(folder),
+               'trained/minutes.csv': runs.minutes_rows(folder)}
+        for name, path in GATHERED.items():
+            if os.path.exists(os.path.join(folder, name)):
+                new[path] = runs.read_csv(os.path.join(folder, name))
+        for path, rows in new.items():
+            found[path] += [dict(variant=variant, seed=seed) | row for row in rows]
+    for path, rows in found.items():
+        runs.save(path, rows, order=list(TRAININGS))
+
+
+def tables():
+    """{(page, block): its Markdown}."""
+    return reading.tables() | writing.tables()
 
 
 def main():
     if not seeds or workers < 1:
         raise ValueError('--seeds must name at least one seed, and --workers be at least 1')
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f'--minutes must be more than 0, not {minutes}')
-    until = math.inf if minutes is None else time.time() + 60 * minutes
-    unknown = set(variants) - set(SCALES[scale])
+    unknown = set(variants) - set(TRAININGS)
     if unknown:
-        raise ValueError(f"--variants: {', '.join(sorted(unknown))} is not of --scale={scale}: "
-                         f"{', '.join(SCALES[scale])}")
+        raise ValueError(f"--variants: {', '.join(sorted(unknown))} is none of "
+                         f"{', '.join(TRAININGS)}")
     if not only_table:
-        if text_of() and time.time() < until:
-            data.open_data(text_of())       # made once, before the trainings start
-        # the ways of a run are timed in turn, so another process slows all of them alike
-        for what in ('train', 'rows', 'texts') if scale == 'text' else ('train', 'rows'):
-            works = [partial(work, what, *key, until) for key in chosen()]
-            if not runs.all_done(works, 1 if scale == 'paper' else workers):
-                return
+        data.open_data(dataset)             # made once, before the trainings start
+        for what in ('train', 'reading', 'writing'):
+            works = [partial(work, what, variant, seed) for seed in seeds
+                     for variant in variants or TRAININGS
+                     if what == 'train' or what in MEASURED.get(variant, ())]
+            runs.all_done(works, workers)
         gather()
-    claims.write_pages()
+    for (page, block), text in tables().items():
+        runs.write(page, block, text)
+    for measured in reading, writing:
+        measured.figures()
 
 
 if __name__ == '__main__':

@@ -1,16 +1,15 @@
 """
 What the files of results/ share: commands that are run once, rows of CSVs, lines of tables.
 
-Not run by itself. A row is a dict. The rows that `load` reads have numbers as floats. On the page a
-mean is over seeds, and ± is their standard deviation.
+Not run by itself. A row is a dict. The rows that `load` reads have numbers as floats. On the pages
+a mean is over seeds, and ± is their standard deviation.
 """
 import csv
 import glob
-import math
+import lzma
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -22,70 +21,40 @@ import torch
 from common.files import new_file, write_csv
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-HERE = os.path.join(ROOT, 'results')
-SAME = 0.005            # nats a token above the full budget that count as equal quality
-LAYERS = ('group', 'from', 'to')    # columns whose digits are names of layers
+HERE, ASSETS = os.path.join(ROOT, 'results'), os.path.join(ROOT, 'assets')
 
 
 # commands ---------------------------------------------------------------------------------------
 
 def all_done(works, workers):
-    """Call all works, `workers` at a time. True if each one returns True (done)."""
+    """Call all works, `workers` at a time."""
     with ThreadPoolExecutor(workers) as pool:
-        done = list(pool.map(lambda work: work(), works))
-    if not all(done):
-        print('time is up: run the same command to continue')
-    return all(done)
+        list(pool.map(lambda work: work(), works))
 
 
-def command(script, *flags, log, until=math.inf):
+def once(folder, what, script, *flags):
     """
-    Run one of the project's scripts, or a module of a folder (zoo.etd), with one thread. True if it
-    finished, False if the time was up.
+    Run one of the project's scripts, or a module of a folder (results.reading), on one thread with
+    --out_dir=folder, unless that was done before. ValueError if it fails.
 
-    log: the file that gets its output. until: when (time.time()) it is sent SIGTERM. ValueError if
-    it fails.
+    Its output goes to folder/WHAT.txt, and then the minutes that it took to folder/WHAT.minutes.
     """
-    what = [os.path.join(ROOT, script)] if script.endswith('.py') else ['-m', script]
-    settings = os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=ROOT)
+    log, done = (os.path.join(folder, f'{what}.{kind}') for kind in ('txt', 'minutes'))
+    if os.path.exists(done):
+        return
+    os.makedirs(folder, exist_ok=True)
+    begin = time.time()
     with open(log, 'a') as out:
-        process = subprocess.Popen([sys.executable, '-u', *what, *flags], stdout=out,
-                                   stderr=subprocess.STDOUT, env=settings)
-        stopped = False
-        while process.poll() is None:
-            if not stopped and time.time() > until:
-                process.send_signal(signal.SIGTERM)
-                stopped = True
-            time.sleep(0.2)
-    if process.returncode and not stopped:
+        failed = subprocess.run(
+            [sys.executable, '-u', *([os.path.join(ROOT, script)] if script.endswith('.py') else
+                                     ['-m', script]), *flags, f'--out_dir={folder}'],
+            stdout=out, stderr=subprocess.STDOUT,
+            env=os.environ | dict(OMP_NUM_THREADS='1', PYTHONPATH=ROOT)).returncode
+    if failed:
         raise ValueError(f"`python {' '.join((script, *flags))}` failed: see {log}")
-    return not stopped
-
-
-def once(folder, what, script, *flags, until=math.inf):
-    """
-    Run a script with --out_dir=folder unless that was done before. True if it is done by now.
-
-    Its output goes to folder/WHAT.txt. folder/WHAT.minutes holds the minutes that it took, over all
-    calls, and then 'done' or 'begun'. until: nothing is begun later.
-    """
-    path = os.path.join(folder, what + '.minutes')
-    took, state = 0.0, ''
-    if os.path.exists(path):
-        with open(path) as f:
-            took, state = f.read().split()
-    if state != 'done' and time.time() < until:
-        os.makedirs(folder, exist_ok=True)
-        begin = time.time()
-        # only a training can be resumed
-        stop = until if script == 'train.py' else math.inf
-        done = command(script, *flags, f'--out_dir={folder}', until=stop,
-                       log=os.path.join(folder, what + '.txt'))
-        state = 'done' if done else 'begun'
-        with open(path, 'w') as f:
-            f.write(f'{float(took) + (time.time() - begin) / 60:.3f} {state}')
-        print(f'{what} {state}: {folder}', flush=True)
-    return state == 'done'
+    with open(done, 'w') as f:
+        f.write(f'{(time.time() - begin) / 60:.3f}')
+    print(f'{what} done: {folder}', flush=True)
 
 
 def folder_of(variant, seed):
@@ -104,8 +73,8 @@ def trained(variants):
 # rows of CSVs -----------------------------------------------------------------------------------
 
 def read_csv(path):
-    """The rows of a file, with strings as values."""
-    with open(path, newline='') as f:
+    """The rows of a file, which may be compressed, with strings as values."""
+    with (lzma.open if path.endswith('.xz') else open)(path, 'rt', newline='') as f:
         return list(csv.DictReader(f))
 
 
@@ -117,41 +86,36 @@ def number(text):
         return text
 
 
-def load(scale, folder=HERE):
-    """The CSVs of a scale for the tables, {name: rows} with numbers as floats."""
-    tables = {}
-    for path in glob.glob(os.path.join(folder, scale, '*.csv')):
-        tables[os.path.basename(path).removesuffix('.csv')] = [
-            {key: text if key in LAYERS else number(text) for key, text in row.items()}
-            for row in read_csv(path)]
-    return tables
+def load(path):
+    """The rows of results/PATH by run, {variant: {seed: rows}}, with numbers as floats."""
+    found, path = {}, os.path.join(HERE, path)
+    for row in read_csv(path) if os.path.exists(path) else ():
+        row = {key: number(text) for key, text in row.items()}
+        found.setdefault(row['variant'], {}).setdefault(int(row['seed']), []).append(row)
+    return found
 
 
-def save(scale, tables, order):
+def save(path, rows, order):
     """
-    {name: rows} -> results/SCALE/*.csv, and the machine beside them. Rows of earlier runs stay.
+    Write rows to results/PATH, and the machine beside them. Rows that other runs have there stay.
 
     order: the variants, in the order of the rows.
     """
-    folder = os.path.join('results', scale)
-    os.makedirs(folder, exist_ok=True)
-    measured = {(row['variant'], str(row['seed'])) for row in tables['losses']}
-    for name, rows in tables.items():
-        path = os.path.join(folder, name + '.csv')
-        if os.path.exists(path):
-            rows = rows + [row for row in read_csv(path) if row['variant'] in order
-                           and (row['variant'], row['seed']) not in measured]
-        rows.sort(key=lambda row: (order.index(row['variant']), int(row['seed'])))
-        if rows:
-            write_table(path, rows)
-    write_table(os.path.join(folder, 'machine.csv'), [machine_row()])
-
-
-def write_table(path, rows):
-    # some rows lack a column; six digits of a number that is not a count
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    write_csv([{key: f'{value:.6g}' if isinstance(value, (float, np.floating)) else value
-                for key, value in row.items()} for row in rows], path, columns)
+    measured, path = {(row['variant'], str(row['seed'])) for row in rows}, f'{HERE}/{path}'
+    if os.path.exists(path):
+        rows = rows + [row for row in read_csv(path) if row['variant'] in order
+                       and (row['variant'], row['seed']) not in measured]
+    if not measured:
+        return
+    rows.sort(key=lambda row: (order.index(row['variant']), int(row['seed'])))
+    columns = list(dict.fromkeys(key for row in rows for key in row))   # some rows lack a column
+    rows = [{key: row.get(key, '') for key in columns} for row in rows]
+    write_csv(rows, path.removesuffix('.xz'))
+    if path.endswith('.xz'):
+        with open(path.removesuffix('.xz'), 'rb') as f, new_file(path, 'wb') as packed:
+            packed.write(lzma.compress(f.read(), preset=9 | lzma.PRESET_EXTREME))
+        os.remove(path.removesuffix('.xz'))
+    write_csv([machine_row()], os.path.join(os.path.dirname(path), 'machine.csv'))
 
 
 def machine_row():
@@ -181,35 +145,10 @@ def minutes_rows(folder):
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), '*.minutes'))):
         with open(path) as f:
             what = os.path.basename(path).removesuffix('.minutes')
-            yield dict(what=what, minutes=f.read().split()[0])
+            yield dict(what=what, minutes=f.read())
 
 
-def text_rows(folder):
-    """The points of bench.py's continuations in this folder, none if there were none."""
-    path = os.path.join(folder, 'bench.csv')
-    rows = read_csv(path) if os.path.exists(path) else []
-    columns = ('kind', 'cache', 'rule', 'tau', 'draft_loops', 'wave', 'wave_steps', 'prompts',
-               'identical', 'text_loss', 'passes', 'block_maps', 'ms_text')
-    return [{key: row[key] for key in columns} for row in rows if row['prompts']]
-
-
-# rows for tables --------------------------------------------------------------------------------
-
-def pick(rows, **conditions):
-    """The rows whose columns have these values."""
-    return [row for row in rows if all(row[key] == value for key, value in conditions.items())]
-
-
-def column(rows, key):
-    return [row[key] for row in rows]
-
-
-def distinct(rows, key):
-    """The values of a column, each once, in order."""
-    return list(dict.fromkeys(column(rows, key)))
-
-
-# the page ---------------------------------------------------------------------------------------
+# the pages --------------------------------------------------------------------------------------
 
 def mean_std(values, digits=2):
     """'mean ± standard deviation', or the mean alone if there is one value."""
@@ -218,6 +157,12 @@ def mean_std(values, digits=2):
     if len(values) > 1:
         text += f' ± {values.std(ddof=1):.{digits}f}'
     return text
+
+
+def spread(values):
+    """The mean over seeds, and the least and the largest."""
+    low, high = f'{min(values):.2f}', f'{max(values):.2f}'
+    return f'{np.mean(values):.2f}' + f' ({low} to {high})' * (low != high)
 
 
 def line(*cells):
@@ -230,30 +175,15 @@ def head(*cells):
     return line(*cells), '|---' * len(cells) + '|'
 
 
-def machine_of(t):
-    """Where the rows of a scale were measured, and how long that took, in words."""
-    row, = t['machine']
-    words = f"{row['cores']:g} cores of an {row['machine']}, torch {row['torch']}, {row['date']}"
-    if 'minutes' in t:
-        spent = sum(column(t['minutes'], 'minutes'))
-        words += f', {spent:.0f} minutes of runs, two at a time'
-    return words
-
-
-def join(blocks):
-    """Paragraphs and tables, each an iterable of lines -> Markdown."""
-    return '\n\n'.join('\n'.join(block) for block in blocks)
-
-
 def markers(page, block):
     """Where the text between `<!-- BLOCK: ... -->` and `<!-- end of BLOCK -->` begins and ends."""
     begin = re.search(f'<!-- {block}: .* -->\n', page).end()
     return begin, page.index(f'<!-- end of {block} -->')
 
 
-def write(block, text, folder=HERE, page='README.md'):
-    """Put a text between the markers of a block in a page of the folder."""
-    path = os.path.join(folder, page)
+def write(page, block, text):
+    """Put a text between the markers of a block in a page of this folder."""
+    path = os.path.join(HERE, page)
     with open(path, encoding='utf-8') as f:
         page = f.read()
     begin, end = markers(page, block)

@@ -35,7 +35,8 @@ from common.configurator import configure, run
 from common.files import write_csv
 from decode import compile_passes, use_one_thread
 from exits import make_exit
-from results.runs import head, line
+from results import runs
+from results.runs import head, line, spread
 from serving.batching import Request, serve
 
 # ------------------------------------------------------------------------------------------------
@@ -54,6 +55,7 @@ compiled = True             # also time some of the chosen settings compiled
 device = 'cpu'
 # ------------------------------------------------------------------------------------------------
 
+GATHERED = 'writing/texts.csv.xz'
 FULL = 30
 LEVELS = 0.9, 0.95, 0.99    # fidelities
 RULES = 'norm_rel', 'norm', 'kl', 'accel', 'accel_rel'
@@ -137,7 +139,7 @@ class Scored:
     def over(self, setting, other):
         """Its time over that of another setting, and the ends of the interval over prompts."""
         pairs = np.stack([of_prompts(self.of[one], 'ms') for one in (setting, other)], axis=1)
-        return ratio(pairs), *bench.interval(pairs, ratio)
+        return bench.ratio(pairs), *bench.interval(pairs, bench.ratio)
 
     def again(self):
         """The time of the same setting measured twice, the second over the first."""
@@ -146,23 +148,16 @@ class Scored:
         return self.over('again', fixed)[0]
 
 
-def ratio(pairs, axis=0):
-    totals = pairs.sum(axis=axis)                                               # (..., 2)
-    return totals[..., 0] / totals[..., 1]
-
-
-def all_scored(rows):
-    """Rows of the CSV -> {model: {seed: Scored}}."""
-    parts = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for row in rows:
-        parts[row['variant']][row['seed']][row['part']].append(row)
-    return {name: {seed: Scored(some) for seed, some in of.items()} for name, of in parts.items()}
-
-
-def spread(values):
-    """The mean over seeds, and the least and the largest."""
-    low, high = f'{min(values):.2f}', f'{max(values):.2f}'
-    return f'{np.mean(values):.2f}' + f' ({low} to {high})' * (low != high)
+def all_scored():
+    """{model: {seed: Scored}} of the rows that have been gathered."""
+    found = {}
+    for name, of in runs.load(GATHERED).items():
+        for seed, rows in of.items():
+            parts = defaultdict(list)
+            for row in rows:
+                parts[row['part']].append(row)
+            found.setdefault(name, {})[seed] = Scored(parts)
+    return found
 
 
 def over_fixed(models):
@@ -201,7 +196,7 @@ def settings(models, level):
                 over, low, high = one.over(setting, one.best[level, 'fixed loops'])
                 right, ms, passes, blocks = (one.mean(setting, key) for key in (
                     'identical', 'ms', 'passes', 'blocks'))
-                yield line(f'{name}, {seed:g}', family, setting, f'{100 * right:.1f}', f'{ms:.2f}',
+                yield line(f'{name}, {seed}', family, setting, f'{100 * right:.1f}', f'{ms:.2f}',
                            f'{over:.2f} ({low:.2f} to {high:.2f})', f'{passes:.2f}',
                            f'{blocks:.1f}')
 
@@ -236,8 +231,11 @@ def batch_table(models):
                                     for b in batches))
 
 
-def figure(models, path):
+def figures():
     """Time over fixed loops by fidelity, and by rows of a batch; a dot for each seed."""
+    models = all_scored()
+    if not models:
+        return
     drawn, axes = plots.panels(2 * len(models), 3.4, 3.2)
     for i, ((name, of), ways) in enumerate(zip(models.items(), in_rows(models).values())):
         left, right = axes[0][2 * i:2 * i + 2]
@@ -259,7 +257,15 @@ def figure(models, path):
         for ax in (left, right):
             ax.legend(frameon=False, fontsize=7)
     drawn.tight_layout()
-    plots.save(drawn, path)
+    plots.save(drawn, os.path.join(runs.ASSETS, 'writing.png'))
+
+
+def tables():
+    """{(page, block): its Markdown}."""
+    models = all_scored()
+    made = dict(over=over_fixed(models), batches=batch_table(models)) | {
+        f'settings {100 * level:g}': settings(models, level) for level in LEVELS}
+    return {('writing.md', block): '\n'.join(lines) for block, lines in made.items()}
 
 
 # choosing ---------------------------------------------------------------------------------------

@@ -2,23 +2,20 @@
 import os
 import re
 import subprocess
-import time
-from functools import partial, partialmethod
+from functools import partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, TINY, finished, make_book
 
-import bench
 import tasks
 from common import plots
 from model import GPTConfig
-from results import claims, measure, run, runs, speed
+from results import reading, run, runs, speed, writing
 
-PAGES = claims.blocks()
+PAGES = run.tables()
 
 
 # the pages and the shipped figures --------------------------------------------------------------
@@ -30,174 +27,207 @@ def test_the_pages_say_what_the_files_say(page, block):
     assert text[begin:end].strip() == PAGES[page, block]
 
 
-@pytest.mark.parametrize('scale', ['text', 'tasks'])
-def test_all_runs_of_a_scale_are_there(scale, monkeypatch):
-    monkeypatch.setattr(run, 'scale', scale)
-    made = {(row['variant'], row['seed']) for row in runs.load(scale)['losses']}
-    assert made >= {*run.chosen()}
+@pytest.mark.parametrize('measured, path', [
+    ('writing', writing.GATHERED), ('reading', 'reading/windows.csv.xz'),
+    ('reading', 'reading/times.csv'), ('reading', 'reading/along.csv')])
+def test_all_runs_are_there(measured, path):
+    found = runs.load(path)
+    assert {name for name in run.MEASURED if measured in run.MEASURED[name]} == set(found)
+    assert all(set(of) == {*run.seeds} for of in found.values())
 
 
-# the claims and the tables ----------------------------------------------------------------------
+# text that is written ---------------------------------------------------------------------------
 
-def swept(way, *points):
-    return [dict(way=way, iteration=9.0, tau=tau, high=high, blocks=blocks)
-            for tau, high, blocks in points]
+def test_the_fastest_setting_that_is_good_enough_is_chosen():
+    def rows(**of):
+        return [dict(setting=setting, **some) for setting, values in of.items() for some in values]
 
-
-def test_the_cheapest_of_equal_quality():
-    rows = swept('kl', (0.1, 0.006, 1.0), (1e-3, 0.0, 9.0), (1e-2, 0.004, 5.0))
-    assert claims.costs(dict(sweep=rows), 'kl') == pytest.approx(3)         # half way to the next
-    assert claims.costs(dict(sweep=rows[1:]), 'kl') == 5.0
-    assert np.isnan(claims.costs(dict(sweep=rows[:1]), 'kl'))
-    assert claims.breaks_at(dict(sweep=rows), 'kl') == 1e-2
-    # loops are whole, more of them are better, and a coin flip lies between two of them
-    fixed = swept('fixed', (1, 0.008, 4.0), (2, 0.003, 8.0), (3, 0.0, 12.0))
-    r = dict(sweep=fixed, times=[dict(way='fixed, fewer', over=0.5)])
-    assert claims.costs(r, 'fixed') == 8.0
-    assert claims.coin(r) == pytest.approx((8 - 0.4 * 4, 1 - 0.4 * 0.5))
-    # at one cost: the ends of intervals, interpolated; fewer than four blocks there are none
-    assert claims.at_cost(r, 'fixed', 'high', 6.0) == pytest.approx(0.0055)
-    assert claims.at_cost(r, 'fixed', 'high', 4.0) == 0.008
-    assert np.isnan(claims.at_cost(r, 'fixed', 'high', 3.9))
-
-
-def test_no_verdict_within_the_noise_of_timing():
-    def r(again):
-        return dict(times=[dict(way='fixed again', over=again)])
-    assert claims.faster(r(1.0), 0.9) is True and claims.faster(r(1.0), 1.1) is False
-    assert claims.faster(r(1.0), 0.97) is None and claims.faster(r(0.8), 0.9) is None
-
-    def settled(*cosines):
-        return [dict(settled=[dict(iteration=9.0, cos=cos)]) for cos in cosines]
-    assert claims.cell(claims.c2, settled(0.5, 0.6)) == '1.00 **yes**'
-    assert claims.cell(claims.c2, settled(0.5, 0.8)) == '0.50 1/2'
-    assert claims.cell(claims.c2, settled(-0.9)) == '0.00 no'
-    assert claims.cell(claims.c2, []) == '–'
-    assert claims.cell(lambda r: (2.0, r), [True, None]) == '2.00 ? (1/2)'
+    def texts(right):           # of ten
+        return [dict(identical=float(i < right)) for i in range(10)]
+    names = dict(a='fixed 4, latest', b='fixed 5, latest', c='fixed 6-5, latest',
+                 d='fixed 5, exact', e='fixed 5, drafts 4 x 2', f='accel 0.1, wave 8 x 1',
+                 g='norm_rel 1e-05, exact', h='accel 3, latest', i='fixed 4, latest, warm start')
+    right = dict(a=9, b=10, c=10, d=9, f=9, g=10, h=3, i=10)
+    ms = dict(a=[1, 2], b=[3, 3], c=[2, 3], d=[1, 1], e=[1, 1], f=[2, 2], g=[9, 9], h=[0, 0],
+              i=[4, 4])
+    best = writing.chosen(dict(
+        choose=rows(**{names[key]: texts(n) for key, n in right.items()},
+                    **{'norm_rel 1, wave 4 x 1': texts(10)[:3]}),       # not all of its texts
+        trial=rows(**{names[key]: [dict(ms=value) for value in some] for key, some in ms.items()},
+                   **{'norm_rel 1, wave 4 x 1': [dict(ms=0)]})))
+    at = {level: {family: key for (some, family), setting in best.items() if some == level
+                  for key, name in names.items() if name == setting} for level in writing.LEVELS}
+    wave, accel = 'a wave', 'a wave, committed by accel'
+    everywhere = {'loops for each group': 'c', 'a rule that stops': 'g',
+                  'fixed loops, warm start': 'i'}
+    # drafts have the fidelity of the budget that checks them
+    assert at[0.9] == everywhere | {'fixed loops': 'd', 'drafts': 'e', wave: 'f', accel: 'f'}
+    assert at[0.95] == at[0.99] == everywhere | {'fixed loops': 'b'}
 
 
-def test_a_table_is_put_between_its_markers(tmp_path):
-    text = 'before\n<!-- a: by `x` -->\n{}\n<!-- end of a -->\n<!-- b: -->\n<!-- end of b -->\n'
-    (tmp_path / 'README.md').write_text(text.format('old'))
-    for _ in range(2):      # written again, it stays as it is
-        runs.write('a', 'new', tmp_path)
-        assert (tmp_path / 'README.md').read_text() == text.format('new')
+def test_times_over_another_are_of_the_same_prompts():
+    rows = dict(choose=[dict(setting='fixed 4, latest', identical=1.0)],
+                trial=[dict(setting='fixed 4, latest', ms=1.0)],
+                score=[dict(setting=setting, prompt=prompt, ms=prompt * factor)
+                       for prompts, setting, factor in ((range(1, 9), 'fixed 4, latest', 2.0),
+                                                        (range(8, 0, -1), 'x', 3.0))
+                       for prompt in prompts],
+                again=[dict(setting='fixed 4, latest', prompt=i, ms=2.2 * i) for i in range(1, 9)])
+    scored = writing.Scored(rows)
+    assert scored.over('x', 'fixed 4, latest') == pytest.approx([1.5] * 3)
+    assert scored.again() == pytest.approx(1.1) and scored.mean('x', 'ms') == 13.5
 
 
-def test_rows_of_earlier_runs_stay(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for variant, seed, loss in ('a', 10, 1.5), ('a', 9, 2.5), ('b', 3, 3.5), ('a', 10, 4.5):
-        losses = [dict(variant=variant, seed=seed, loss=loss)]
-        runs.save('text', dict(losses=losses), ['b', 'a'])
-    # the last of each run, by variant and seed
-    assert [[*row.values()] for row in runs.load('text', 'results')['losses']] == [
-        ['b', 3, 3.5], ['a', 9, 2.5], ['a', 10, 4.5]]
+# text that is read ------------------------------------------------------------------------------
+
+def candidate(way, value, gap, blocks):
+    gap = np.full(4, gap)
+    return dict(cache='exact', way=way, value=value, gap=gap, blocks=np.full(4, blocks),
+                high=gap[0])
 
 
-# what is measured of a run ----------------------------------------------------------------------
+def test_the_cheapest_mixture_of_equal_quality():
+    good, better, beyond = (candidate('kl', *some) for some in (
+        (1e-2, 0.004, 5.0), (1e-3, 0.0, 9.0), (0.1, 0.006, 1.0)))
+    mixture = reading.cheapest([better, good, beyond], reading.CHOOSING)
+    assert mixture[0] is better and mixture[1] is beyond
+    assert mixture[2] == pytest.approx(5 / 6)
+    assert reading.mixed(mixture, 'blocks') == pytest.approx([9 - 8 * 5 / 6] * 4)
+    assert reading.mixed(mixture, 'gap') == pytest.approx([0.005] * 4)
+    assert reading.cheapest([better, good, beyond], reading.CHOOSING, flip=False)[1] is good
+    assert reading.cheapest([beyond], reading.CHOOSING) is None
+    # one budget has as many loops in every group
+    found = reading.ways_of([candidate('fixed', [2, 2], 0.0, 6.0), candidate('fixed', [1, 2], 0.0,
+                             5.0), good, candidate('accel', 1.0, 0.0, 4.0)], reading.CHOOSING)
+    blocks = {way: mixture and reading.mixed(mixture, 'blocks')[0]
+              for (cache, way), mixture in found.items() if cache == 'exact'}
+    assert blocks == {'one budget': 6, 'budgets': 5, 'norm': None, 'norm_rel': None, 'kl': 5,
+                      'accel': 4, 'accel_rel': None, 'the best rule': 4}
 
-def test_answers_lost():
-    full = torch.tensor([[[0.0, 9], [0, 9], [9, 0]]])           # says 1, 1, 0
-    point = torch.tensor([[[0.0, 9], [9, 0], [0, 9]]])          # says 1, 0, 1
-    # the third label is wrong in the full budget too: nothing is lost there
-    for depth_of, deep in ((np.array([[0, 4, 8]]), 0.0), (np.array([[0, 8, 8]]), 0.5)):
-        assert measure.early(point, full, torch.tensor([[1, 1, 1]]), depth_of) == dict(
-            lost=pytest.approx(1 / 3), lost_deep=deep)
 
-
-def test_the_delayed_norm_is_that_of_the_step_before():
-    """On a line, with steps of 8 and 4."""
-    x = torch.tensor([[0.0], [8], [12]])
-    value, memo = measure.delayed(x[0], x[1], None, None)
-    assert value is None and measure.delayed(x[1], x[2], memo, None)[0] == pytest.approx(8.8)
-
-
-def test_budgets_by_group_lose_loops_while_they_are_good():
+def test_budgets_are_searched_around_the_cheapest_good_one():
     tried = []
 
-    def row_of(counts):
-        tried.append(counts)
-        return dict(high=0.0 if counts[0] >= 2 and counts[1] >= 1 else 1.0)
-    assert len([*measure.by_group(row_of, [3, 2])]) == len(tried)
-    assert tried == [[2, 2], [3, 1], [1, 2], [2, 1], [1, 1]]
+    class Two(reading.Reading):
+        layers, choosing = torch.ones(2), reading.CHOOSING
+
+        def __init__(self):
+            pass
+
+        def candidate(self, value, **how):
+            tried.append(tuple(value))
+            good = value[0] >= 2 and value[1] >= 1
+            return candidate('fixed', value, 0.0 if good else 1.0, float(sum(value)))
+    assert len(Two().budgets(8, 'exact')) == len(tried) == len({*tried})
+    assert tried == [(1, 1), (2, 2), (3, 3), (1, 2), (3, 2), (2, 1), (2, 3), (3, 1)]
+
+
+def test_thresholds_are_refined_around_the_largest_good_one():
+    class One(reading.Reading):
+        def __init__(self):
+            pass
+
+        def candidate(self, tau, rule, cache, **how):
+            return candidate(rule, tau, 0.0 if tau <= 0.2 else 1.0, 1.0)
+    found = [one['value'] for one in One().thresholds('norm')]
+    assert found == [30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.173, 0.228, 0.199]
+
+
+def test_a_line_through_the_checkpoints_of_all_runs(monkeypatch):
+    x = np.linspace(-0.8, 0.9, 10)
+    parts = np.stack([x, 1.4 - 0.5 * x], axis=1)
+    slope, at, explained = reading.fit([parts[:4], parts[4:]])
+    assert slope == pytest.approx([-0.5] * 3) and at == pytest.approx([1.1] * 3)
+    assert explained == pytest.approx([1.0] * 3)
+    row = dict(cos_0=0.5, cos_1=0.7, norm=10.0, accel=15.0) | {'accel, step kept': 12.0}
+    monkeypatch.setattr(runs, 'load', lambda path: {'a': {1: [row, row | dict(norm=20.0)]}})
+    assert reading.along_points(False)['a', 1].tolist() == [[0.6, 1.5, 1.2], [0.6, 0.75, 0.6]]
+    assert len(reading.along_points(True)['a', 1]) == 1         # ten blocks are less than 3 loops
 
 
 # the machinery ----------------------------------------------------------------------------------
+
+def test_a_table_is_put_between_its_markers(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, 'HERE', str(tmp_path))
+    text = 'before\n<!-- a: by `x` -->\n{}\n<!-- end of a -->\n<!-- b: -->\n<!-- end of b -->\n'
+    (tmp_path / 'README.md').write_text(text.format('old'))
+    for _ in range(2):      # written again, it stays as it is
+        runs.write('README.md', 'a', 'new')
+        assert (tmp_path / 'README.md').read_text() == text.format('new')
+
+
+@pytest.mark.parametrize('path', ['text/losses.csv', 'text/losses.csv.xz'])
+def test_rows_of_earlier_runs_stay(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(runs, 'HERE', str(tmp_path))
+    for variant, seed, loss in ('a', 10, 1.5), ('a', 9, 2.5), ('b', 3, 3.5), ('a', 10, 4.5):
+        runs.save(path, [dict(variant=variant, seed=seed, loss=loss)], ['b', 'a'])
+    # the last of each run, by variant and seed
+    assert runs.load(path) == {
+        'b': {3: [dict(variant='b', seed=3, loss=3.5)]},
+        'a': {9: [dict(variant='a', seed=9, loss=2.5)], 10: [dict(variant='a', seed=10, loss=4.5)]}}
+    assert sorted(path.name for path in (tmp_path / 'text').iterdir()) == [
+        os.path.basename(path), 'machine.csv']
+
 
 def change(monkeypatch, module, **settings):
     for name, value in settings.items():
         monkeypatch.setattr(module, name, value)
 
 
-@pytest.mark.parametrize('scale, variant, dataset', [
-    ('text', 'recipe', 'book'), ('tasks', 'calc', None)])
-def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, scale, variant, dataset):
+@pytest.mark.parametrize('variant', ['default', 'calc'])
+def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, variant):
     """The commands run in this process, made small, on a data set of this folder."""
     monkeypatch.chdir(tmp_path)
     Path('config').symlink_to(Path(ROOT, 'config'))
+    Path('assets').mkdir()
     make_book()
     small = {
-        'bench.py': ['--n_windows=4', '--n_prompts=2', '--prompt_tokens=2', '--new_tokens=3',
-                     '--n_loop=6', '--budgets=[2]', '--device=cpu', '--drafts=[[1,2]]',
-                     '--waves=[[2,1]]'],
-        'results.measure': ['--n_windows=16', '--n_loop=6', '--noise_draws=2', '--noise_loops=[30]',
-                            '--budgets=[1,4]', '--dlr_loops=[9,30]', '--taus=[1e-5,1e-4,1e-3,1e-2]',
-                            '--loss_loops=[1,4,9,13,32,256]', '--rounds=1', '--epsilons=[1]',
-                            '--refine=1', '--timed_tokens=2', '--device=cpu'],
+        'results.writing': [
+            '--n_prompts=8', '--prompt_tokens=2', '--new_tokens=3', '--n_trial=1', '--n_batch=2',
+            '--loops=[1,2,30]', '--taus=[1.0,1e-3]', '--drafts=[[1,2]]', '--waves=[[2,1]]',
+            '--batches=[1,2]', '--compiled=False'],
+        'results.reading': ['--n_windows=8', '--n_along=2', '--taus=[100.0,1e-3,1e-4]',
+                            '--refine=1', '--rounds=1', '--timed_tokens=2'],
         'train.py': [*(flag for flag in TINY if '--dataset' not in flag), '--eval_loops=[1,4]',
-                     '--keep_iters=[0]']}
+                     '--keep_iters=[0,1]']}
     calls = []
 
-    def command(script, *flags, **how):
-        calls.append(script)
-        path = script.removesuffix('.py').replace('.', '/') + '.py'
-        finished(*flags, *small[script], script=path)
-        return True
-    # all_done: signals need the main thread
-    change(monkeypatch, runs, command=command,
-           all_done=lambda works, workers: all([work() for work in works]))
+    def call(command, stdout, **how):
+        script = command[2] if command[2] != '-m' else command[3]
+        name = script.removeprefix(ROOT + '/')
+        calls.append(name)
+        path = name.removesuffix('.py').replace('.', '/') + '.py'
+        finished(*command[4 if command[2] == '-m' else 3:], *small[name], script=path)
+        return subprocess.CompletedProcess(command, 0)
+    change(monkeypatch, runs.subprocess, run=call)
+    change(monkeypatch, runs, HERE=str(tmp_path / 'results'), ASSETS=str(tmp_path / 'assets'),
+           all_done=lambda works, workers: [work() for work in works],
+           machine_row=lambda: dict(machine='an abacus'))
     change(monkeypatch, tasks.Problems,
            __init__=partialmethod(tasks.Problems.__init__, held_out=32))
     change(monkeypatch, plots.Figure, savefig=lambda *args, **how: None)
-    change(monkeypatch, run, scale=scale, seeds=[1], dataset=dataset, variants=[variant])
-    change(monkeypatch, bench, TAU_GRID=[1.0, 0.01])
-    change(monkeypatch, claims, write_pages=lambda: calls.append('pages'))
+    change(monkeypatch, run, seeds=[1], dataset='book', variants=[variant])
+    Path('results').mkdir()
+    on_text = variant == 'default'
+    for page in 'reading.md', 'writing.md':
+        Path('results', page).write_text(''.join(
+            f'<!-- {block}: x -->\n<!-- end of {block} -->\n' for of, block in PAGES if of == page))
     run.main()
-    assert calls == ['train.py', 'results.measure', *['bench.py'] * (scale == 'text'), 'pages']
-    t = runs.load(scale, 'results')
-    made = claims.blocks('results')
-    r, = claims.runs_of(t, variant)
-    assert {row['way'] for row in r['sweep']} == {*measure.WAYS, 'by group'}
-    assert all(len(claim(r)) == 2 for claim in claims.CLAIMS.values())
-    assert f'| {variant} | 0 | 1.00' in made['details.md', 'details']
-    assert made['README.md', 'answer'].count('|\n') == 17
+    assert calls == ['train.py', 'results.reading', *['results.writing'] * on_text]
+    text = {page: Path('results', page).read_text() for page in ('reading.md', 'writing.md')}
+    assert '| exact | one budget | ' in text['reading.md']
+    assert not on_text or '| fixed loops | 1.00 | 1.00 | 1.00 |' in text['writing.md']
+    assert {row['iteration'] for row in runs.load('reading/along.csv')[variant][1]} == {1, 12}
+    losses = runs.load('trained/losses.csv')[variant][1]
+    assert [row['loops'] for row in losses] == [1, 4]
     calls.clear()
     run.main()      # what is done is not done again
-    assert calls == ['pages'] and runs.load(scale, 'results') == t
-
-
-def test_works_end_in_order_when_the_time_is_up(tmp_path, monkeypatch, capsys):
-    """A training gets a SIGTERM, saves, and goes on later; nothing new is begun."""
-    monkeypatch.chdir(tmp_path)
-    make_book()
-    # a clock by which the time is up as soon as the run is under way
-    printed = Path('out/train.txt')
-    clock = SimpleNamespace(sleep=time.sleep, time=lambda: float(
-        printed.exists() and 'iter 0:' in printed.read_text()))
-    monkeypatch.setattr(runs, 'time', clock)
-    flags = [*TINY, '--max_iters=1000000']
-    works = [partial(runs.once, folder, 'train', 'train.py', *flags, '--resume', until=0.5)
-             for folder in ('out', 'later')]
-    assert not runs.all_done(works, workers=1)
-    assert 'stopped after iteration' in printed.read_text() and os.path.exists('out/ckpt.pt')
-    assert not os.path.exists('later')
-    assert 'time is up: run the same command to continue' in capsys.readouterr().out
-    assert list(runs.minutes_rows('out')) == [dict(what='train', minutes='0.017')]  # by that clock
+    assert not calls and text == {page: Path('results', page).read_text() for page in text}
 
 
 @pytest.mark.parametrize('knob, value, words', [
-    ('variants', ['huge'], 'huge is not of --scale=text: recipe'), ('workers', 0, 'be at least 1'),
-    ('minutes', -1.0, '--minutes'), ('seeds', [], 'name at least one')])
+    ('variants', ['huge'], 'huge is none of recipe, '), ('workers', 0, 'be at least 1'),
+    ('seeds', [], 'name at least one')])
 def test_bad_input(knob, value, words, monkeypatch):
     monkeypatch.setattr(run, knob, value)
     with pytest.raises(ValueError, match=words):
@@ -205,9 +235,10 @@ def test_bad_input(knob, value, words, monkeypatch):
 
 
 def test_a_command_that_fails_names_its_log(tmp_path):
-    with pytest.raises(ValueError, match='`python nowhere.py --n_loop=3` failed: see .*log.txt'):
-        runs.command('nowhere.py', '--n_loop=3', log=tmp_path / 'log.txt')
-    assert "can't open file" in (tmp_path / 'log.txt').read_text()
+    with pytest.raises(ValueError, match='`python nowhere.py --n_loop=3` failed: see .*a.txt'):
+        runs.once(tmp_path, 'a', 'nowhere.py', '--n_loop=3')
+    assert "can't open file" in (tmp_path / 'a.txt').read_text()
+    assert not (tmp_path / 'a.minutes').exists()
 
 
 def test_every_figure_of_speed(monkeypatch, capsys):
