@@ -319,7 +319,8 @@ class Contest:
         for cache in ('latest', 'exact'):
             shares = {n: self.share(self.point(n, cache=cache)) for n in loops}
             for level in LEVELS:
-                self.by_group(level, min(n for n in loops if shares[n] >= level), cache)
+                if good := [n for n in loops if shares[n] >= level]:
+                    self.by_group(level, good[0], cache)
             self.until_best(self.point(n, cache=cache, warm_start=True) for n in loops)
             for rule in RULES:
                 self.until_best(self.point(tau, rule, cache) for tau in taus)
