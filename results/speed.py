@@ -1,10 +1,10 @@
 """
-How fast decoding and training are, as ratios of things that are timed in turn.
+How fast decoding is, as ratios of things that are timed in turn.
 
     python -m results.speed                     all of it: twenty minutes, most of which compile
-    python -m results.speed --only=machinery    checks, passes, texts, machinery
+    python -m results.speed --only=passes       at the paper's shape, with random weights
 
-All of it but `texts` uses random weights. A ratio is the median of all rounds.
+A ratio is the median of all rounds.
 """
 from copy import deepcopy
 from functools import partial
@@ -15,19 +15,18 @@ from typing import Literal
 import numpy as np
 import torch
 
-from cache import KeysValues, Span, make_cache
+from cache import Span, make_cache
 from common.checkpoint import open_run
 from common.configurator import configure, run
 from decode import compile_passes, prefill
-from exits import EXITS, make_exit
+from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
 
 # ------------------------------------------------------------------------------------------------
-only: Literal['all', 'checks', 'passes', 'texts', 'machinery'] = 'all'
+only: Literal['all', 'passes', 'texts'] = 'all'
 rounds = 9                  # of each comparison
 new_tokens = 48             # of a text
-injection = 'concat'        # of the looped model in `machinery`
 # ------------------------------------------------------------------------------------------------
 
 
@@ -40,27 +39,6 @@ def in_turn(*works, repeats):
 def shown(ratios):
     """Their median and quartiles."""
     return '{:.2f} ({:.2f}, {:.2f})'.format(*np.percentile(ratios, [50, 25, 75]))
-
-
-# decoding ---------------------------------------------------------------------------------------
-
-@torch.no_grad()
-def checks():
-    """What a rule's check adds to a loop step of one layer, for a single token."""
-    for shape in (dict(n_embd=96, n_head=2, vocab_size=257),
-                  dict(n_embd=192, n_head=4, vocab_size=4096), dict()):
-        model = GPT(GPTConfig(block_size=64, n_layer=2, groups=[[0]], **shape)).eval()
-        group, e, n = model.groups[0], torch.randn(1, 1, model.config.n_embd), 8
-
-        def loop(rule):
-            cache = {block: KeysValues(n, 1) for block in group.core}
-            read = model.reader(rule) if rule else None
-            group(e, Plan([n], rule, span=Span(), cache=cache, read=read))
-        for name in EXITS:
-            works = partial(loop, make_exit(name, 0.0)), partial(loop, None)
-            checked, plain = in_turn(*works, repeats=3 * rounds)
-            print(f'checks: C = {model.config.n_embd}, V = {model.config.vocab_size}: {name} adds '
-                  f'{100 * np.median(checked / plain - 1):.0f}% to a loop step')
 
 
 @torch.no_grad()
@@ -122,30 +100,9 @@ def texts():
               f'{shown(two / one)}, compiled {shown(fast / one)} after {begin:.0f} s', flush=True)
 
 
-# training ---------------------------------------------------------------------------------------
-
-def machinery():
-    """Training speed of an equally deep plain stack over the default model's at 5 loops."""
-    idx = torch.randint(257, (16, 48))
-
-    def train(model, optimizer):
-        for _ in range(4):
-            model(idx, idx, n_loop=5)[1].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    works = []
-    for groups, n_layer in (([[1], [2, 3], [4]], 6), ([], 22)):
-        model = GPT(GPTConfig(block_size=48, vocab_size=257, n_layer=n_layer, n_head=2, n_embd=96,
-                              groups=groups, bptt_k=5, injection=injection))
-        works.append(partial(train, model, torch.optim.AdamW(model.parameters(), lr=1e-4)))
-    looped, plain = in_turn(*works, repeats=rounds)
-    print('machinery: 6 layers, of which 4 loop 5 times, and 22 plain layers, C = 96: tokens/s, '
-          f'ratio {shown(plain / looped)}')
-
-
 def main():
     print(f'torch {torch.__version__}, {torch.get_num_threads()} threads')
-    for measure in (checks, passes, texts, machinery):
+    for measure in (passes, texts):
         if only in ('all', measure.__name__):
             measure()
 

@@ -247,8 +247,7 @@ def test_every_figure_of_speed(monkeypatch, capsys):
            new_tokens=4, compile_passes=lambda model, width: None)
     speed.main()
     printed = capsys.readouterr().out
-    assert float(re.search(r'ratio ([\d.]+) ', printed)[1]) > 0
-    assert printed.count('\nchecks: ') == 18 and printed.count('\npasses: ') == 21
+    assert printed.count('\npasses: ') == 21
     assert printed.count('\ntexts: ') == 6
 
 
