@@ -186,14 +186,16 @@ def main():
     from decode import stream
     from exits import make_exit
     from sample import paint, print_legend
+    if wave < 1:
+        raise ValueError(f'--wave must be at least 1, not {wave}')
     model, *_, results = open_run('pretrained/text')
     prompt = torch.tensor([*start.encode()])
     rule, trace = make_exit(exit, tau) if exit else None, []
     tokens, steps = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
                                 wave=wave, wave_steps=wave_steps, trace=trace))
     if animate and not trace:
-        raise ValueError('--animate shows the passes of a wave, and there are none: give --wave=8 '
-                         'and --max_new_tokens of at least 2')
+        raise ValueError('--animate shows the passes of a wave, and there are none: give '
+                         '--max_new_tokens of at least 2')
 
     print('pass   what each token of the wave predicts; *: certain, so the token is committed')
     for n, one in enumerate(trace, start=1):

@@ -2,6 +2,7 @@
 import csv
 import json
 import os
+import shutil
 from contextlib import contextmanager, suppress
 
 
@@ -13,6 +14,7 @@ def new_file(path, mode='w', **how):
     If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
     how: further arguments of open().
     """
+    path = os.path.realpath(path)       # a link stays one
     part = f'{path}.tmp'
     if os.path.isdir(path):
         raise IsADirectoryError(f"'{path}' is a directory: name a file")
@@ -22,6 +24,8 @@ def new_file(path, mode='w', **how):
             yield f
             f.flush()
             os.fsync(f.fileno())        # on the disk before it has the name
+        if os.path.exists(path):
+            shutil.copymode(path, part)
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):

@@ -131,6 +131,12 @@ def test_a_file_is_whole_or_as_it_was():
         f.write('half')
         raise KeyboardInterrupt
     assert os.listdir('new') == ['file.json'] and Path('new/file.json').read_text() == '1'
+    # a link stays one, and the file keeps its mode
+    os.chmod('new/file.json', 0o600)
+    os.symlink('new/file.json', 'link.json')
+    write_json(2, 'link.json')
+    assert os.path.islink('link.json') and Path('new/file.json').read_text() == '2'
+    assert os.stat('new/file.json').st_mode & 0o777 == 0o600
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from unittest import mock
 
 import conftest
@@ -35,7 +36,6 @@ SMALL = {
         '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
         '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--n_prompts=1', '--new_tokens=4',
         '--waves=[[2,1]]'],
-    'results/run.py': ['--minutes=1e-9'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],
     'serving/batching.py': ['--n_requests=4', '--rows=2', '--n_loop=2'],
@@ -52,11 +52,11 @@ ELSEWHERE = {
     'pip install': '.ci/run runs them, in a checkout without packages',
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
-    'results.speed': 'test_results.py',
+    'results.': 'test_results.py',
+    'git worktree': 'the program of an earlier commit',
     '--prompt_tokens=24': 'minutes of work; test_waves.py crosses the window too',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'zoo.huginn:kl': 'test_zoo.py',
-    '--only_table': 'it writes the pages; test_results.py compares that with the CSVs',
 }
 
 
@@ -96,7 +96,7 @@ def folder(tmp_path_factory):
 
 # Scripts that run as a user's process the first time. All else runs in this process, which saves
 # seconds of imports, and without its PNGs, which other tests draw.
-as_process = {'train.py', 'sample.py', 'results/run.py'}
+as_process = {'train.py', 'sample.py'}
 
 
 def run(folder, command):
@@ -204,6 +204,14 @@ def test_imports_point_one_way():
     assert above > {'model', 'loops', 'train', 'data'} and 'common/checkpoint.py' in found
     assert not {file: names & above for file, names in found.items()
                 if file.startswith('common/') and names & above}
+    # no circles among the files of the root; model.py imports the decoders when it is asked to
+    tops = {}
+    for name in above:
+        if os.path.exists(path := os.path.join(ROOT, f'{name}.py')):
+            with open(path, encoding='utf-8') as f:
+                tops[name] = above & {*re.findall(r'^(?:from|import) (\w+)', f.read(), re.M)}
+    TopologicalSorter(tops).prepare()
+    assert not set().union(*tops.values()) & {'results', 'serving', 'zoo'}
 
 
 ALONE = """

@@ -1,9 +1,12 @@
 """micro.py: the same model, exits and training as the project's own files; a run; bad input."""
+import ast
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import refused
+from conftest import ROOT, refused
 
 import micro
 from exits import make_exit
@@ -66,6 +69,15 @@ def test_algorithm_1(pair, tau):
     assert torch.equal(torch.stack(used), steps)
     torch.testing.assert_close(got, want, **CLOSE)
     assert tau in (0, float('inf')) or all(len(used.unique()) > 2 for used in steps)
+
+
+def test_the_readme_has_the_same_algorithm_1():
+    text = Path(ROOT, 'README.md').read_text(encoding='utf-8')
+    block, = re.findall(r'```python\n(def algorithm_1.*?)```', text, re.S)
+    function, = (node for node in ast.parse(Path(ROOT, 'micro.py').read_text()).body
+                 if getattr(node, 'name', '') == 'algorithm_1')
+    del function.body[0]        # its docstring
+    assert ast.dump(ast.parse(block).body[0]) == ast.dump(function)
 
 
 def test_a_training_step(pair):

@@ -166,7 +166,8 @@ def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
     text = model.generate(prompt, 6, temperature=0, n_loop=30, cache='latest')[0]
     assert committed == bytes(text[0, 20:].tolist()).decode()
     assert any(row['revised'] == '1' for row in rows) and rows[0]['loop_steps'] == '1'
-    assert 'there are none' in refused('--animate', '--wave=0', script='waves.py')
+    assert 'there are none' in refused('--animate', '--max_new_tokens=1', script='waves.py')
+    assert '--wave must be at least 1' in refused('--wave=0', script='waves.py')
 
 
 @pytest.mark.parametrize('how, words', [
