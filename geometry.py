@@ -401,7 +401,7 @@ def figure_of(name, measured, groups, path):
         ax.set(title=plots.title(groups[g]), xlabel='loop step k',
                yscale='log' if is_norm else 'linear')
     axes[0].set_ylabel('step norm (Eq. 1)' if is_norm else 'cosine of consecutive steps')
-    axes[-1].legend(frameon=False, fontsize=8)
+    axes[-1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
     header = ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding']
     plots.save(figure, path, header, table)
 

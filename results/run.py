@@ -17,6 +17,7 @@ from functools import partial
 import data
 from common.configurator import configure, run
 from results import reading, runs, writing
+from results.runs import head, line
 
 # ------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # of the trainings on text
@@ -74,9 +75,20 @@ def gather():
         runs.save(path, rows, order=list(TRAININGS))
 
 
+def trained():
+    """A line for each training on text: its held-out loss, nats a byte."""
+    yield from head('', 'seeds', 'at 1 loop', 'at 4 loops')
+    for variant, of in runs.load('trained/losses.csv').items():
+        losses = {n: [row['loss'] for rows in of.values() for row in rows
+                      if row['loops'] == n and row['accuracy'] == ''] for n in (1, 4)}
+        if losses[1]:
+            yield line(variant, len(of), *(runs.mean_std(some, 3) if some else ''
+                                           for some in losses.values()))
+
+
 def tables():
     """{(page, block): its Markdown}."""
-    return reading.tables() | writing.tables()
+    return reading.tables() | writing.tables() | {('README.md', 'trained'): '\n'.join(trained())}
 
 
 def main():

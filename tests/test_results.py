@@ -209,7 +209,7 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, variant):
     change(monkeypatch, run, seeds=[1], dataset='book', variants=[variant])
     Path('results').mkdir()
     on_text = variant == 'default'
-    for page in 'reading.md', 'writing.md':
+    for page in 'README.md', 'reading.md', 'writing.md':
         Path('results', page).write_text(''.join(
             f'<!-- {block}: x -->\n<!-- end of {block} -->\n' for of, block in PAGES if of == page))
     run.main()
