@@ -38,7 +38,7 @@ from results.runs import head, line, spread
 # ------------------------------------------------------------------------------------------------
 out_dir: str | None = None
 n_windows = 64              # half of them choose
-n_along = 48                # windows along training
+n_along = 32                # windows along training
 taus = [30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4]
 refine = 3                  # more thresholds, between the last that is good enough and the next
 rounds = 16                 # of timing; each has a window of its own

@@ -369,9 +369,9 @@ class Contest:
                     took += ms if len(right) <= SCREEN else 0
                     if len(right) <= SCREEN and right.count(0) >= MISSES:
                         break
-                    if len(right) == SCREEN and took > 1.25 * limit:
+                    if len(right) == SCREEN and took > 1.1 * limit:
                         break
-                if took > 1.25 * limit:
+                if took > 1.1 * limit:
                     break
                 if len(right) == len(self.choosing) and np.mean(right) >= LEVELS[-1]:
                     limit = min(limit, took)
