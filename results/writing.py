@@ -12,7 +12,7 @@ prompts score what was chosen, one prompt after another, with all settings in tu
     kind        a setting without its loops or threshold
     blocks      layers evaluated in the groups, a token
     rows        {part: rows}. Parts: choose (fidelity and blocks), trial (time, on some of the
-                choosing prompts), score, again (the same setting timed again), batch
+                choosing prompts), score, compiled, batch
 """
 import os
 import random
@@ -64,8 +64,9 @@ FAMILIES = {'fixed loops': 'fixed [0-9]+, (latest|exact)', 'loops for each group
             'fixed loops, warm start': '.*warm start', 'a rule that stops': '.*(latest|exact)',
             'Algorithm 1': 'accel .*, (latest|exact)', 'drafts': '.*drafts.*', 'a wave': '.*wave.*',
             WAVE_OF_ACCEL: 'accel .*wave.*'}
-COMPILED = 'fixed loops', 'drafts', 'a wave'
-OWN_STEP = ', each row at its own step'
+TO_COMPILE = 'fixed loops', 'drafts', 'a wave'
+COMPILED, AGAIN, OWN_STEP = ', compiled', ', again', ', each row at its own step'
+ALL = *FAMILIES, *(family + COMPILED for family in TO_COMPILE)
 # at the highest and the lowest fidelity only some families are scored
 SCORED_AT_ALL = ('fixed loops', 'loops for each group', 'a rule that stops', 'drafts', 'a wave')
 SCREEN, MISSES = 32, 8      # a wave that misses so many of the first texts is not tried further
@@ -109,43 +110,44 @@ def chosen(rows):
     """{(level, family): the fastest setting in the trial that has this fidelity}."""
     shares, ms = fidelities(rows), by_setting(rows['trial'], 'ms')
     best = {}
-    for level in LEVELS:
-        for setting in sorted(ms, key=lambda setting: np.mean(ms[setting])):
-            if fidelity_of(setting, shares) >= level:
-                for family in families_of(setting):
-                    best.setdefault((level, family), setting)
+    for level, setting in product(LEVELS, sorted(ms, key=lambda setting: np.mean(ms[setting]))):
+        eager = setting.removesuffix(COMPILED)
+        if fidelity_of(eager, shares) >= level:
+            for family in families_of(eager):
+                best.setdefault((level, family + setting[len(eager):]), setting)
     return best
 
 
 # tables -----------------------------------------------------------------------------------------
 
-def of_prompts(rows, key):
-    """A column in the order of the prompts, (prompts,)."""
-    return np.array([row[key] for row in sorted(rows, key=lambda row: row['prompt'])], dtype=float)
-
-
 class Scored:
-    """What the rows of one run say of a setting, on the prompts that score."""
+    """What the rows of one run say of the settings that were chosen, on the prompts that score."""
 
     def __init__(self, rows):
         self.rows, self.best = rows, chosen(rows)
-        self.of = defaultdict(list)
-        for row in rows['score']:
-            self.of[row['setting']].append(row)
+        self.of = {part: defaultdict(list) for part in ('score', 'compiled')}
+        for part, of in self.of.items():
+            for row in sorted(rows[part], key=lambda row: row['prompt']):
+                of[row['setting']].append(row)
 
-    def mean(self, setting, key):
-        return of_prompts(self.of[setting], key).mean()
+    def get(self, setting, key, part=''):
+        """A column in the order of the prompts, (prompts,)."""
+        part = part or ('compiled' if setting.endswith(COMPILED) else 'score')
+        return np.array([row[key] for row in self.of[part][setting]], dtype=float)
 
-    def over(self, setting, other):
-        """Its time over that of another setting, and the ends of the interval over prompts."""
-        pairs = np.stack([of_prompts(self.of[one], 'ms') for one in (setting, other)], axis=1)
+    def over_fixed(self, level, family):
+        """
+        Time over that of the fastest fixed loops with this fidelity, and the ends of the interval
+        over prompts; None if nothing of the family has it, or was not scored.
+        """
+        fixed, setting = self.best.get((level, 'fixed loops')), self.best.get((level, family))
+        if family == AGAIN and level == 0.95:
+            setting = fixed + AGAIN
+        part = 'compiled' if str(setting).endswith(COMPILED) else 'score'
+        if not {setting, fixed} <= self.of[part].keys():
+            return None
+        pairs = np.stack([self.get(one, 'ms', part) for one in (setting, fixed)], axis=1)
         return bench.ratio(pairs), *bench.interval(pairs, bench.ratio)
-
-    def again(self):
-        """The time of the same setting measured twice, the second over the first."""
-        fixed = self.best[0.95, 'fixed loops']
-        self.of['again'] = self.rows['again']
-        return self.over('again', fixed)[0]
 
 
 def all_scored():
@@ -160,44 +162,32 @@ def all_scored():
     return found
 
 
-def over_fixed(models):
-    """
-    A line for each family: its time over that of the fastest fixed loops with the same fidelity, by
-    model and fidelity.
-    """
-    def cell(scored, level, family, other='fixed loops', more=''):
-        pairs = [(one, *(one.best.get((level, name), '') + more for name in (family, other)))
-                 for one in scored]
-        values = [one.over(a, b)[0] for one, a, b in pairs if a in one.of]
-        missing = f', {len(values)} of {len(pairs)} seeds' * (0 < len(values) < len(pairs))
-        return spread(values) + missing if values else '–'
-
+def times_table(models):
+    """A line for each family: its time over that of fixed loops, by model and fidelity."""
     columns = list(product(models, LEVELS))
     yield from head('', *(f'{name}, {100 * level:g}%' for name, level in columns))
-    for family in FAMILIES:
-        yield line(family, *(cell(models[name].values(), level, family) for name, level in columns))
-    for family in COMPILED[1:]:
-        yield line(f'{family} over fixed loops, both compiled', *(
-            cell(models[name].values(), level, family, more=', compiled')
-            for name, level in columns))
-    yield line('A/A: the first line again', *(
-        spread([one.again() for one in models[name].values()]) if level == 0.95 else '–'
-        for name, level in columns))
+    for family in (*ALL, AGAIN):
+        cells = []
+        for name, level in columns:
+            found = [one.over_fixed(level, family) for one in models[name].values()]
+            values = [over[0] for over in found if over]
+            missing = f', {len(values)} of {len(found)} seeds' * (len(values) < len(found))
+            cells.append(spread(values) + missing if values else '–')
+        yield line('A/A: the first line again' if family == AGAIN else family, *cells)
 
 
-def settings(models, level):
+def settings_table(models, level):
     """A line for each run and family: what was chosen, and what it costs on the other prompts."""
     yield from head('model, seed', 'family', 'setting', '% right', 'ms a token', 'over fixed loops',
                     'passes', 'blocks')
     for name, of in models.items():
-        for (seed, one), family in product(of.items(), FAMILIES):
-            setting = one.best.get((level, family))
-            if setting in one.of:
-                over, low, high = one.over(setting, one.best[level, 'fixed loops'])
-                right, ms, passes, blocks = (one.mean(setting, key) for key in (
+        for (seed, one), family in product(of.items(), ALL):
+            if over := one.over_fixed(level, family):
+                setting = one.best[level, family]
+                right, ms, passes, blocks = (one.get(setting, key).mean() for key in (
                     'identical', 'ms', 'passes', 'blocks'))
                 yield line(f'{name}, {seed}', family, setting, f'{100 * right:.1f}', f'{ms:.2f}',
-                           f'{over:.2f} ({low:.2f} to {high:.2f})', f'{passes:.2f}',
+                           '{:.2f} ({:.2f} to {:.2f})'.format(*over), f'{passes:.2f}',
                            f'{blocks:.1f}')
 
 
@@ -240,10 +230,8 @@ def figures():
     for i, ((name, of), ways) in enumerate(zip(models.items(), in_rows(models).values())):
         left, right = axes[0][2 * i:2 * i + 2]
         for colour, family in zip(plots.COLOURS, SCORED_AT_ALL):
-            points = [(100 * level, one.over(one.best[level, family],
-                                             one.best[level, 'fixed loops'])[0])
-                      for one, level in product(of.values(), LEVELS)
-                      if one.best.get((level, family)) in one.of]
+            points = [(100 * level, over[0]) for one, level in product(of.values(), LEVELS)
+                      if (over := one.over_fixed(level, family))]
             means = {x: np.mean([y for at, y in points if at == x]) for x, _ in points}
             left.plot(*zip(*points), '.', color=colour, alpha=0.5)
             left.plot(means.keys(), means.values(), color=colour, label=family)
@@ -263,8 +251,8 @@ def figures():
 def tables():
     """{(page, block): its Markdown}."""
     models = all_scored()
-    made = dict(over=over_fixed(models), batches=batch_table(models)) | {
-        f'settings {100 * level:g}': settings(models, level) for level in LEVELS}
+    made = dict(times=times_table(models), batches=batch_table(models)) | {
+        f'settings {100 * level:g}': settings_table(models, level) for level in LEVELS}
     return {('writing.md', block): '\n'.join(lines) for block, lines in made.items()}
 
 
@@ -328,6 +316,9 @@ class Contest:
         tried = self.to_try()
         for i in self.choosing[:n_trial]:
             for setting in random.Random(i).sample(tried, len(tried)):
+                self.write('trial', setting, [i])
+        for setting in self.to_compile() if compiled else ():
+            for i in self.choosing[:n_trial]:
                 self.write('trial', setting, [i])
 
     def until_best(self, settings):
@@ -394,29 +385,41 @@ class Contest:
                 for few, ahead in drafts if few < n)
         return list(tried)
 
+    def to_compile(self):
+        """Compile the fastest fixed loops, and the fastest drafts and waves with as many tokens."""
+        model, shares = deepcopy(self.model), fidelities(self.rows)
+        compile_passes(model, max(width for width, _ in waves))
+        ms, found = by_setting(self.rows['trial'], 'ms'), {}
+        for setting in sorted(ms, key=lambda setting: np.mean(ms[setting])):
+            family = min(families_of(setting))
+            if family in TO_COMPILE and fidelity_of(setting, shares) >= 0.95:
+                tokens = re.search(r'(\d+) x|$', setting)[1]
+                found.setdefault((family, tokens), setting)
+        for setting in found.values():
+            name = setting + COMPILED
+            self.models[name], self.points[name] = model, self.points[setting]
+            self.write('warm-up', name, self.choosing[:1])
+            yield name
+
     # scoring ------------------------------------------------------------------------------------
 
     def score(self):
-        """All chosen settings in turn, one prompt after another, in another order for each."""
+        """
+        All chosen settings in turn, one prompt after another, in another order for each; then those
+        that are compiled, and fixed loops that are not.
+        """
         best = chosen(self.rows)
-        settings = list(dict.fromkeys(
-            setting for (level, family), setting in best.items()
-            if level == 0.95 or family in SCORED_AT_ALL))
-        if compiled:
-            model = deepcopy(self.model)
-            compile_passes(model, max(width for width, _ in waves))
-            for setting in {best[key] for key in best if key[0] == 0.95 and key[1] in COMPILED}:
-                name = setting + ', compiled'
-                self.models[name], self.points[name] = model, self.points[setting]
-                settings.append(name)
-                self.write('warm-up', name, self.choosing[:1])
         fixed = best[0.95, 'fixed loops']
-        for i in self.scoring:
-            for setting in random.Random(i).sample(settings + ['again'], len(settings) + 1):
-                if setting == 'again':
-                    self.write('again', fixed, [i])
-                else:
-                    self.write('score', setting, [i])
+        self.points[fixed + AGAIN] = self.points[fixed]
+        names = dict.fromkeys(
+            setting for (level, family), setting in best.items()
+            if level == 0.95 or family in SCORED_AT_ALL)
+        fast = [name for name in names if name.endswith(COMPILED)]
+        eager = [name for name in names if name not in fast]
+        for part, some in ('score', [*eager, fixed + AGAIN]), ('compiled', [*fast, fixed]):
+            for i in self.scoring if part == 'score' or fast else ():
+                for setting in random.Random(i).sample(some, len(some)):
+                    self.write(part, setting, [i])
 
     def in_batches(self):
         """

@@ -65,17 +65,23 @@ def test_the_fastest_setting_that_is_good_enough_is_chosen():
     assert at[0.95] == at[0.99] == everywhere | {'fixed loops': 'b'}
 
 
-def test_times_over_another_are_of_the_same_prompts():
-    rows = dict(choose=[dict(setting='fixed 4, latest', identical=1.0)],
-                trial=[dict(setting='fixed 4, latest', ms=1.0)],
-                score=[dict(setting=setting, prompt=prompt, ms=prompt * factor)
-                       for prompts, setting, factor in ((range(1, 9), 'fixed 4, latest', 2.0),
-                                                        (range(8, 0, -1), 'x', 3.0))
-                       for prompt in prompts],
-                again=[dict(setting='fixed 4, latest', prompt=i, ms=2.2 * i) for i in range(1, 9)])
+def test_times_over_fixed_loops_are_of_the_same_prompts():
+    fixed, wave = 'fixed 4, latest', 'accel 1, wave 8 x 1'
+    factors = {fixed: 2.0, wave: 3.0, fixed + ', again': 2.2}
+    rows = dict(
+        choose=[dict(setting=name, identical=1.0) for name in (fixed, wave)],
+        trial=[dict(setting=name, ms=1.0) for name in (fixed, wave, wave + ', compiled')],
+        score=[dict(setting=name, prompt=i, ms=i * factor) for name, factor in factors.items()
+               for i in (range(8, 0, -1) if name == wave else range(1, 9))],
+        # the same loops beside what is compiled
+        compiled=[dict(setting=name, prompt=i, ms=i * factor) for i in range(1, 9)
+                  for name, factor in ((fixed, 4.0), (wave + ', compiled', 2.0))])
     scored = writing.Scored(rows)
-    assert scored.over('x', 'fixed 4, latest') == pytest.approx([1.5] * 3)
-    assert scored.again() == pytest.approx(1.1) and scored.mean('x', 'ms') == 13.5
+    for family, ratio in (('a wave', 1.5), ('fixed loops', 1), (writing.AGAIN, 1.1),
+                          ('a wave, compiled', 0.5)):
+        assert scored.over_fixed(0.95, family) == pytest.approx([ratio] * 3)
+    assert scored.over_fixed(0.95, 'drafts') is scored.over_fixed(0.9, writing.AGAIN) is None
+    assert scored.get(wave, 'ms').mean() == 13.5
 
 
 # text that is read ------------------------------------------------------------------------------
