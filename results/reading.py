@@ -234,9 +234,9 @@ class Chosen:
         return (mixed(self.of[key], name)[SCORING] for name in ('gap', 'blocks'))
 
     def time(self, cache, way):
-        """ms a token, of 'again' those of the first budget measured again."""
-        if way == 'again':
-            return self.ms[cache, way, '']
+        """ms a token."""
+        if 'again' in way:
+            return self.ms[cache, 'again', '']
         good, other, share = self.of[cache, way]
         good, other = (self.ms[cache, one['way'], str(one['value'])] for one in (good, other))
         return (1 - share) * good + share * other
@@ -256,33 +256,30 @@ def all_chosen():
 
 def costs_table(models):
     """Blocks of each way on the scoring windows, and its time over that of the first line."""
+    first = 'exact', WAYS[0]
     yield from head('cache', 'way', *models)
-    for cache, way in product(('exact', 'latest'), WAYS):
+    for cache, way in [*product(('exact', 'latest'), WAYS), ('exact', 'the first line again')]:
         cells = []
         for of in models.values():
-            good = [one for one in of.values() if one.of[cache, way]]
-            blocks = [list(one.costs(cache, way))[1].mean() for one in good]
-            cells.append(f'{runs.mean_std(blocks, 1)}' if len(good) == len(of) else
-                         f'good in {len(good)} of {len(of)} seeds')
-            if len(good) == len(of) and way not in RULES and (cache, way) != ('exact', WAYS[0]):
-                over = [one.time(cache, way) / one.time('exact', WAYS[0]) for one in good]
-                cells[-1] += f' ({runs.mean_std(over)})'
+            good = [one for one in of.values() if one.of.get((cache, way))]
+            cells.append(spread([list(one.costs(cache, way))[1].mean() for one in good], 1) if good
+                         else '' if 'again' in way else '–')
+            cells[-1] += f', good in {len(good)} of {len(of)} seeds' * (0 < len(good) < len(of))
+            if way not in RULES and (cache, way) != first:
+                over = [one.time(cache, way) / one.time(*first) for one in good or of.values()]
+                cells[-1] += f'; time {spread(over)}'
         yield line(cache, way, *cells)
-    again = ([one.time('exact', 'again') / one.time('exact', WAYS[0]) for one in of.values()]
-             for of in models.values())
-    yield line('exact', 'the first line again', *(f'({runs.mean_std(some)})' for some in again))
 
 
 def gaps_table(models):
     """Nats above 30 loops on the scoring windows, and in how many seeds the promise was kept."""
     yield from head('cache', 'way', *models)
     for cache, way in product(('exact', 'latest'), WAYS):
-        cells = []
-        for of in models.values():
-            gaps = [next(one.costs(cache, way)).mean() for one in of.values() if one.of[cache, way]]
-            kept = sum(gap <= SAME for gap in gaps)
-            cells.append(f'{np.mean(gaps):+.4f}, {kept} of {len(gaps)}' if gaps else '–')
-        yield line(cache, way, *cells)
+        gaps = [[next(one.costs(cache, way)).mean() for one in of.values() if one.of[cache, way]]
+                for of in models.values()]
+        yield line(cache, way, *(
+            f'{np.mean(some):+.4f}, {sum(gap <= SAME for gap in some)} of {len(some)}' if some
+            else '–' for some in gaps))
 
 
 def questions(models):
@@ -404,10 +401,6 @@ def main():
                                                                            one['blocks']))],
               os.path.join(out_dir, 'reading.csv'))
     write_csv(list(time_rows(model, idx, chosen)), os.path.join(out_dir, 'times.csv'))
-    for (cache, way), mixture in chosen.items():
-        if mixture:
-            print(cache, way, mixture[0]['value'], mixture[1]['value'], f'{mixture[2]:.2f}',
-                  f"{mixed(mixture, 'blocks')[1::2].mean():.2f}", flush=True)
     _, idx, targets, _ = data.held_out(last, n_along, dev=dev)
     models.pop(0, None)
     write_csv(list(along_rows(models, idx, targets)), os.path.join(out_dir, 'along.csv'))

@@ -82,7 +82,7 @@ def trained():
         losses = {n: [row['loss'] for rows in of.values() for row in rows
                       if row['loops'] == n and row['accuracy'] == ''] for n in (1, 4)}
         if losses[1]:
-            yield line(variant, len(of), *(runs.mean_std(some, 3) if some else ''
+            yield line(variant, len(of), *(runs.spread(some, 3) if some else ''
                                            for some in losses.values()))
 
 

@@ -1,14 +1,12 @@
 """
 What the files of results/ share: commands that are run once, rows of CSVs, lines of tables.
 
-Not run by itself. A row is a dict. The rows that `load` reads have numbers as floats. On the pages
-a mean is over seeds, and ± is their standard deviation.
+Not run by itself. A row is a dict. The rows that `load` reads have numbers as floats.
 """
 import csv
 import glob
 import lzma
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -119,14 +117,9 @@ def save(path, rows, order):
 
 
 def machine_row():
-    """The machine that this runs on: its GPU, or else its processor."""
-    name = platform.processor()
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name()
-    elif os.path.exists('/proc/cpuinfo'):
-        with open('/proc/cpuinfo') as f:
-            models = [line.split(':')[1].strip() for line in f if line.startswith('model name')]
-        name = models[0] if models else name
+    """The machine that this runs on."""
+    with open('/proc/cpuinfo') as f:
+        name = re.search('model name.*: (.*)|$', f.read())[1]
     return dict(machine=name, cores=os.cpu_count(), torch=torch.__version__,
                 date=time.strftime('%Y-%m-%d'))
 
@@ -150,19 +143,10 @@ def minutes_rows(folder):
 
 # the pages --------------------------------------------------------------------------------------
 
-def mean_std(values, digits=2):
-    """'mean ± standard deviation', or the mean alone if there is one value."""
-    values = np.array(values, dtype=float)
-    text = f'{values.mean():.{digits}f}'
-    if len(values) > 1:
-        text += f' ± {values.std(ddof=1):.{digits}f}'
-    return text
-
-
-def spread(values):
+def spread(values, digits=2):
     """The mean over seeds, and the least and the largest."""
-    low, high = f'{min(values):.2f}', f'{max(values):.2f}'
-    return f'{np.mean(values):.2f}' + f' ({low} to {high})' * (low != high)
+    low, high = (f'{value:.{digits}f}' for value in (min(values), max(values)))
+    return f'{np.mean(values):.{digits}f}' + f' ({low} to {high})' * (low != high)
 
 
 def line(*cells):

@@ -67,7 +67,8 @@ FAMILIES = {'fixed loops': 'fixed [0-9]+, (latest|exact)', 'loops for each group
 TO_COMPILE = 'fixed loops', 'drafts', 'a wave'
 COMPILED, AGAIN, OWN_STEP = ', compiled', ', again', ', each row at its own step'
 ALL = *FAMILIES, *(family + COMPILED for family in TO_COMPILE)
-# at the highest and the lowest fidelity only some families are scored
+RIVAL = 'a wave over the fastest other way, not compiled'
+# at the highest and the lowest fidelity only these are scored
 SCORED_AT_ALL = ('fixed loops', 'loops for each group', 'a rule that stops', 'drafts', 'a wave')
 SCREEN, MISSES = 16, 5      # a wave that misses so many of the first texts is not tried further
 
@@ -102,7 +103,7 @@ def fidelities(rows):
 
 
 def fidelity_of(setting, shares):
-    # drafts write the text of the budget that checks them
+    """A share of right texts; drafts write the text of the budget that checks them."""
     return shares.get(re.sub('drafts .*', 'exact', setting), 0)
 
 
@@ -150,6 +151,13 @@ class Scored:
         return bench.ratio(pairs), *bench.interval(pairs, bench.ratio)
 
 
+    def over_rival(self, level):
+        """Time of a wave over that of the fastest other family that is not compiled."""
+        others = [self.over_fixed(level, family) for family in FAMILIES if 'wave' not in family]
+        wave = self.over_fixed(level, 'a wave')
+        return wave and [wave[0] / min(over[0] for over in others if over)]
+
+
 def all_scored():
     """{model: {seed: Scored}} of the rows that have been gathered."""
     found = {}
@@ -166,10 +174,11 @@ def times_table(models):
     """A line for each family: its time over that of fixed loops, by model and fidelity."""
     columns = list(product(models, LEVELS))
     yield from head('', *(f'{name}, {100 * level:g}%' for name, level in columns))
-    for family in (*ALL, AGAIN):
+    for family in (*ALL, RIVAL, AGAIN):
         cells = []
         for name, level in columns:
-            found = [one.over_fixed(level, family) for one in models[name].values()]
+            found = [one.over_rival(level) if family == RIVAL else one.over_fixed(level, family)
+                     for one in models[name].values()]
             values = [over[0] for over in found if over]
             missing = f', {len(values)} of {len(found)} seeds' * (len(values) < len(found))
             cells.append(spread(values) + missing if values else '–')
@@ -222,30 +231,36 @@ def batch_table(models):
 
 
 def figures():
-    """Time over fixed loops by fidelity, and by rows of a batch; a dot for each seed."""
+    """Time over fixed loops by fidelity, with a dot for each seed, and by rows of a batch."""
     models = all_scored()
     if not models:
         return
-    drawn, axes = plots.panels(2 * len(models), 3.4, 3.2)
-    for i, ((name, of), ways) in enumerate(zip(models.items(), in_rows(models).values())):
-        left, right = axes[0][2 * i:2 * i + 2]
-        for colour, family in zip(plots.COLOURS, SCORED_AT_ALL):
-            points = [(100 * level, over[0]) for one, level in product(of.values(), LEVELS)
+    colours = dict(zip((*SCORED_AT_ALL, 'a rule that stops' + OWN_STEP), plots.COLOURS))
+    figure, axes = plots.panels(2, 3.8, 3, rows=len(models))
+    for (left, right), (name, of), ways in zip(axes, models.items(), in_rows(models).values()):
+        for family in SCORED_AT_ALL:
+            points = [(100 * level, over[0]) for level, one in product(LEVELS, of.values())
                       if (over := one.over_fixed(level, family))]
             means = {x: np.mean([y for at, y in points if at == x]) for x, _ in points}
-            left.plot(*zip(*points), '.', color=colour, alpha=0.5)
-            left.plot(means.keys(), means.values(), color=colour, label=family)
-        left.set(title=name, xlabel='% of the texts that must be right', xticks=[90, 95, 99],
-                 ylabel='time over fixed loops', ylim=(0, None))
-        for colour, (way, by_rows) in zip(plots.COLOURS, ways.items()):
-            times = {b: np.mean(by_rows.get(b, by_rows[min(by_rows)])) for b in batches}
-            right.plot(times.keys(), times.values(), color=colour, label=way, marker='.')
-        right.set(title=f'{name}, batches', xlabel='rows of the batch', xscale='log', yscale='log',
-                  ylabel='time a token over fixed loops, one row')
-        for ax in (left, right):
-            ax.legend(frameon=False, fontsize=7)
-    drawn.tight_layout()
-    plots.save(drawn, os.path.join(runs.ASSETS, 'writing.png'))
+            left.plot(*zip(*points), '.', color=colours[family], alpha=0.5)
+            left.plot(means.keys(), means.values(), color=colours[family])
+        left.set(title=f'{name}, one row', xlabel='% of the texts that must be right',
+                 xticks=[90, 95, 99], ylabel='time over that of fixed loops', ylim=(0, None))
+        for way, by_rows in ways.items():
+            times = {b: np.mean(by_rows.get(b, by_rows[min(by_rows)])) for b in batches
+                     if b >= min(by_rows)}
+            right.plot(times.keys(), times.values(), '.-', color=colours[way], label=way)
+        right.set(title=f'{name}, in batches', xlabel='rows of the batch', xscale='log')
+        right.set(yscale='log', ylabel='over fixed loops, one row', yticks=[0.1, 0.2, 0.5, 1, 2])
+        right.set_xticks(batches, batches)
+        right.yaxis.set_major_formatter('{x:g}')
+        right.minorticks_off()
+    handles, labels = axes[0][1].get_legend_handles_labels()
+    by_group = axes[0][0].plot([], [], color=colours['loops for each group'])
+    axes[0][1].legend(handles + by_group, [*labels, 'loops for each group'], frameon=False,
+                      fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
+    figure.tight_layout()
+    plots.save(figure, os.path.join(runs.ASSETS, 'writing.png'))
 
 
 def tables():
@@ -472,8 +487,6 @@ def main():
     contest.rows.pop('warm-up', None)
     write_csv([dict(part=part) | row for part, rows in contest.rows.items() for row in rows],
               os.path.join(folder, 'writing.csv'))
-    for key, setting in chosen(contest.rows).items():
-        print(*key, setting, sep=' | ')
 
 
 if __name__ == '__main__':
