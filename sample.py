@@ -106,10 +106,11 @@ def way(model, checkpoint, results):
     The knobs -> how many tokens to decode at once (0 = one at a time), the loop steps of a pass,
     and the exit rule.
 
-    A wave is the default, because it is the fastest (README.md), unless a knob asks for what waves
-    do not support, or sets the exit rule or the loop budget.
+    A wave is the default, because it is the fastest for one text (README.md), unless passes are
+    compiled, where fixed loops are, or a knob asks for what waves do not support, or sets the exit
+    rule or the loop budget.
     """
-    single = (exit or past or n_loop or draft_loops is not None or warm_start
+    single = (exit or past or n_loop or draft_loops is not None or warm_start or compile
               or cache != 'latest')
     width, steps, name, threshold = wave, wave_steps, exit, tau
     if width is None:

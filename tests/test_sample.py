@@ -4,7 +4,7 @@ import re
 import pytest
 from conftest import finished, refused
 
-from sample import read_prompt
+import sample as script
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,13 @@ def test_ways_to_decode(args, by):
     assert f'tokens/s by {by};' in printed if by else ' by ' not in printed
 
 
+def test_compiled_passes_write_token_by_token(tiny, monkeypatch):
+    """By results/writing.md fixed loops are faster than a wave there."""
+    assert script.way(tiny(), {}, 'nowhere')[0] == script.WAVE
+    monkeypatch.setattr(script, 'compile', True)
+    assert script.way(tiny(), {}, 'nowhere') == (0, 1, None)
+
+
 def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     """With latest the tokens before a new one have converged, and it needs fewer steps."""
     monkeypatch.chdir(wave)
@@ -83,4 +90,4 @@ def test_bad_input(wave, args, words):
 
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / 'prompt.txt').write_bytes(b'\xef\xbb\xbfThe ')
-    assert read_prompt(f'FILE:{tmp_path}/prompt.txt') == 'The '
+    assert script.read_prompt(f'FILE:{tmp_path}/prompt.txt') == 'The '
