@@ -141,8 +141,10 @@ class Scored:
         Time over that of the fastest fixed loops with this fidelity, and the ends of the interval
         over prompts; None if nothing of the family has it, or was not scored.
         """
+        if level != 0.95 and family not in SCORED_AT_ALL:
+            return None
         fixed, setting = self.best.get((level, 'fixed loops')), self.best.get((level, family))
-        if family == AGAIN and level == 0.95:
+        if family == AGAIN:
             setting = fixed + AGAIN
         part = 'compiled' if str(setting).endswith(COMPILED) else 'score'
         if not {setting, fixed} <= self.of[part].keys():
