@@ -6,8 +6,8 @@ All that the pages measure at the present commit: trains models, measures them, 
     python -m results.run --only_table      results/*/*.csv -> the pages, nothing is run
 
 Run them in the project's folder. A training goes to out-results/VARIANT-SEED. Then results.reading
-and, on text, results.writing run on it. Their rows go to results/reading/ and results/writing/,
-from which the tables are written into the pages.
+and results.writing run on it. Their rows go to results/reading/ and results/writing/, from which
+the tables are written into the pages.
 
     variant     a training: the name of its flags in TRAININGS
 """
@@ -17,7 +17,7 @@ from functools import partial
 import data
 from common.configurator import configure, run
 from results import reading, runs, writing
-from results.runs import head, line
+from results.runs import head, line, spread
 
 # ------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # of the trainings on text
@@ -30,20 +30,11 @@ only_table = False
 # ten checkpoints, evenly in log time, and the start
 KEPT = '--keep_iters=[0,50,73,106,155,227,331,483,705,1028]'
 RECIPE = ['config/recipe.py', KEPT]
-FIVE_LAYERS = ['--n_layer=5', '--groups=[[1],[2,3]]']
-THREE_LAYERS = ['--n_layer=3', '--groups=[[1]]']
-PLAIN, LONG = '--groups=[]', '--max_iters=4500'
 TRAININGS = {   # {variant: flags of train.py}
-    'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': [KEPT],
-    'calc': ['config/calc.py', *FIVE_LAYERS],
-    'hop': ['config/calc.py', 'config/hop.py', *FIVE_LAYERS, '--max_iters=1000'],
-    'six plain layers': [PLAIN],
-    'the default with one loop': ['--mean_recurrence=1', '--loop_draw=fixed'],
-    'three plain layers': ['--n_layer=3', PLAIN], 'three layers, one loops': THREE_LAYERS,
-    'three plain layers, 4,500': ['--n_layer=3', PLAIN, LONG],
-    'three layers, one loops, 4,500': [*THREE_LAYERS, LONG]}
+    'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': [KEPT]}
 MEASURED = {'recipe': ('reading', 'writing'), 'random adapter': ('reading',),
-            'default': ('reading', 'writing'), 'calc': ('reading',), 'hop': ('reading',)}
+            'default': ('reading', 'writing')}
+LOOPS = 1, 2, 4, 8          # of train.py's last evaluation
 # {a file in a run's folder: where its rows are gathered}
 GATHERED = {'writing.csv': 'writing/texts.csv.xz', 'reading.csv': 'reading/windows.csv.xz',
             'times.csv': 'reading/times.csv', 'along.csv': 'reading/along.csv'}
@@ -53,9 +44,8 @@ def work(what, variant, seed):
     """Train a model, or measure it."""
     flags = []
     if what == 'train':
-        on_text = 'config/calc.py' not in TRAININGS[variant]
         flags = [*TRAININGS[variant], f'--seed={seed}', '--resume', '--device=cpu',
-                 *[f'--dataset={dataset}'] * on_text]
+                 f'--dataset={dataset}']
     script = 'train.py' if what == 'train' else f'results.{what}'
     runs.once(runs.folder_of(variant, seed), what, script, *flags)
 
@@ -76,14 +66,12 @@ def gather():
 
 
 def trained():
-    """A line for each training on text: its held-out loss, nats a byte."""
-    yield from head('', 'seeds', 'at 1 loop', 'at 4 loops')
+    """A line for each training: its held-out loss by loops, nats a byte."""
+    yield from head('', *(f'at {n} loop' + 's' * (n > 1) for n in LOOPS))
     for variant, of in runs.load('trained/losses.csv').items():
-        losses = {n: [row['loss'] for rows in of.values() for row in rows
-                      if row['loops'] == n and row['accuracy'] == ''] for n in (1, 4)}
-        if losses[1]:
-            yield line(variant, len(of), *(runs.spread(some, 3) if some else ''
-                                           for some in losses.values()))
+        losses = ([row['loss'] for rows in of.values() for row in rows if row['loops'] == n]
+                  for n in LOOPS)
+        yield line(variant, *(spread(some, 3) if some else '–' for some in losses))
 
 
 def tables():

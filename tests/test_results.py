@@ -2,7 +2,6 @@
 import os
 import re
 import subprocess
-from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 from conftest import ROOT, TINY, finished, make_book
 
-import tasks
 from common import plots
 from model import GPTConfig
 from results import reading, run, runs, speed, writing
@@ -180,7 +178,7 @@ def change(monkeypatch, module, **settings):
         monkeypatch.setattr(module, name, value)
 
 
-@pytest.mark.parametrize('variant', ['default', 'calc'])
+@pytest.mark.parametrize('variant', ['default', 'random adapter'])
 def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, variant):
     """The commands run in this process, made small, on a data set of this folder."""
     monkeypatch.chdir(tmp_path)
@@ -209,8 +207,6 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, variant):
     change(monkeypatch, runs, HERE=str(tmp_path / 'results'), ASSETS=str(tmp_path / 'assets'),
            all_done=lambda works, workers: [work() for work in works],
            machine_row=lambda: dict(machine='an abacus'))
-    change(monkeypatch, tasks.Problems,
-           __init__=partialmethod(tasks.Problems.__init__, held_out=32))
     change(monkeypatch, plots.Figure, savefig=lambda *args, **how: None)
     change(monkeypatch, run, seeds=[1], dataset='book', variants=[variant])
     Path('results').mkdir()
