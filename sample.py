@@ -107,8 +107,8 @@ def way(model, checkpoint, results):
     and the exit rule.
 
     A wave is the default, because it is the fastest for one text (README.md), unless passes are
-    compiled, where fixed loops mostly are, or a knob asks for what waves do not support, or sets the exit
-    rule or the loop budget.
+    compiled, where fixed loops mostly are, or a knob asks for what waves do not support, or sets
+    the exit rule or the loop budget.
     """
     single = (exit or past or n_loop or draft_loops is not None or warm_start or compile
               or cache != 'latest')
