@@ -278,12 +278,6 @@ def times_as_long(ms, other_ms, seed=0):
     return ratio(pairs, 0), *interval(pairs, ratio, seed=seed)
 
 
-def ratio(pairs, axis=0):
-    """The total of the first of each pair over that of the second, along an axis of (..., n, 2)."""
-    totals = pairs.sum(axis=axis)                                               # (..., 2)
-    return totals[..., 0] / totals[..., 1]
-
-
 # latency ------------------------------------------------------------------------------------------
 
 def now(device):

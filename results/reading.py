@@ -244,7 +244,7 @@ class Chosen:
     def over(self, a, b):
         """Blocks of a way over those of another, and the ends of the interval over windows."""
         pairs = np.stack([list(self.costs(*key))[1] for key in (a, b)], axis=1)
-        return bench.ratio(pairs), *bench.interval(pairs, bench.ratio)
+        return runs.ratio(pairs), *bench.interval(pairs, runs.ratio)
 
 
 def all_chosen():
@@ -402,9 +402,10 @@ def main():
                                                                            one['blocks']))],
               os.path.join(out_dir, 'reading.csv'))
     write_csv(list(time_rows(model, idx, chosen)), os.path.join(out_dir, 'times.csv'))
-    _, idx, targets, _ = data.held_out(last, n_along, dev=dev)
     models.pop(0, None)
-    write_csv(list(along_rows(models, idx, targets)), os.path.join(out_dir, 'along.csv'))
+    if len(models) > 1:
+        _, idx, targets, _ = data.held_out(last, n_along, dev=dev)
+        write_csv(list(along_rows(models, idx, targets)), os.path.join(out_dir, 'along.csv'))
 
 
 if __name__ == '__main__':

@@ -18,6 +18,7 @@ import data
 from common.configurator import configure, run
 from results import reading, runs, writing
 from results.runs import head, line, spread
+from tasks import TASKS
 
 # ------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # of the trainings on text
@@ -27,14 +28,30 @@ workers = 2                 # runs at a time, with a thread each
 only_table = False
 # ------------------------------------------------------------------------------------------------
 
-# ten checkpoints, evenly in log time, and the start
-KEPT = '--keep_iters=[0,50,73,106,155,227,331,483,705,1028]'
+# ten checkpoints, evenly in log time, and the start; or none
+KEPT, NONE = '--keep_iters=[0,50,73,106,155,227,331,483,705,1028]', '--keep_iters=[]'
 RECIPE = ['config/recipe.py', KEPT]
+ONE_LOOP = ['--mean_recurrence=0.5', '--loop_draw=fixed', NONE]
+PLAIN, MIDDLE = '--groups=[]', '--groups=[[1]]'
+THREE, LONGER = '--n_layer=3', '--max_iters=4500'
+FIVE_LAYERS = ['--n_layer=5', '--groups=[[1],[2,3]]', NONE]
 TRAININGS = {   # {variant: flags of train.py}
-    'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': [KEPT]}
-MEASURED = {'recipe': ('reading', 'writing'), 'random adapter': ('reading',),
-            'default': ('reading', 'writing')}
-LOOPS = 1, 2, 4, 8          # of train.py's last evaluation
+    'recipe': RECIPE, 'random adapter': [*RECIPE, '--adapter_init=random'], 'default': [KEPT],
+    'default, trained at one loop': ONE_LOOP,
+    'default, trained at one loop, x0 zero': [*ONE_LOOP, '--x0=zero'],
+    'six plain layers': [PLAIN, NONE],
+    'three layers, one loops': [THREE, MIDDLE, NONE],
+    'three plain layers': [THREE, PLAIN, NONE],
+    'three layers, one loops, 4,500 iterations': [THREE, MIDDLE, LONGER, NONE],
+    'three plain layers, 4,500 iterations': [THREE, PLAIN, LONGER, NONE],
+    'calc': ['config/calc.py', *FIVE_LAYERS],
+    'hop': ['config/calc.py', 'config/hop.py', *FIVE_LAYERS, '--max_iters=1000']}
+PROBLEMS = ['--n_windows=256']
+MEASURED = {    # {variant: {module of results/: its flags}}
+    'recipe': dict(reading=[], writing=[]), 'random adapter': dict(reading=[]),
+    'default': dict(reading=[], writing=[]), 'calc': dict(reading=PROBLEMS),
+    'hop': dict(reading=PROBLEMS)}
+LOOPS = 1, 4, 8             # of train.py's last evaluation
 # {a file in a run's folder: where its rows are gathered}
 GATHERED = {'writing.csv': 'writing/texts.csv.xz', 'reading.csv': 'reading/windows.csv.xz',
             'times.csv': 'reading/times.csv', 'along.csv': 'reading/along.csv'}
@@ -42,11 +59,11 @@ GATHERED = {'writing.csv': 'writing/texts.csv.xz', 'reading.csv': 'reading/windo
 
 def work(what, variant, seed):
     """Train a model, or measure it."""
-    flags = []
     if what == 'train':
-        flags = [*TRAININGS[variant], f'--seed={seed}', '--resume', '--device=cpu',
-                 f'--dataset={dataset}']
-    script = 'train.py' if what == 'train' else f'results.{what}'
+        script, flags = 'train.py', [f'--dataset={dataset}', *TRAININGS[variant], '--resume',
+                                     '--device=cpu', f'--seed={seed}']
+    else:
+        script, flags = f'results.{what}', MEASURED[variant][what]
     runs.once(runs.folder_of(variant, seed), what, script, *flags)
 
 
@@ -66,9 +83,11 @@ def gather():
 
 
 def trained():
-    """A line for each training: its held-out loss by loops, nats a byte."""
+    """A line for each training on text: its held-out loss by loops, nats a byte."""
     yield from head('', *(f'at {n} loop' + 's' * (n > 1) for n in LOOPS))
     for variant, of in runs.load('trained/losses.csv').items():
+        if variant in TASKS:
+            continue
         losses = ([row['loss'] for rows in of.values() for row in rows if row['loops'] == n]
                   for n in LOOPS)
         yield line(variant, *(spread(some, 3) if some else '–' for some in losses))
@@ -91,7 +110,7 @@ def main():
         for what in ('train', 'reading', 'writing'):
             works = [partial(work, what, variant, seed) for seed in seeds
                      for variant in variants or TRAININGS
-                     if what == 'train' or what in MEASURED.get(variant, ())]
+                     if what == 'train' or what in MEASURED.get(variant, {})]
             runs.all_done(works, workers)
         gather()
     for (page, block), text in tables().items():

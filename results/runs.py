@@ -143,6 +143,12 @@ def minutes_rows(folder):
 
 # the pages --------------------------------------------------------------------------------------
 
+def ratio(pairs, axis=0):
+    """The total of the first of each pair over that of the second, along an axis of (..., n, 2)."""
+    totals = pairs.sum(axis=axis)                                               # (..., 2)
+    return totals[..., 0] / totals[..., 1]
+
+
 def spread(values, digits=2):
     """The mean over seeds, and the least and the largest."""
     low, high = (f'{value:.{digits}f}' for value in (min(values), max(values)))

@@ -1,7 +1,7 @@
 """
 How long a pass over several tokens takes at the paper's shape, and what compiling it brings.
 
-    OMP_NUM_THREADS=1 python -m results.speed   ten minutes, some of which compile
+    OMP_NUM_THREADS=1 python -m results.speed   four minutes, some of which compile
 
 What is compared is timed in turn; a ratio is the median of all rounds. Random weights.
 """

@@ -37,6 +37,7 @@ from decode import compile_passes, use_one_thread
 from exits import make_exit
 from results import runs
 from results.runs import head, line, spread
+from sample import WAVE, WAVE_RULE, WAVE_TAU
 from serving.batching import Request, serve
 
 # ------------------------------------------------------------------------------------------------
@@ -66,6 +67,8 @@ FAMILIES = {'fixed loops': 'fixed [0-9]+, (latest|exact)', 'loops for each group
             WAVE_OF_ACCEL: 'accel .*wave.*'}
 TO_COMPILE = 'fixed loops', 'drafts', 'a wave'
 COMPILED, AGAIN, OWN_STEP = ', compiled', ', again', ', each row at its own step'
+SAMPLE = ', as sample.py'
+NAMES = {AGAIN: 'A/A: the first line again', SAMPLE: 'the wave of sample.py'}
 ALL = *FAMILIES, *(family + COMPILED for family in TO_COMPILE)
 RIVAL = 'a wave over the fastest other way, not compiled'
 # at the highest and the lowest fidelity only these are scored
@@ -111,7 +114,7 @@ def chosen(rows):
     """{(level, family): the fastest setting in the trial that has this fidelity}."""
     shares, ms = fidelities(rows), by_setting(rows['trial'], 'ms')
     best = {}
-    for level, setting in product(LEVELS, sorted(ms, key=lambda setting: np.mean(ms[setting]))):
+    for level, setting in product(LEVELS, sorted(ms, key=lambda setting: np.median(ms[setting]))):
         eager = setting.removesuffix(COMPILED)
         if fidelity_of(eager, shares) >= level:
             for family in families_of(eager):
@@ -136,22 +139,26 @@ class Scored:
         part = part or ('compiled' if setting.endswith(COMPILED) else 'score')
         return np.array([row[key] for row in self.of[part][setting]], dtype=float)
 
+    def setting(self, level, family):
+        """What was scored of a family, None if nothing was."""
+        if level != 0.95 and family not in SCORED_AT_ALL:
+            return None
+        name = self.best.get((level, family))
+        if family in (AGAIN, SAMPLE):
+            name = next((one for one in self.of['score'] if one.endswith(family)), None)
+        return name if any(name in of for of in self.of.values()) else None
+
     def over_fixed(self, level, family):
         """
         Time over that of the fastest fixed loops with this fidelity, and the ends of the interval
-        over prompts; None if nothing of the family has it, or was not scored.
+        over prompts; None if nothing of the family was scored.
         """
-        if level != 0.95 and family not in SCORED_AT_ALL:
+        setting, fixed = (self.setting(level, name) for name in (family, 'fixed loops'))
+        if not setting or not fixed:
             return None
-        fixed, setting = self.best.get((level, 'fixed loops')), self.best.get((level, family))
-        if family == AGAIN:
-            setting = fixed + AGAIN
-        part = 'compiled' if str(setting).endswith(COMPILED) else 'score'
-        if not {setting, fixed} <= self.of[part].keys():
-            return None
+        part = 'compiled' if setting.endswith(COMPILED) else 'score'
         pairs = np.stack([self.get(one, 'ms', part) for one in (setting, fixed)], axis=1)
-        return bench.ratio(pairs), *bench.interval(pairs, bench.ratio)
-
+        return runs.ratio(pairs), *bench.interval(pairs, runs.ratio)
 
     def over_rival(self, level):
         """Time of a wave over that of the fastest other family that is not compiled."""
@@ -176,7 +183,7 @@ def times_table(models):
     """A line for each family: its time over that of fixed loops, by model and fidelity."""
     columns = list(product(models, LEVELS))
     yield from head('', *(f'{name}, {100 * level:g}%' for name, level in columns))
-    for family in (*ALL, RIVAL, AGAIN):
+    for family in (*ALL, SAMPLE, RIVAL, AGAIN):
         cells = []
         for name, level in columns:
             found = [one.over_rival(level) if family == RIVAL else one.over_fixed(level, family)
@@ -184,7 +191,7 @@ def times_table(models):
             values = [over[0] for over in found if over]
             missing = f', {len(values)} of {len(found)} seeds' * (len(values) < len(found))
             cells.append(spread(values) + missing if values else '–')
-        yield line('A/A: the first line again' if family == AGAIN else family, *cells)
+        yield line(NAMES.get(family, family), *cells)
 
 
 def settings_table(models, level):
@@ -192,12 +199,13 @@ def settings_table(models, level):
     yield from head('model, seed', 'family', 'setting', '% right', 'ms a token', 'over fixed loops',
                     'passes', 'blocks')
     for name, of in models.items():
-        for (seed, one), family in product(of.items(), ALL):
+        for (seed, one), family in product(of.items(), (*ALL, SAMPLE)):
             if over := one.over_fixed(level, family):
-                setting = one.best[level, family]
+                setting = one.setting(level, family)
                 right, ms, passes, blocks = (one.get(setting, key).mean() for key in (
                     'identical', 'ms', 'passes', 'blocks'))
-                yield line(f'{name}, {seed}', family, setting, f'{100 * right:.1f}', f'{ms:.2f}',
+                yield line(f'{name}, {seed}', NAMES.get(family, family),
+                           setting.removesuffix(SAMPLE), f'{100 * right:.1f}', f'{ms:.2f}',
                            '{:.2f} ({:.2f} to {:.2f})'.format(*over), f'{passes:.2f}',
                            f'{blocks:.1f}')
 
@@ -259,8 +267,8 @@ def figures():
         right.minorticks_off()
     handles, labels = axes[0][1].get_legend_handles_labels()
     by_group = axes[0][0].plot([], [], color=colours['loops for each group'])
-    axes[0][1].legend(handles + by_group, [*labels, 'loops for each group'], frameon=False,
-                      fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
+    figure.legend(handles + by_group, [*labels, 'loops for each group'], frameon=False, fontsize=8,
+                  loc='upper center', bbox_to_anchor=(0.5, 0), ncol=2)
     figure.tight_layout()
     plots.save(figure, os.path.join(runs.ASSETS, 'writing.png'))
 
@@ -407,7 +415,7 @@ class Contest:
         model, shares = deepcopy(self.model), fidelities(self.rows)
         compile_passes(model, max(width for width, _ in waves))
         ms, found = by_setting(self.rows['trial'], 'ms'), {}
-        for setting in sorted(ms, key=lambda setting: np.mean(ms[setting])):
+        for setting in sorted(ms, key=lambda setting: np.median(ms[setting])):
             family = min(families_of(setting))
             if family in TO_COMPILE and fidelity_of(setting, shares) >= 0.95:
                 tokens = re.search(r'(\d+) x|$', setting)[1]
@@ -427,13 +435,16 @@ class Contest:
         """
         best = chosen(self.rows)
         fixed = best[0.95, 'fixed loops']
-        self.points[fixed + AGAIN] = self.points[fixed]
+        steps = max(1, round(self.model.config.mean_recurrence / 6))
+        own = self.point(WAVE_TAU, WAVE_RULE, wave=WAVE, wave_steps=steps)
+        extra = {fixed + AGAIN: fixed, own + SAMPLE: own}
+        self.points |= {name: self.points[setting] for name, setting in extra.items()}
         names = dict.fromkeys(
             setting for (level, family), setting in best.items()
             if level == 0.95 or family in SCORED_AT_ALL)
         fast = [name for name in names if name.endswith(COMPILED)]
         eager = [name for name in names if name not in fast]
-        for part, some in ('score', [*eager, fixed + AGAIN]), ('compiled', [*fast, fixed]):
+        for part, some in ('score', [*eager, *extra]), ('compiled', [*fast, fixed]):
             for i in self.scoring if part == 'score' or fast else ():
                 for setting in random.Random(i).sample(some, len(some)):
                     self.write(part, setting, [i])

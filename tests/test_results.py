@@ -27,10 +27,13 @@ def test_the_pages_say_what_the_files_say(page, block):
 
 @pytest.mark.parametrize('measured, path', [
     ('writing', writing.GATHERED), ('reading', 'reading/windows.csv.xz'),
-    ('reading', 'reading/times.csv'), ('reading', 'reading/along.csv')])
+    ('reading', 'reading/times.csv'), ('along', 'reading/along.csv'),
+    ('train', 'trained/losses.csv')])
 def test_all_runs_are_there(measured, path):
     found = runs.load(path)
-    assert {name for name in run.MEASURED if measured in run.MEASURED[name]} == set(found)
+    assert set(found) == {name for name in run.TRAININGS if measured == 'train' or (
+        run.KEPT in run.TRAININGS[name] if measured == 'along' else
+        measured in run.MEASURED.get(name, {}))}
     assert all(set(of) == {*run.seeds} for of in found.values())
 
 
@@ -65,7 +68,7 @@ def test_the_fastest_setting_that_is_good_enough_is_chosen():
 
 def test_times_over_fixed_loops_are_of_the_same_prompts():
     fixed, wave = 'fixed 4, latest', 'accel 1, wave 8 x 1'
-    factors = {fixed: 2.0, wave: 3.0, fixed + ', again': 2.2}
+    factors = {fixed: 2.0, wave: 3.0, fixed + ', again': 2.2, wave + ', as sample.py': 2.5}
     rows = dict(
         choose=[dict(setting=name, identical=1.0) for name in (fixed, wave)],
         trial=[dict(setting=name, ms=1.0) for name in (fixed, wave, wave + ', compiled')],
@@ -76,7 +79,7 @@ def test_times_over_fixed_loops_are_of_the_same_prompts():
                   for name, factor in ((fixed, 4.0), (wave + ', compiled', 2.0))])
     scored = writing.Scored(rows)
     for family, ratio in (('a wave', 1.5), ('fixed loops', 1), (writing.AGAIN, 1.1),
-                          ('a wave, compiled', 0.5)):
+                          (writing.SAMPLE, 1.25), ('a wave, compiled', 0.5)):
         assert scored.over_fixed(0.95, family) == pytest.approx([ratio] * 3)
     assert scored.over_fixed(0.95, 'drafts') is scored.over_fixed(0.9, writing.AGAIN) is None
     assert scored.get(wave, 'ms').mean() == 13.5
