@@ -3,7 +3,7 @@ Make pretrained/: the default model and that of calc, as small checkpoints of we
 
     python train.py
     python train.py config/calc.py
-    python -m results.pretrained
+    python -m pretrained.make
 
 Weights are stored in float16 (text) or float32 (calc, which is small).
 """
