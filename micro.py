@@ -75,7 +75,7 @@ def algorithm_1(f, x, tau, k_max):
         x1 = f(x, active)
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         small_prev, small = small, (delta - delta_prev).norm(dim=-1) < tau      # Eq. 5
-        active = active & ~(small & small_prev)     # two hits: the token exits, x1 is thrown away
+        active = active & ~(small & small_prev)     # two hits in a row: exit, x1 is thrown away
         x, used, k = torch.where(active[..., None], x1, x), used + active.int(), k + 1
     return x, used
 

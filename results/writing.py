@@ -62,7 +62,7 @@ LEVELS = 0.9, 0.95, 0.99    # fidelities
 RULES = 'norm_rel', 'norm', 'kl', 'accel', 'accel_rel'
 WAVE_OF_ACCEL = 'a wave, committed by accel'
 FAMILIES = {'fixed loops': 'fixed [0-9]+, (latest|exact)', 'loops for each group': 'fixed .*-.*',
-            'fixed loops, warm start': '.*warm start', 'a rule that stops': '.*(latest|exact)',
+            'fixed loops, warm start': '.*warm start', 'an exit rule': '.*(latest|exact)',
             'Algorithm 1': 'accel .*, (latest|exact)', 'drafts': '.*drafts.*', 'a wave': '.*wave.*',
             WAVE_OF_ACCEL: 'accel .*wave.*'}
 TO_COMPILE = 'fixed loops', 'drafts', 'a wave'
@@ -72,7 +72,7 @@ NAMES = {AGAIN: 'A/A: the first line again', SAMPLE: 'the wave of sample.py'}
 ALL = *FAMILIES, *(family + COMPILED for family in TO_COMPILE)
 RIVAL = 'a wave over the fastest other way, not compiled'
 # at the highest and the lowest fidelity only these are scored
-SCORED_AT_ALL = ('fixed loops', 'loops for each group', 'a rule that stops', 'drafts', 'a wave')
+SCORED_AT_ALL = ('fixed loops', 'loops for each group', 'an exit rule', 'drafts', 'a wave')
 SCREEN, MISSES = 16, 5      # a wave that misses so many of the first texts is not tried further
 
 
@@ -245,7 +245,7 @@ def figures():
     models = all_scored()
     if not models:
         return
-    colours = dict(zip((*SCORED_AT_ALL, 'a rule that stops' + OWN_STEP), plots.COLOURS))
+    colours = dict(zip((*SCORED_AT_ALL, 'an exit rule' + OWN_STEP), plots.COLOURS))
     figure, axes = plots.panels(2, 3.8, 3, rows=len(models))
     for (left, right), (name, of), ways in zip(axes, models.items(), in_rows(models).values()):
         for family in SCORED_AT_ALL:
@@ -459,7 +459,7 @@ class Contest:
         latest = [min((setting for setting in shares if shares[setting] >= 0.95
                        and family in families_of(setting) and 'latest' in setting),
                       key=lambda setting: np.mean(blocks[setting]), default=None)
-                  for family in ('fixed loops', 'a rule that stops')]
+                  for family in ('fixed loops', 'an exit rule')]
         alone = [best[0.95, family] for family in ('a wave', 'drafts') if (0.95, family) in best]
         numbers = self.scoring[:n_batch]
         for b in batches:

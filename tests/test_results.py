@@ -59,7 +59,7 @@ def test_the_fastest_setting_that_is_good_enough_is_chosen():
     at = {level: {family: key for (some, family), setting in best.items() if some == level
                   for key, name in names.items() if name == setting} for level in writing.LEVELS}
     wave, accel = 'a wave', 'a wave, committed by accel'
-    everywhere = {'loops for each group': 'c', 'a rule that stops': 'g',
+    everywhere = {'loops for each group': 'c', 'an exit rule': 'g',
                   'fixed loops, warm start': 'i'}
     # drafts have the fidelity of the budget that checks them
     assert at[0.9] == everywhere | {'fixed loops': 'd', 'drafts': 'e', wave: 'f', accel: 'f'}
