@@ -33,7 +33,7 @@ import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import numpy as np
@@ -266,8 +266,12 @@ def excess(point, seed=0):
 
 def interval(values, statistic=np.mean, draws=2000, seed=0):
     """95% bootstrap interval of a statistic over the first axis of an array."""
-    picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
-    return np.percentile(statistic(values[picks], axis=1), [2.5, 97.5])
+    return np.percentile(statistic(values[picks(len(values), draws, seed)], axis=1), [2.5, 97.5])
+
+
+@lru_cache(maxsize=8)
+def picks(n, draws, seed):
+    return np.random.default_rng(seed).integers(n, size=(draws, n))
 
 
 def times_as_long(ms, other_ms, seed=0):

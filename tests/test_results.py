@@ -30,11 +30,11 @@ def test_the_pages_say_what_the_files_say(page, block):
     ('reading', 'reading/times.csv'), ('along', 'reading/along.csv'),
     ('train', 'trained/losses.csv')])
 def test_all_runs_are_there(measured, path):
-    found = runs.load(path)
-    assert set(found) == {name for name in run.TRAININGS if measured == 'train' or (
-        run.KEPT in run.TRAININGS[name] if measured == 'along' else
-        measured in run.MEASURED.get(name, {}))}
-    assert all(set(of) == {*run.seeds} for of in found.values())
+    found = {(row['variant'], int(row['seed'])) for row in runs.read_csv(f'{runs.HERE}/{path}')}
+    assert found == {(name, seed) for seed in run.seeds for name in run.TRAININGS
+                     if measured == 'train' or (
+                         run.KEPT in run.TRAININGS[name] if measured == 'along' else
+                         measured in run.MEASURED.get(name, {}))}
 
 
 # text that is written ---------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_all_is_run_once_and_gathered(tmp_path, monkeypatch, variant):
             '--n_prompts=8', '--prompt_tokens=2', '--new_tokens=3', '--n_trial=1', '--n_batch=2',
             '--loops=[1,2,30]', '--taus=[1.0,1e-3]', '--drafts=[[1,2]]', '--waves=[[2,1]]',
             '--batches=[1,2]', '--compiled=False'],
-        'results.reading': ['--n_windows=8', '--n_along=2', '--taus=[100.0,1e-3,1e-4]',
+        'results.reading': ['--n_windows=4', '--n_along=2', '--taus=[100.0,1e-4]',
                             '--refine=1', '--rounds=1', '--timed_tokens=2'],
         'train.py': [*(flag for flag in TINY if '--dataset' not in flag), '--eval_loops=[1,4]',
                      '--keep_iters=[0,1]']}
