@@ -271,6 +271,7 @@ def interval(values, statistic=np.mean, draws=2000, seed=0):
 
 @lru_cache(maxsize=8)
 def picks(n, draws, seed):
+    """Which of n rows each draw of a bootstrap takes, (draws, n)."""
     return np.random.default_rng(seed).integers(n, size=(draws, n))
 
 
