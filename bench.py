@@ -204,13 +204,12 @@ def oracle(group, given, eps):
     its own. No exit rule can do that, since a rule sees one step at a time, and a later group
     depends on where the earlier ones stopped.
     """
-    e, plan = given
+    e, plan, *_ = given
     # the second pass overwrites what this one leaves in the cache
     last = group.forward(e, replace(plan, exit=None))[1]['x']                   # (B, T, C)
 
     def distance(x, x1, memo, read):
-        memo = last if memo is None else memo       # later k: of the rows that still loop
-        return vector_norm(x1 - memo, dim=-1), memo
+        return vector_norm(x1 - last, dim=-1), None
     return e, replace(plan, exit=Exit(distance, eps, name='oracle'))
 
 
@@ -312,7 +311,7 @@ def decode_window(model, point, idx, start, seed=0):
         schedule = evals.amax(dim=0).tolist()
     plan = Plan(point.loops, point.exit, seed,
                 cache=make_cache(model, point.loops, point.cache, point.ring, T))
-    prefill(model, list(idx[:, :start]), plan, converge=POLICIES[point.cache].converge)
+    prefill(model, idx[:, :start], plan, converge=POLICIES[point.cache].converge)
     ms = []
     for t in range(start, T):
         plan = replace(plan, counts=schedule[t])
@@ -342,8 +341,8 @@ def continue_prompts(model, point, prompts, new_tokens, temperature=0.0, seed=0,
     model.hidden = counted
     how = {} if point.draft_loops is None else dict(draft_tokens=point.draft_tokens)
     tokens = stream(
-        model, list(prompts), new_tokens, temperature, n_loop=point.loops, exit=point.exit,
-        cache=point.cache, ring=point.ring, seed=[seed + n for n in numbers], noise_seed=seed,
+        model, prompts, new_tokens, temperature, n_loop=point.loops, exit=point.exit,
+        cache=point.cache, ring=point.ring, seed=[seed + n for n in numbers], noise=seed,
         warm_start=point.warm_start, draft_loops=point.draft_loops, wave=point.wave or 0,
         wave_steps=point.wave_steps, **how)
     made = [next(tokens)[0]]        # this also reads the prompts
@@ -371,7 +370,7 @@ def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, se
         new, costs = continue_prompts(model, point, *how)
         # the full budget's loss on the text, of which the last block is read
         idx = torch.cat((prompt, new[0]))[-model.config.block_size - 1:]
-        logits, _ = model(idx[None, :-1], n_loop=n_loop, noise_seed=seed)
+        logits, _ = model(idx[None, :-1], n_loop=n_loop, noise=seed)
         n = min(new_tokens, len(idx) - 1)
         loss = F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
         point.add(**costs, identical=[torch.equal(new, full)], text_loss=[loss])
@@ -430,7 +429,7 @@ def wave_thresholds(model, make, prompts):
     the share on the other half.
     """
     use_one_thread(model)
-    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
+    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop, noise=seed)
 
     def differs(point, i):
         new, _ = continue_prompts(model, point, prompts[i:i + 1], new_tokens, seed=seed)

@@ -26,7 +26,7 @@ step. `ring` lies in between. Where the last state does not depend on the path, 
 same fixed point. With `exact`, each token that information has to pass through costs up to one more
 step; with `latest` all earlier tokens are at their last step before a new one begins.
 
-    B, b     rows of the batch; those of them that still loop
+    B        rows of the batch
     T, end   new tokens; all tokens up to and including them
     H, D     heads; width of a head
     k        the loop step, from 1; a layer outside the groups has only step 1
@@ -38,40 +38,24 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from exits import Step
-
 
 class Span:
     """
-    Where T new tokens stand in their rows: at positions start ... start + T - 1.
+    Where T new tokens stand in their rows: at positions pos, start ... start + T - 1.
 
-    start: an int, or for T = 1 a list, one for each row; the attribute is their largest.
-    pos: the positions, (T,), or (B, 1) where the rows differ (`ragged`). end: one past the last.
-    mask (1 or B, 1, T, end): which tokens each new one may read. None where no mask is needed: a
-    single token reads all that is there, and a sequence from position 0 on is plainly causal.
-    index: where the cache keeps the tokens, a slice, or a tensor if the pass is `fixed`.
-    fixed: for compiled passes; `end` is given, and the pass reads that many tokens wherever it
-    stands.
+    end: one past the last; or given, for compiled passes, which read that many tokens wherever they
+    stand. index: where the cache keeps the tokens, a slice, or `pos` if `end` is given.
+    mask (T, end): which tokens each new one may read. None where no mask is needed: a single token
+    reads all that is there, and a sequence from position 0 on is plainly causal.
     """
 
     def __init__(self, start=0, T=1, device='cpu', end=None):
-        starts = start if isinstance(start, list) else [start]
-        self.starts = np.array(starts)
-        self.start, self.end, self.fixed = max(starts), end or max(starts) + T, end is not None
-        self.ragged = len(set(starts)) > 1
-        if self.ragged:
-            self.pos = torch.tensor(starts, device=device)[:, None]             # (B, 1)
-        else:
-            self.pos = torch.arange(self.start, self.start + T, device=device)  # (T,)
-        self.index = self.pos if self.fixed else slice(self.start, self.end)
+        self.start, self.end, self.fixed = start, end or start + T, end is not None
+        self.pos = torch.arange(start, start + T, device=device)
+        self.index = self.pos if self.fixed else slice(start, self.end)
         self.mask = None
-        if self.ragged or self.fixed or T > 1 and self.start > 0:
-            visible = torch.arange(self.end, device=device) <= self.pos[..., None]
-            self.mask = visible.view(-1, 1, T, self.end)                # (1 or B, 1, T, end)
-
-    def pos_of(self, rows):
-        """The positions of these rows (b,), None = all."""
-        return self.pos[rows] if rows is not None and self.ragged else self.pos
+        if self.fixed or T > 1 and start > 0:
+            self.mask = torch.arange(self.end, device=device) <= self.pos[:, None]
 
 
 class KeysValues:
@@ -79,56 +63,46 @@ class KeysValues:
     Keys and values of one layer for up to T_max tokens: kv (slots, B, T_max, 2, H, D).
 
     It is allocated at the first update, when B, H, D, dtype and device are known. Step k is in
-    slot_of(k). An exited token's keys are copied to the slots of later steps: by `write` while
-    other tokens of its row loop, and by `fill` when the row has finished.
+    slot_of(k). An exited token's keys are copied to the slots of later steps: by `update` while
+    other tokens loop, and by `fill` when all have exited.
     """
 
     def __init__(self, slots, T_max):
         self.slots, self.T_max, self.kv = slots, T_max, None
 
-    def update(self, new, span, step=Step()):
+    def update(self, new, span, k=1, active=None):
         """
-        Write the new tokens' keys and values at a loop step, and read those of all tokens so far.
+        Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
-        new (b, T, 2, H, D) -> keys and values (b, end, 2, H, D) and the mask for attention.
+        new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D) and the mask for attention. active
+        (B, T): which of the new tokens still loop, None = all.
         """
         if self.kv is None:
             B, _, _, H, D = new.shape
             self.kv = new.new_zeros(self.slots, B, self.T_max, 2, H, D)
-        slot = self.slot_of(step.k)
-        self.write(new, slot, span, step)
-        return self.read(slot, span, step.rows)
+        slot = self.slot_of(k)
+        if active is not None:
+            # an exited token: the key one slot before; in a wrapped ring what is there
+            before = self.kv[self.slot_of(k - 1) if k <= self.slots else slot]
+            new = torch.where(active[..., None, None, None], new, before[:, span.index])
+        self.write(new, slot, span, k)
+        # select, because with [slot] the compiler would make a graph for each
+        return self.kv.select(0, slot)[:, :span.end], span.mask
 
     def slot_of(self, k):
-        return (k - 1) % self.slots if self.slots > 1 else 0        # in serving/ k is an array
+        return (k - 1) % self.slots
 
-    def write(self, new, slot, span, step):
-        row, pos = self.places(span, step.rows)
-        if step.active is not None:
-            # an exited token: the key one slot before; in a wrapped ring what is there
-            source = self.slot_of(step.k - 1) if step.k <= self.slots else slot
-            new = torch.where(step.active[..., None, None, None], new, self.kv[source, row, pos])
-        # with a number, the compiler would copy the whole cache in every write
-        self.kv[torch.full_like(row, slot) if span.fixed else slot, row, pos] = new
+    def write(self, new, slot, span, k):
+        if span.fixed:  # with numbers and slices, the compiler would copy the whole cache each time
+            row = torch.arange(len(new), device=new.device)[:, None]
+            self.kv[torch.full_like(row, slot), row, span.index] = new
+        else:
+            self.kv[slot, :, span.index] = new
 
-    def read(self, slot, span, rows):
-        kv = self.kv.select(0, slot)[:, :span.end]
-        if rows is None:
-            return kv, span.mask
-        return kv.index_select(0, rows), span.mask[rows] if span.ragged else span.mask
-
-    def fill(self, span, step):
-        """The rows of `step` have finished at it: copy its keys to the slots of later steps."""
-        row, pos = self.places(span, step.rows)
-        if step.k < self.slots:
-            self.kv[step.k:, row, pos] = self.kv[step.k - 1, row, pos]
-
-    def places(self, span, rows):
-        """Rows and positions of the new tokens, as indices."""
-        if not (span.ragged or span.fixed):
-            return slice(None) if rows is None else rows, span.index
-        row = torch.arange(self.kv.shape[1], device=self.kv.device) if rows is None else rows
-        return row[:, None], span.pos[row] if span.ragged else span.index      # (b, 1); (b, 1 or T)
+    def fill(self, span, k):
+        """The last tokens have exited at step k: copy its keys to the slots of later steps."""
+        if k < self.slots:
+            self.kv[k:, :, span.index] = self.kv[k - 1, :, span.index]
 
 
 class Signals:
@@ -147,21 +121,18 @@ class Signals:
     def __init__(self, T_max, k_max):
         self.shape, self.largest = (1 + T_max, k_max), None
 
-    def begin(self, span, B):
-        """Begin a pass of new tokens in B rows: forget what an earlier pass stored for them."""
+    def begin(self, B, T, start):
+        """Begin a pass of new tokens (B, T): forget what an earlier pass stored for them."""
         if self.largest is None:
             self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
-        T = 1 if span.ragged else len(span.pos)
-        starts = np.broadcast_to(span.starts, B)
-        self.new = starts[:, None] + 1 + np.arange(T)                           # (B, T)
-        self.largest[np.arange(B)[:, None], self.new] = -np.inf
+        self.before, self.new = start, slice(start + 1, start + 1 + T)
+        self.largest[:, self.new] = -np.inf
 
-    def wait(self, value, active, k, rows):
-        """Own signals (b, T) at step k, and who still loops -> the largest, which it stores."""
-        row, new = rows[:, None], self.new[rows]
-        before = self.largest[row, new[:, :1] - 1, k - 1]                       # (b, 1)
+    def wait(self, value, active, k):
+        """Own signals (B, T) at step k, and who still loops -> the largest, which it stores."""
+        before = self.largest[:, self.before, k - 1, None]                      # (B, 1)
         value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
-        self.largest[row, new, k - 1] = value = np.maximum(value, before)
+        self.largest[:, self.new, k - 1] = value = np.maximum(value, before)
         return value
 
 
@@ -227,11 +198,11 @@ def main():
         kv = make(n_loop, ring, 3)
         for position, steps in enumerate(exited):
             for k in range(1, steps + 1):       # a key whose value is its loop step
-                kv.update(torch.full((1, 1, 2, 1, 1), float(k)), Span(position), Step(k))
-            kv.fill(Span(position), Step(steps))
+                kv.update(torch.full((1, 1, 2, 1, 1), float(k)), Span(position), k)
+            kv.fill(Span(position), steps)
         reads = []
         for k in range(1, n_loop + 1):
-            read, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), Step(k))
+            read, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
             reads.append(','.join(str(int(step)) for step in read[0, :2, 0, 0, 0]))
         slots = n_layer - looped + looped * kv.slots
         print(f'{policy:8s} {kv.slots:5d} {slots:8d} {slots * 2 * n_embd * 4:9,}   reads '

@@ -41,35 +41,35 @@ CONVERGED = make_exit('norm_rel', 1e-2, past=True)
 
 # one pass -----------------------------------------------------------------------------------------
 
-def prefill(model, rows, plan, converge=False):
+def prefill(model, idx, plan, converge=False):
     """
-    Run all tokens of some rows at once; each exits on its own. plan.cache must be empty or None.
+    Run all tokens idx (B, T) at once; each exits on its own. plan.cache must be empty or None.
 
-    rows: 1-D tensors of any lengths. converge: loop until all tokens have converged, so that later
-    ones can read them. Returns the logits (B, V) after each row's last token, its steps_used
-    (B, groups), and each group's output for it (B, 1, C).
+    converge: loop until all tokens have converged, so that later ones can read them. Returns the
+    logits (B, V) after the last token, its steps_used (B, groups), and each group's output for it
+    (B, 1, C).
     """
-    if plan.exit and plan.exit.by_row and len({len(row) for row in rows}) > 1:
-        raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a row at once, and rows "
-                         'of different lengths are padded: decode them one by one')
-    # attention is causal, so the padding behind the end of a row is not read
-    idx = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)               # (B, T)
     T = idx.shape[1]
     if converge and T > 1:
         # information needs up to T - 1 extra loop steps to reach the last token
         rule = replace(plan.exit, past=True) if plan.exit else CONVERGED
         plan = replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
-    last = torch.tensor([len(row) - 1 for row in rows])
-    return tokens_at(model, idx, plan, (torch.arange(len(rows)), last))
+    return last_of(model, idx, plan)
 
 
 def one_token(model, token, position, plan, warm=None):
     """
-    One token (B, 1) a row, at this position (an int, or one for each row); returns what prefill
-    does. warm: a first state for each group, in place of noise.
+    One token (B, 1) at this position; returns what prefill does. warm: a first state for each
+    group, in place of noise.
     """
-    plan = replace(plan, span=Span(position, 1, token.device), warm=warm)
-    return tokens_at(model, token, plan, (slice(None), 0))
+    return last_of(model, token, replace(plan, span=Span(position, 1, token.device), warm=warm))
+
+
+def last_of(model, idx, plan):
+    """A pass over idx (B, T) -> logits, steps_used and states of the last token."""
+    x, found = model.hidden(idx, plan)
+    states = [group.output(one['x'][:, -1:]) for group, one in zip(model.groups, found)]
+    return model.lm_head(x[:, -1]), of_groups(found, 'steps_used', idx)[:, -1], states
 
 
 def compile_passes(model, width=5, **how):
@@ -96,13 +96,13 @@ def compile_passes(model, width=5, **how):
                 kv.kv, kv.T_max = F.pad(kv.kv, (0,) * 7 + (end - kv.T_max,)), end
         T = idx.shape[1]
         pad = 0 if plan.exit else plan.width - T
-        span = Span(plan.span.starts.tolist(), T + pad, idx.device, end)
+        span = Span(plan.span.start, T + pad, idx.device, end)
         span.pos = span.pos.clamp(max=block_size - 1)
         noise = plan.noise if hasattr(plan.noise, 'draw') else noise_of(plan.noise)
         fixed = replace(plan, span=span, noise=noise)
         if pad and plan.warm:
-            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
-                            known=F.pad(plan.known, (0, 0, 0, pad)))
+            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad), value=math.nan)
+                                         for x in plan.warm])
         try:
             # a copy: the strides of a graph's input are those that it was compiled with
             new = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
@@ -117,13 +117,6 @@ def compile_passes(model, width=5, **how):
     model.hidden = hidden
     print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
           file=sys.stderr)
-
-
-def tokens_at(model, idx, plan, at):
-    """A pass over idx (B, T) -> logits, steps_used and states of one token of each row, idx[at]."""
-    x, found = model.hidden(idx, plan)
-    states = [group.output(one['x'][at][:, None]) for group, one in zip(model.groups, found)]
-    return model.lm_head(x[at]), of_groups(found, 'steps_used', idx)[at], states
 
 
 def of_groups(found, name, idx):
@@ -159,7 +152,7 @@ def choose(logits, temperature, top_k, draws):
     """
     Logits (B, V) -> tokens (B, 1), drawn from softmax(logits / temperature), or from its top_k most
     likely tokens; temperature 0 takes the most likely one. -1 where logits are not finite, which
-    Text.numbers finds.
+    Rows.numbers finds.
 
     draws: (seed, position) of each token; nothing else decides the draw. So every way of decoding
     that gives the same logits gives the same text.
@@ -195,9 +188,9 @@ def window(n, block_size):
     return hop * max(0, math.ceil((n - block_size) / hop))
 
 
-def check(rows, max_new_tokens, temperature, top_k):
+def check(idx, max_new_tokens, temperature, top_k):
     """ValueError for what no way of decoding can do."""
-    if not rows or min(map(len, rows)) == 0:
+    if idx.numel() == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
         raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
@@ -207,39 +200,41 @@ def check(rows, max_new_tokens, temperature, top_k):
         raise ValueError(f'top_k must be at least 1, not {top_k}')
 
 
-class Text:
+class Rows:
     """
-    Rows of tokens that are being continued: their context windows, and the draws of what follows.
+    Rows of tokens idx (B, n) that are being continued: their context window, and the draws of what
+    follows.
 
-    rows: 1-D tensors, of which the last block_size tokens are kept. seed: row i has seed + i, or
-    give a list of them; None draws it from torch's.
-    starts: where the context window of each row begins.
+    The last block_size tokens are kept. seed: row i has seed + i, or give a list of them; None
+    draws it from torch's. start: where the context window begins.
     """
 
-    def __init__(self, rows, block_size, temperature=1.0, top_k=None, seed=None):
+    def __init__(self, idx, block_size, temperature=1.0, top_k=None, seed=None):
         if seed is None:
             seed = torch.randint(2 ** 62, ()).item()
         if isinstance(seed, Integral):
-            seed = [int(seed) + i for i in range(len(rows))]
-        self.seeds = seed
-        if len(self.seeds) != len(rows):
-            raise ValueError(f'seed must be an int, or one for each of the {len(rows)} rows, not '
+            seed = [int(seed) + i for i in range(len(idx))]
+        if len(seed) != len(idx):
+            raise ValueError(f'seed must be an int, or one for each of the {len(idx)} rows, not '
                              f'{seed}')
-        self.cut = [max(0, len(row) - block_size) for row in rows]  # draws count these tokens too
-        self.rows, self.starts = [row[-block_size:] for row in rows], [0] * len(rows)
+        self.seeds, self.idx, self.start = seed, idx[:, -block_size:], 0
+        self.cut = idx.shape[1] - self.idx.shape[1]     # draws count these tokens too
         self.block_size, self.temperature, self.top_k = block_size, temperature, top_k
 
-    def windows(self):
-        """The tokens of each row that its context window holds."""
-        return [row[start:] for row, start in zip(self.rows, self.starts)]
+    @property
+    def window(self):
+        """The tokens that the context window holds."""
+        return self.idx[:, self.start:]
 
+    @property
     def last(self):
-        """
-        The last token of each row (B, 1), which no pass has read yet, and its position in the
-        context window, a list.
-        """
-        positions = [len(row) - 1 - start for row, start in zip(self.rows, self.starts)]
-        return torch.stack([row[-1:] for row in self.rows]), positions
+        """The last token of each row (B, 1), which no pass has read yet."""
+        return self.idx[:, -1:]
+
+    @property
+    def position(self):
+        """Its position in the context window."""
+        return self.idx.shape[1] - 1 - self.start
 
     def draw(self, logits, skip=0):
         """
@@ -247,8 +242,8 @@ class Text:
         in the rows yet come before these.
         """
         B, T, _ = logits.shape
-        draws = [(seed, cut + len(row) + skip + i)
-                 for seed, cut, row in zip(self.seeds, self.cut, self.rows) for i in range(T)]
+        n = self.cut + self.idx.shape[1] + skip
+        draws = [(seed, n + i) for seed in self.seeds for i in range(T)]
         return choose(logits.flatten(0, 1), self.temperature, self.top_k, draws).view(B, T)
 
     @staticmethod
@@ -265,8 +260,8 @@ class Text:
 
     def append(self, token):
         """A token (B, 1)."""
-        self.rows = [torch.cat((row, new)) for row, new in zip(self.rows, token)]
-        self.starts = [window(len(row), self.block_size) for row in self.rows]
+        self.idx = torch.cat((self.idx, token), dim=1)
+        self.start = window(self.idx.shape[1], self.block_size)
 
 
 # many tokens --------------------------------------------------------------------------------------
@@ -282,16 +277,16 @@ def use_one_thread(model):
 
 
 @torch.no_grad()
-def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-           cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
+def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
+           cache='auto', noise=0, ring=8, stop=None, seed=None, warm_start=False,
            draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
-    rows: B prompts, 1-D int64 tensors of any lengths, of which the last block_size tokens are used.
-    With cache 'exact' or None each row gets the tokens that it would get alone (without
-    warm_start). n_loop, exit, noise_seed: see GPT.forward. temperature, top_k: see choose. seed: of
-    the tokens drawn, see Text; a draw depends on the position in the whole prompt.
+    idx: prompts (B, T), of which the last block_size tokens are used. With cache 'exact' or None
+    each row gets the tokens that it would get alone (without warm_start). n_loop, exit, noise: see
+    GPT.forward. temperature, top_k: see choose. seed: of the tokens drawn, see Rows; a draw depends
+    on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
     'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
     stop: the token that ends a row, which then yields `stop` with 0 steps.
@@ -301,41 +296,40 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
-    check(rows, max_new_tokens, temperature, top_k)
-    text = Text(rows, model.config.block_size, temperature, top_k, seed)
-    plan = Plan(model.loop_counts(n_loop, exit), exit, noise_seed)
+    check(idx, max_new_tokens, temperature, top_k)
+    rows = Rows(idx, model.config.block_size, temperature, top_k, seed)
+    plan = Plan(model.loop_counts(n_loop, exit), exit, noise)
     way = (Wave(model, plan, wave, wave_steps, trace) if wave else
            OneByOne(model, warm_start) if draft_loops is None else
            Drafts(plan, draft_loops, draft_tokens))
     if cache == 'auto':
         cache = way.cache or 'exact'
-    elif warm_start and cache is None:
+    if warm_start and cache is None:
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
-    fits = (cache == way.cache and len(rows) == 1 and not warm_start
-            and (not wave or draft_loops is None))
-    if way.cache and not fits:
+    alone = len(idx) == 1 and not warm_start and not (wave and draft_loops is not None)
+    if way.cache and not (alone and cache == way.cache):
         raise ValueError(f"{way.name} needs one row, cache='{way.cache}' and no other way of "
-                         f'decoding, not {len(rows)} row(s) with cache={cache!r}')
-    T_max = min(text.block_size, max(map(len, text.rows)) + max_new_tokens)
+                         f'decoding, not {len(idx)} row(s) with cache={cache!r}')
+    T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
 
-    window_starts, made, ended, over = None, 0, [False] * len(rows), None
+    start, made, ended, over = None, 0, [False] * len(idx), None
     while made < max_new_tokens:
-        if cache is None or window_starts != text.starts:
+        if cache is None or start != rows.start:
             # a new window is read at once, up to its first new token
-            window_starts = text.starts
+            start = rows.start
             plan = replace(plan, cache=cache and make_cache(model, plan.counts, cache, ring, T_max))
             converge = bool(cache) and POLICIES[cache].converge
-            logits, steps, states = prefill(model, text.windows(), plan, converge)
-            token = text.draw(logits[:, None])
-            new = [(token, steps, text.numbers(token))]
+            logits, steps, states = prefill(model, rows.window, plan, converge)
+            token = rows.draw(logits[:, None])
+            new = [(token, steps, rows.numbers(token))]
             way.begin(token, states)
         else:
-            new = way.next_tokens(model, plan, text, max_new_tokens - made)
+            new = way.next_tokens(model, plan, rows, max_new_tokens - made)
         for token, steps, numbers in new:
             if any(ended):
                 token, steps = token.masked_fill(over, stop), steps.masked_fill(over, 0)
             yield token, steps
-            text.append(token)
+            rows.append(token)
             made += 1
             if stop is not None:
                 ended = [end or number == stop for end, number in zip(ended, numbers)]
@@ -345,14 +339,13 @@ def stream(model, rows, max_new_tokens, temperature=1.0, top_k=None, n_loop=None
 
 
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-             cache='auto', noise_seed=0, **more):
+             cache='auto', noise=0, **more):
     """
     Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and the
-    loop steps that each of them took. The arguments: see stream, which also takes rows of different
-    lengths.
+    loop steps that each of them took. The arguments: see stream.
     """
-    tokens, steps = zip(*stream(model, list(idx), max_new_tokens, temperature, top_k, n_loop, exit,
-                                cache, noise_seed, **more))
+    tokens, steps = zip(*stream(model, idx, max_new_tokens, temperature, top_k, n_loop, exit,
+                                cache, noise, **more))
     return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
 
 
@@ -361,7 +354,7 @@ def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=Non
 #     cache                     the only cache policy that it works with, None = any
 #     begin(token, states)      a window has been read: its first new token (B, 1), and what the
 #                               groups put out for the token before that, (B, 1, C) each
-#     next_tokens(model, plan, text, most)
+#     next_tokens(model, plan, rows, most)
 #                               at most `most` tokens, [(token (B, 1), steps_used (B, groups), its
 #                               B numbers), ...]
 
@@ -381,12 +374,11 @@ class OneByOne:
     def begin(self, token, states):
         self.states = states
 
-    def next_tokens(self, model, plan, text, most):
+    def next_tokens(self, model, plan, rows, most):
         warm = self.states if self.warm_start else None
-        token, positions = text.last()
-        logits, steps, self.states = one_token(model, token, positions, plan, warm)
-        token = text.draw(logits[:, None])
-        return [(token, steps, text.numbers(token))]
+        logits, steps, self.states = one_token(model, rows.last, rows.position, plan, warm)
+        token = rows.draw(logits[:, None])
+        return [(token, steps, rows.numbers(token))]
 
 
 class Drafts:
@@ -410,24 +402,24 @@ class Drafts:
     def begin(self, token, states):
         """Nothing to remember: a draft starts from the cache alone."""
 
-    def next_tokens(self, model, plan, text, most):
+    def next_tokens(self, model, plan, rows, most):
         # less than `tokens` if the window or `most` lacks room (the check adds one token)
-        last, (position,) = text.last()
         few = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
-        room = min(self.tokens, text.block_size - 1 - position, most - 1)
-        tokens = [last]
+        position = rows.position
+        room = min(self.tokens, rows.block_size - 1 - position, most - 1)
+        tokens = [rows.last]
         for i in range(room):
             logits, _, _ = one_token(model, tokens[-1], position + i, few)
             # the check finds a NaN, too; until then the draft is any token
-            tokens.append(text.draw(logits[:, None], skip=i).clamp(min=0))
+            tokens.append(rows.draw(logits[:, None], skip=i).clamp(min=0))
         # check: all loops on all of them at once, which overwrites the keys and values of the draft
         inputs = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
-        span = Span(position, 1 + room, last.device)
+        span = Span(position, 1 + room, inputs.device)
         x, found = model.hidden(inputs, replace(plan, span=span, width=1 + self.tokens))
-        made = text.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
+        made = rows.draw(model.lm_head(x))              # t1, t2, t3 ...: (1, 1 + room)
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
         # leave keys behind the last token; they are overwritten before anything reads them
-        numbers = text.numbers(torch.cat((inputs[:, 1:], made), dim=1))
+        numbers = rows.numbers(torch.cat((inputs[:, 1:], made), dim=1))
         drafts, numbers = numbers[:room], numbers[room:]
         agree = next((i for i in range(room) if drafts[i] != numbers[i]), room)
         steps = of_groups(found, 'steps_used', inputs)[0].split(1)
@@ -447,7 +439,7 @@ def main():
     from common.checkpoint import open_run
     model, *_ = open_run('pretrained/text')
     use_one_thread(model)
-    prompt = torch.tensor([*start.encode()])
+    prompt = torch.tensor([[*start.encode()]])
     rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
     ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',
              dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]
@@ -457,7 +449,7 @@ def main():
     print(f'{"":28s}   equal tokens   loop steps   ms a token')
     for name, how in ways:
         begin = time.perf_counter()
-        tokens, steps = zip(*stream(model, [prompt], max_new_tokens, temperature=0, n_loop=n_loop,
+        tokens, steps = zip(*stream(model, prompt, max_new_tokens, temperature=0, n_loop=n_loop,
                                     ring=ring, **how))
         ms = 1e3 * (time.perf_counter() - begin) / len(tokens)
         reference = reference or tokens

@@ -5,19 +5,18 @@ Exit rules: when may a token stop looping?
     python exits.py --turn=20           the same on a spiral that turns less
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
-against. `Exit.decide` is the same decision for any rule and many tokens at once: Looping, waves
-and serving/ all ask it. A token alone exits at the same step by both.
+against. `Exit.decide` is the same decision for any rule and many tokens at once: `loop` and waves
+ask it. A token alone exits at the same step by both.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
     k        the loop step, from 1
     x0, x1   the state before and after step k, float32
     delta    x1 - x0, the update (Eq. 1, which counts steps from 0)
-    b, T     rows that still loop, tokens of a pass
+    B, T     rows, tokens of a pass
 """
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from numbers import Real
 from typing import Callable
@@ -122,18 +121,15 @@ class Exit:
     by_row: bool = False
     name: str = ''
 
-    def decide(self, value, streak, last):
+    def decide(self, value, streak):
         """
-        The exit decision, Algorithm 1 lines 5 to 14, for any number of tokens at once.
+        The exit decision, Algorithm 1 lines 5 to 12, for any number of tokens at once.
 
         value: their signals, an array or a number, None while it is undefined. streak: how many
-        small values in a row each has had. last: who has come to the end of the budget? Returns
-        (streak, exits, takes): the new streak, who exits now, and who takes the new state x1.
+        small values in a row each has had. Returns the new streak, and who exits now.
         """
-        if value is None:
-            return 0, last, True
-        streak = (streak + 1) * (value < self.tau)      # back to 0 where the value is not small
-        return streak, (streak >= self.hits) | last, (streak < self.hits) | self.keep
+        streak = 0 if value is None else (streak + 1) * (value < self.tau)
+        return streak, streak >= self.hits
 
 
 # the paper's rules and their normalised forms. To add a rule, write a signal and a line here: all
@@ -178,114 +174,47 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
 
 # many tokens at once ------------------------------------------------------------------------------
 #
-# All rows of a pass loop side by side, and so do the tokens of a row. Three rows of four tokens
-# after a step; o: still loops, x: has exited:
+# All tokens of a pass loop side by side until each has exited. Two rows of four tokens after a step
+# (o: still loops, x: has exited):
 #
-#     row 0    o x o o      rows    [0, 2]            the b rows that still loop
-#     row 1    x x x x      active  [[1, 0, 1, 1],    their tokens that still loop, (b, T)
-#     row 2    o o o o               [1, 1, 1, 1]]
-#                           streak  [[0, 2, 1, 0],    small signals in a row so far, (b, T);
-#                                    [1, 0, 0, 1]]    two let a token exit, if hits is 2
-#                           x       (b, T, C)         a token that has exited keeps its state
-#                           memo    (b, T, any)       what the signal remembers of the step
-#
-# Row 1 has left the batch, and its states are in x_star.
+#     row 0    o x o o      active  [[1, 0, 1, 1],    who still loops
+#     row 1    x o x x               [0, 1, 0, 0]]
+#                           streak  [[0, 2, 1, 0],    small signals in a row so far; two let a
+#                                    [3, 1, 2, 4]]    token exit, if hits is 2
 
-@dataclass
-class Step:
+def loop(f, x, k_max, rule, read=None, past=None):
     """
-    The current loop step, and who still loops: what the cache has to know.
+    Loop from x^(0) (B, T, C) until `rule` has let every token exit, for k_max steps at most.
 
-    k: its number, from 1; in serving/ an array with one for each row. rows (b,), active (b, T): see
-    the picture; on the device, None = all.
+    f(x, k, active): step k -> the states after it. active (B, T), on the device, None = all: tokens
+    that have exited keep their keys and values. read: see Exit.reads. past: a cache.Signals, if the
+    rule waits for the past.
+
+    Returns x_star, and NumPy arrays (B, T) of the loop steps kept and the block maps evaluated.
     """
-    k: int = 1
-    rows: torch.Tensor | None = None
-    active: torch.Tensor | None = None
-
-
-class Looping:
-    """
-    Which tokens of a pass still loop in a group: all for k_max steps, or until `rule` lets each of
-    them exit. A group uses it like this:
-
-        looping = Looping(x, ...)               x^(0), (B, T, C) float32
-        for k in looping:
-            x = looping.after(x, f(x))          f reads looping.step
-        x_star, steps_used, evals = looping.result(x)
-
-    step is one object, which changes from step to step; whoever holds it sees each change.
-    read(x, rows): see Exit.reads. signals: a cache.Signals, if the rule waits for the past.
-    finished: a Step with the rows in which the last token has exited in this step, or None.
-    """
-
-    def __init__(self, x, k_max, rule=None, read=None, signals=None):
-        self.k_max, self.rule, self.read, self.signals = k_max, rule, read, signals
-        self.step, self.finished, self.done, self.shape = Step(), None, False, x.shape[:2]
-        if rule is not None:
-            B, T = self.shape
-            self.x_star = torch.empty_like(x)
-            self.steps_used, self.evals = self.counts = np.zeros((2, B, T), dtype=np.int64)
-            self.rows, self.active = np.arange(B), np.ones((B, T), dtype=bool)
-            self.streak, self.memo = 0, None
-
-    def __iter__(self):
-        """The loop steps, from 1, until k_max or until all tokens have exited."""
-        for k in range(1, self.k_max + 1):
-            self.step.k = k
-            yield k
-            if self.done:
-                break
-
-    def after(self, x, x1):
-        """The step led from x to x1 (b, T, C) -> the states of the rows that loop on."""
-        rule, step, self.finished = self.rule, self.step, None
-        if rule is None:
-            return x1
-        if step.active is not None:         # a token that has exited keeps its state
-            x1 = torch.where(step.active[..., None], x1, x)
-
-        # which tokens exit, and which take the new state?
-        read = self.read and partial(self.read, rows=step.rows)
-        value, self.memo = rule.signal(x, x1, self.memo, read)
-        value = on_host(value, rule, step.k)
-        if self.signals and value is not None:
-            value = self.signals.wait(value, self.active, step.k, self.rows)
-        self.streak, exits, takes = rule.decide(value, self.streak, last=step.k == self.k_max)
-        if exits is False or not (self.active & exits).any():   # False: of a lone token, a number
-            return x1
-        exits = self.active & exits
-        takes = np.broadcast_to(takes, exits.shape)
-        x = x1 if takes.all() else torch.where(on_device(takes, x)[..., None], x1, x)
-        row, token = exits.nonzero()
-        self.steps_used[self.rows[row], token] = step.k - 1 + takes[exits]
-        self.evals[self.rows[row], token] = step.k
-        self.active = self.active & ~exits
-        return self.drop_finished(x, stay=self.active.any(axis=1))
-
-    def drop_finished(self, x, stay):
-        """Rows whose tokens have all exited leave the batch -> the states of those that stay."""
-        step, self.done = self.step, not stay.any()
-        if self.done and len(stay) == len(self.x_star):     # all rows together: no gathering
-            self.x_star, self.finished = x, Step(step.k)
-            return x
-        if not stay.all():
-            gone, staying = (on_device(np.flatnonzero(which), x) for which in (~stay, stay))
-            self.finished = Step(step.k, on_device(self.rows[~stay], x))
-            self.x_star[self.finished.rows] = x[gone]
-            self.streak = np.broadcast_to(self.streak, self.active.shape)[stay]
-            self.rows, self.active = self.rows[stay], self.active[stay]
-            x, self.memo = x[staying], None if self.memo is None else self.memo[staying]
-            step.rows = on_device(self.rows, x)
-        step.active = None if self.active.all() else on_device(self.active, x)
-        return x
-
-    def result(self, x):
-        """x_star (B, T, C); loop steps kept (B, T); block maps evaluated (B, T)."""
-        if self.rule is None:
-            steps = torch.full(self.shape, self.k_max, device=x.device)
-            return x, steps, steps
-        return self.x_star, *on_device(self.counts, x)
+    # who still loops, on the host, where the decision is made, and on the device
+    active, on_device = np.ones(x.shape[:2], dtype=bool), None
+    steps_used, evals = np.full((2, *active.shape), k_max)
+    streak, memo = 0, None
+    for k in range(1, k_max + 1):
+        x1 = f(x, k, on_device)
+        value, memo = rule.signal(x, x1, memo, read)
+        value = on_host(value, rule, k)
+        if past and value is not None:
+            value = past.wait(value, active, k)
+        streak, exits = rule.decide(value, streak)
+        exits, takes = active & exits, on_device
+        if exits.any():
+            steps_used[exits], evals[exits] = k - (not rule.keep), k
+            active = active & ~exits
+            on_device = torch.from_numpy(active).to(x.device, non_blocking=x.is_cuda)
+            if not rule.keep:           # the step that triggered is thrown away
+                takes = on_device
+        # a token that has exited keeps its state
+        x = x1 if takes is None else torch.where(takes[..., None], x1, x)
+        if not active.any():
+            break
+    return x, steps_used, evals
 
 
 def on_host(value, rule, k):
@@ -297,11 +226,6 @@ def on_host(value, rule, k):
         raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
                          'in the model or its input')
     return value
-
-
-def on_device(array, x):
-    """A copy of a NumPy array on the device of x; of the devices, CUDA alone may copy it later."""
-    return torch.from_numpy(np.array(array)).to(x.device, non_blocking=x.is_cuda)
 
 
 # the demonstration --------------------------------------------------------------------------------
@@ -321,10 +245,11 @@ def show(title, states, read):
             value, memo = rule.signal(states[k - 1], states[k], memo, read)
             value = None if value is None else value.item()
             values.append('' if value is None else f'{value:.2e}')
-            streak, exits, takes = rule.decide(value, streak, last=k == K)
+            streak, exits = rule.decide(value, streak)
             if exits:
                 break
-        columns.append([name, *values, *[''] * (K - k), f'{rule.tau:g}', k - 1 + takes, k])
+        kept = k - (exits and not rule.keep)
+        columns.append([name, *values, *[''] * (K - k), f'{rule.tau:g}', kept, k])
     print(f'\n{title}')
     for what, *line in zip(('k', *range(1, K + 1), 'tau', 'kept', 'evals'), *columns):
         print(f'{what:>7}' + ''.join(f'{cell:>11}' for cell in line))

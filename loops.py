@@ -18,23 +18,22 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
     e          the stream that enters the group, given to every step
     x          the iterate; float32 always
     k          the loop step, from 1
-    B, b, T    rows; those that still loop; tokens
-    C          width
+    B, T, C    rows, tokens, width
 """
 import hashlib
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import KeysValues, Signals, Span
-from exits import Exit, Looping, Step
+from exits import Exit, loop
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
@@ -113,12 +112,8 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, C, eps=1e-6):
         super().__init__(C, eps=eps)
-        self.root = torch.tensor(C ** 0.5, device='cpu')    # faster than a number
-
-    def __setattr__(self, name, value):
-        super().__setattr__(name, value)
-        if name == 'eps':                                   # zoo/ sets it after the model is built
-            self.floor = torch.tensor((self.normalized_shape[0] * value) ** 0.5, device='cpu')
+        # tensors are faster than numbers
+        self.root, self.floor = (torch.tensor(n ** 0.5, device='cpu') for n in (C, C * eps))
 
     def forward(self, x):
         if not x.is_cpu:                                    # torch has one kernel for it there
@@ -196,19 +191,16 @@ class Plan:
     noise: int | TrainingNoise = 0      # a seed, or a noise of your own
     span: Span | None = None            # where the tokens stand; None = from position 0 on
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
-    warm: list | None = None            # x^(0) (B, T, C) of each group; None = by init_state
-    known: torch.Tensor | None = None   # for which tokens warm is given, (T, 1); None = for all
+    warm: list | None = None            # first states (B, T, C) of each group; NaN = from the noise
     width: int = 1                      # tokens of a full pass, to which a compiled one is padded
     keep_states: bool = False           # of all steps, for a trace
-    read: Callable | None = None        # what the rule reads; set by GPT.hidden
 
-    def hook(self, block, step=None):
+    def hook(self, block):
         """
-        The cache hook of a block: it writes new keys and values and reads all, see
-        KeysValues.update, at the loop step that `step` holds then. None without a cache.
+        The cache hook of a block that runs once: it writes new keys and values and reads all, see
+        KeysValues.update. None without a cache.
         """
-        kv = self.cache and self.cache.get(block)
-        return partial(kv.update, span=self.span, step=step or Step()) if kv else None
+        return partial(self.cache[block].update, span=self.span) if self.cache else None
 
 
 class RecurrentGroup(nn.Module):
@@ -218,7 +210,7 @@ class RecurrentGroup(nn.Module):
         super().__init__()
         C = config.n_embd
         self.core = nn.ModuleList(core)
-        self.norm = RMSNorm(C)
+        self.norm = RMSNorm(C, config.norm_eps)
         self.adapter = INJECTIONS[config.injection](config)
         self.index, self.block_size = index, config.block_size
         self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k
@@ -226,29 +218,26 @@ class RecurrentGroup(nn.Module):
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
-    def noise(self, like, k, noise=0, pos=None):
+    def draw_noise(self, like, k, noise=0, pos=None):
         """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. noise: see Plan."""
         if not hasattr(noise, 'draw'):
             noise = TrainingNoise() if self.training else noise_of(noise)
         return noise.draw(self, like, k, slice(like.shape[1]) if pos is None else pos)
 
-    def init_state(self, e, noise_seed=0, pos=None):
-        """
-        x^(0) for e (B, T, C) at positions pos, (T,) or (B, 1), 0 ... T - 1 by default. noise_seed:
-        see GPT.forward.
-        """
+    def init_state(self, e, noise=0, pos=None):
+        """x^(0) for e (B, T, C) at positions pos (T,), 0 ... T - 1 by default. noise: see Plan."""
         if self.x0 == 'e':
             return e.float()
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
-        return self.noise(e, 0, noise_seed, pos)
+        return self.draw_noise(e, 0, noise, pos)
 
     def step(self, x, e, from_e=None, hooks=None, pos=None):
         """
         One loop step x^(k-1) -> x^(k), (B, T, C) float32.
 
         from_e: adapter.from_e(e), if computed already; e may then be None. hooks: of each block of
-        the core, see Plan.hook. pos: positions, 0 ... T - 1 by default.
+        the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
         """
         x = self.adapter.join(x, self.adapter.from_e(e) if from_e is None else from_e)
         for i, block in enumerate(self.core):
@@ -260,69 +249,65 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def block_map(self, plan, from_e, step):
-        """
-        The block map f of a pass: x (b, T, C) -> the states after the next step, for the rows that
-        still loop. from_e: of all rows. step: an exits.Step, in which f and the cache hooks read at
-        each call which step it is, and for whom.
-        """
-        hooks = [plan.hook(block, step) for block in self.core] if plan.cache else None
-
-        def f(x):
-            pos, own = plan.span.pos, from_e
-            if step.rows is not None:
-                pos, own = plan.span.pos_of(step.rows), from_e[step.rows]
-            # paper silent; off by default: noise in every step rules out the paper's own cosines
-            if self.step_noise:
-                x = x + self.step_noise * self.noise(x, step.k, plan.noise, pos)
-            return self.step(x, None, own, hooks, pos)
-        return f
-
-    def forward(self, e, plan):
+    def forward(self, e, plan, read=None):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and what was found on the way: dict(e=,
         x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the loop
-        steps kept, evals=(B, T), the block maps evaluated). ValueError for an exit rule while
-        training.
+        steps kept, evals=(B, T), the block maps evaluated). read: see Exit.reads. ValueError for an
+        exit rule while training.
         """
         if plan.exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-        if plan.exit is not None and plan.cache is None:
-            # a token that has exited must keep its keys, so a rule always needs a cache; one slot
-            # is enough, as all tokens are at the same step
-            plan = replace(plan, cache={block: KeysValues(1, e.shape[1]) for block in self.core})
+        e, n_loop, span, (B, T, _) = e.float(), plan.counts[self.index], plan.span, e.shape
 
-        # the first state, who loops, and the block map
-        n_loop, e = plan.counts[self.index], e.float()
-        x = self.init_state(e, plan.noise, plan.span.pos)
+        # the first state
+        x = self.init_state(e, plan.noise, span.pos)
         if plan.warm:
-            warm = plan.warm[self.index]                                        # (B, T, C)
-            x = warm if plan.known is None else torch.where(plan.known, warm, x)
-        signals = None
-        if plan.exit is not None and plan.exit.past:    # those in the cache know earlier passes
-            signals = plan.cache.get(self) or e.shape[1] > 1 and Signals(plan.span.end, n_loop)
-            if signals:
-                signals.begin(plan.span, len(e))
-        looping = Looping(x, n_loop, plan.exit, plan.read, signals)
-        f = self.block_map(plan, self.adapter.from_e(e), looping.step)
-        states = [x] if plan.keep_states and plan.exit is None else None
+            warm = plan.warm[self.index]
+            x = torch.where(warm.isnan(), x, warm)
 
-        # Geiping 3.3: gradients through the last bptt_k steps. What these steps take from e was
-        # computed before the loop, so e gets gradients from them
-        cut = n_loop - self.bptt_k if plan.exit is None else 0
-        for k in looping:
-            with torch.no_grad() if k <= cut else nullcontext():
-                x = looping.after(x, f(x))
+        # the block map. What all steps take from e is computed before the loop, so e gets gradients
+        # from those that have them. A token that has exited must keep its keys, so a rule always
+        # needs a cache; one slot is enough for a single pass, where all are at the same step
+        from_e, cache = self.adapter.from_e(e), []
+        if plan.cache:
+            cache = [plan.cache[block] for block in self.core]
+        elif plan.exit:
+            cache = [KeysValues(1, T) for _ in self.core]
+
+        def f(x, k, active=None):
+            # paper silent; off by default: noise in every step rules out the paper's own cosines
+            if self.step_noise:
+                x = x + self.step_noise * self.draw_noise(x, k, plan.noise, span.pos)
+            hooks = [lambda new, kv=kv: kv.update(new, span, k, active) for kv in cache]
+            return self.step(x, None, from_e, hooks, span.pos)
+
+        # the loop: all steps, or until every token has exited
+        states = None
+        if plan.exit is None:
+            states = [x] if plan.keep_states else None
+            for k in range(1, n_loop + 1):
+                # Geiping 3.3: gradients through the last bptt_k steps
+                with torch.no_grad() if k <= n_loop - self.bptt_k else nullcontext():
+                    x = f(x, k)
+                if states:
+                    states.append(x)
             if states:
-                states.append(x)
-            if looping.finished:
-                for block in self.core:
-                    plan.cache[block].fill(plan.span, looping.finished)
+                states = torch.stack(states)                                    # (K+1, B, T, C)
+                states = states if self.training else states.detach()
+            steps_used = evals = torch.full((B, T), n_loop, device=e.device)
+        else:
+            past = None
+            if plan.exit.past:          # the signals in the cache know earlier passes
+                past = plan.cache and plan.cache.get(self) or T > 1 and Signals(span.end, n_loop)
+            if past:
+                past.begin(B, T, span.start)
+            x, steps_used, evals = loop(f, x, n_loop, plan.exit, read, past)
+            for kv in cache:
+                kv.fill(span, evals.max())
+            counts = torch.from_numpy(np.array((steps_used, evals)))
+            steps_used, evals = counts.to(x.device, non_blocking=x.is_cuda)
 
-        x, steps_used, evals = looping.result(x)
-        if states:
-            states = torch.stack(states)                                        # (K+1, B, T, C)
-            states = states if self.training else states.detach()
         found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
         return self.output(x), found
 

@@ -16,6 +16,7 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
 """
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from numbers import Integral
 from operator import index
 
@@ -24,7 +25,6 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from exits import Step
 from loops import INJECTIONS, Concat, Plan, RecurrentGroup, RMSNorm, sample_n_loop
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
@@ -51,6 +51,7 @@ class GPTConfig:
     step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
     pos: str = 'learned'            # positions: 'learned' (the paper) or 'rotary'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
+    norm_eps: float = 1e-6          # of all norms
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
@@ -66,7 +67,7 @@ class GPTConfig:
                                  f'{getattr(self, name)!r}')
         most = dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
-                     'bptt_k', 'rope_base'):
+                     'bptt_k', 'rope_base', 'norm_eps'):
             if not 0 < getattr(self, name) <= most.get(name, 1e30):
                 raise ValueError(f'{name} must be positive and at most {most.get(name, 1e30):g}, '
                                  f'not {getattr(self, name)}')
@@ -108,7 +109,7 @@ class Rotary(nn.Module):
         self.register_buffer('sin', angle.sin(), persistent=False)
 
     def forward(self, x, pos):
-        """x (B, T, n, H, D); computes in float32. pos (T,) or (B, T); None = 0 ... T - 1."""
+        """x (B, T, n, H, D); computes in float32. pos (T,); None = 0 ... T - 1."""
         pos = slice(x.shape[1]) if pos is None else pos
         cos, sin = (table[pos][..., None, None, :] for table in (self.cos, self.sin))
         pairs = x.float().unflatten(-1, (-1, 2))                    # (B, T, n, H, D / 2, 2)
@@ -173,7 +174,8 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.n1, self.n2, self.n3, self.n4 = (RMSNorm(config.n_embd) for _ in range(4))
+        self.n1, self.n2, self.n3, self.n4 = (RMSNorm(config.n_embd, config.norm_eps)
+                                              for _ in range(4))
         self.attn = self.attention(config)
         self.mlp = self.feed_forward(config)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
@@ -210,7 +212,7 @@ class GPT(nn.Module):
             start, end = group[0], group[-1] + 1
             layers[start:end] = [RecurrentGroup(layers[start:end], config, g)]
         self.h = nn.ModuleList(layers)
-        self.ln_f = RMSNorm(config.n_embd)
+        self.ln_f = RMSNorm(config.n_embd, config.norm_eps)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def tie(self):
@@ -243,41 +245,40 @@ class GPT(nn.Module):
                 group.adapter.weight.copy_(torch.eye(config.n_embd).repeat(1, 2))
 
     def embed(self, idx, pos):
-        """Tokens (B, T) at positions (T,) or (B, 1) -> the stream (B, T, C)."""
+        """Tokens (B, T) at positions (T,) -> the stream (B, T, C)."""
         x = self.wte(idx)
         if self.wpe is not None:
             x = x + self.wpe(pos)
         # differs from the paper: tokens and positions are scaled (Geiping)
         return self.drop(x * math.sqrt(self.config.n_embd))
 
-    def readout(self, x, plan=None, rows=None):
+    def readout(self, x, plan=None):
         """
-        State (..., C) -> logits (..., V), which exit rules read by default. The other arguments are
-        for methods like the next one, see reader.
+        State (..., C) -> logits (..., V), which exit rules read by default. The plan is for methods
+        like the next one, see reader.
         """
         return self.lm_head(self.ln_f(x))
 
-    def through_coda(self, x, plan=None, rows=None):
-        """The layers after the last group, then readout. rows: of the batch, None for all."""
+    def through_coda(self, x, plan=None):
+        """The layers after the last group, then readout."""
         # what it writes to their cache the pass overwrites when it reaches these layers itself
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].output(x)
         for layer in list(self.h)[last + 1:]:
-            where = (plan.hook(layer, Step(rows=rows)), plan.span.pos_of(rows)) if plan else ()
-            x = layer(x, *where)
+            x = layer(x, *((plan.hook(layer), plan.span.pos) if plan else ()))
         return self.readout(x)
 
     def reader(self, exit, plan=None):
         """
-        What a rule reads in a pass: the method that exit.reads names, as a function of a state (b,
-        T, C) and of its rows (b,), None for all. ValueError if this model has no such method.
+        What a rule reads in a pass: the method that exit.reads names, as a function of a state (B,
+        T, C). ValueError if this model has no such method.
         """
         method = getattr(self, exit.reads, None)
         if method is None:
             raise ValueError(f"the exit rule '{exit.name}' needs the method {exit.reads}, and "
                              f'{type(self).__name__} has none: choose another rule, or a model '
                              'that was trained with it (see zoo/)')
-        return lambda x, rows=None: method(x, plan, rows)
+        return partial(method, plan=plan)
 
     def loop_counts(self, n_loop=None, exit=None, knob='n_loop'):
         """n_loop, as forward takes it -> a list, one count a group. knob: its name in errors."""
@@ -293,20 +294,20 @@ class GPT(nn.Module):
                              f'the {n_groups} groups, not {n_loop!r}')
         return [int(n) for n in counts]
 
-    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
+    def forward(self, idx, targets=None, n_loop=None, exit=None, noise=0, trace=None):
         """
         idx (B, T) tokens -> logits (B, T, V) and the loss: mean cross-entropy against targets
         (B, T) in nats a token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
-        is then its k_max. noise_seed: in evaluation x^(0) is a function of (noise_seed, group,
-        position) alone; in training it is new in every pass. A loops.TrainingNoise may stand in its
-        place. trace: a list, to which each group appends dict(e=(B, T, C), x=the last states,
-        states=(K+1, B, T, C) or None with an exit rule, steps_used=(B, T), evals=(B, T)).
-        ValueError if T > block_size, or n_loop does not fit the groups.
+        is then its k_max. noise: a seed, of which x^(0) is a function in evaluation, with group and
+        position; in training it is new in every pass. Or a loops.TrainingNoise. trace: a list, to
+        which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T, C) or None
+        with an exit rule, steps_used=(B, T), evals=(B, T)). ValueError if T > block_size, or n_loop
+        does not fit the groups.
         """
-        plan = Plan(self.loop_counts(n_loop, exit), exit, noise_seed,
+        plan = Plan(self.loop_counts(n_loop, exit), exit, noise,
                     keep_states=trace is not None)
         x, found = self.hidden(idx, plan)
         if trace is not None:
@@ -327,12 +328,11 @@ class GPT(nn.Module):
             raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
                              f'{self.config.block_size}')
         plan = replace(plan, span=span)
-        if plan.exit:
-            plan = replace(plan, read=self.reader(plan.exit, plan))
+        read = self.reader(plan.exit, plan) if plan.exit else None
         x, found = self.embed(idx, span.pos), []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
-                x, of_group = layer(x, plan)
+                x, of_group = layer(x, plan, read)
                 found.append(of_group)
             else:
                 x = layer(x, plan.hook(layer), span.pos)

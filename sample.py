@@ -8,7 +8,6 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
 It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none.
-To answer many prompts at once see serving/.
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
@@ -30,7 +29,7 @@ from waves import can_wave
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
 start = '\n'                # the prompt, or FILE:prompt.txt; empty = end-of-text, a new document
-num_samples = 1
+num_samples = 1             # side by side, but for waves and drafts
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
@@ -76,19 +75,24 @@ def print_legend():
     print(f'colours start at these mean loop steps: {legend}')
 
 
-def print_sample(tokens, encoding, text, with_steps):
-    """Print the prompt and each token as it comes -> their loop steps, a list of (groups,)."""
+def print_sample(row, stop, encoding, text, with_steps):
+    """
+    Print the prompt and each token as it comes, up to `stop` -> their loop steps, a list of
+    (groups,). row: (a token's number, its loop steps (groups,)), one after another.
+    """
     utf8, steps = codecs.getincrementaldecoder('utf-8')('replace'), []
-    for token, used in tokens:
+    for token, used in row:
         if not steps:
             print(text, end='')
-        steps.append(used.float().mean(dim=0))
+        steps.append(used.float())
         piece = ''
-        if token.item() < encoding.n_vocab:         # a padded vocabulary has tokens without text
-            piece = utf8.decode(encoding.decode_single_token_bytes(token.item()))
+        if token < encoding.n_vocab:                # a padded vocabulary has tokens without text
+            piece = utf8.decode(encoding.decode_single_token_bytes(token))
         if with_steps:
-            piece = paint(piece, steps[-1].mean().item())
+            piece = paint(piece, used.float().mean().item())
         print(piece, end='', flush=True)
+        if token == stop:
+            break
     print(utf8.decode(b'', final=True))
     return steps
 
@@ -101,37 +105,47 @@ def read_prompt(start):
         return f.read()
 
 
-def way(model, checkpoint, results):
+def wave_of(model):
     """
-    The knobs -> how many tokens to decode at once (0 = one at a time), the loop steps of a pass,
-    and the exit rule.
+    The knobs -> the width of the wave, 0 = no wave, and the loop steps of its passes.
 
-    A wave is the default, because it is the fastest for one text (README.md), unless passes are
-    compiled, where fixed loops mostly are, or a knob asks for what waves do not support, or sets
-    the exit rule or the loop budget.
+    A wave is the default, because it is the fastest for one text (README.md). Fixed loops are
+    faster for several, and mostly if passes are compiled; and a knob may ask for what waves do not
+    support, or set the exit rule or the loop budget.
     """
-    single = (exit or past or n_loop or draft_loops is not None or warm_start or compile
-              or cache != 'latest')
-    width, steps, name, threshold = wave, wave_steps, exit, tau
+    width, steps = wave, wave_steps
     if width is None:
+        single = (exit or past or n_loop or draft_loops is not None or warm_start or compile
+                  or cache != 'latest' or num_samples > 1)
         width = 0 if single or not can_wave(model) else WAVE
     if steps is None:
         steps = max(1, round(model.config.mean_recurrence / 6))
-    if width and not exit:
-        name = WAVE_RULE
-    if not name:
-        return width, steps, None
-    rule = make_exit(name, past=past)
+    return width, steps
+
+
+def threshold_of(rule, model, checkpoint, results, width, steps):
+    """The rule's threshold: the knob, what bench.py --calibrate has found, or a default."""
+    of_wave = width and not exit        # what a wave uses by itself
+    if tau != 'auto' and not (tau is None and of_wave):
+        return tau
     found_for = of_threshold(rule, cache, ring, model.loop_counts(n_loop, rule),
                              [width, steps] if width else None)
-    if threshold == 'auto':
-        threshold = read_tau(results, checkpoint, found_for)
-    elif threshold is None and width and not exit:
-        try:
-            threshold = read_tau(results, checkpoint, found_for)
-        except ValueError:          # none has been calibrated
-            threshold = WAVE_TAU
-    return width, steps, make_exit(name, threshold, past=past)
+    try:
+        return read_tau(results, checkpoint, found_for)
+    except ValueError:                  # none has been calibrated
+        if tau == 'auto':
+            raise
+        return WAVE_TAU
+
+
+def rule_of(model, checkpoint, results, width, steps):
+    """The knobs -> the exit rule, None = fixed loops."""
+    name = exit or (WAVE_RULE if width else None)
+    if name is None:
+        return None
+    rule = make_exit(name, past=past)
+    threshold = threshold_of(rule, model, checkpoint, results, width, steps)
+    return make_exit(name, threshold, past=past)
 
 
 def print_problems(model, task, rule):
@@ -152,7 +166,7 @@ def print_problems(model, task, rule):
 
 
 def print_text(model, encoding, rule, width, pass_steps, dev):
-    """num_samples continuations of the prompt. width, pass_steps: see way."""
+    """num_samples continuations of the prompt. width, pass_steps: see wave_of."""
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     block_size, groups = model.config.block_size, model.config.groups
@@ -161,19 +175,27 @@ def print_text(model, encoding, rule, width, pass_steps, dev):
         compile_passes(model, max(width, 5))        # 5: four drafts and a token
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
-    for i in range(num_samples):
+    stop = encoding.eot_token if stop_at_end else None
+    by = f' by waves of {width} x {pass_steps}, {rule.name} {rule.tau:g}' if width else ''
+    # waves and drafts work on one row; otherwise all samples are written side by side
+    rows = 1 if width or draft_loops is not None else num_samples
+    for i in range(0, num_samples, rows):
+        idx = torch.tensor([prompt] * rows, device=dev)
         tokens = stream(
-            model, [torch.tensor(prompt, device=dev)], max_new_tokens, temperature=temperature,
-            top_k=top_k, n_loop=n_loop, exit=rule, cache=cache, noise_seed=noise_seed, ring=ring,
-            warm_start=warm_start, draft_loops=draft_loops, wave=width, wave_steps=pass_steps,
-            stop=encoding.eot_token if stop_at_end else None, seed=seed + i)
+            model, idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
+            exit=rule, cache=cache, noise=noise_seed, ring=ring, warm_start=warm_start,
+            draft_loops=draft_loops, wave=width, wave_steps=pass_steps, stop=stop, seed=seed + i)
         begin = time.perf_counter()
-        steps = print_sample(tokens, encoding, text, show_steps and bool(groups))
-        rate = len(steps) / (time.perf_counter() - begin)
-        means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
-                          in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-        by = f' by waves of {width} x {pass_steps}, {rule.name} {rule.tau:g}' if width else ''
-        print(f'--- {rate:.1f} tokens/s{by}' + (f'; mean loop steps {means}' if groups else ''))
+        if rows > 1:            # one row is printed as it comes
+            tokens = list(tokens)
+        seconds = time.perf_counter() - begin
+        for b in range(rows):
+            row = ((token[b].item(), used[b]) for token, used in tokens)
+            steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
+            rate = len(steps) / (seconds if rows > 1 else time.perf_counter() - begin)
+            means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
+                              in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
+            print(f'--- {rate:.1f} tokens/s{by}' + (f'; mean loop steps {means}' if groups else ''))
 
 
 def main():
@@ -186,7 +208,8 @@ def main():
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
     task = checkpoint['config']['dataset']
-    width, pass_steps, rule = way(model, checkpoint, results)
+    width, pass_steps = wave_of(model)
+    rule = rule_of(model, checkpoint, results, width, pass_steps)
     if 'wave_steps' in given and not width:
         raise ValueError('--wave_steps needs a wave: add --wave=8')
     if compile and cache is None:

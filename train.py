@@ -260,7 +260,7 @@ def main():
             # DDP averages the gradients of all processes at the last micro step
             ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
             with autocast:
-                loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
+                loss = ddp(x, y, n_loop=n_loop, noise=noise)[1] / gradient_accumulation_steps
             loss.backward()
             status[0] += loss.detach() / WORLD
             flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)

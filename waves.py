@@ -30,7 +30,8 @@ Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. Th
     steps    loop steps of each group in a pass
 """
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
@@ -50,10 +51,20 @@ def can_wave(model, rule=None):
     return bool(reads_e) and not model.config.step_noise and rule_fits
 
 
+@dataclass
+class Token:
+    """A token of a wave, and what is known of it after a pass."""
+    input: int
+    passes: int = 0             # since it joined
+    age: int = 0                # passes since its input last changed
+    streak: int | np.ndarray = 0        # small signals in a row, of each group
+    settled: bool = False
+    says: int | None = None     # what it predicts
+
+
 class Wave:
     """
-    The tokens of a wave, and what they keep from pass to pass: a way to make the next tokens, see
-    decode.py.
+    A wave of tokens: a way to make the next tokens, see decode.py.
 
     plan: a loops.Plan, whose rule is applied to the change of a token's states from one pass to the
     next; the token keeps its last states, whatever rule.keep says. The front token is committed
@@ -81,72 +92,69 @@ class Wave:
 
     def begin(self, token, states):
         """Start with a window's first new token, from noise; of `states` only the shape is used."""
-        n_groups = len(self.steps)
-        self.inputs, self.idx = token[0].tolist(), token[0]     # on the host, on the device
+        self.tokens, self.idx = [Token(token.item())], token        # on the device, (1, w)
         self.steps_used = torch.tensor([self.steps], device=token.device)       # of a pass
         # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
-        self.states = [state[:, :0] for state in states]
-        self.memos = [None] * n_groups
-        self.passes = self.age = np.zeros(0, dtype=np.int64)                    # (w,) each
-        self.streak = np.zeros((n_groups, 0), dtype=np.int64)                   # (groups, w)
+        self.states, self.memos = [x[:, :0] for x in states], [None] * len(states)
 
-    def next_tokens(self, model, plan, text, most):
+    def next_tokens(self, model, plan, rows, most):
         """One pass -> the tokens that it commits, maybe none."""
-        front, (position,) = text.last()
-        inputs = self.inputs[:min(self.width, text.block_size - position, most)]
-        w, known = len(inputs), self.states[0].shape[1]
+        # a token without states, which has just joined, starts from noise
+        wave = self.tokens[:min(self.width, rows.block_size - rows.position, most)]
+        w, known = len(wave), self.states[0].shape[1]
         plan = replace(plan, counts=self.steps, exit=None, width=self.width,
-                       warm=[F.pad(x, (0, 0, 0, w - known)) for x in self.states],
-                       known=torch.arange(w, device=front.device)[:, None] < known,
-                       span=Span(position, w, front.device))
-        x, found = model.hidden(self.idx[:w][None], plan)
-        tokens = text.draw(model.lm_head(x))                                    # (1, w)
-        settled = self.after_pass([one['x'] for one in found])
+                       warm=[F.pad(x, (0, 0, 0, w - known), value=math.nan) for x in self.states],
+                       span=Span(rows.position, w, self.idx.device))
+        x, found = model.hidden(self.idx[:, :w], plan)
+        says = rows.draw(model.lm_head(x))                                      # (1, w)
+        signals = self.signals([one['x'] for one in found])
+
+        # which tokens have settled?
+        for token, token.says, value in zip(wave, rows.numbers(says), signals):
+            token.passes, token.age = token.passes + 1, token.age + 1
+            # the rule sees the change from pass to pass: none in the first pass with a new input
+            if self.rule:
+                token.streak, exits = self.rule.decide(value if token.age > 1 else None,
+                                                       token.streak)
+                token.settled = bool(np.all(exits))
+        wave[0].settled |= wave[0].age >= self.max_passes       # out of budget
+        seen = dict(position=rows.idx.shape[1] - 1, inputs=[token.input for token in wave],
+                    tokens=[token.says for token in wave], age=[token.age for token in wave])
 
         # what a token predicts is the next one's input; the last prediction joins the wave
-        new_inputs = [inputs[0], *text.numbers(tokens)]                         # w + 1
-        same_input = [a == b for a, b in zip(inputs, new_inputs)]
-        # commit the leading tokens that have settled and whose input is certain
-        leave = int((settled & same_input).cumprod().sum())
+        for left, token in pairwise(wave):
+            if token.input != left.says:
+                token.input, token.age, token.settled = left.says, 0, False
+        self.tokens = [*wave, Token(wave[-1].says)]
+        # commit the leading tokens that have settled
+        made = []
+        for token, said in zip(takewhile(lambda token: token.settled, wave), says.split(1, dim=1)):
+            made.append((said, token.passes * self.steps_used, [token.says]))
+        leave = len(made)
+        self.tokens = self.tokens[leave:]
+        self.idx = torch.cat((self.idx[:, :1], says), dim=1)[:, leave:]
+        self.states = [x[:, leave:] for x in self.states]
+        self.memos = [None if memo is None else memo[:, leave:] for memo in self.memos]
         if self.trace is not None:
-            self.trace.append(dict(position=len(text.rows[0]) - 1, inputs=inputs,
-                                   tokens=new_inputs[1:], leave=leave, age=self.age.tolist()))
-        made = [(tokens[:, i:i + 1], int(self.passes[i]) * self.steps_used, new_inputs[i + 1:i + 2])
-                for i in range(leave)]
-        self.drop_committed(leave, same_input)
-        self.inputs = new_inputs[leave:]
-        self.idx = torch.cat((self.idx[:1], tokens[0]))[leave:]
+            self.trace.append(seen | dict(leave=leave))
         return made
 
-    def after_pass(self, states):
-        """Store the states after a pass, (1, w, C) of each group -> (w,): which tokens settled?"""
+    def signals(self, states):
+        """
+        Store the states after a pass, (1, w, C) of each group -> the rule's signals (w, groups),
+        infinite while they are undefined.
+        """
         before, self.states = self.states, states
-        joined = states[0].shape[1] - len(self.age)
-        self.passes, self.age, self.streak = (
-            np.append(old, np.zeros((*old.shape[:-1], joined), dtype=np.int64), axis=-1)
-            for old in (self.passes, self.age, self.streak))
-        self.passes, self.age = self.passes + 1, self.age + 1
-        front = np.arange(len(self.age)) == 0
-        due = front & (self.age >= self.max_passes)      # out of budget
-        if self.rule is None:
-            return due
-
-        # the rule sees the change from pass to pass, so a token has no signal in the first pass
-        # with a new input; infinity sets its streak back to 0
-        value = np.full(self.streak.shape, np.inf)
-        if n := before[0].shape[1]:
+        value = np.full((states[0].shape[1], len(states)), np.inf)
+        n = before[0].shape[1]
+        if n and self.rule:
             found = [self.signal(g, x0, x1[:, :n])
                      for g, (x0, x1) in enumerate(zip(before, states))]
-            value[:, :n] = torch.stack(found).numpy(force=True)     # waits for the device, once
-        value = np.where(self.age > 1, value, np.inf)
-        self.streak, exits, _ = self.rule.decide(value, self.streak, due)
-        return exits.all(axis=0)
+            value[:n] = torch.stack(found, dim=1).numpy(force=True)     # waits for the device, once
+        return value
 
     def signal(self, g, x0, x1):
-        """
-        The rule's signal in group g (n,), from states (1, n, C) before and after a pass; infinite
-        while it is undefined.
-        """
+        """The rule's signal in group g (n,), from states (1, n, C) before and after a pass."""
         # tokens 0 ... m - 1 have a memo; m ... n - 1 none: second pass, or a rule without memos
         known = self.memos[g]
         n, m = x0.shape[1], 0 if known is None else known.shape[1]
@@ -159,13 +167,6 @@ class Wave:
                 memos.append(new)
         self.memos[g] = None if memos[0] is None else torch.cat(memos, dim=1)
         return torch.cat(values)
-
-    def drop_committed(self, leave, same_input):
-        """Drop the leading tokens, now committed; the age of those with a new input is 0 again."""
-        self.states = [x[:, leave:] for x in self.states]
-        self.memos = [None if memo is None else memo[:, leave:] for memo in self.memos]
-        self.passes, self.streak = self.passes[leave:], self.streak[:, leave:]
-        self.age = np.where(same_input, self.age, 0)[leave:]
 
 
 # the demonstration --------------------------------------------------------------------------------
@@ -189,9 +190,9 @@ def main():
     if wave < 1:
         raise ValueError(f'--wave must be at least 1, not {wave}')
     model, *_, results = open_run('pretrained/text')
-    prompt = torch.tensor([*start.encode()])
+    prompt = torch.tensor([[*start.encode()]])
     rule, trace = make_exit(exit, tau) if exit else None, []
-    tokens, steps = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, exit=rule,
+    tokens, steps = zip(*stream(model, prompt, max_new_tokens, 0, n_loop=n_loop, exit=rule,
                                 wave=wave, wave_steps=wave_steps, trace=trace))
     if animate and not trace:
         raise ValueError('--animate shows the passes of a wave, and there are none: give '
@@ -206,7 +207,7 @@ def main():
         print(f'{n:4d}   {line}')
     print_legend()
 
-    full, _ = zip(*stream(model, [prompt], max_new_tokens, 0, n_loop=n_loop, cache='latest'))
+    full, _ = zip(*stream(model, prompt, max_new_tokens, 0, n_loop=n_loop, cache='latest'))
     same = sum(bool(a == b) for a, b in zip(tokens, full))
     print(f'{len(tokens)} tokens in {len(trace)} passes, '
           f'{torch.cat(steps).float().mean():.1f} loop steps a token; {same} tokens are those of '

@@ -22,11 +22,11 @@ os.environ['HF_HUB_OFFLINE'] = '1'      # no test reaches for the network
 torch.set_num_threads(1)                # these shapes are so small that a second thread only waits
 
 import data  # noqa: E402
+import exits  # noqa: E402
 import tasks  # noqa: E402
-from cache import Signals, Span  # noqa: E402
+from cache import Signals  # noqa: E402
 from common.checkpoint import load_checkpoint  # noqa: E402
 from common.log import read_log  # noqa: E402
-from exits import Looping  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
@@ -139,17 +139,13 @@ def exit_by_hand(f, x, k_max, rule, read=None):
     return x, k_max, k_max
 
 
-def loop(f, x, k_max, rule, read=None, on_exit=lambda left: None):
-    """The loop of a group around a block map f(x, step) of our own."""
-    B, T = x.shape[:2]
-    signals = Signals(T, k_max)
-    signals.begin(Span(0, T), B)
-    looping = Looping(x, k_max, rule, read, signals if rule.past else None)
-    for _ in looping:
-        x = looping.after(x, f(x, looping.step))
-        if looping.finished:
-            on_exit(looping.finished)
-    return looping.result(x)
+def loop(f, x, k_max, rule, read=None):
+    """exits.loop around a block map f(x, k) of our own -> the state, and the counts as tensors."""
+    past = Signals(x.shape[1], k_max) if rule.past else None
+    if past:
+        past.begin(*x.shape[:2], 0)
+    x, *counts = exits.loop(lambda x, k, active: f(x, k), x, k_max, rule, read, past)
+    return x, *map(torch.from_numpy, counts)
 
 
 @pytest.fixture

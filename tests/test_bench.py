@@ -375,7 +375,7 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx):
     model, point = tiny(adapter_init='random'), bench.make_point(tiny(), 3, 'fixed')
     for seed, number in ((0, 0), (4, 0), (4, 2)):
         new, _ = bench.continue_prompts(model, point, idx[:1, :6], 7, 1.5, seed, [number])
-        wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
+        wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise=seed,
                                    seed=seed + number)
         assert torch.equal(new, wanted[:, 6:])
 

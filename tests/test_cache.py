@@ -1,6 +1,5 @@
 """
-The cache by hand: where new tokens stand, and what lies in which slot. test_decode.py and
-test_serving.py have rows of different lengths.
+The cache by hand: where new tokens stand, and what lies in which slot.
 
 Keys are numbers that say whose they are, 10 * position + k, so that 23 is what the token at
 position 2 has in loop step 3. Values are their negatives.
@@ -9,13 +8,12 @@ import pytest
 import torch
 
 from cache import KeysValues, Span
-from exits import Step
 
 
 def take_step(kv, span, k, active=None):
     """Write step k of the tokens in span -> the keys that they read."""
     key = (10 * span.pos + k).float().view(1, -1, 1, 1, 1)
-    read, _ = kv.update(torch.cat((key, -key), dim=2), span, Step(k, active=active))
+    read, _ = kv.update(torch.cat((key, -key), dim=2), span, k, active)
     keys, values = read.unbind(2)                                               # (B, end, H, D)
     assert torch.equal(values, -keys)
     return keys.flatten().tolist()
@@ -34,17 +32,15 @@ def test_no_mask_where_none_is_needed():
     whole = Span(0, 5)
     assert (whole.pos.tolist(), whole.end, whole.mask) == ([0, 1, 2, 3, 4], 5, None)
     one = Span(7)
-    assert (one.pos.tolist(), one.end, one.mask, one.ragged) == ([7], 8, None, False)
-    equal = Span([3, 3])
-    assert (equal.ragged, equal.pos.tolist(), equal.end, equal.mask) == (False, [3], 4, None)
+    assert (one.pos.tolist(), one.end, one.mask) == ([7], 8, None)
 
 
 def test_new_tokens_see_what_was_there_and_each_other_in_order():
     span = Span(1, 3)
     assert (span.pos.tolist(), span.end) == ([1, 2, 3], 4)
-    assert span.mask.int().tolist() == [[[[1, 1, 0, 0],
-                                          [1, 1, 1, 0],
-                                          [1, 1, 1, 1]]]]
+    assert span.mask.int().tolist() == [[1, 1, 0, 0],
+                                        [1, 1, 1, 0],
+                                        [1, 1, 1, 1]]
 
 
 # slots -------------------------------------------------------------------------------------------
@@ -59,7 +55,7 @@ def test_the_picture_of_the_docstring(slots, left, read):
     for pos, steps in enumerate((3, 2)):
         for k in range(1, steps + 1):
             take_step(kv, Span(pos), k)
-        kv.fill(Span(pos), Step(steps))
+        kv.fill(Span(pos), steps)
         assert slots_of(kv, pos) == left[pos]
     assert [take_step(kv, Span(2), k) for k in (1, 2, 3, 4)] == [
         [*earlier, 20 + k] for k, earlier in enumerate(read, start=1)]

@@ -38,7 +38,6 @@ SMALL = {
         '--waves=[[2,1]]'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],
-    'serving/batching.py': ['--n_requests=4', '--rows=2', '--n_loop=2'],
     'model.py': [], 'loops.py': [], 'exits.py': [], 'cache.py': [],
     'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
     'waves.py': ['--max_new_tokens=3'],
@@ -81,7 +80,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('user')
     (folder / 'book.txt').write_text('The quick brown fox jumps over the lazy dog. ' * 100)
     (folder / 'prompt.txt').write_text('The quick brown')
-    (folder / 'requests.jsonl').write_text('{"prompt": "The", "max_new_tokens": 2}')
     os.symlink(os.path.join(ROOT, 'config'), folder / 'config')
 
     make_fineweb(folder / 'web', [f'Web page {i}. ' * 5 for i in range(60)])
@@ -116,8 +114,6 @@ def run(folder, command):
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
     if '--calibrate' in command:                        # of each rule it takes seconds
         args.append("--rules=['accel']")
-    if '--requests' in command:                         # and those of measuring
-        args = args[:1]
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
         args.remove('--dataset=book')
     if 'data.py fineweb' in command:
@@ -146,7 +142,6 @@ LAST_WORDS = {
     'sample.py': 'tokens/s',
     '--out_dir=out-calc': 'answers right',
     'tasks.py': '20 problems: the oracle disagrees with 0',
-    '--requests=requests.jsonl': r'"tokens": \[',
     'zoo.etd': 'next: python train.py',
     'explore.py': 'open it in a browser',
     'zoo.ouro': 'next: python sample.py',
@@ -196,11 +191,11 @@ def imports(file):
 def test_imports_point_one_way():
     """Only plots.py imports matplotlib, and common/ imports nothing that stands above it."""
     root = glob.glob('*.py', root_dir=ROOT)
-    files = [file for folder in ('common', 'config', 'results', 'serving', 'zoo')
+    files = [file for folder in ('common', 'config', 'zoo')
              for file in glob.glob(f'{folder}/**/*.py', root_dir=ROOT, recursive=True)]
     found = {file: {name.split('.')[0] for name in imports(file)} for file in root + files}
     assert [file for file, names in found.items() if 'matplotlib' in names] == ['common/plots.py']
-    above = {file.removesuffix('.py') for file in root} | {'config', 'results', 'serving', 'zoo'}
+    above = {file.removesuffix('.py') for file in root} | {'config', 'zoo'}
     assert above > {'model', 'loops', 'train', 'data'} and 'common/checkpoint.py' in found
     assert not {file: names & above for file, names in found.items()
                 if file.startswith('common/') and names & above}
@@ -211,7 +206,7 @@ def test_imports_point_one_way():
             with open(path, encoding='utf-8') as f:
                 tops[name] = above & {*re.findall(r'^(?:from|import) (\w+)', f.read(), re.M)}
     TopologicalSorter(tops).prepare()
-    assert not set().union(*tops.values()) & {'results', 'serving', 'zoo'}
+    assert not set().union(*tops.values()) & {'zoo'}
 
 
 ALONE = """

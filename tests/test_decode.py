@@ -52,7 +52,7 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
     """With a slot for each step of the budget, one token after another gives what one pass does."""
     model, rule, trace = tiny(**dict(adapter_init='random') | changes), rule_of(name), []
     idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(seed))
-    logits, _ = model(idx, n_loop=[12, 11], exit=rule, noise_seed=seed, trace=trace)
+    logits, _ = model(idx, n_loop=[12, 11], exit=rule, noise=seed, trace=trace)
     steps, evals = (torch.stack([entry[kind] for entry in trace], dim=2)
                     for kind in ('steps_used', 'evals'))
     assert rule is None or len(steps.unique()) > 1
@@ -124,18 +124,16 @@ def test_with_latest_a_prompt_converges(problems, name):
     """Whatever the rule, where as many loops side by side are not enough."""
     model, idx, _ = problems
     rule = make_exit(name, dict(norm_rel=1e-3, accel=1e-2)[name]) if name else None
-    counts, lengths = [6], [12] * 30 + [7, 1]
-    rows = [row[:n] for row, n in zip(idx, lengths)]
-    ends = teacher_forced(model, idx, Plan([30]))[0]
-    ends = torch.stack([row[n - 1] for row, n in zip(ends, lengths)])
+    counts = [6]
+    ends = teacher_forced(model, idx, Plan([30]))[0][:, -1]
     cache = make_cache(model, counts, 'latest')
-    logits, steps, _ = prefill(model, rows, Plan(counts, rule, cache=cache), True)
-    alone, _, _ = prefill(model, rows, Plan(counts, rule))
+    logits, steps, _ = prefill(model, idx, Plan(counts, rule, cache=cache), True)
+    alone, _, _ = prefill(model, idx, Plan(counts, rule))
     assert 3 * (logits - ends).abs().mean() < (alone - ends).abs().mean()
     assert counts[0] < steps.max() <= counts[0] + 11
     # a prompt of one token has nothing to wait for, and its whole budget without a rule
-    one, _, _ = prefill(model, [rows[-1]], Plan(counts, rule), True)
-    assert torch.equal(one, prefill(model, [rows[-1]], Plan(counts, rule))[0])
+    one, _, _ = prefill(model, idx[:, :1], Plan(counts, rule), True)
+    assert torch.equal(one, prefill(model, idx[:, :1], Plan(counts, rule))[0])
 
 
 # many tokens -------------------------------------------------------------------------------------
@@ -154,7 +152,7 @@ def test_window():
 def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes):
     """With a cache and without, and past the block of 16, where the window moves on."""
     model = tiny(adapter_init='random', **changes)
-    how = dict(exit=rule_of(name), n_loop=10, noise_seed=1)
+    how = dict(exit=rule_of(name), n_loop=10, noise=1)
     out, steps = model.generate(idx[:2, :T], 20, **how, **GREEDY)
     assert out.shape == (2, T + 20) and steps.shape == (2, 20, len(model.groups))
     assert_same(model.generate(idx[:2, :T], 20, cache=None, **how, **GREEDY), (out, steps))
@@ -175,16 +173,14 @@ def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes
     (None, 'exact', ROTARY | dict(step_noise=0.05)), ('kl, coda', 'exact', ROTARY),
     ('accel', None, {}),
     ('accel, past', 'exact', ROTARY | dict(step_noise=0.05))])
-def test_rows_of_any_lengths_are_as_alone(tiny, name, cache, changes):
+def test_rows_are_as_alone(tiny, name, cache, changes):
+    """In a batch, past the end of the block of 16."""
     model = tiny(adapter_init='random', **changes)
     how = dict(exit=rule_of(name), n_loop=8, cache=cache, **GREEDY)
-    idx = torch.randint(50, (4, 16), generator=torch.Generator().manual_seed(3))
-    lengths = [3, 14, 9, 1]
-    tokens, steps = zip(*model.stream([row[:n] for row, n in zip(idx, lengths)], 8, **how))
-    tokens, steps = torch.cat(tokens, dim=1), torch.stack(steps, dim=1)
-    for b, n in enumerate(lengths):
-        alone, alone_steps = model.generate(idx[b:b + 1, :n], 8, **how)
-        assert_same((tokens[b:b + 1], steps[b:b + 1]), (alone[:, n:], alone_steps))
+    idx = torch.randint(50, (4, 11), generator=torch.Generator().manual_seed(3))
+    together = model.generate(idx, 8, **how)
+    for b in range(4):
+        assert_same([part[b:b + 1] for part in together], model.generate(idx[b:b + 1], 8, **how))
 
 
 @pytest.mark.parametrize('name', [None, 'norm', 'norm, past'])
@@ -249,7 +245,7 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx, how):
     """At a later position, after the tokens before it; a draft may come upon it, too."""
     model = tiny()
     model.wpe.weight.data[9] = math.nan
-    tokens, expected = stream(model, [idx[0, :6]], 9, n_loop=3, seed=0, **how), []
+    tokens, expected = stream(model, idx[:1, :6], 9, n_loop=3, seed=0, **how), []
     with pytest.raises(ValueError, match='not finite'):
         for token, _ in tokens:
             expected.append(token.item())
@@ -267,20 +263,18 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx, how):
     (dict(draft_loops=1), 'needs one row'),
     (dict(warm_start=True, injection='none'), 'loop steps read their input'),
     (dict(draft_loops=2, exit=ROW, rows=1), "rule 'zoo.huginn:kl' reads all tokens of a pass"),
-    (dict(exit=ROW, lengths=[5, 9, 9]), 'rows of different lengths are padded'),
     (dict(idx=torch.zeros(1, 0, dtype=torch.long)), 'prompt is empty')])
 def test_bad_input(tiny, idx, how, words):
-    how = dict(idx=idx, max_new_tokens=1, lengths=[9, 9, 9], rows=3, injection='concat') | how
+    how = dict(idx=idx, max_new_tokens=1, rows=3, injection='concat') | how
     model, rows = tiny(injection=how.pop('injection')), how.pop('rows')
-    prompts = [row[:n] for row, n in zip(how.pop('idx')[:rows], how.pop('lengths'))]
     with pytest.raises(ValueError, match=words):
-        list(model.stream(prompts, **how))
+        list(model.stream(how.pop('idx')[:rows, :9], **how))
 
 
 def test_numbers_of_numpy_are_numbers(tiny, idx):
     how, n = dict(temperature=0.8, cache='exact'), np.int64(3)
-    plain = tiny().generate(idx[:2], 5, n_loop=3, seed=3, noise_seed=3, **how)
-    assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise_seed=n, **how), plain)
+    plain = tiny().generate(idx[:2], 5, n_loop=3, seed=3, noise=3, **how)
+    assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise=n, **how), plain)
 
 
 @pytest.mark.parametrize('seed, name, tau', [(9, 'norm_rel', 0.3), (15, 'norm_rel', 0.3),
@@ -325,7 +319,7 @@ def test_compiled_texts_are_those_of_eager(tiny, how, rows, changes, graphs):
     counter, compiled, eager = CompileCounter(), tiny(**changes), tiny(**changes)
     compile_passes(compiled, 5, backend=counter)
     for seed, new in (1, 36), (2, 4):
-        prompts = [torch.arange(1, 3 + i % 2) + seed for i in range(rows)]
+        prompts = torch.arange(3)[None] + torch.arange(rows)[:, None] + seed
         texts = [zip(*model.stream(prompts, new, temperature=0.7, seed=seed, **how))
                  for model in (eager, compiled)]
         assert_same(*(map(torch.cat, text) for text in texts))
@@ -336,10 +330,10 @@ def test_where_compiling_fails_decoding_goes_on(tiny, capsys):
     def fails(graph, inputs):
         raise RuntimeError('there is no compiler')
     model, how = tiny(), dict(temperature=0, cache='exact', n_loop=3)
-    expected = list(model.stream([torch.arange(3)], 8, **how))
+    expected = list(model.stream(torch.arange(3)[None], 8, **how))
     compile_passes(model, backend=fails)
     try:
-        for pair, other in zip(model.stream([torch.arange(3)], 8, **how), expected):
+        for pair, other in zip(model.stream(torch.arange(3)[None], 8, **how), expected):
             assert_same(pair, other)
         line, = [line for line in capsys.readouterr().err.splitlines() if 'failed' in line]
         assert 'goes on without' in line and 'there is no compiler' in line

@@ -26,7 +26,6 @@ from common import log, plots
 from common.checkpoint import load_checkpoint
 from exits import make_exit
 from loops import Plan
-from serving import batching
 from zoo import huginn, ouro
 
 TEXT = os.path.join(ROOT, 'pretrained', 'text', 'ckpt.pt')
@@ -34,12 +33,10 @@ BFLOAT16 = ['--dtype=bfloat16']
 if os.environ.get('CARD'):
     NAME, pretend.device = os.environ['CARD'], nullcontext
 DTYPES = pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-# how often the host waits; uploads that it waits for; others. At 8 loops in 3 groups, of
-# one row, but of two in serving
+# how often the host waits; uploads that it waits for; others. At 8 loops in 3 groups, of one row
 COUNTS = {
     'a token, fixed loops': (1, 0, 0),
     'a token, one row has ended': (1, 0, 0),
-    'a token, rows of two lengths': (1, 1, 0),
     'a token, norm': (25, 0, 3),
     'a token, kl': (25, 0, 3),
     'a token, accel': (22, 0, 3),
@@ -47,8 +44,6 @@ COUNTS = {
     'four drafts and their check': (1, 0, 0),
     'a pass of a wave': (1, 0, 0),
     'a pass of a wave, norm_rel': (2, 0, 0),
-    'a tick of serving': (0.01, 0.73, 1),
-    'a tick of serving, norm': (0.99, 0.73, 1),
     'a step of training': (1, 0, 2),
 }
 
@@ -76,14 +71,14 @@ def test_it_raises_where_cuda_or_mps_does():
 
 @DTYPES
 @pytest.mark.parametrize('rows, how', [
-    ((4, 46), dict(cache='exact', exit=make_exit('accel', 0.3, past=True), stop=10, top_k=5)),
-    ((4, 7), dict(cache='ring', ring=3, exit=make_exit('kl', 0.01))),
-    ((4, 7), dict(cache='latest', warm_start=True)),
-    ((4, 46), dict(cache=None, exit=make_exit('norm', 0.3))),
-    ((7,), dict(draft_loops=3)), ((7,), dict(wave=4, exit=make_exit('accel_rel', 0.1)))],
-    ids=lambda x: '-'.join(x) if isinstance(x, dict) else f'{len(x)} rows')
+    ((2, 46), dict(cache='exact', exit=make_exit('accel', 0.3, past=True), stop=10, top_k=5)),
+    ((2, 12), dict(cache='ring', ring=3, exit=make_exit('kl', 0.01))),
+    ((2, 7), dict(cache='latest', warm_start=True)),
+    ((2, 46), dict(cache=None, exit=make_exit('norm', 0.3))),
+    ((1, 7), dict(draft_loops=3)), ((1, 7), dict(wave=4, exit=make_exit('accel_rel', 0.1)))],
+    ids=lambda x: '-'.join(x) if isinstance(x, dict) else f'{x[0]} rows')
 def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how, dtype):
-    """Of rows of so many tokens; the window of 48 moves behind the longest."""
+    """Of so many rows and tokens; the window of 48 moves behind 46."""
     def found(device):
         model, seen = load_checkpoint(TEXT, device)[0], []
 
@@ -92,7 +87,8 @@ def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how, dtype):
             seen.append([logits.float().cpu(), choose(logits, temperature, top_k, draws).cpu()])
             return torch.tensor([[b'self.'[at % 5]] for _, at in draws], device=device)
         monkeypatch.setattr(decode, 'choose', spy)
-        prompts = [torch.tensor([*b'return ' * 7][-n:], device=device) for n in rows]
+        texts = b'return ' * 7, b'self.weight ' * 4
+        prompts = torch.tensor([[*text[-rows[1]:]] for text in texts[:rows[0]]], device=device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == 'bfloat16'):
             _, steps = zip(*model.stream(prompts, 5, 0.8, n_loop=4, seed=1, **how))
         return *map(torch.cat, zip(*seen)), torch.cat(steps).cpu()
@@ -135,15 +131,12 @@ BENCH = ['--n_loop=3', '--taus=[]', '--more_taus=[0.3]', '--budgets=[2]', '--eps
     ('explore.py', ['--n_loop=4', '--new_tokens=4', '--start=12 and']),
     ('sample.py', ['--max_new_tokens=4', '--temperature=0', '--exit=norm', '--show_steps']),
     ('sample.py', [f'--out_dir={ROOT}/pretrained/calc', '--exit=norm']),
-    ('serving/batching.py', ['--requests=requests.txt', '--rows=2', '--n_loop=4']),
     ('zoo/etd.py', ['--init_from=out-plain/ckpt.pt', '--n_windows=4', '--loops=[2]',
                     '--overwrite'])], ids=lambda x: x if isinstance(x, str) else '')
 def test_a_script_finds_what_it_finds_on_the_cpu(here, monkeypatch, script, flags):
     monkeypatch.setattr(plots.Figure, 'savefig', lambda *how, **more: None)
     if script == 'zoo/etd.py':
         finished(*TINY, '--n_layer=2', '--groups=[]', '--max_iters=1', '--out_dir=out-plain')
-    Path('requests.txt').write_text(''.join(f'{{"prompt": "{n} and", "max_new_tokens": 5}}\n'
-                                            for n in range(3)))
 
     def found(device):
         """The words that it prints and writes, and the numbers."""
@@ -203,33 +196,26 @@ def check_counts(found):
     assert found == {name: COUNTS[name] for name in found}
 
 
-def test_how_often_the_host_waits(monkeypatch):
+def test_how_often_the_host_waits():
     """A threshold of 0 lets no token exit before it has looped 8 times."""
     rules = {name: make_exit(name, 0.0) for name in ('norm', 'kl', 'accel')}
     ways = {'a token, fixed loops': dict(stop=300),
             'four drafts and their check': dict(draft_loops=7),
             **{f'a token, {name}': dict(exit=rule) for name, rule in rules.items()},
             'a token, norm and past': dict(exit=make_exit('norm', 0.0, past=True)),
-            'a token, one row has ended': dict(rows=[0, 1], stop=ord(' ')),
-            'a token, rows of two lengths': dict(rows=[0, 2]),
+            'a token, one row has ended': dict(rows=2, stop=ord(' ')),
             'a pass of a wave': dict(wave=8),
             'a pass of a wave, norm_rel': dict(wave=8, exit=make_exit('norm_rel', 0.03))}
     found = {}
     with pretend.device() as counts:
         model = load_checkpoint(TEXT, NAME)[0]
-        prompts = [torch.tensor([*text], device=NAME) for text in (b'def ', b'self', b'if')]
+        prompts = torch.tensor([[*b'def '], [*b'self']], device=NAME)
         for name, how in ways.items():
             marks, mark = [], lambda *_: marks.append(totals(counts))
-            rows = [prompts[i] for i in how.pop('rows', [0])]
-            tokens = model.stream(rows, 8, 0, n_loop=8, **how, trace=SimpleNamespace(append=mark))
+            rows = how.pop('rows', 1)
+            tokens = model.stream(prompts[:rows], 8, 0, n_loop=8, **how,
+                                  trace=SimpleNamespace(append=mark))
             while len(marks) < 2:       # a wave marks its passes itself
                 _ = next(tokens), 'wave' in how or mark()
             found[name] = marks[1] - marks[0]
-        run = batching.Batch.run
-        monkeypatch.setattr(batching.Batch, 'run', lambda *how: (mark(), run(*how))[1])
-        for name, rule in {'': None, ', norm': rules['norm']}.items():
-            marks.clear()
-            requests = [batching.Request([*b'def'[:n]], 1) for n in (1, 3)]
-            list(batching.serve(model, requests, 2, n_loop=8, exit=rule))
-            found[f'a tick of serving{name}'] = (marks[-1] - marks[0]) / (len(marks) - 1)
     check_counts(found)

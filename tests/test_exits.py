@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import exit_by_hand, loop
 
-from exits import EPS, Exit, Step, algorithm_1, make_exit
+import exits
+from exits import EPS, Exit, algorithm_1, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -118,10 +119,10 @@ def spiral(B=3, T=7, C=6, seed=0):
 def batched(f):
     """f(x, b, t) of single tokens as the block map of `loop`."""
     every = slice(None)
-    return lambda x, step: f(x, every if step.rows is None else step.rows, every)
+    return lambda x, k: f(x, every, every)
 
 
-def four(x, rows=None):
+def four(x):
     """As logits the first four numbers of a state."""
     return x[..., :4]
 
@@ -135,8 +136,8 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
     f, x0 = spiral(B=3, T=4)
     heads = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(2)).double()
 
-    def read(x, rows=None):         # each row has a head of its own
-        return x @ heads[slice(None) if rows is None else rows]
+    def read(x):                    # each row has a head of its own
+        return x @ heads
 
     x_star, steps_used, evals = loop(batched(f), x0, 60, rule, read)
     for b in range(3):
@@ -146,12 +147,12 @@ def test_many_tokens_at_once_are_each_token_alone(rule):
             assert (steps_used[b, t], evals[b, t]) == (used, done)
             assert torch.allclose(x_star[b, t], x, atol=1e-5)
             # a lone token, whose signal is a number and no array
-            assert loop(lambda x, *_: f(x, b, t), x0[b, t].view(1, 1, 6), 60, rule,
-                                   lambda x, rows: x @ heads[b])[1:] == (used, done)
+            assert loop(lambda x, k: f(x, b, t), x0[b, t].view(1, 1, 6), 60, rule,
+                        lambda x: x @ heads[b])[1:] == (used, done)
             if rule.name == 'accel' and rule.hits == 2:
                 assert algorithm_1(lambda x: f(x, b, t), x0[b, t], rule.tau, 60)[1] == used
-    # rows leave one after another; a turning spiral does not end every rule's loops
-    assert len(evals.max(dim=1).values.unique()) > 1 or rule.name == 'accel_hat' or (
+    # tokens exit one after another; a turning spiral does not end every rule's loops
+    assert len(evals.unique()) > 1 or rule.name == 'accel_hat' or (
         rule.tau in (0, math.inf))
     # a rule keeps nothing between passes
     assert torch.equal(loop(batched(f), x0, 60, rule, read)[1], steps_used)
@@ -169,28 +170,23 @@ def test_tau_zero_never_exits_and_tau_infinite_at_once(name, past):
         assert (evals == k).all() and (tau > 0 or (steps_used == k).all())
 
 
-def test_finished_rows_cost_nothing_and_are_announced():
-    f, x0 = spiral()
-    rows_of_step, announced = [], []
+def test_the_loop_ends_with_the_slowest_token():
+    """Who still loops is announced to every step; all tokens take part in it."""
+    (f, x0), announced = spiral(), []
 
-    def counted(x, step):
-        rows_of_step.append(len(x))
-        return batched(f)(x, step)
+    def counted(x, k, active):
+        announced.append(torch.ones(3, 7, dtype=torch.bool) if active is None else active)
+        return f(x, slice(None), slice(None))
 
-    def on_exit(step):
-        announced.extend((row, step.k) for row in step.rows.tolist())
-
-    _, _, evals = loop(counted, x0, 200, make_exit('norm', 1e-2), on_exit=on_exit)
-    last = evals.max(dim=1).values.tolist()         # a row loops until its slowest token exits
-    assert len(set(last)) > 1
-    assert sorted(announced) == list(enumerate(last))
-    assert rows_of_step == [sum(n >= k for n in last) for k in range(1, max(last) + 1)]
+    _, _, evals = exits.loop(counted, x0, 200, make_exit('norm', 1e-2))
+    assert len(announced) == evals.max() < 200 and len(set(evals.flatten())) > 1
+    assert (torch.stack(announced).sum(0).numpy() == evals).all()
 
 
 @pytest.mark.parametrize('B', [1, 2])
 def test_a_nan_is_no_signal(B):
-    def step(x, step):
-        return x + 1 if step.k < 3 else x + math.nan
+    def step(x, k):
+        return x + 1 if k < 3 else x + math.nan
 
     with pytest.raises(ValueError, match="not finite at loop step 3: rule 'norm' met a NaN"):
         loop(step, torch.zeros(B, 1, 2), 9, make_exit('norm', 0.1))
@@ -203,7 +199,7 @@ def test_waiting_is_its_definition(name, hits):
     rule, own, memo = make_exit(name, tau, hits=hits, past=True), [], None
     evals = loop(batched(f), x, k_max, rule, four)[2]
     for k in range(k_max):
-        x, before = batched(f)(x, Step(k)), x
+        x, before = batched(f)(x, k), x
         value, memo = rule.signal(before, x, memo, four)
         own.append(torch.full((3, 7), math.inf) if value is None else value)
     own = torch.stack(own, dim=-1)                                          # (B, T, k_max)
@@ -222,8 +218,8 @@ def test_waiting_is_its_definition(name, hits):
 
 def test_a_token_that_has_gone_holds_no_other_back():
     """Token 0 moves straight on until it exits; that it stands still from then on is no signal."""
-    def step(x, step):
-        return x + torch.tensor([1.0, 2.0 if step.k == 2 else 1.0])[:, None]
+    def step(x, k):
+        return x + torch.tensor([1.0, 2.0 if k == 2 else 1.0])[:, None]
 
     rule = make_exit('accel', 0.5, past=True)
     _, _, evals = loop(step, torch.zeros(1, 2, 1), 9, rule)
@@ -238,5 +234,5 @@ def test_a_signal_may_be_a_bool(B):
     def moves(x0, x1, memo, read):
         return (x0 != x1).any(-1), None
 
-    assert loop(lambda x, step: x + (step.k < 3), torch.zeros(B, 1, 2), 9,
-                           Exit(moves, tau=1))[1].tolist() == [[3]] * B
+    assert loop(lambda x, k: x + (k < 3), torch.zeros(B, 1, 2), 9,
+                Exit(moves, tau=1))[1].tolist() == [[3]] * B

@@ -57,9 +57,20 @@ def test_ways_to_decode(args, by):
 
 def test_compiled_passes_write_token_by_token(tiny, monkeypatch):
     """Fixed loops are faster than a wave there, in five of six runs of results/writing.md."""
-    assert script.way(tiny(), {}, 'nowhere')[0] == script.WAVE
+    assert script.wave_of(tiny()) == (script.WAVE, 1)
     monkeypatch.setattr(script, 'compile', True)
-    assert script.way(tiny(), {}, 'nowhere') == (0, 1, None)
+    assert script.wave_of(tiny()) == (0, 1) and script.rule_of(tiny(), {}, 'nowhere', 0, 1) is None
+
+
+def test_samples_side_by_side_are_those_of_their_seeds():
+    """Each up to its own end, though waves and drafts write them one after another."""
+    how = '--start=The ', '--exit=norm', '--cache=exact', '--max_new_tokens=9', '--temperature=2'
+    together = sample(*how, '--num_samples=3', '--seed=5')
+    for seed in 5, 6, 7:
+        alone = sample(*how, f'--seed={seed}').removeprefix('model: out/ckpt.pt\n')
+        assert alone.split('---')[0] in together
+    drafted = sample(*how, '--num_samples=2', '--seed=5', '--exit=None', '--draft_loops=1')
+    assert drafted.count('tokens/s') == 2
 
 
 def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):

@@ -34,7 +34,7 @@ def test_one_token_with_all_its_loops_is_plain_decoding(tiny, changes, n_loop, T
     """Past the end of the block of 16, and for a prompt that is longer than it."""
     model = tiny(**RANDOM | changes)
     idx = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(4))
-    how = dict(n_loop=n_loop, noise_seed=1, temperature=0.7, top_k=9, seed=3)
+    how = dict(n_loop=n_loop, noise=1, temperature=0.7, top_k=9, seed=3)
     plain = model.generate(idx, 20, cache='latest', **how)
     waved = model.generate(idx, 20, wave=1, wave_steps=n_loop, **how)
     assert torch.equal(plain[0], waved[0]) and torch.equal(plain[1], waved[1])
@@ -55,19 +55,18 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     def joins(token):
         return dict(input=token, states=None, memo=[None] * len(steps), streak=[0] * len(steps),
                     age=0, passes=0)
-    logits, used, _ = prefill(model, [prompt], Plan(counts, rule, cache=cache), converge=True)
+    logits, used, _ = prefill(model, prompt[None], Plan(counts, rule, cache=cache), converge=True)
     row, made, trace = prompt.tolist(), [used[0].tolist()], []
     row.append(draw(logits[0], len(row)))
     wave = [joins(row[-1])]
     while len(row) < end:
         first = len(row) - 1
-        new = torch.zeros(model.config.n_embd)
+        new = torch.full((model.config.n_embd,), math.nan)
         warm = [torch.stack([one['states'][g] if one['states'] else new for one in wave])[None]
                 for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
-        known = torch.tensor([[bool(one['states'])] for one in wave])
         span = Span(first, len(wave))
-        x, found = model.hidden(idx, Plan(steps, None, 0, span, cache, warm, known))
+        x, found = model.hidden(idx, Plan(steps, None, 0, span, cache, warm))
         ends = [of_group['x'] for of_group in found]
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):
@@ -110,7 +109,7 @@ def test_a_wave_is_what_its_tokens_do(tiny, idx, name, tau, how):
     model, rule = tiny(**RANDOM | dict(block_size=32)), make_exit(name, tau) if name else None
     for row, seed in zip(idx[:, :7], (1, 2, 3)):
         trace, expected = [], by_hand(model, row, 20, rule=rule, seed=seed, **how)
-        made = model.stream([row], 20, exit=rule, wave=how['width'], wave_steps=how['steps'],
+        made = model.stream(row[None], 20, exit=rule, wave=how['width'], wave_steps=how['steps'],
                             n_loop=how['n_loop'], temperature=0.8, seed=seed, trace=trace)
         tokens, steps = zip(*made)
         assert expected == ([token.item() for token in tokens],
@@ -144,7 +143,7 @@ def test_the_same_for_other_groups_and_prompts(tiny, idx):
 def test_a_wave_ends_at_stop(trained):
     (model, prompt, _), trace = trained, []
     how = dict(temperature=0, n_loop=30, exit=make_exit('norm_rel', 0.3), wave=6)
-    tokens = [token.item() for token, _ in model.stream([prompt[0]], 20, trace=trace, **how)]
+    tokens = [token.item() for token, _ in model.stream(prompt, 20, trace=trace, **how)]
     # a stop in the middle of what one pass commits
     one = next(one for one in trace if one['leave'] > 1)
     n = one['position'] - 19 + 2

@@ -167,7 +167,7 @@ def greedy(system, wanted, n_loop, rule, **how):
     """The first row of the golden tokens, continued to the length wanted: all ids, the steps."""
     row = system.idx[0]
     system.model.groups[0].x0 = 'zero' if system.model.groups[0].x0 != 'e' else 'e'
-    tokens = list(stream(system.model, [row], wanted.shape[1] - len(row), temperature=0,
+    tokens = list(stream(system.model, row[None], wanted.shape[1] - len(row), temperature=0,
                          n_loop=n_loop, exit=rule, **how))
     return (row.tolist() + [token.item() for token, _ in tokens],
             [used.item() for _, used in tokens])

@@ -14,7 +14,7 @@ coda.
 Geiping: 3.2, App. C.1 (the model), 6.1 and App. D.6 (the criteria; values and thresholds as in the
 code published with it).
 
-    b, T        rows that still loop, their tokens in this pass
+    B, T        rows, tokens of a pass
     V           vocab_size
 """
 import math
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from common.configurator import configure, run
 from exits import Exit
 from model import GPT, Block, CausalSelfAttention
-from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
+from zoo.public import GatedMLP, PublicConfig, convert, require
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
@@ -57,10 +57,6 @@ class HuginnBlock(Block):
 
 class Huginn(GPT):
     Config, block = PublicConfig, HuginnBlock
-
-    def build(self, config):
-        super().build(config)
-        set_eps(self)
 
 
 # criteria: signals as in exits.py -----------------------------------------------------------------
@@ -115,13 +111,13 @@ def argmax_stability(x0, x1, memo, read):
 
 def of_row(signal, tau, of_logits=False):
     """
-    A signal of tokens (b, T) -> the rule by which all tokens of a row exit together. A signal of
+    A signal of tokens (B, T) -> the rule by which all tokens of a row exit together. A signal of
     states counts as its mean over the tokens, one of logits (after the coda) as that of the last
     token. A token that is decoded alone is a row of its own.
     """
     def of_rows(x0, x1, memo, read):
         value, memo = signal(x0, x1, memo, read)
-        row = value[:, -1:] if of_logits else value.mean(dim=1, keepdim=True)   # (b, 1)
+        row = value[:, -1:] if of_logits else value.mean(dim=1, keepdim=True)   # (B, 1)
         return row.expand_as(value), memo
     return Exit(of_rows, tau, reads='through_coda' if of_logits else 'readout', by_row=True)
 

@@ -32,7 +32,7 @@ from common.configurator import configure, run
 from exits import Exit
 from loops import Plan
 from model import GPT, Block
-from zoo.public import GatedMLP, PublicConfig, convert, require, set_eps
+from zoo.public import GatedMLP, PublicConfig, convert, require
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
@@ -75,15 +75,15 @@ class Gated(GPT):
         super().build(config)
         self.gate = nn.Linear(config.n_embd, 1)
 
-    def gate_logit(self, x, plan=None, rows=None):
+    def gate_logit(self, x, plan=None):
         """State (..., C) -> the logit of lambda (...); what the rule `gate` reads."""
         return self.gate(x).squeeze(-1)
 
-    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
+    def forward(self, idx, targets=None, n_loop=None, exit=None, noise=0, trace=None):
         """As in GPT, but in training mode the loss is the mean of stage_loss over the groups."""
         if not self.training or targets is None:
-            return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
-        plan = Plan(self.loop_counts(n_loop, exit), exit, noise_seed, keep_states=True)
+            return super().forward(idx, targets, n_loop, exit, noise, trace)
+        plan = Plan(self.loop_counts(n_loop, exit), exit, noise, keep_states=True)
         (_, found), losses = self.hidden(idx, plan), []
         if trace is not None:
             trace += found
@@ -145,7 +145,6 @@ class Ouro(Gated):
     def build(self, config):
         super().build(config)
         self.ln_f = nn.Identity()
-        set_eps(self)
 
     def tie(self):
         """The head has weights of its own."""

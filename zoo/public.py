@@ -94,7 +94,6 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, ov
 @dataclass
 class PublicConfig(GPTConfig):
     mlp_width: int | None = None    # None = 8 * n_embd // 3: as many weights as the plain MLP has
-    norm_eps: float = 1e-6          # of all norms
 
     def __post_init__(self):
         super().__post_init__()
@@ -112,10 +111,3 @@ class GatedMLP(nn.Module):
     def forward(self, x):
         gate, up = self.c_fc(x).chunk(2, dim=-1)                                # (B, T, W) each
         return self.c_proj(F.silu(gate) * up)
-
-
-def set_eps(model):
-    """Set the epsilon of all norms, once they have been built."""
-    for module in model.modules():
-        if isinstance(module, nn.RMSNorm):
-            module.eps = model.config.norm_eps
