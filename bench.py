@@ -46,9 +46,10 @@ from common import plots
 from common.checkpoint import of_threshold, open_run, save_thresholds
 from common.files import write_csv
 from common.log import windows_at_once
-from decode import compile_passes, one_token, prefill, stream, teacher_forced, use_one_thread
+from compiled import compile_passes
+from decode import one_token, prefill, stream, teacher_forced, use_one_thread
 from exits import EXITS, Exit, make_exit
-from loops import Plan
+from loops import Plan, as_noise
 from waves import can_wave
 
 # --------------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ def log_probabilities(model, point, idx, seed=0):
     """Decode given idx (B, T) -> log-probabilities (B, T, V), steps and evals (B, T, groups)."""
     hooks = [group.register_forward_pre_hook(partial(oracle, eps=point.tau))
              for group in model.groups if point.rule == 'oracle']
-    logits, steps, evals = teacher_forced(model, idx, Plan(point.loops, point.exit, seed),
+    logits, steps, evals = teacher_forced(model, idx, Plan(point.loops, point.exit, as_noise(seed)),
                                           point.cache, point.ring)
     for hook in hooks:
         hook.remove()
@@ -309,7 +310,7 @@ def decode_window(model, point, idx, start, seed=0):
         # it chooses its loop steps beforehand, the most of any row, and running them is timed
         _, _, evals = log_probabilities(model, point, idx, seed)
         schedule = evals.amax(dim=0).tolist()
-    plan = Plan(point.loops, point.exit, seed,
+    plan = Plan(point.loops, point.exit, as_noise(seed),
                 cache=make_cache(model, point.loops, point.cache, point.ring, T))
     prefill(model, idx[:, :start], plan, converge=POLICIES[point.cache].converge)
     ms = []
@@ -332,28 +333,24 @@ def continue_prompts(model, point, prompts, new_tokens, temperature=0.0, seed=0,
 
     numbers: of the prompts, which decide the draws.
     """
-    layers, hidden, blocks = [len(group) for group in model.config.groups], model.hidden, []
-
-    def counted(idx, plan):
-        x, found = hidden(idx, plan)
-        blocks.append(sum(n * one['evals'].sum(dim=1) for n, one in zip(layers, found)))    # (B,)
-        return x, found
-    model.hidden = counted
+    passes, layers = [], torch.tensor([len(group) for group in model.config.groups])
     how = {} if point.draft_loops is None else dict(draft_tokens=point.draft_tokens)
     tokens = stream(
         model, prompts, new_tokens, temperature, n_loop=point.loops, exit=point.exit,
-        cache=point.cache, ring=point.ring, seed=[seed + n for n in numbers], noise=seed,
+        cache=point.cache, ring=point.ring, seed=[seed + n for n in numbers], noise_seed=seed,
         warm_start=point.warm_start, draft_loops=point.draft_loops, wave=point.wave or 0,
-        wave_steps=point.wave_steps, **how)
+        wave_steps=point.wave_steps, passes=passes, **how)
     made = [next(tokens)[0]]        # this also reads the prompts
-    blocks.clear()
+    passes.clear()
     begin = now(prompts.device)
     made += [token for token, _ in tokens]
     ms = ms_between(begin, now(prompts.device))
-    model.hidden, (B, steps) = hidden, (len(prompts), new_tokens - 1)
+    B, steps = len(prompts), new_tokens - 1
+    # of each pass the block maps (B, T, groups), times the layers of a group
+    blocks = sum((evals.cpu() * layers).sum(dim=(1, 2)) for evals in passes)        # (B,)
     return torch.cat(made, dim=1), dict(
-        ms_text=[ms / steps / B] * B, passes=[len(blocks) / steps] * B,
-        blocks=(sum(blocks) / steps).tolist() if blocks else [0.0] * B)
+        ms_text=[ms / steps / B] * B, passes=[len(passes) / steps] * B,
+        blocks=(blocks / steps).tolist())
 
 
 @torch.no_grad()
@@ -370,7 +367,7 @@ def continuations(model, points, prompt, new_tokens, n_loop, temperature=0.0, se
         new, costs = continue_prompts(model, point, *how)
         # the full budget's loss on the text, of which the last block is read
         idx = torch.cat((prompt, new[0]))[-model.config.block_size - 1:]
-        logits, _ = model(idx[None, :-1], n_loop=n_loop, noise=seed)
+        logits, _ = model(idx[None, :-1], n_loop=n_loop, noise_seed=seed)
         n = min(new_tokens, len(idx) - 1)
         loss = F.cross_entropy(logits[0, -n:].float(), idx[-n:]).item()
         point.add(**costs, identical=[torch.equal(new, full)], text_loss=[loss])
@@ -429,7 +426,7 @@ def wave_thresholds(model, make, prompts):
     the share on the other half.
     """
     use_one_thread(model)
-    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop, noise=seed)
+    full, _ = model.generate(prompts, new_tokens, temperature=0, n_loop=n_loop, noise_seed=seed)
 
     def differs(point, i):
         new, _ = continue_prompts(model, point, prompts[i:i + 1], new_tokens, seed=seed)

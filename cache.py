@@ -43,19 +43,20 @@ class Span:
     """
     Where T new tokens stand in their rows: at positions pos, start ... start + T - 1.
 
-    end: one past the last; or given, for compiled passes, which read that many tokens wherever they
-    stand. index: where the cache keeps the tokens, a slice, or `pos` if `end` is given.
-    mask (T, end): which tokens each new one may read. None where no mask is needed: a single token
-    reads all that is there, and a sequence from position 0 on is plainly causal.
+    index: their places in the cache. mask (T, end): which tokens each new one may read. None where
+    no mask is needed: a single token reads all that is there, and a sequence from position 0 on is
+    plainly causal.
     """
 
-    def __init__(self, start=0, T=1, device='cpu', end=None):
-        self.start, self.end, self.fixed = start, end or start + T, end is not None
-        self.pos = torch.arange(start, start + T, device=device)
-        self.index = self.pos if self.fixed else slice(start, self.end)
-        self.mask = None
-        if self.fixed or T > 1 and start > 0:
+    def __init__(self, start=0, T=1, device='cpu'):
+        self.start, self.end, self.index = start, start + T, slice(start, start + T)
+        self.pos, self.mask = torch.arange(start, self.end, device=device), None
+        if T > 1 and start > 0:
             self.mask = torch.arange(self.end, device=device) <= self.pos[:, None]
+
+    def put(self, kv, slot, new):
+        """Write keys and values new (B, T, 2, H, D) into a slot of kv."""
+        kv[slot, :, self.index] = new
 
 
 class KeysValues:
@@ -86,18 +87,14 @@ class KeysValues:
             before = self.kv[self.slot_of(k - 1) if k <= self.slots else slot]
             new = torch.where(active[..., None, None, None], new, before[:, span.index])
         self.write(new, slot, span, k)
-        # select, because with [slot] the compiler would make a graph for each
+        # like kv[slot], of which torch.compile would make a graph for each slot
         return self.kv.select(0, slot)[:, :span.end], span.mask
 
     def slot_of(self, k):
         return (k - 1) % self.slots
 
     def write(self, new, slot, span, k):
-        if span.fixed:  # with numbers and slices, the compiler would copy the whole cache each time
-            row = torch.arange(len(new), device=new.device)[:, None]
-            self.kv[torch.full_like(row, slot), row, span.index] = new
-        else:
-            self.kv[slot, :, span.index] = new
+        span.put(self.kv, slot, new)
 
     def fill(self, span, k):
         """The last tokens have exited at step k: copy its keys to the slots of later steps."""
@@ -157,14 +154,18 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     slot, {group: Signals}.
 
     counts: the loop budget of each group. ring: slots of that policy. T_max: tokens to hold,
-    block_size by default. ValueError for an unknown policy, or a ring without a slot.
+    block_size by default and at most. ValueError for an unknown policy, a ring without a slot, or
+    more tokens.
     """
     if policy not in POLICIES:
         raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
                          'or None to recompute the context')
     if ring < 1:
         raise ValueError(f'the ring must have at least 1 slot, not {ring}')
-    T_max = T_max or model.config.block_size
+    block_size = model.config.block_size
+    T_max = T_max or block_size
+    if T_max > block_size:
+        raise ValueError(f'a sequence of {T_max} tokens does not fit block_size = {block_size}')
     cache = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
     make, converge = POLICIES[policy]
     for group, n_loop in zip(model.groups, counts):

@@ -20,19 +20,17 @@ Geiping 5 and App. D.6: ring, self-speculation, warm start.
 """
 import math
 import os
-import sys
 import time
 from dataclasses import replace
 from functools import lru_cache
 from numbers import Integral
 
 import torch
-from torch.nn import functional as F
 
-from cache import POLICIES, KeysValues, Span, make_cache
+from cache import POLICIES, Span, make_cache
 from exits import make_exit
-from loops import Plan, derived_seed, noise_of
-from model import compile_layers
+from loops import Plan, as_noise, derived_seed
+from model import of_groups
 from waves import Wave
 
 # without a rule, a prompt has converged once no state moves by 1% of its norm or more
@@ -54,7 +52,7 @@ def prefill(model, idx, plan, converge=False):
         # information needs up to T - 1 extra loop steps to reach the last token
         rule = replace(plan.exit, past=True) if plan.exit else CONVERGED
         plan = replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
-    return last_of(model, idx, plan)
+    return last_of(model, idx, replace(plan, span=Span(0, T, idx.device)))
 
 
 def one_token(model, token, position, plan, warm=None):
@@ -70,58 +68,6 @@ def last_of(model, idx, plan):
     x, found = model.hidden(idx, plan)
     states = [group.output(one['x'][:, -1:]) for group, one in zip(model.groups, found)]
     return model.lm_head(x[:, -1]), of_groups(found, 'steps_used', idx)[:, -1], states
-
-
-def compile_passes(model, width=5, **how):
-    """
-    Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
-    for each setting, and with an exit rule each layer and loop step. No graph depends on where the
-    tokens stand: the cache holds the whole window, and short passes are padded to plan.width.
-
-    width: tokens of the widest pass: a wave, or drafts and the token before them. how: for
-    torch.compile. If compiling fails, a line says so, and decoding goes on without it.
-    """
-    eager, block_size = model.hidden, model.config.block_size
-    end = block_size + width - 1                    # padding may lie beyond the window
-    how = dict(fullgraph=True) | (how or dict(options={'cpp_wrapper': True}))
-    whole = torch.compile(eager, dynamic=False, **how)
-    compile_layers(model, **how)
-
-    def hidden(idx, plan):
-        if plan.cache is None or plan.span is None or plan.span.start == 0:     # a prompt
-            with torch.compiler.set_stance('force_eager'):
-                return eager(idx, plan)
-        for kv in plan.cache.values():
-            if isinstance(kv, KeysValues) and kv.T_max < end:
-                kv.kv, kv.T_max = F.pad(kv.kv, (0,) * 7 + (end - kv.T_max,)), end
-        T = idx.shape[1]
-        pad = 0 if plan.exit else plan.width - T
-        span = Span(plan.span.start, T + pad, idx.device, end)
-        span.pos = span.pos.clamp(max=block_size - 1)
-        noise = plan.noise if hasattr(plan.noise, 'draw') else noise_of(plan.noise)
-        fixed = replace(plan, span=span, noise=noise)
-        if pad and plan.warm:
-            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad), value=math.nan)
-                                         for x in plan.warm])
-        try:
-            # a copy: the strides of a graph's input are those that it was compiled with
-            new = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
-            x, found = (eager if plan.exit else whole)(new, fixed)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            print('compiling failed, so decoding goes on without it:',
-                  ' '.join(str(error).split())[:200], file=sys.stderr)
-            torch.compiler.set_stance('force_eager')
-            return hidden(idx, plan)
-        return x[:, :T], [{name: value if value is None else value[:, :T]
-                           for name, value in one.items()} for one in found]
-    model.hidden = hidden
-    print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
-          file=sys.stderr)
-
-
-def of_groups(found, name, idx):
-    """steps_used or evals of all groups, (B, T, groups); a model may have no groups."""
-    return torch.stack([one[name] for one in found], -1) if found else idx.new_zeros(*idx.shape, 0)
 
 
 @torch.no_grad()
@@ -190,6 +136,8 @@ def window(n, block_size):
 
 def check(idx, max_new_tokens, temperature, top_k):
     """ValueError for what no way of decoding can do."""
+    if not isinstance(idx, torch.Tensor) or idx.dim() != 2:
+        raise ValueError('the prompts must be one tensor (B, T): B rows of T tokens each')
     if idx.numel() == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
@@ -278,27 +226,27 @@ def use_one_thread(model):
 
 @torch.no_grad()
 def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-           cache='auto', noise=0, ring=8, stop=None, seed=None, warm_start=False,
-           draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None):
+           cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
+           draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None, passes=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
     idx: prompts (B, T), of which the last block_size tokens are used. With cache 'exact' or None
-    each row gets the tokens that it would get alone (without warm_start). n_loop, exit, noise: see
-    GPT.forward. temperature, top_k: see choose. seed: of the tokens drawn, see Rows; a draw depends
-    on the position in the whole prompt.
+    each row gets the tokens that it would get alone (without warm_start). n_loop, exit, noise_seed:
+    see GPT.forward. temperature, top_k: see choose. seed: of the tokens drawn, see Rows; a draw
+    depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
     'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
     stop: the token that ends a row, which then yields `stop` with 0 steps.
     The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops,
     draft_tokens: see Drafts), or as a wave (wave, its width; wave_steps; trace, a list: see
-    waves.Wave).
+    waves.Wave). passes: a list, see loops.Plan.
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
     check(idx, max_new_tokens, temperature, top_k)
     rows = Rows(idx, model.config.block_size, temperature, top_k, seed)
-    plan = Plan(model.loop_counts(n_loop, exit), exit, noise)
+    plan = Plan(model.loop_counts(n_loop, exit), exit, as_noise(noise_seed), passes=passes)
     way = (Wave(model, plan, wave, wave_steps, trace) if wave else
            OneByOne(model, warm_start) if draft_loops is None else
            Drafts(plan, draft_loops, draft_tokens))
@@ -339,13 +287,13 @@ def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None,
 
 
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-             cache='auto', noise=0, **more):
+             cache='auto', noise_seed=0, **more):
     """
     Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and the
     loop steps that each of them took. The arguments: see stream.
     """
     tokens, steps = zip(*stream(model, idx, max_new_tokens, temperature, top_k, n_loop, exit,
-                                cache, noise, **more))
+                                cache, noise_seed, **more))
     return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
 
 

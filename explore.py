@@ -60,7 +60,7 @@ def record(model, idx, right, n_loop, noise_seed=0):
     right (T,): the token that should come next at each position, -1 where it is unknown.
     """
     trace = []
-    model(idx[None], n_loop=n_loop, noise=noise_seed, trace=trace)
+    model(idx[None], n_loop=n_loop, noise_seed=noise_seed, trace=trace)
     groups, (path, _) = [], paths(torch.stack([entry['states'][:, 0] for entry in trace]))
     for g, entry in enumerate(trace):
         states = entry['states']                                                # (K+1, 1, T, C)
@@ -160,7 +160,7 @@ def main():
     if wave and not is_task and can_wave(model):
         rule = make_exit('norm_rel', wave_tau)
         list(stream(model, idx[None].to(dev), new_tokens, temperature=0, exit=rule, wave=wave,
-                    wave_steps=wave_steps, noise=noise_seed, trace=passes))
+                    wave_steps=wave_steps, noise_seed=noise_seed, trace=passes))
     likeliest = [token for group in recorded for step in group['top'] for of_token in step
                  for token, _ in of_token]
     waved = [token for one in passes for token in one['tokens']]

@@ -189,7 +189,7 @@ def load_run(out_dir, device):
 def trace_of(model, idx, n_loop, noise_seed=0):
     """One pass over idx (B, T) that keeps every state: a dict for each group, see model.GPT."""
     trace = []
-    model(idx, n_loop=n_loop, noise=noise_seed, trace=trace)
+    model(idx, n_loop=n_loop, noise_seed=noise_seed, trace=trace)
     if not all(entry['states'].isfinite().all() for entry in trace):
         raise ValueError('the states are not finite: the model holds a NaN or an infinity')
     return trace

@@ -69,7 +69,10 @@ def truncated_noise(*shape, generator=None, device='cpu'):
     return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
 
 
-@dataclass
+# Two noises, with one method: draw(group, like (B, T, C), k, pos) -> noise (B, T, C) for the tokens
+# at positions pos of a group, for x^(0) (k = 0) or to be added before step k
+
+@dataclass(eq=False)
 class TrainingNoise:
     """
     Fresh noise for every group, row and pass. Each of `world` processes draws the noise of the
@@ -80,13 +83,12 @@ class TrainingNoise:
     world: int = 1
 
     def draw(self, group, like, k, pos):
-        """Noise (B, T, C) for x^(0) of a group (k = 0), or to be added before its step k."""
         B, T, C = like.shape
         whole = truncated_noise(B * self.world, T, C, generator=self.generator, device=like.device)
         return whole[B * self.rank:B * (self.rank + 1)]
 
 
-@dataclass
+@dataclass(eq=False)
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, k, position) alone."""
     seed: int = 0
@@ -104,7 +106,14 @@ class FixedNoise:
         return self.tables[key][pos].expand_as(like)
 
 
-noise_of = lru_cache(maxsize=1)(FixedNoise)     # the tables of the last seed are kept
+fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # the tables of the last seed are kept
+
+
+def as_noise(seed, training=False):
+    """A seed -> its noise; in training fresh noise, whatever the seed. A noise stays as it is."""
+    if hasattr(seed, 'draw'):
+        return seed
+    return TrainingNoise() if training else fixed_noise(seed)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -188,12 +197,13 @@ class Plan:
     """How a pass of tokens goes through the model: all that its layers have to know."""
     counts: list                        # the loop budget of each group
     exit: Exit | None = None            # a rule; None = all loops of the budget
-    noise: int | TrainingNoise = 0      # a seed, or a noise of your own
+    noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # where the tokens stand; None = from position 0 on
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group; NaN = from the noise
     width: int = 1                      # tokens of a full pass, to which a compiled one is padded
     keep_states: bool = False           # of all steps, for a trace
+    passes: list | None = None          # gets the block maps of each pass, (B, T, groups)
 
     def hook(self, block):
         """
@@ -218,19 +228,17 @@ class RecurrentGroup(nn.Module):
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
-    def draw_noise(self, like, k, noise=0, pos=None):
-        """Noise (B, T, C) for x^(0) (k = 0), or to be added before step k. noise: see Plan."""
-        if not hasattr(noise, 'draw'):
-            noise = TrainingNoise() if self.training else noise_of(noise)
-        return noise.draw(self, like, k, slice(like.shape[1]) if pos is None else pos)
-
-    def init_state(self, e, noise=0, pos=None):
-        """x^(0) for e (B, T, C) at positions pos (T,), 0 ... T - 1 by default. noise: see Plan."""
+    def init_state(self, e, noise_seed=0, pos=None):
+        """
+        x^(0) for e (B, T, C) at positions pos (T,), 0 ... T - 1 by default. noise_seed: see
+        as_noise.
+        """
         if self.x0 == 'e':
             return e.float()
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
-        return self.draw_noise(e, 0, noise, pos)
+        noise = as_noise(noise_seed, self.training)
+        return noise.draw(self, e, 0, slice(e.shape[1]) if pos is None else pos)
 
     def step(self, x, e, from_e=None, hooks=None, pos=None):
         """
@@ -249,6 +257,23 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
+    def block_map(self, e, plan, cache):
+        """
+        The block map f of a pass: f(x, k, active), step k from the states x (B, T, C), see
+        exits.loop. cache: the KeysValues of each block of the core, or empty.
+        """
+        # what all steps take from e is computed here, once, so e gets gradients from those steps
+        # that have them
+        from_e, span = self.adapter.from_e(e), plan.span
+
+        def f(x, k, active=None):
+            # paper silent; off by default: noise in every step rules out the paper's own cosines
+            if self.step_noise:
+                x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
+            hooks = [lambda new, kv=kv: kv.update(new, span, k, active) for kv in cache]
+            return self.step(x, None, from_e, hooks, span.pos)
+        return f
+
     def forward(self, e, plan, read=None):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and what was found on the way: dict(e=,
@@ -256,9 +281,9 @@ class RecurrentGroup(nn.Module):
         steps kept, evals=(B, T), the block maps evaluated). read: see Exit.reads. ValueError for an
         exit rule while training.
         """
+        e, n_loop, span, (B, T, _) = e.float(), plan.counts[self.index], plan.span, e.shape
         if plan.exit is not None and self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-        e, n_loop, span, (B, T, _) = e.float(), plan.counts[self.index], plan.span, e.shape
 
         # the first state
         x = self.init_state(e, plan.noise, span.pos)
@@ -266,21 +291,14 @@ class RecurrentGroup(nn.Module):
             warm = plan.warm[self.index]
             x = torch.where(warm.isnan(), x, warm)
 
-        # the block map. What all steps take from e is computed before the loop, so e gets gradients
-        # from those that have them. A token that has exited must keep its keys, so a rule always
-        # needs a cache; one slot is enough for a single pass, where all are at the same step
-        from_e, cache = self.adapter.from_e(e), []
+        # the block map. A token that has exited must keep its keys, so a rule always needs a cache;
+        # one slot is enough for a single pass, where all are at the same step
+        cache = []
         if plan.cache:
             cache = [plan.cache[block] for block in self.core]
         elif plan.exit:
             cache = [KeysValues(1, T) for _ in self.core]
-
-        def f(x, k, active=None):
-            # paper silent; off by default: noise in every step rules out the paper's own cosines
-            if self.step_noise:
-                x = x + self.step_noise * self.draw_noise(x, k, plan.noise, span.pos)
-            hooks = [lambda new, kv=kv: kv.update(new, span, k, active) for kv in cache]
-            return self.step(x, None, from_e, hooks, span.pos)
+        f = self.block_map(e, plan, cache)
 
         # the loop: all steps, or until every token has exited
         states = None
@@ -292,22 +310,21 @@ class RecurrentGroup(nn.Module):
                     x = f(x, k)
                 if states:
                     states.append(x)
-            if states:
-                states = torch.stack(states)                                    # (K+1, B, T, C)
-                states = states if self.training else states.detach()
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
             past = None
             if plan.exit.past:          # the signals in the cache know earlier passes
-                past = plan.cache and plan.cache.get(self) or T > 1 and Signals(span.end, n_loop)
-            if past:
+                past = (plan.cache or {}).get(self) or Signals(span.end, n_loop)
                 past.begin(B, T, span.start)
-            x, steps_used, evals = loop(f, x, n_loop, plan.exit, read, past)
+            x, *counts = loop(f, x, n_loop, plan.exit, read, past)
+            counts = torch.from_numpy(np.array(counts))
             for kv in cache:
-                kv.fill(span, evals.max())
-            counts = torch.from_numpy(np.array((steps_used, evals)))
+                kv.fill(span, int(counts.max()))
             steps_used, evals = counts.to(x.device, non_blocking=x.is_cuda)
 
+        if states:
+            states = torch.stack(states)                                        # (K+1, B, T, C)
+            states = states if self.training else states.detach()
         found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
         return self.output(x), found
 

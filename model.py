@@ -15,7 +15,7 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from numbers import Integral
 from operator import index
@@ -25,7 +25,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from loops import INJECTIONS, Concat, Plan, RecurrentGroup, RMSNorm, sample_n_loop
+from loops import INJECTIONS, Concat, Plan, RecurrentGroup, RMSNorm, as_noise, sample_n_loop
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
@@ -294,21 +294,21 @@ class GPT(nn.Module):
                              f'the {n_groups} groups, not {n_loop!r}')
         return [int(n) for n in counts]
 
-    def forward(self, idx, targets=None, n_loop=None, exit=None, noise=0, trace=None):
+    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
         """
         idx (B, T) tokens -> logits (B, T, V) and the loss: mean cross-entropy against targets
         (B, T) in nats a token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
-        is then its k_max. noise: a seed, of which x^(0) is a function in evaluation, with group and
-        position; in training it is new in every pass. Or a loops.TrainingNoise. trace: a list, to
-        which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T, C) or None
-        with an exit rule, steps_used=(B, T), evals=(B, T)). ValueError if T > block_size, or n_loop
-        does not fit the groups.
+        is then its k_max. noise_seed: in evaluation x^(0) is a function of it, group and position;
+        in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
+        a list, to which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T,
+        C) or None with an exit rule, steps_used=(B, T), evals=(B, T)). ValueError if T >
+        block_size, or n_loop does not fit the groups.
         """
-        plan = Plan(self.loop_counts(n_loop, exit), exit, noise,
-                    keep_states=trace is not None)
+        plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed, self.training),
+                    Span(0, idx.shape[1], idx.device), keep_states=trace is not None)
         x, found = self.hidden(idx, plan)
         if trace is not None:
             trace += found
@@ -323,19 +323,19 @@ class GPT(nn.Module):
         forward up to the head: idx (B, T) -> what the head reads (B, T, C), and what each group
         found, see RecurrentGroup.forward.
         """
-        span = plan.span or Span(0, idx.shape[1], idx.device)
-        if span.end > self.config.block_size and not span.fixed:
-            raise ValueError(f'a sequence of {span.end} tokens does not fit block_size = '
+        if idx.shape[1] > self.config.block_size:
+            raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        plan = replace(plan, span=span)
         read = self.reader(plan.exit, plan) if plan.exit else None
-        x, found = self.embed(idx, span.pos), []
+        x, found = self.embed(idx, plan.span.pos), []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
                 x, of_group = layer(x, plan, read)
                 found.append(of_group)
             else:
-                x = layer(x, plan.hook(layer), span.pos)
+                x = layer(x, plan.hook(layer), plan.span.pos)
+        if plan.passes is not None:
+            plan.passes.append(of_groups(found, 'evals', idx))
         return self.ln_f(x), found
 
     # decoding is built on top of the model, so these import it when they are called
@@ -350,14 +350,9 @@ class GPT(nn.Module):
         return generate(self, *prompts, **how)
 
 
-def compile_layers(model, **how):
-    """Compile each block and loop step; loop counts never recompile. how: for torch.compile."""
-    # in training three graphs for each core length: no gradients, the first step with them, later
-    # ones; bench.py needs more, one for each of its settings
-    torch._dynamo.config.recompile_limit = 64
-    for layer in model.h:
-        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
-        setattr(layer, name, torch.compile(getattr(layer, name), **how))
+def of_groups(found, name, idx):
+    """steps_used or evals of all groups, (B, T, groups); a model may have no groups."""
+    return torch.stack([one[name] for one in found], -1) if found else idx.new_zeros(*idx.shape, 0)
 
 
 # what a shape costs -------------------------------------------------------------------------------

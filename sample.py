@@ -20,10 +20,11 @@ import torch
 import tasks
 from common.checkpoint import of_threshold, open_run, read_tau
 from common.configurator import configure, given, pick_device, run
+from compiled import compile_passes
 from data import EOT, get_encoding
-from decode import compile_passes, stream, teacher_forced, use_one_thread
+from decode import stream, teacher_forced, use_one_thread
 from exits import make_exit
-from loops import Plan
+from loops import Plan, as_noise
 from waves import can_wave
 
 # -------------------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def print_problems(model, task, rule):
     problems, T = tasks.Problems(task), model.config.block_size
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
-    plan = Plan(model.loop_counts(n_loop, rule), rule, noise_seed)
+    plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
     logits, steps, _ = teacher_forced(model, idx, plan, cache, ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
@@ -183,7 +184,7 @@ def print_text(model, encoding, rule, width, pass_steps, dev):
         idx = torch.tensor([prompt] * rows, device=dev)
         tokens = stream(
             model, idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
-            exit=rule, cache=cache, noise=noise_seed, ring=ring, warm_start=warm_start,
+            exit=rule, cache=cache, noise_seed=noise_seed, ring=ring, warm_start=warm_start,
             draft_loops=draft_loops, wave=width, wave_steps=pass_steps, stop=stop, seed=seed + i)
         begin = time.perf_counter()
         if rows > 1:            # one row is printed as it comes

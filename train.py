@@ -37,8 +37,9 @@ from common import configurator, distributed, log
 from common.checkpoint import Run, class_of, earlier_run, save_run, start_over
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
+from compiled import compile_layers
 from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
-from model import MOST_LOOPS, compile_layers, flops_per_token
+from model import MOST_LOOPS, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -260,7 +261,7 @@ def main():
             # DDP averages the gradients of all processes at the last micro step
             ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
             with autocast:
-                loss = ddp(x, y, n_loop=n_loop, noise=noise)[1] / gradient_accumulation_steps
+                loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
             loss.backward()
             status[0] += loss.detach() / WORLD
             flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)

@@ -192,7 +192,7 @@ def health(model, idx, autocast=nullcontext()):
             pairs = unit.sum(1).square().sum(-1) - T
             token_corr = pairs.mean() / (T * (T - 1))
             settled = group.step(x, e)
-            fresh = group.step(group.draw_noise(e, 0), e)
+            fresh = group.step(group.init_state(e), e)
             state_use = (settled - fresh).norm() / settled.norm()
             values.append((token_corr.item(), state_use.item()))
     return values

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import bench
+import compiled
 import data
 import decode
 from bench import Point, log_probabilities
@@ -212,7 +213,7 @@ def test_nothing_that_is_timed_compiles(tiny, idx):
     torch.compiler.reset()
     counter, model, eager = CompileCounter(), tiny(), tiny()
     point = bench.make_point(model, 3, 'fixed', 'latest')
-    decode.compile_passes(model, backend=counter)
+    compiled.compile_passes(model, backend=counter)
     bench.decode_window(model, point, idx[:1, :6], 4)
     assert counter.frame_count == 1
     bench.decode_window(model, point, idx[[1], :9], 4)
@@ -375,7 +376,7 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx):
     model, point = tiny(adapter_init='random'), bench.make_point(tiny(), 3, 'fixed')
     for seed, number in ((0, 0), (4, 0), (4, 2)):
         new, _ = bench.continue_prompts(model, point, idx[:1, :6], 7, 1.5, seed, [number])
-        wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise=seed,
+        wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
                                    seed=seed + number)
         assert torch.equal(new, wanted[:, 6:])
 

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from cache import make_cache
 from common.checkpoint import load_checkpoint
-from decode import choose, compile_passes, prefill, stream, teacher_forced, use_one_thread, window
+from compiled import compile_passes
+from decode import choose, prefill, stream, teacher_forced, use_one_thread, window
 from exits import make_exit
-from loops import Plan
+from loops import Plan, as_noise
 from model import GPT, GPTConfig
 from tasks import Problems
 from zoo.ouro import Gated
@@ -52,11 +53,11 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
     """With a slot for each step of the budget, one token after another gives what one pass does."""
     model, rule, trace = tiny(**dict(adapter_init='random') | changes), rule_of(name), []
     idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(seed))
-    logits, _ = model(idx, n_loop=[12, 11], exit=rule, noise=seed, trace=trace)
+    logits, _ = model(idx, n_loop=[12, 11], exit=rule, noise_seed=seed, trace=trace)
     steps, evals = (torch.stack([entry[kind] for entry in trace], dim=2)
                     for kind in ('steps_used', 'evals'))
     assert rule is None or len(steps.unique()) > 1
-    plan = Plan([12, 11], rule, seed)
+    plan = Plan([12, 11], rule, as_noise(seed))
     whole = teacher_forced(model, idx, plan)
     assert_same(whole, (logits, steps, evals))
     one_by_one = teacher_forced(model, idx, plan, 'ring', 12)
@@ -152,7 +153,7 @@ def test_window():
 def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes):
     """With a cache and without, and past the block of 16, where the window moves on."""
     model = tiny(adapter_init='random', **changes)
-    how = dict(exit=rule_of(name), n_loop=10, noise=1)
+    how = dict(exit=rule_of(name), n_loop=10, noise_seed=1)
     out, steps = model.generate(idx[:2, :T], 20, **how, **GREEDY)
     assert out.shape == (2, T + 20) and steps.shape == (2, 20, len(model.groups))
     assert_same(model.generate(idx[:2, :T], 20, cache=None, **how, **GREEDY), (out, steps))
@@ -273,8 +274,8 @@ def test_bad_input(tiny, idx, how, words):
 
 def test_numbers_of_numpy_are_numbers(tiny, idx):
     how, n = dict(temperature=0.8, cache='exact'), np.int64(3)
-    plain = tiny().generate(idx[:2], 5, n_loop=3, seed=3, noise=3, **how)
-    assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise=n, **how), plain)
+    plain = tiny().generate(idx[:2], 5, n_loop=3, seed=3, noise_seed=3, **how)
+    assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise_seed=n, **how), plain)
 
 
 @pytest.mark.parametrize('seed, name, tau', [(9, 'norm_rel', 0.3), (15, 'norm_rel', 0.3),

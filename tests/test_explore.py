@@ -59,8 +59,8 @@ def test_the_wave_continues_the_prompt(pages):
 def test_the_noise_seed_is_that_of_the_wave_too(pages, monkeypatch):
     monkeypatch.chdir(pages.folder)
     seeds = []
-    monkeypatch.setattr(decode, 'stream', lambda *args, noise=0, **how: seeds.append(
-        noise) or [])
+    monkeypatch.setattr(decode, 'stream', lambda *args, noise_seed=0, **how: seeds.append(
+        noise_seed) or [])
     finished('--n_loop=2', '--start=The', '--noise_seed=5', '--path=seed.html', script='explore.py')
     assert seeds == [5]
 

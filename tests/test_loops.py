@@ -8,14 +8,15 @@ from torch.nn import functional as F
 
 from cache import Span
 from exits import make_exit
-from loops import Plan, RMSNorm, TrainingNoise, derived_seed, noise_of, sample_n_loop
+from loops import Plan, RMSNorm, TrainingNoise, derived_seed, fixed_noise, sample_n_loop
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
 
 def unrolled_group(group, config, e, n_loop):
     """norm(core(adapter([x ; e]))) n_loop times, in the words of the paper."""
-    starts = dict(noise=group.draw_noise(e, 0, 0, slice(e.shape[1])), zero=torch.zeros_like(e), e=e)
+    noise = fixed_noise(0).draw(group, e, 0, slice(e.shape[1]))
+    starts = dict(noise=noise, zero=torch.zeros_like(e), e=e)
     x = starts['e' if config.injection == 'none' else config.x0]
     for _ in range(n_loop):
         if config.injection == 'concat':
@@ -57,12 +58,12 @@ def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx, step_noi
         assert (entry['steps_used'] == n).all() and (entry['evals'] == n).all()
         torch.testing.assert_close(group.init_state(e), states[0])
         for k in range(1, n + 1):
-            noise = group.draw_noise(e, k, 0, slice(16))     # each step has its own
-            assert not torch.equal(noise, group.draw_noise(e, k - 1, 0, slice(16)))
+            noise = fixed_noise(0).draw(group, e, k, slice(16))     # each step has its own
+            assert not torch.equal(noise, fixed_noise(0).draw(group, e, k - 1, slice(16)))
             x = group.step(states[k - 1] + step_noise * noise, e)
             torch.testing.assert_close(x, states[k])
     model(idx, n_loop=60)
-    assert len(noise_of(0).tables) <= 100
+    assert len(fixed_noise(0).tables) <= 100
     # in training with their gradients
     model.train()(idx, n_loop=4, trace=trace)
     gradient, = torch.autograd.grad(trace[2]['states'][3].sum(), model.groups[0].norm.weight)
@@ -170,7 +171,7 @@ def test_first_states_in_evaluation_depend_on_seed_group_and_position_alone(tiny
     assert torch.equal(x0[0], x0[3]) and not torch.equal(x0[0, 0], x0[0, 1])
     assert torch.equal(group.init_state(e[:1, :5], pos=torch.arange(7, 12))[0], x0[0, 7:12])
     assert not torch.equal(x0, other.init_state(e))
-    assert not torch.equal(x0, group.init_state(e, noise=1))
+    assert not torch.equal(x0, group.init_state(e, noise_seed=1))
     assert torch.equal(x0, group.init_state(e))         # another seed in between changes nothing
 
 

@@ -54,7 +54,7 @@ def pair(monkeypatch):
 @torch.no_grad()
 def test_fixed_loops(pair):
     small, real, noise, x, _ = pair
-    want, _ = real.eval()(x, n_loop=[3, 1, 4], noise=noise)
+    want, _ = real.eval()(x, n_loop=[3, 1, 4], noise_seed=noise)
     torch.testing.assert_close(small.eval()(x, [3, 1, 4])[0], want, **CLOSE)
 
 
@@ -63,7 +63,7 @@ def test_fixed_loops(pair):
 def test_algorithm_1(pair, tau):
     small, real, noise, x, _ = pair
     rule, trace = make_exit('accel', tau), []
-    want, _ = real.eval()(x, n_loop=20, exit=rule, noise=noise, trace=trace)
+    want, _ = real.eval()(x, n_loop=20, exit=rule, noise_seed=noise, trace=trace)
     got, used = small.eval()(x, [20] * 3, tau)
     steps = torch.stack([of_group['steps_used'] for of_group in trace])         # (G, 4, T)
     assert torch.equal(torch.stack(used), steps)
@@ -85,7 +85,7 @@ def test_a_training_step(pair):
     n_loop = [micro.bptt + 2, 1, micro.bptt]        # more steps than have gradients, and fewer
     # eps hides the rounding of gradients near 0, which AdamW's first step would blow up
     one, other = (torch.optim.AdamW(m.parameters(), lr=0.1, eps=1e-3) for m in (small, real))
-    loss = real.train()(x, y, n_loop=n_loop, noise=noise)[1]
+    loss = real.train()(x, y, n_loop=n_loop, noise_seed=noise)[1]
     loss.backward()
     torch.nn.utils.clip_grad_norm_(real.parameters(), 1.0)
     other.step()

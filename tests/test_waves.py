@@ -34,7 +34,7 @@ def test_one_token_with_all_its_loops_is_plain_decoding(tiny, changes, n_loop, T
     """Past the end of the block of 16, and for a prompt that is longer than it."""
     model = tiny(**RANDOM | changes)
     idx = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(4))
-    how = dict(n_loop=n_loop, noise=1, temperature=0.7, top_k=9, seed=3)
+    how = dict(n_loop=n_loop, noise_seed=1, temperature=0.7, top_k=9, seed=3)
     plain = model.generate(idx, 20, cache='latest', **how)
     waved = model.generate(idx, 20, wave=1, wave_steps=n_loop, **how)
     assert torch.equal(plain[0], waved[0]) and torch.equal(plain[1], waved[1])
@@ -66,7 +66,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
                 for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
         span = Span(first, len(wave))
-        x, found = model.hidden(idx, Plan(steps, None, 0, span, cache, warm))
+        x, found = model.hidden(idx, Plan(steps, span=span, cache=cache, warm=warm))
         ends = [of_group['x'] for of_group in found]
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):

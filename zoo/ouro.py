@@ -28,9 +28,10 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
+from cache import Span
 from common.configurator import configure, run
 from exits import Exit
-from loops import Plan
+from loops import Plan, as_noise
 from model import GPT, Block
 from zoo.public import GatedMLP, PublicConfig, convert, require
 
@@ -79,11 +80,12 @@ class Gated(GPT):
         """State (..., C) -> the logit of lambda (...); what the rule `gate` reads."""
         return self.gate(x).squeeze(-1)
 
-    def forward(self, idx, targets=None, n_loop=None, exit=None, noise=0, trace=None):
+    def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
         """As in GPT, but in training mode the loss is the mean of stage_loss over the groups."""
         if not self.training or targets is None:
-            return super().forward(idx, targets, n_loop, exit, noise, trace)
-        plan = Plan(self.loop_counts(n_loop, exit), exit, noise, keep_states=True)
+            return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
+        plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed, self.training),
+                    Span(0, idx.shape[1], idx.device), keep_states=True)
         (_, found), losses = self.hidden(idx, plan), []
         if trace is not None:
             trace += found

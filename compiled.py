@@ -1,0 +1,135 @@
+"""
+torch.compile: blocks and loop steps in training, whole passes in decoding.
+
+    python compiled.py                  ms a token, eager and compiled: fixed loops, a rule, a wave
+
+A model is compiled by `compile_layers` for training, or by `compile_passes` for decoding, and used
+as before. All that the compiler asks for stands here: a graph must not depend on where the new
+tokens stand, or each position would be compiled again. So the cache holds the whole window and a
+pass reads all of it (AnyPlace), and a short pass is padded to the width of a full one.
+
+    T        new tokens of a pass
+    width    tokens of the widest pass: a wave, or drafts and the token before them
+"""
+import math
+import sys
+import time
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+
+from cache import KeysValues, Span
+from loops import RecurrentGroup
+from model import of_groups
+
+
+def compile_layers(model, **how):
+    """Compile each block and loop step; loop counts never recompile. how: for torch.compile."""
+    # in training three graphs for each core length: no gradients, the first step with them, later
+    # ones; bench.py needs more, one for each of its settings
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.h:
+        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
+        setattr(layer, name, torch.compile(getattr(layer, name), **how))
+
+
+class AnyPlace(Span):
+    """T new tokens from position `start` on, in a cache of `end` tokens, all of which are read."""
+
+    def __init__(self, start, T, end, block_size, device):
+        self.start, self.end = start, end
+        # padding may lie beyond the window, where the model has no positions
+        self.index = torch.arange(start, start + T, device=device)
+        self.pos = self.index.clamp(max=block_size - 1)
+        self.mask = torch.arange(end, device=device) <= self.index[:, None]
+
+    def put(self, kv, slot, new):
+        # with numbers and slices, the compiler would copy the whole cache each time
+        row = torch.arange(len(new), device=new.device)[:, None]
+        kv[torch.full_like(row, slot), row, self.index] = new
+
+
+def compile_passes(model, width=5, **how):
+    """
+    Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
+    for each setting, and with an exit rule each layer and loop step. Prompts stay eager.
+
+    how: for torch.compile. If compiling fails, a line says so, and decoding goes on without it.
+    """
+    eager, block_size = model.hidden, model.config.block_size
+    end = block_size + width - 1
+    how = dict(fullgraph=True) | (how or dict(options={'cpp_wrapper': True}))
+    whole = torch.compile(eager, dynamic=False, **how)
+    compile_layers(model, **how)
+
+    def hidden(idx, plan):
+        if plan.cache is None or plan.span.start == 0:                          # a prompt
+            with torch.compiler.set_stance('force_eager'):
+                return eager(idx, plan)
+        for kv in plan.cache.values():
+            if isinstance(kv, KeysValues) and kv.T_max < end:
+                kv.kv, kv.T_max = F.pad(kv.kv, (0,) * 7 + (end - kv.T_max,)), end
+        # the pass that is compiled: padded, at any place, and without a list to append to
+        T = idx.shape[1]
+        pad = 0 if plan.exit else plan.width - T
+        span = AnyPlace(plan.span.start, T + pad, end, block_size, idx.device)
+        fixed = replace(plan, span=span, passes=None)
+        if pad and plan.warm:
+            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad), value=math.nan)
+                                         for x in plan.warm])
+        try:
+            # a copy: the strides of a graph's input are those that it was compiled with
+            new = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
+            x, found = (eager if plan.exit else whole)(new, fixed)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            print('compiling failed, so decoding goes on without it:',
+                  ' '.join(str(error).split())[:200], file=sys.stderr)
+            torch.compiler.set_stance('force_eager')
+            return hidden(idx, plan)
+        found = [{name: value if value is None else value[:, :T] for name, value in one.items()}
+                 for one in found]
+        if plan.passes is not None:
+            plan.passes.append(of_groups(found, 'evals', idx))
+        return x[:, :T], found
+    model.hidden = hidden
+    print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
+          file=sys.stderr)
+
+
+# the demonstration --------------------------------------------------------------------------------
+
+n_loop = 8                  # fixed loops, and the budget of the others
+max_new_tokens = 40
+
+
+def main():
+    from common.checkpoint import open_run
+    from decode import use_one_thread
+    from exits import make_exit
+    prompt = torch.tensor([[*b'The method returns ']])
+    rule, eager = make_exit('norm_rel', 0.1), {}
+    ways = {f'{n_loop} fixed loops': {}, 'norm_rel, tau = 0.1': dict(exit=rule),
+            'a wave of 8 x 1': dict(exit=rule, wave=8)}
+    for compiled in False, True:
+        model, *_ = open_run('pretrained/text', quiet=True)
+        use_one_thread(model)
+        if compiled:
+            compile_passes(model, width=8)
+        for name, way in ways.items():
+            for _ in range(2):                      # the first call compiles
+                begin = time.perf_counter()
+                idx, _ = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,
+                                        cache='latest', **way)
+                ms = 1e3 * (time.perf_counter() - begin) / max_new_tokens
+            if compiled:
+                before, text = eager[name]
+                print(f'{name:20s} eager {before:5.1f} ms a token, compiled {ms:5.1f}'
+                      + ('' if torch.equal(text, idx) else ', another text'))
+            eager[name] = ms, idx
+
+
+if __name__ == '__main__':
+    from common.configurator import configure, run
+    config = configure(globals())
+    run(main)
