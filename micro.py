@@ -42,7 +42,7 @@ class Block(nn.Module):
         return self.n4(x + self.mlp_out(F.silu(self.mlp_in(self.n3(x)))))
 
 
-class Group(nn.Module):
+class RecurrentGroup(nn.Module):
     """Layers that loop -> the last state and (e, all states), or with tau the loops kept."""
 
     def __init__(self, core):
@@ -60,24 +60,24 @@ class Group(nn.Module):
     def forward(self, e, n_loop, tau=None):
         states, cache = [0.4 ** 0.5 * torch.randn_like(e)], {}  # x^(0); Geiping cuts it at 3 sigma
         if tau is not None:
-            return algorithm_1(lambda x, on: self.step(x, e, on, cache), states[0], tau, n_loop)
+            return loop(lambda x, active: self.step(x, e, active, cache), states[0], n_loop, tau)
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
                 states.append(self.step(states[-1], e))
         return states[-1], (e, states)
 
 
-def algorithm_1(f, x, tau, k_max):
-    """Each token loops until its acceleration is below tau twice in a row -> state, loops kept."""
+def loop(f, x, k_max, tau):
+    """Algorithm 1: each token loops until its acceleration is below tau twice in a row."""
     active = torch.ones(x.shape[:2], dtype=torch.bool)                          # (B, T)
-    small, delta, used, k = ~active, torch.inf, 0, 0        # delta = inf: no hit in step 1
+    small, delta, steps_used, k = ~active, torch.inf, 0, 0      # delta = inf: no hit in step 1
     while k < k_max and active.any():
         x1 = f(x, active)
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         small_prev, small = small, (delta - delta_prev).norm(dim=-1) < tau      # Eq. 5
         active = active & ~(small & small_prev)     # two hits in a row: exit, x1 is thrown away
-        x, used, k = torch.where(active[..., None], x1, x), used + active.int(), k + 1
-    return x, used
+        x, steps_used, k = torch.where(active[..., None], x1, x), steps_used + active.int(), k + 1
+    return x, steps_used
 
 
 class GPT(nn.Module):
@@ -88,7 +88,7 @@ class GPT(nn.Module):
         self.wte, self.wpe = nn.Embedding(vocab, C), nn.Embedding(T, C)
         layers = [Block() for _ in range(n_layer)]
         for group in reversed(groups):              # a group takes the place of its layers
-            layers[group[0]:group[-1] + 1] = [Group(layers[group[0]:group[-1] + 1])]
+            layers[group[0]:group[-1] + 1] = [RecurrentGroup(layers[group[0]:group[-1] + 1])]
         self.h, self.norm = nn.ModuleList(layers), nn.RMSNorm(C, eps=1e-6)
         depth = n_layer + (r - 1) * sum(map(len, groups))
         for name, p in self.named_parameters():     # Geiping App. C.1; norms stay 1
@@ -98,7 +98,7 @@ class GPT(nn.Module):
     def forward(self, idx, n_loop, tau=None):
         x, found = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]]), []
         for layer in self.h:
-            if isinstance(layer, Group):
+            if isinstance(layer, RecurrentGroup):
                 x, of_group = layer(x, n_loop[len(found)], tau)
                 found.append(of_group)
             else:
@@ -134,9 +134,9 @@ def show(model, text):
         print('  its cosine with the one before ', *(f'{c:5.2f}' for c in cosines.mean((1, 2))))
     print('\nAlgorithm 1: loops that a token keeps in each group, mean (least to most), of 30')
     for tau in 0.1, 1, 10:
-        logits, used = model(x, [30] * len(groups), tau)        # 30 is k_max
+        logits, steps_used = model(x, [30] * len(groups), tau)      # 30 is k_max
         print(f'tau = {tau:3}: held-out loss {F.cross_entropy(logits.mT, y):.3f}, loops',
-              ', '.join(f'{u.float().mean():.1f} ({u.min()} to {u.max()})' for u in used))
+              ', '.join(f'{u.float().mean():.1f} ({u.min()} to {u.max()})' for u in steps_used))
     idx = text[None, :T]                            # the model continues the held-out text
     for _ in range(200):
         logits, _ = model(idx[:, -T:], [30] * len(groups), tau=1)

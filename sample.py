@@ -1,10 +1,10 @@
 """
 Text from a checkpoint, or answers where the model has learned a task, with any exit rule.
 
-    python sample.py                                        text by waves: several tokens at once
-    python sample.py --exit accel                           one at a time, by the paper's rule
+    python sample.py                                        text, drafted with one loop
+    python sample.py --exit accel                           one token at a time, the paper's rule
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
-    python sample.py --start='def ' --temperature=0 --cache=exact --draft_loops=2
+    python sample.py --start='def ' --temperature=0 --wave=8    several tokens at once
     python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
 
 It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none.
@@ -25,7 +25,6 @@ from data import EOT, get_encoding
 from decode import stream, teacher_forced, use_one_thread
 from exits import make_exit
 from loops import Plan, as_noise
-from waves import can_wave
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
@@ -35,14 +34,14 @@ max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # a rule in exits.EXITS: norm, kl, accel ...; None = fixed loops
-tau: float | str | None = None  # None = the rule's default, auto = from bench.py --calibrate
+tau: float | None = None    # threshold; None = what bench.py --calibrate found, or a default
 past = False                # wait until earlier tokens have converged (in prompts, or cache=exact)
 n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
-cache: str | None = 'latest'    # latest, ring, exact, see cache.py; None = like exact, uncached
+cache: str | None = 'auto'  # exact, ring, latest (cache.py); None = uncached; auto = the fastest
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
-draft_loops: int | None = None  # draft with this many loops, verify with all (cache=exact)
-wave: int | None = None     # wave width (waves.py); 0 = no wave; None = 8, 0 if other knobs need it
+draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = 1 if nothing else is asked
+wave = 0                    # tokens of a wave (waves.py); 0 = no wave
 wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of mean_recurrence
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
@@ -56,8 +55,8 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 # knobs that shape text and do not apply to the answers to problems
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'wave', 'wave_steps', 'stop_at_end', 'compile')
-# what a wave uses if it is given no rule, and no threshold has been calibrated for it
-WAVE, WAVE_RULE, WAVE_TAU = 8, 'norm_rel', 3e-3
+WAVE_TAU = 3e-3             # of a wave without a rule of its own, which then uses norm_rel
+CONVERGE = '; a prompt or a new window loops until it has converged'
 
 # {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
 COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}
@@ -106,47 +105,55 @@ def read_prompt(start):
         return f.read()
 
 
-def wave_of(model):
+def way_of(model):
     """
-    The knobs -> the width of the wave, 0 = no wave, and the loop steps of its passes.
+    The knobs -> how decode.stream makes the next tokens, as its keywords.
 
-    A wave is the default, because it is the fastest for one text (README.md). Fixed loops are
-    faster for several, and mostly if passes are compiled; and a knob may ask for what waves do not
-    support, or set the exit rule or the loop budget.
+    Where nothing else is asked for, one text is written by drafts: the fastest way that writes the
+    very text of the loop budget (README.md).
     """
-    width, steps = wave, wave_steps
-    if width is None:
-        single = (exit or past or n_loop or draft_loops is not None or warm_start or compile
-                  or cache != 'latest' or num_samples > 1)
-        width = 0 if single or not can_wave(model) else WAVE
-    if steps is None:
-        steps = max(1, round(model.config.mean_recurrence / 6))
-    return width, steps
+    drafts, policy = draft_loops, cache
+    if drafts is None:
+        asked = exit or wave or past or warm_start or num_samples > 1
+        loops = min(model.loop_counts(n_loop), default=1)
+        drafts = 1 if not asked and cache in ('auto', 'exact') and loops > 1 else 0
+    if policy == 'auto':
+        policy = 'exact' if drafts else 'latest'
+    steps = wave_steps or max(1, round(model.config.mean_recurrence / 6))
+    return dict(cache=policy, ring=ring, warm_start=warm_start, draft_loops=drafts or None,
+                wave=wave, wave_steps=steps)
 
 
-def threshold_of(rule, model, checkpoint, results, width, steps):
-    """The rule's threshold: the knob, what bench.py --calibrate has found, or a default."""
-    of_wave = width and not exit        # what a wave uses by itself
-    if tau != 'auto' and not (tau is None and of_wave):
-        return tau
-    found_for = of_threshold(rule, cache, ring, model.loop_counts(n_loop, rule),
-                             [width, steps] if width else None)
+def rule_of(model, checkpoint, results, way):
+    """
+    The knobs -> the exit rule, None = fixed loops, and where its threshold comes from: the knob, or
+    exits.json, if bench.py --calibrate has found one for these weights, or the rule's default.
+    """
+    if not (exit or wave):
+        return None, ''
+    rule, default = make_exit(exit or 'norm_rel', past=past), None if exit else WAVE_TAU
+    if tau is not None:
+        return make_exit(rule.name, tau, past=past), '--tau'
     try:
-        return read_tau(results, checkpoint, found_for)
+        threshold, source = read_tau(results, checkpoint, of_threshold(
+            rule, way['cache'], ring, model.loop_counts(n_loop, rule),
+            [wave, way['wave_steps']] if wave else None)), f'{results}/exits.json'
     except ValueError:                  # none has been calibrated
-        if tau == 'auto':
-            raise
-        return WAVE_TAU
+        threshold, source = default, 'the default'
+    return make_exit(rule.name, threshold, past=past), source
 
 
-def rule_of(model, checkpoint, results, width, steps):
-    """The knobs -> the exit rule, None = fixed loops."""
-    name = exit or (WAVE_RULE if width else None)
-    if name is None:
-        return None
-    rule = make_exit(name, past=past)
-    threshold = threshold_of(rule, model, checkpoint, results, width, steps)
-    return make_exit(name, threshold, past=past)
+def in_words(model, rule, source, way):
+    """How the tokens are made: the line below a text."""
+    counts = model.loop_counts(n_loop, rule)
+    loops = '-'.join(map(str, dict.fromkeys(counts))) if counts else 'no'
+    if way['draft_loops']:
+        how = f"drafts of {way['draft_loops']} loops, checked by {loops}"
+    elif way['wave']:
+        how = f"waves of {way['wave']} x {way['wave_steps']}"
+    else:
+        how = f'at most {loops} loops' if rule else f'{loops} loops'
+    return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
 
 
 def print_problems(model, task, rule):
@@ -159,72 +166,69 @@ def print_problems(model, task, rule):
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
-    logits, steps, _ = teacher_forced(model, idx, plan, cache, ring)
+    logits, steps, _ = teacher_forced(model, idx, plan,
+                                      'latest' if cache == 'auto' else cache, ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
     print(f'mean loop steps {steps.mean():.2f}')
 
 
-def print_text(model, encoding, rule, width, pass_steps, dev):
-    """num_samples continuations of the prompt. width, pass_steps: see wave_of."""
-    text = read_prompt(start)
+def print_text(model, encoding, rule, source, way):
+    """num_samples continuations of the prompt. rule, source, way: see rule_of and way_of."""
+    text, groups, dev = read_prompt(start), model.config.groups, model.lm_head.weight.device
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
-    block_size, groups = model.config.block_size, model.config.groups
+    if len(prompt) > model.config.block_size:
+        print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} '
+              '(block_size) are used')
     use_one_thread(model)
     if compile:
-        compile_passes(model, max(width, 5))        # 5: four drafts and a token
-    if len(prompt) > block_size:
-        print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
+        compile_passes(model, max(wave, 5))         # 5: four drafts and a token
     stop = encoding.eot_token if stop_at_end else None
-    by = f' by waves of {width} x {pass_steps}, {rule.name} {rule.tau:g}' if width else ''
-    # waves and drafts work on one row; otherwise all samples are written side by side
-    rows = 1 if width or draft_loops is not None else num_samples
+    # waves and drafts work on one row; otherwise all samples are decoded side by side
+    rows = 1 if wave or way['draft_loops'] else num_samples
     for i in range(0, num_samples, rows):
-        idx = torch.tensor([prompt] * rows, device=dev)
-        tokens = stream(
-            model, idx, max_new_tokens, temperature=temperature, top_k=top_k, n_loop=n_loop,
-            exit=rule, cache=cache, noise_seed=noise_seed, ring=ring, warm_start=warm_start,
-            draft_loops=draft_loops, wave=width, wave_steps=pass_steps, stop=stop, seed=seed + i)
         begin = time.perf_counter()
-        if rows > 1:            # one row is printed as it comes
+        tokens = stream(model, torch.tensor([prompt] * rows, device=dev), max_new_tokens,
+                        temperature, top_k, n_loop, rule, noise_seed=noise_seed, stop=stop,
+                        seed=seed + i, **way)
+        if rows > 1:        # they come together, so they are printed when all are there
             tokens = list(tokens)
-        seconds = time.perf_counter() - begin
         for b in range(rows):
-            row = ((token[b].item(), used[b]) for token, used in tokens)
+            row = ((token[b].item(), steps[b]) for token, steps in tokens)
             steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
-            rate = len(steps) / (seconds if rows > 1 else time.perf_counter() - begin)
-            means = ', '.join(f'{mean:.2f} in group {group}' for mean, group
-                              in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-            print(f'--- {rate:.1f} tokens/s{by}' + (f'; mean loop steps {means}' if groups else ''))
+            rate = len(steps) / (time.perf_counter() - begin)
+            print(f'--- {rate:.1f} tokens/s, {in_words(model, rule, source, way)}')
+            if groups:
+                means = (f'{mean:.2f} in group {group}' for mean, group
+                         in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
+                print('mean loop steps ' + ', '.join(means) + CONVERGE * (way['cache'] == 'latest'))
 
 
 def main():
     # the model and the rule
     dev, autocast = pick_device(device, dtype)
-    if (past or tau is not None) and not (exit or wave):
-        raise ValueError('--past and --tau need an exit rule: add --exit=norm_rel, or --wave=8')
-    if num_samples < 1:
-        raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
-    task = checkpoint['config']['dataset']
-    width, pass_steps = wave_of(model)
-    rule = rule_of(model, checkpoint, results, width, pass_steps)
-    if 'wave_steps' in given and not width:
-        raise ValueError('--wave_steps needs a wave: add --wave=8')
-    if compile and cache is None:
-        raise ValueError('--compile needs a cache: leave out --cache=None')
-    if 'ring' in given and cache != 'ring':
-        raise ValueError('--ring needs its cache policy: add --cache=ring')
+    for wrong, what in (
+            ((past or tau is not None) and not (exit or wave),
+             '--past and --tau need an exit rule: add --exit=norm_rel, or --wave=8'),
+            (num_samples < 1, f'num_samples must be at least 1, not {num_samples}'),
+            (wave_steps and not wave, '--wave_steps needs a wave: add --wave=8'),
+            (compile and cache is None, '--compile needs a cache: leave out --cache=None'),
+            ('ring' in given and cache != 'ring', '--ring needs --cache=ring')):
+        if wrong:
+            raise ValueError(what)
+    way = way_of(model)
+    rule, source = rule_of(model, checkpoint, results, way)
 
     # problems or text
+    task = checkpoint['config']['dataset']
     with autocast:
         if tasks.is_task(task):
-            print_problems(model, task, rule if exit else None)
+            print_problems(model, task, rule)
         else:
-            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, width,
-                       pass_steps, dev)
+            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, source, way)
     if show_steps and model.groups:
         print_legend()
 
