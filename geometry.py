@@ -18,8 +18,7 @@ Eq. 5. Geiping: Fig. 5 (convergence by token).
     ||.||       the Euclidean norm over C
 """
 import copy
-import glob
-import os
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -63,8 +62,7 @@ def accel(states):
     return vector_norm(states.float().diff(n=2, dim=0), dim=-1)
 
 
-# Eq. 2 measures the way from the end of a group to the next group's x^(0), here called noise. Read
-# in two more ways, it ends at the next group's first iterate, or at its last: {reading: k}.
+# Where the drift of Eq. 2 ends in the next group: at x^(0), its first iterate, or its last.
 READINGS = dict(noise=0, first=1, settled=-1)
 
 
@@ -153,7 +151,7 @@ def models_of(model, iteration, folder, device):
     ValueError if a kept one has another configuration, so that it comes from another run.
     """
     models = {iteration: model}
-    for path in glob.glob(f'{glob.escape(folder)}/ckpt_*.pt'):
+    for path in Path(folder).glob('ckpt_*.pt'):
         kept, checkpoint = load_checkpoint(path, device)
         if kept.config != model.config:
             raise ValueError(f'{path} and ckpt.pt are of different runs: remove one of them')
@@ -223,16 +221,15 @@ def figure_2(measured, groups, folder):
     """Fig. 2: drift-to-loop ratio at each hand-off, read three ways; bars: 1 sigma over tokens."""
     figure, [axes] = plots.panels(len(groups) - 1, 4, 3.4)
     table = []
-    for g, ax in enumerate(axes):
+    for g, (pair, ax) in enumerate(zip(zip(groups, groups[1:]), axes)):
         for reading, marker, colour in zip(READINGS, ('o-', 's--', '^:'), plots.COLOURS):
             mean, std = zip(*(by_group[g]['dlr'][reading] for by_group in measured.values()))
             ax.errorbar(range(len(measured)), mean, std, fmt=marker, color=colour, capsize=2,
                         label=f'to the {reading} state')
-            table += [[groups[g], groups[g + 1], reading, *row] for row in zip(measured, mean, std)]
+            table += [[*pair, reading, *row] for row in zip(measured, mean, std)]
         ax.axhline(1, color='0.5', lw=0.8)
-        ax.set_title(f'{plots.title(groups[g])} to {plots.title(groups[g + 1])}')
+        ax.set(xlabel='iteration', yscale='log', title=' to '.join(map(plots.title, pair)))
         ax.set_xticks(range(len(measured)), list(measured))
-        ax.set(xlabel='iteration', yscale='log')
         ax.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel('drift-to-loop ratio (Eq. 2)')
     header = ['from', 'to', 'reading', 'iteration', 'mean', 'std']
@@ -246,6 +243,8 @@ def figure_3a_or_5(name, measured, groups, folder):
     rounding: a norm below the floor, a cosine of a step below CLEAR floors.
     """
     is_norm = name == 'norm'
+    file, label, least = (('figure_3a', 'step norm (Eq. 1)', 1) if is_norm else
+                          ('figure_5', 'cosine of consecutive steps', CLEAR))
     figure, [axes] = plots.panels(len(groups), 4, 3.4, sharey=True)
     table = []
     for g, ax in enumerate(axes):
@@ -253,7 +252,7 @@ def figure_3a_or_5(name, measured, groups, folder):
             (mean, std), (norm, _) = by_group[g][name], by_group[g]['norm']
             k = np.arange(len(norm))[-len(mean):]               # the first cosine is that of k = 1
             floor = by_group[g]['floor']
-            clear = norm[k] > floor['float32'] * (1 if is_norm else CLEAR)
+            clear = norm[k] > least * floor['float32']
             table += [[groups[g], it, *row] for row in zip(k, mean, std, clear.astype(int))]
 
             # the band keeps to the values that are possible: norms above 0, cosines up to 1
@@ -267,11 +266,10 @@ def figure_3a_or_5(name, measured, groups, folder):
             ax.axhline(floor[dtype], color='0.4', ls=line, lw=0.8,
                        label=f'{dtype} floor, last checkpoint')
         ax.set(title=plots.title(groups[g]), xlabel='loop step k')
-    axes[0].set(ylabel='step norm (Eq. 1)' if is_norm else 'cosine of consecutive steps',
-                yscale='log' if is_norm else 'linear')          # the panels share it
+    axes[0].set(ylabel=label, yscale='log' if is_norm else 'linear')        # of all panels
     axes[-1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
     header = ['group', 'iteration', 'k', 'mean', 'std', 'clear_of_rounding']
-    plots.save(figure, f"{folder}/figure_{'3a' if is_norm else '5'}.png", header, table)
+    plots.save(figure, f'{folder}/{file}.png', header, table)
 
 
 def figure_1(states, used, words, groups, folder):
@@ -280,11 +278,10 @@ def figure_1(states, used, words, groups, folder):
     the groups, and its loop steps in each group magnified. used: {rule: loop steps (G, T)}.
     """
     total = sum(used.values()).sum(axis=0)
-    two = total.argmin(), total.argmax()
     figure, rows = plots.panels(1 + len(groups), 3, 3.6, rows=2)
     figure.set_layout_engine('constrained')
     table = []
-    for (ax, *zooms), t, settles in zip(rows, two, ('early', 'late')):
+    for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
         whole, length = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
         plots.draw_path(ax, whole, whole, groups)
         ax.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
@@ -317,7 +314,7 @@ def convergence(states, depth, words, groups, folder):
         distance = vector_norm(x[:-1] - x[-1], dim=-1).T.numpy(force=True)      # (T, K)
         image = ax.imshow(np.log10(distance + 1e-7), aspect='auto', interpolation='nearest')
         bar = figure.colorbar(image, ax=ax)
-        ax.set(title=plots.title(group), xlabel='loop step k')
+        ax.set(title=plots.title(group), xlabel='loop step k', xlim=(-0.5, len(x) - 1.5))
         ax.set_yticks(range(len(words)), words, fontsize=8, family='monospace', parse_math=False)
         if depth is not None:
             ax.step([*depth, depth[-1]], np.arange(len(depth) + 1) - 0.5, color='white', lw=1.6,
@@ -374,12 +371,11 @@ def main():
 
     # the run, and the text to look at
     if n_loop < 2 or n_windows < 1:
-        raise ValueError(f'n_loop must be at least 2 and n_windows at least 1, not {n_loop} and '
-                         f'{n_windows}')
+        raise ValueError('n_loop must be at least 2, and n_windows at least 1')
     dev, _ = pick_device(device, 'float32')
     model, last, source, results = open_run(
         out_dir, dev, 'there is no loop to look at: choose another --out_dir')
-    groups, folder = model.config.groups, os.path.join(results, 'figures')
+    groups, folder = model.config.groups, f'{results}/figures'
     if animate and len(groups) < 2:
         raise ValueError(f'--animate shows jumps between groups, and the model in {source} has '
                          'only one: choose another --out_dir')
