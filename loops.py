@@ -293,12 +293,9 @@ class RecurrentGroup(nn.Module):
 
         # the block map. A token that has exited must keep its keys, so a rule always needs a cache;
         # one slot is enough for a single pass, where all are at the same step
-        cache = []
-        if plan.cache:
-            cache = [plan.cache[block] for block in self.core]
-        elif plan.exit:
-            cache = [KeysValues(1, T) for _ in self.core]
-        f = self.block_map(e, plan, cache)
+        cache = plan.cache or {block: KeysValues(1, T) for block in self.core if plan.exit}
+        own = [cache[block] for block in self.core if cache]
+        f = self.block_map(e, plan, own)
 
         # the loop: all steps, or until every token has exited
         states = None
@@ -312,13 +309,15 @@ class RecurrentGroup(nn.Module):
                     states.append(x)
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
+            # the signals in a cache know earlier passes; without them a lone token has no past
             past = None
-            if plan.exit.past:          # the signals in the cache know earlier passes
-                past = (plan.cache or {}).get(self) or Signals(span.end, n_loop)
+            if plan.exit.past:
+                past = cache.get(self) or T > 1 and Signals(span.end, n_loop)
+            if past:
                 past.begin(B, T, span.start)
             x, *counts = loop(f, x, n_loop, plan.exit, read, past)
             counts = torch.from_numpy(np.array(counts))
-            for kv in cache:
+            for kv in own:
                 kv.fill(span, int(counts.max()))
             steps_used, evals = counts.to(x.device, non_blocking=x.is_cuda)
 

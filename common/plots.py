@@ -1,11 +1,10 @@
 """
-What every figure shares, a token's path, a wave, and the figures of train.py. Nothing else imports
-matplotlib.
+What all figures share, the two GIFs, and the figures of train.py. Nothing else imports matplotlib.
 
-Not run by itself. A figure is a function: numbers in, a PNG out, and the same numbers as CSV beside
-it, unless they are in log.csv or bench.csv.
+Not run by itself. A function takes numbers, and writes a PNG or a GIF and the same numbers as CSV
+beside it, unless they are in log.csv or bench.csv.
 
-    path        of the PNG; the CSV has the same name
+    path        of the picture; the CSV has the same name
     rows        dicts, one for each row of a CSV
 """
 import os
@@ -50,20 +49,20 @@ def save(figure, path, header=None, table=None):
 
 
 def save_numbers(path, header, table):
-    rows = [dict(zip(header, line)) for line in table]
-    write_csv(rows, os.path.splitext(path)[0] + '.csv', header)
+    write_csv([dict(zip(header, row)) for row in table], os.path.splitext(path)[0] + '.csv', header)
 
 
-def movie(size, draw, frames, path, header, table, seconds=8):
+def movie(size, draw, frames, path, header, table):
     """
-    A GIF that repeats, and its numbers: draw(figure, *frame) for each frame, all equally long.
+    A GIF of 8 seconds that repeats, and its numbers: draw(figure, *frame) for each frame.
 
-    size: in inches of 100 pixels.
+    size: in inches of 100 pixels. The last frame is held.
     """
     save_numbers(path, header, table)   # makes the folder, too
+    frames = [*frames, *frames[-1:] * 5]
     figure = Figure(figsize=size, layout='constrained')
     part = f'{path}.part.gif'           # the writer goes by the ending
-    writer = PillowWriter(fps=len(frames) / seconds)
+    writer = PillowWriter(fps=len(frames) / 8)
     with writer.saving(figure, part, dpi=100):
         for frame in frames:
             figure.clear()
@@ -72,10 +71,10 @@ def movie(size, draw, frames, path, header, table, seconds=8):
     os.replace(part, path)
 
 
-# geometry.py and waves.py -------------------------------------------------------------------------
+# geometry.py: the path of a token -----------------------------------------------------------------
 
-def path(ax, path, whole, groups):
-    """A token's path as far as it has come, of `whole`: for each group its points (K, 2)."""
+def draw_path(ax, so_far, whole, groups):
+    """A token's path so far, and a circle at its end in each group; both: (K, 2) for each group."""
     points = np.concatenate(whole)
     middle = (points.min(axis=0) + points.max(axis=0)) / 2
     square(ax, middle, 1.5 * np.abs(points - middle).max())
@@ -83,26 +82,23 @@ def path(ax, path, whole, groups):
         ax.plot(*points[-1], 'o', ms=16, mfc='none', mec=colour_of(g))
         ax.annotate(title(group), points[-1], (0, 12 if points[-1, 1] > middle[1] else -22),
                     textcoords='offset points', ha='center', size=11, color=colour_of(g))
-    for g, points in enumerate(path):
+    for g, points in enumerate(so_far):
         if g:                           # the hand-off
-            ax.annotate('', points[0], path[g - 1][-1], arrowprops=dict(
+            ax.annotate('', points[0], so_far[g - 1][-1], arrowprops=dict(
                 arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
         ax.plot(*points.T, color=colour_of(g), lw=2)
         ax.plot(*points[-1], 'o', ms=7, color=colour_of(g))
 
 
-def zoom(ax, outer, points, whole, g, note, exits=()):
+def draw_zoom(ax, outer, points, whole, g, note):
     """
     The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2): magnified so
     that step 1 may lie outside, beside a panel `outer` of the same size that shows the whole path.
-
-    exits: steps to mark, by a square and a diamond. note: text for below.
+    note: text for below. -> the points that were drawn.
     """
     square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
     ax.set_xlabel(f'{outer.viewLim.width / ax.viewLim.width:.0f} times larger{note}')
     ax.plot(*points.T, color=colour_of(g), lw=1.6)
-    for k, sign, size in zip(exits, 'sD', (17, 11)):
-        ax.plot(*points[k - 1], sign, ms=size, mfc='none', mec='black', zorder=4)
     ax.spines[:].set(color=colour_of(g), lw=2)
     return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
                       vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
@@ -114,6 +110,51 @@ def square(ax, middle, half):
     ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
            aspect='equal')
 
+
+def two_scales(table, whole, groups, text, path):
+    """
+    A GIF of a token on its way, step by step: its path, the loop steps of the group it is in
+    magnified, and the likeliest next tokens.
+
+    table: for each loop step its group, token, k, point, length, the texts of the likeliest tokens,
+    and their probabilities. whole: for each group the token's points (K, 2). text: what it reads.
+    """
+    n = (len(table[0]) - 6) // 2                            # likeliest tokens
+    jumps = [row[5] for row in table if row[2] == 1]        # the first step in each group
+
+    def draw(figure, g, t, k, pc1, pc2, length, *likeliest):
+        """One row of the table."""
+        names, p = likeliest[:n], likeliest[n:]
+        colour, so_far, weights = colour_of(g), whole[g][:k], ('normal', 'bold')
+        top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
+        top.suptitle(f'The model reads "{text[-40:]}" and expects {names[0]!r}', parse_math=False)
+
+        # the path, and the loop steps of the group magnified
+        ax, inset = top.subplots(1, 2)
+        draw_path(ax, [*whole[:g], so_far], whole, groups)
+        draw_zoom(inset, ax, so_far, whole[g], g, f'; loop step {k}' + (
+            f', length {length:.2g}' if k > 1 else ' may lie outside'))
+        ax.indicate_inset(inset_ax=inset, edgecolor=colour, alpha=1)
+        ax.set_title('between groups of layers: large jumps', weight=weights[g > 0 and k == 1])
+        ax.set_xlabel(f'length of the jump: {jumps[g]:.1f}' if g else ' ')
+        inset.set_title(f'inside {title(groups[g])}: small loop steps', weight=weights[k > 1])
+
+        # the likeliest next tokens
+        bars = bottom.subplots()
+        bars.bar_label(bars.barh(range(n), p, color=colour), map('{:.0%}'.format, p))
+        bars.set_yticks(range(n), map(repr, names), parse_math=False)
+        bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
+        bars.invert_yaxis()
+        bars.spines[['top', 'right', 'bottom']].set_visible(False)
+
+    # a jump is shown three times as long as a loop step
+    frames = [row for row in table for _ in range(3 if row[2] == 1 else 1)]
+    header = ['group', 'token', 'k', 'pc1', 'pc2', 'length']
+    header += [f'{what}_{i + 1}' for what in ('text', 'p') for i in range(n)]
+    movie((8, 5), draw, frames, path, header, table)
+
+
+# waves.py -----------------------------------------------------------------------------------------
 
 def wave(passes, start, text_of, steps, path):
     """
@@ -150,7 +191,7 @@ def wave(passes, start, text_of, steps, path):
         ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
         ax.spines[:].set_visible(False)
 
-    movie((8, 7), draw, [(n,) for n in [*range(1, last + 1), *[last] * 5]], path,
+    movie((8, 7), draw, [(n,) for n in range(1, last + 1)], path,
           ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised'], table)
 
 

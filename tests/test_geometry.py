@@ -27,10 +27,8 @@ def test_ratios_by_hand():
     assert geo.dlr(states, states[-1]) == 0         # a plain hand-over moves nothing
     two = torch.stack((states, 2 * states), dim=1)
     assert geo.dlr(two, torch.tensor([[1.0, 7.0], [2.0, 6.0]])).tolist() == [2, 0]
-    ends = torch.tensor([[[3.0, 1.0], [2.0, 0.0]], [[3.0, -1.0], [2.0, 0.0]]])
-    assert geo.path_spread(ends).tolist() == [pytest.approx(1 / 3), 0]
     assert geo.steps_to_a_tenth(np.array([99, 10, 4, 1, 0.5, 2])) == 2
-    assert geo.steps_to_a_tenth(np.array([99, 10, 4, 2, 1.5])) is None
+    assert geo.steps_to_a_tenth(np.array([99, 10, 4, 2, 1.5])) == math.inf
 
 
 def test_pca_keeps_the_distances_of_a_plane():
@@ -47,6 +45,8 @@ def test_pca_keeps_the_distances_of_a_plane():
     for axis in ([3.0, -4.0], [-3.0, 4.0]):
         along = geo.pca_2d(line * torch.tensor(axis))[:, :1]
         torch.testing.assert_close(along, 5 * line * np.sign(axis[1]))
+    # states of one dimension lie on a line
+    assert geo.pca_2d(torch.tensor([[3.0], [1.0], [2.0]])).tolist() == [[1, 0], [-1, 0], [0, 0]]
 
 
 def test_rounding_floor_tells_the_dtypes_apart(tiny):
@@ -66,11 +66,6 @@ def test_the_settled_cosine_is_of_the_last_step_clear_of_rounding():
     assert geo.last_clear_cos(states, floor=0.001).tolist() == [[pytest.approx(-1.0)]]
     assert geo.last_clear_cos(states, floor=0.015).tolist() == [[pytest.approx(1.0)]]
     assert geo.last_clear_cos(states, floor=1.0).isnan().all()
-
-
-def test_pca_of_one_dimension_is_a_line():
-    states = torch.tensor([[3.0], [1.0], [2.0]])
-    torch.testing.assert_close(geo.pca_2d(states), torch.tensor([[1.0, 0], [-1.0, 0], [0, 0]]))
 
 
 def numbers(figure, *columns, **where):
@@ -178,14 +173,15 @@ def test_the_gif_is_of_the_model(here, monkeypatch):
 
 def test_curves_are_grey_where_they_are_not_clear_of_rounding(tmp_path):
     """A direction needs a step 30 floors long, a norm only one."""
-    curve = dict(norm=np.array([1, 0.1, 0.02, 1e-4]), norm_std=np.full(4, 0.01),
-                 cos=np.array([0.9, 0.8, 0.7]), cos_std=np.full(3, 0.1),
-                 floor_float32=1e-3, floor_bfloat16=0.1)
-    for name, expected in dict(norm=['01', '11', '21', '30'], cos=['11', '20', '30']).items():
-        geo.figure_of(name, {0: [curve], 7: [curve]}, [[4, 5]], str(tmp_path / f'{name}.png'))
-        rows = [row for row in read_csv(tmp_path / f'{name}.csv') if row['iteration'] == '7']
+    found = dict(norm=(np.array([1, 0.1, 0.02, 1e-4]), np.full(4, 0.01)),
+                 cos=(np.array([0.9, 0.8, 0.7]), np.full(3, 0.1)),
+                 floor=dict(float32=1e-3, bfloat16=0.1))
+    for name, file, expected in (('norm', 'figure_3a', ['01', '11', '21', '30']),
+                                 ('cos', 'figure_5', ['11', '20', '30'])):
+        geo.figure_3a_or_5(name, {0: [found], 7: [found]}, [[4, 5]], tmp_path)
+        rows = [row for row in read_csv(tmp_path / f'{file}.csv') if row['iteration'] == '7']
         assert {row['group'] for row in rows} == {'[4, 5]'}
-        assert [float(row['mean']) for row in rows] == curve[name].tolist()
+        assert [float(row['mean']) for row in rows] == found[name][0].tolist()
         assert [row['k'] + row['clear_of_rounding'] for row in rows] == expected
 
 
@@ -195,47 +191,32 @@ def test_texts_of_tokens():
     assert geo.texts_of([65, 300], None) == ['#65', '#300']
 
 
-def another_run(folder, name='ckpt.pt', iter_num=12, **changes):
-    """A copy of out/ckpt.pt in folder, with some knobs and model arguments changed."""
+def another_run(folder, name='ckpt.pt', **changes):
+    """A copy of out/ckpt.pt in folder, with some model arguments changed."""
     good = torch.load('out/ckpt.pt', weights_only=True)
-    args = {key: changes.get(key, value) for key, value in good['model_args'].items()}
-    changed = dict(model=GPT(GPTConfig(**args)).state_dict(), model_args=args, iter_num=iter_num,
-                   config=good['config'] | changes)
+    args = good['model_args'] | changes
     os.makedirs(folder, exist_ok=True)
-    torch.save(good | changed, os.path.join(folder, name))
-
-
-def test_checkpoints_of_one_run_may_differ_in_how_it_was_logged(here):
-    another_run('logged', eval_interval=7, device='elsewhere', max_iters=12)
-    another_run('logged', name='ckpt_000003.pt', iter_num=3, keep_iters=[3], max_iters=3,
-                model='model:GPT')      # as after --resume
-    models, last = geo.load_run('logged', 'cpu')
-    assert list(models) == [3, 12] and last['iter_num'] == 12
-    another_run('logged', name='ckpt_000003.pt', iter_num=3, learning_rate=0.5)
-    with pytest.raises(ValueError, match='.learning_rate = 0.5.'):
-        geo.load_run('logged', 'cpu')
-    another_run('later', iter_num=4)
-    another_run('later', name='ckpt_000008.pt', iter_num=8)
-    with pytest.raises(ValueError, match='later than iteration 4.: resume the run'):
-        geo.load_run('later', 'cpu')
+    torch.save(good | dict(model=GPT(GPTConfig(**args)).state_dict(), model_args=args),
+               os.path.join(folder, name))
 
 
 @pytest.mark.parametrize('flag, words', [
     ('--out_dir=plain', 'no recurrent groups'), ('--n_loop=1', 'n_loop must be at least 2'),
-    ('--n_windows=0', 'n_windows at least 1, not 8 and 0'), ('--out_dir=one', 'has only one')])
+    ('--n_windows=0', 'n_windows at least 1'), ('--out_dir=one', 'has only one'),
+    ('--out_dir=mixed', 'ckpt_000003.pt and ckpt.pt are of different runs')])
 def test_bad_input(here, flag, words):
     another_run('plain', groups=[])
     another_run('one', groups=[[1]])
+    another_run('mixed')
+    another_run('mixed', name='ckpt_000003.pt', groups=[[1]])
     assert words in refused(*SMALL, '--animate', flag, script='geometry.py')
 
 
 def test_weights_that_are_not_finite(here):
-    """In a folder whose name looks like a pattern."""
+    """Of a kept checkpoint, in a folder whose name looks like a pattern."""
     shutil.copytree('out', 'out[1]')
-    models, _ = geo.load_run('out[1]', 'cpu')
-    assert list(models) == [0, 3, 12]
-    checkpoint = torch.load('out[1]/ckpt.pt', weights_only=True)
+    checkpoint = torch.load('out[1]/ckpt_000003.pt', weights_only=True)
     checkpoint['model']['ln_f.weight'][0] = checkpoint['model']['wte.weight'][:] = math.nan
-    torch.save(checkpoint, 'out[1]/ckpt.pt')
+    torch.save(checkpoint, 'out[1]/ckpt_000003.pt')
     line = refused(*SMALL, '--out_dir=out[1]', script='geometry.py')
     assert 'the states are not finite' in line
