@@ -136,8 +136,8 @@ class RMSNorm(nn.RMSNorm):
 
 class Injection(nn.Module):
     """
-    How e comes into a loop step. Both methods return float32, under autocast too. Linear layers get
-    the model's init.
+    How e comes into a loop step. Both methods return float32, under autocast too. An injection
+    initialises itself: in __init__, or in init_weights, which the model calls at its turn.
 
     reads_e: does the input come in? If not, only x^(0) can bring it in. products: the (C, C)
     matrices that multiply e once a pass, and x in every step; only for the count of FLOPs.
@@ -146,6 +146,9 @@ class Injection(nn.Module):
 
     def __init__(self, config):
         super().__init__()
+
+    def init_weights(self):
+        """Called in the order of the model's draws; what __init__ has made stays."""
 
     def from_e(self, e):
         """What all steps of a pass take from e, (B, T, C); computed once a pass."""
@@ -162,6 +165,13 @@ class Concat(nn.Linear):
 
     def __init__(self, config):
         super().__init__(2 * config.n_embd, config.n_embd, bias=False)
+        self.as_sum = config.adapter_init == 'sum'
+
+    def init_weights(self):
+        std = math.sqrt(2 / (5 * self.out_features))        # Geiping App. C.1
+        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
+        if self.as_sum:             # differs from the paper: the adapter starts as x + e
+            self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
     def from_e(self, e):
         # under autocast the product is bf16, but the sum must be float32

@@ -25,7 +25,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from loops import INJECTIONS, Concat, Plan, RecurrentGroup, RMSNorm, as_noise, sample_n_loop
+from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, sample_n_loop
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
@@ -227,8 +227,11 @@ class GPT(nn.Module):
     def init_weights(self):
         """Takase's init of linear layers and embeddings, and of nothing else (Geiping App. C.1)."""
         config = self.config
+        adapters = {part for group in self.groups for part in group.adapter.modules()}
         for name, module in self.named_modules():
-            if not isinstance(module, (nn.Linear, nn.Embedding)):
+            if name.endswith('.adapter'):               # an injection initialises itself
+                module.init_weights()
+            if module in adapters or not isinstance(module, (nn.Linear, nn.Embedding)):
                 continue
             if getattr(module, 'bias', None) is not None:
                 nn.init.zeros_(module.bias)
@@ -239,10 +242,6 @@ class GPT(nn.Module):
                 variance = 1 / (5 * config.n_embd * effective_depth(config))
             std = math.sqrt(variance)
             nn.init.trunc_normal_(module.weight, 0.0, std, -3 * std, 3 * std)
-        for group in self.groups:
-            if isinstance(group.adapter, Concat) and config.adapter_init == 'sum':
-                # differs from the paper: the adapter starts as x + e
-                group.adapter.weight.copy_(torch.eye(config.n_embd).repeat(1, 2))
 
     def embed(self, idx, pos):
         """Tokens (B, T) at positions (T,) -> the stream (B, T, C)."""

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from exits import Exit, make_exit
+from loops import INJECTIONS, Injection
 from model import GPT, GPTConfig, flops_per_token
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
@@ -98,6 +99,19 @@ def test_the_adapter_starts_as_a_sum():
     model = GPT(GPTConfig(n_layer=2, n_embd=8, n_head=2, vocab_size=9, groups=[[0]]))
     x, e = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     torch.testing.assert_close(model.groups[0].adapter(torch.cat((x, e), dim=-1)), x + e)
+
+
+def test_an_injection_initialises_itself(monkeypatch):
+    """The model's init leaves what an injection has made alone, its linear layers too."""
+    class Film(Injection):
+        def __init__(self, config):
+            super().__init__(config)
+            self.scale = torch.nn.Linear(config.n_embd, config.n_embd)
+            torch.nn.init.zeros_(self.scale.weight)
+            torch.nn.init.ones_(self.scale.bias)
+    monkeypatch.setitem(INJECTIONS, 'film', Film)
+    adapter = GPT(GPTConfig(n_embd=12, n_layer=3, groups=[[1]], injection='film')).groups[0].adapter
+    assert not adapter.scale.weight.any() and (adapter.scale.bias == 1).all()
 
 
 def test_init_leaves_a_gain_of_ones_own_alone(tiny):
