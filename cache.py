@@ -66,6 +66,10 @@ class KeysValues:
     It is allocated at the first update, when B, H, D, dtype and device are known. Step k is in
     slot_of(k). An exited token's keys are copied to the slots of later steps: by `update` while
     other tokens loop, and by `fill` when all have exited.
+
+    A subclass overrides slot_of or write. It may rely on this: a token is first written at k = 1,
+    then at each k while any token of its pass loops, and `new` already has the last keys of those
+    that have exited.
     """
 
     def __init__(self, slots, T_max):
@@ -91,9 +95,11 @@ class KeysValues:
         return self.kv.select(0, slot)[:, :span.end], span.mask
 
     def slot_of(self, k):
+        """The slot that holds loop step k."""
         return (k - 1) % self.slots
 
     def write(self, new, slot, span, k):
+        """Store new (B, T, 2, H, D), the keys and values of step k, in a slot."""
         span.put(self.kv, slot, new)
 
     def fill(self, span, k):
@@ -137,10 +143,12 @@ class Signals:
 
 class Policy(NamedTuple):
     make: Callable              # loop budget, slots of a ring, tokens to hold -> KeysValues
-    converge: bool = False      # loop prompts until they have converged? New tokens read that state
+    # do prompts loop until they have converged? For policies under which a new token reads the last
+    # states of earlier ones, not those of its own step
+    converge: bool = False
 
 
-# to add a policy, write a line here, and a subclass of KeysValues with a slot_of, write or read
+# to add a policy, write a line here, and a subclass of KeysValues with a slot_of or a write
 POLICIES = {
     'exact': Policy(lambda n_loop, ring, T_max: KeysValues(n_loop, T_max)),
     'ring': Policy(lambda n_loop, ring, T_max: KeysValues(min(n_loop, ring), T_max)),
@@ -204,7 +212,7 @@ def main():
         reads = []
         for k in range(1, n_loop + 1):
             read, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
-            reads.append(','.join(str(int(step)) for step in read[0, :2, 0, 0, 0]))
+            reads.append(','.join(f'{step:g}' for step in read[0, :2, 0, 0, 0].tolist()))
         slots = n_layer - looped + looped * kv.slots
         print(f'{policy:8s} {kv.slots:5d} {slots:8d} {slots * 2 * n_embd * 4:9,}   reads '
               + ' '.join(f'{what:>5s}' for what in reads))

@@ -251,8 +251,9 @@ def show(title, states, read):
         kept = k - (exits and not rule.keep)
         columns.append([name, *values, *[''] * (K - k), f'{rule.tau:g}', kept, k])
     print(f'\n{title}')
+    width = 2 + max(9, *map(len, EXITS))
     for what, *line in zip(('k', *range(1, K + 1), 'tau', 'kept', 'evals'), *columns):
-        print(f'{what:>7}' + ''.join(f'{cell:>11}' for cell in line))
+        print(f'{what:>7}' + ''.join(f'{cell:>{width}}' for cell in line))
 
 
 @torch.no_grad()

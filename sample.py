@@ -33,11 +33,12 @@ num_samples = 1             # side by side, but for waves and drafts
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
-exit: str | None = None     # a rule in exits.EXITS: norm, kl, accel ...; None = fixed loops
+exit: str | None = None     # a rule in exits.EXITS, such as accel; None = fixed loops
 tau: float | None = None    # threshold; None = what bench.py --calibrate found, or a default
+hits: int | None = None     # small values in a row before a token exits; None = the rule's own
 past = False                # wait until earlier tokens have converged (in prompts, or cache=exact)
 n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
-cache: str | None = 'auto'  # exact, ring, latest (cache.py); None = uncached; auto = the fastest
+cache: str | None = 'auto'  # a policy in cache.POLICIES; None = uncached; auto = the fastest
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = 1 if nothing else is asked
@@ -131,16 +132,16 @@ def rule_of(model, checkpoint, results, way):
     """
     if not (exit or wave):
         return None, ''
-    rule, default = make_exit(exit or 'norm_rel', past=past), None if exit else WAVE_TAU
+    rule, default = make_exit(exit or 'norm_rel', None, hits, past=past), None if exit else WAVE_TAU
     if tau is not None:
-        return make_exit(rule.name, tau, past=past), '--tau'
+        return make_exit(rule.name, tau, hits, past=past), '--tau'
     try:
         threshold, source = read_tau(results, checkpoint, of_threshold(
             rule, way['cache'], ring, model.loop_counts(n_loop, rule),
             [wave, way['wave_steps']] if wave else None)), f'{results}/exits.json'
     except ValueError:                  # none has been calibrated
         threshold, source = default, 'the default'
-    return make_exit(rule.name, threshold, past=past), source
+    return make_exit(rule.name, threshold, hits, past=past), source
 
 
 def in_words(model, rule, source, way):
@@ -211,8 +212,8 @@ def main():
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
     for wrong, what in (
-            ((past or tau is not None) and not (exit or wave),
-             '--past and --tau need an exit rule: add --exit=norm_rel, or --wave=8'),
+            ((past or (tau, hits) != (None, None)) and not (exit or wave),
+             '--past, --tau and --hits need an exit rule: add --exit=norm_rel, or --wave=8'),
             (num_samples < 1, f'num_samples must be at least 1, not {num_samples}'),
             (wave_steps and not wave, '--wave_steps needs a wave: add --wave=8'),
             (compile and cache is None, '--compile needs a cache: leave out --cache=None'),

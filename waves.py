@@ -177,6 +177,7 @@ wave = 8                    # tokens at once
 wave_steps = 1              # loop steps of a pass
 exit: str | None = 'norm_rel'   # the rule that commits tokens; None = n_loop steps for each
 tau: float | None = 0.01    # its threshold
+hits: int | None = None     # small values in a row; None = the rule's own
 n_loop = 30                 # loop steps until the wave's first token is committed at the latest
 animate = False             # also a GIF: out/text/figures/wave.gif
 
@@ -191,7 +192,7 @@ def main():
         raise ValueError(f'--wave must be at least 1, not {wave}')
     model, *_, results = open_run('pretrained/text')
     prompt = torch.tensor([[*start.encode()]])
-    rule, trace = make_exit(exit, tau) if exit else None, []
+    rule, trace = make_exit(exit, tau, hits) if exit else None, []
     tokens, steps = zip(*stream(model, prompt, max_new_tokens, 0, n_loop=n_loop, exit=rule,
                                 wave=wave, wave_steps=wave_steps, trace=trace))
     if animate and not trace:
