@@ -28,7 +28,6 @@ import glob
 import hashlib
 import inspect
 import json
-import logging
 import math
 import os
 import re
@@ -221,8 +220,6 @@ def open_fineweb(path, config, commit=None):
     """A stream of {'text': ...}, FineWeb's or that of another data set at path; its source."""
     import datasets  # takes a second
     import huggingface_hub
-    for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
-        logging.getLogger(library).setLevel(logging.CRITICAL)
     path = path or 'HuggingFaceFW/fineweb'
     source = f'{path} {config}'
     with explain(f'cannot stream {source}', 'check --path, --config, --revision and the network'):
@@ -332,8 +329,8 @@ def tokenize(documents, encoding, part, val_every, max_tokens, n_done):
     """
     documents = iter(documents)
     with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
-          tqdm(total=max_tokens, unit=' tokens', unit_scale=True, desc=part, leave=False,
-               initial=(train.tell() + val.tell()) // 2, mininterval=1, disable=None) as bar):
+          tqdm(total=max_tokens, initial=(train.tell() + val.tell()) // 2, unit=' tokens',
+               unit_scale=True, desc=part, leave=False, disable=None) as bar):
         while texts := list(islice(documents, 1024)):
             for ids in encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1):
                 f = train if n_done % val_every else val
