@@ -21,21 +21,21 @@ tiktoken's, such as gpt2, or the path of a tokenizer.json.
 
 Paper: App. B (FineWeb, 300M tokens).
 
-    x, y        (B, T) int64: input tokens, and the next token after each of them
-    counts      {split: {documents, tokens, bytes}}, as in meta.json
+    x, y    (B, T) int64: input tokens, and the next token after each of them
 """
 import ast
 import glob
 import hashlib
+import inspect
 import json
-import logging
 import math
 import os
 import re
-import shlex
 import shutil
 import sys
+from contextlib import suppress
 from itertools import islice
+from shlex import quote
 
 import numpy as np
 import tiktoken
@@ -46,6 +46,7 @@ import tasks
 from common.configurator import configure, did_you_mean, explain, run
 from common.files import new_file, write_json
 from common.log import spread
+from tasks import TASKS, check
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
@@ -67,8 +68,8 @@ ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 # byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
 # others, in order, as the letters from number 256 on
 OTHERS = [*range(33), *range(127, 161), 173]
-BYTES = ({chr(byte): bytes([byte]) for byte in range(256) if byte not in OTHERS}
-         | {chr(256 + i): bytes([byte]) for i, byte in enumerate(OTHERS)})
+BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte])
+         for byte in range(256)}
 
 
 # tokenizers ---------------------------------------------------------------------------------------
@@ -80,9 +81,8 @@ def get_encoding(name, folder=None):
     name: bytes, a tiktoken encoding, a task, the path of a tokenizer.json, or what TokenizerJson
     calls one, whose file is in `folder`, that of a checkpoint or a data set.
     """
-    if name is None:
-        raise ValueError('this model came without a tokenizer.json, so it cannot read or write '
-                         'text: convert it again from a folder that has one')
+    check(name, 'this model came without a tokenizer.json, so it cannot read or write text: '
+          'convert it again from a folder that has one')
     if tasks.is_task(name):
         return tasks.Problems(name)
     if name == 'bytes':         # token i is byte i, and 256 is the end of a text
@@ -96,28 +96,26 @@ def get_encoding(name, folder=None):
                       'take the file that came with the weights'),
               open(path, encoding='utf-8') as f):
             encoding = TokenizerJson(f.read())
-        if folder and ':' in name and encoding.name != name:
-            raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 "
-                             'differs): restore that file')
+        check(not folder or ':' not in name or encoding.name == name,
+              f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
                      f"one of {', '.join(tiktoken.list_encoding_names())}, downloaded once to "
                      'TIKTOKEN_CACHE_DIR, or the path of a tokenizer.json'):
             encoding = tiktoken.get_encoding(name)
-    if encoding.n_vocab > 2 ** 16:
-        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
-                         'use gpt2 or bytes')
+    check(encoding.n_vocab <= 2 ** 16, f"'{name}' has {encoding.n_vocab} tokens, and uint16 has "
+          'room for 65536: use gpt2 or bytes')
     return encoding
 
 
 def train_bpe(documents, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on documents."""
     from tokenizers import ByteLevelBPETokenizer
-    if not 257 <= vocab_size <= 2 ** 16:
-        raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(documents, vocab_size, special_tokens=[EOT], show_progress=False)
-    return TokenizerJson(bpe.to_str(pretty=True))
+    check(257 <= vocab_size <= 2 ** 16,
+          f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(documents, vocab_size, special_tokens=[EOT], show_progress=False)
+    return TokenizerJson(tokenizer.to_str(pretty=True))
 
 
 class TokenizerJson:
@@ -128,15 +126,13 @@ class TokenizerJson:
 
     def __init__(self, text):
         from tokenizers import Tokenizer
-        self.tokenizer, self.text = Tokenizer.from_str(text), text
+        self.text, self.tokenizer = text, Tokenizer.from_str(text)
         self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
-        tokenizer = self.tokenizer
-        self.n_vocab = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-        self.byte_level = 'ByteLevel' in str(tokenizer.decoder)
-        ends = [tokenizer.token_to_id(end) for end in ENDS]
-        self.eot_token = next((token for token in ends if token is not None), None)
-        if self.eot_token is None:
-            raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.n_vocab, ends = 1 + max(vocab.values()), [end for end in ENDS if end in vocab]
+        check(ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
+        self.eot_token = vocab[ends[0]]
+        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
 
     def save(self, folder):
         """Write folder/tokenizer.json."""
@@ -172,7 +168,7 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
         if path.startswith('testing/') or path == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
-            new = dict.fromkeys(text for text in strings(ast.parse(f.read())) if text not in used)
+            new = [text for text in dict.fromkeys(strings(ast.parse(f.read()))) if text not in used]
         used.update(new)
         if new:
             yield '\n\n'.join(new)
@@ -186,47 +182,44 @@ def strings(tree):
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings, parts, found = set(), set(), []
     for node in ast.walk(tree):     # a parent comes before its children
-        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr):
-            docstrings.add(node.body[0].value)
+        if isinstance(node, documented):
+            docstrings.add(ast.get_docstring(node, clean=False))
         elif isinstance(node, ast.JoinedStr):       # an f-string
             parts.update(ast.walk(node))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
-            text = node.value
-            if len(text) >= 80 and (node in docstrings or len(text) >= 200 and '\n' in text):
-                found.append((node.lineno, node.col_offset, dedent(text)))
+        elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
+            is_long = text in docstrings or len(text) >= 200 and '\n' in text
+            if len(text) >= 80 and is_long and node not in parts:
+                text = re.sub(' +$', '', inspect.cleandoc(text), flags=re.MULTILINE).strip('\n')
+                found.append((node.lineno, node.col_offset, text))
     return [text for _, _, text in sorted(found)]
 
 
-def dedent(text):
-    """As inspect.cleandoc, but with the same result in every version of Python."""
-    first, *rest = [line.rstrip() for line in text.expandtabs().split('\n')]
-    margin = min((len(line) - len(line.lstrip()) for line in rest if line), default=0)
-    return '\n'.join([first.lstrip(), *(line[margin:] for line in rest)]).strip('\n')
+def file_documents(path, val_fraction):
+    """
+    Each text file at path, a file, folder or pattern, as one document.
 
-
-def file_documents(path):
-    """Each text file at path, a file, folder or pattern, as one document."""
+    A single file gives two, its last part before its first, since document 0 is held out.
+    """
     pattern = f'{glob.escape(path)}/**/*.txt' if os.path.isdir(path) else path
     found = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
-    files = [*filter(os.path.isfile, found)]
-    if not files:
-        raise ValueError(f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
-                         "files or of nanoGPT's train.bin and val.bin, or a glob pattern")
-    for file in files:
+    texts = []
+    for file in filter(os.path.isfile, found):
         with (explain(f"cannot read '{file}'", 'give UTF-8 text'),
               open(file, encoding='utf-8-sig') as f):
-            text = f.read()
-            if not text.strip():
-                raise ValueError('it is empty')
-        yield text
+            texts.append(f.read())
+            check(texts[-1].strip(), 'it is empty')
+    check(texts, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files or "
+          "of nanoGPT's train.bin and val.bin, or a glob pattern")
+    if len(texts) > 1:
+        return texts
+    cut = int(len(texts[0]) * (1 - val_fraction))
+    return [texts[0][cut:], texts[0][:cut]]
 
 
 def open_fineweb(path, config, commit=None):
     """A stream of {'text': ...}, FineWeb's or that of another data set at path; its source."""
     import datasets  # takes a second
     import huggingface_hub
-    for library in ('datasets', 'huggingface_hub', 'fsspec', 'httpx'):      # hide retries
-        logging.getLogger(library).setLevel(logging.CRITICAL)
     path = path or 'HuggingFaceFW/fineweb'
     source = f'{path} {config}'
     with explain(f'cannot stream {source}', 'check --path, --config, --revision and the network'):
@@ -238,174 +231,145 @@ def open_fineweb(path, config, commit=None):
         return stream.select_columns('text'), source
 
 
+def stream_documents(stream, source):
+    """The text of each row of a stream."""
+    with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
+        for row in stream:
+            yield row['text']
+
+
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
          revision=None, bpe=None):
     """Write data/NAME, as the knobs of these names say -> its meta."""
-    if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
-        raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
-                         '-, and not the name of a task, whose problems are made during training')
+    # what the knobs ask for
+    check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS,
+          f"'{name}' cannot be the name of a data set: use letters, digits, _ . and -, and not the "
+          'name of a task, whose problems are made during training')
+    check(not path or name != 'torchdocs',
+          f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
     if val_fraction is None:
         val_fraction = dict(fineweb=0.0005, torchdocs=1 / 48).get(name, 0.05)
-    if not 0 < val_fraction <= 0.5:
-        raise ValueError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    if path and name == 'torchdocs':
-        raise ValueError('text of your own needs a name of its own: python data.py NAME --path='
-                         + shlex.quote(path))
-    folder, val_every = f'data/{name}', round(1 / val_fraction)
-    are_tokens = os.path.exists(f'{path}/train.bin')
-    if are_tokens and os.path.exists(f'{path}/meta.pkl'):
-        raise ValueError(f"the tokens in {path} are numbers of characters, by a table in meta.pkl "
-                         f'that is not read: take their text, --path={shlex.quote(path)}/input.txt')
-    if bpe is not None and (tokenizer or are_tokens or name == 'fineweb'):
-        raise ValueError('--bpe trains a tokenizer on text of your own: leave out --tokenizer, and '
-                         'give --path a file or a folder of .txt files')
+    check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    are_tokens = all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
+    check(not are_tokens or not os.path.exists(f'{path}/meta.pkl'),
+          f'the tokens in {path} are numbers of characters, by a table in meta.pkl that is not '
+          f'read: take their text, --path={quote(path)}/input.txt')
+    check(bpe is None or not (tokenizer or are_tokens or name == 'fineweb'),
+          '--bpe trains a tokenizer on text of your own: leave out --tokenizer, and give --path a '
+          'file or a folder of .txt files')
     encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
-    documents, stream, max_tokens = None, None, math.inf
-    if are_tokens:
-        source = path
-    elif name == 'fineweb':
+
+    # the documents, of which every n-th is held out, and where they come from
+    documents, stream, source, max_tokens = [], None, path, math.inf
+    if name == 'fineweb':
         max_tokens = count_tokens(tokens)
         stream, source = open_fineweb(path, config, revision)
-        documents = (row['text'] for row in stream)
-    elif path:
-        documents, source = list(file_documents(path)), path
-        if len(documents) == 1:     # cut it in two; document 0, its last part, is held out
-            cut = int(len(documents[0]) * (1 - val_fraction))
-            documents, val_every = [documents[0][cut:], documents[0][:cut]], 2
+        documents = stream_documents(stream, source)
     elif name == 'torchdocs':
         print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
-        documents, source = list(torch_documents()), f"documentation in torch {torch.__version__}"
-    else:
-        raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+        documents, source = list(torch_documents()), f'documentation in torch {torch.__version__}'
+    elif not are_tokens:
+        check(path, f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+        documents = file_documents(path, val_fraction)
+    val_every = round(1 / val_fraction)
     if bpe is not None:
-        training = (text for i, text in enumerate(documents) if i % val_every)
-        encoding = train_bpe(training, bpe)
+        encoding = train_bpe((text for i, text in enumerate(documents) if i % val_every), bpe)
+
+    # their tokens, which replace those of before when all are written
+    part, made_of = f'data/{name}/part', [source, encoding.name, val_every]
     try:
-        if are_tokens:
-            return import_tokens(folder, path, encoding)
-        return write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream)
+        with explain(f'cannot write data/{name}', 'make room, then run the command again', OSError):
+            n_done = resume(part, made_of, stream)
+            for split in SPLITS if are_tokens else ():
+                shutil.copyfile(f'{path}/{split}.bin', f'{part}/{split}.bin')
+            for done in tokenize(documents, encoding, part, val_every, max_tokens, n_done):
+                if stream is not None:
+                    progress = dict(made_of=made_of, done=done, stream=stream.state_dict())
+                    write_json(progress, f'{part}/progress.json')
+            return finish(f'data/{name}', encoding, source)
     finally:
         if stream is None:      # a later call starts anew
-            shutil.rmtree(f'{folder}/part', ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def count_tokens(text):
     """'300M' -> 300_000_000; also K and B."""
     match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
-    if not match or not float(match[1]):
-        raise ValueError(f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return int(float(match[1]) * dict(K=10 ** 3, M=10 ** 6, B=10 ** 9).get(match[2], 1))
+    check(match and float(match[1]),
+          f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
+    return int(float(match[1]) * dict(K=1e3, M=1e6, B=1e9).get(match[2], 1))
 
 
-def write_dataset(folder, documents, encoding, val_every, source, max_tokens, stream):
+def resume(part, made_of, stream):
     """
-    Tokenize documents into folder/{train.bin, val.bin, meta.json} -> what is in meta.json.
-
-    Documents 0, val_every, 2 val_every, ... are held out. It stops after the document that reaches
-    max_tokens. Existing files are replaced only when all is written. stream: the IterableDataset
-    that the documents come from, or None; after an interruption the next call continues with the
-    batch of documents that was not finished.
+    Make the folder part ready -> the number of documents in it. If an interrupted call made the
+    same data set, its whole batches are kept, and the stream is set to the end of them.
     """
-    made_of = dict(source=source, tokenizer=encoding.name, val_every=val_every)
-    counts, documents = resume(folder, stream, made_of), iter(documents)
-    with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
-          tqdm(total=max_tokens, initial=total(counts, 'tokens'), unit=' tokens', unit_scale=True,
-               desc=folder, leave=False, mininterval=1, disable=None) as bar):
-        while total(counts, 'tokens') < max_tokens:
-            with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
-                texts = list(islice(documents, 1024))
-            if not texts:
-                break
-
-            # tokenize a batch of documents, on all cores
-            batch = encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1)
-
-            # each document goes as a whole to one of the splits
-            new = dict(train=[], val=[])
-            for text, ids in zip(texts, batch):
-                split = 'train' if total(counts, 'documents') % val_every else 'val'
-                new[split] += [*ids, encoding.eot_token]
-                counts[split]['documents'] += 1
-                counts[split]['tokens'] += len(ids) + 1
-                counts[split]['bytes'] += len(text.encode('utf-8', 'replace'))
-                if total(counts, 'tokens') >= max_tokens:
-                    break
-            for split in SPLITS:
-                with open(f'{folder}/part/{split}.bin', 'ab') as f:
-                    f.write(np.array(new[split], dtype='<u2').tobytes())
-                    f.flush()
-                    os.fsync(f.fileno())
-            bar.update(total(counts, 'tokens') - bar.n)
-
-            # the stream is at the end of the batch, so a later call can continue from here
-            if stream is not None and total(counts, 'tokens') < max_tokens:
-                progress = dict(made_of=made_of, counts=counts, stream=stream.state_dict())
-                write_json(progress, f'{folder}/part/progress.json')
-        return finish(folder, counts, encoding, source)
-
-
-def resume(folder, stream, made_of):
-    """
-    The counts of an interrupted call that made the same data set, with the stream set to where it
-    stopped; or those of a new start.
-    """
-    try:
-        with open(f'{folder}/part/progress.json') as f:
+    with suppress(OSError, ValueError, KeyError, TypeError):    # no progress that can be used
+        with open(f'{part}/progress.json') as f:
             progress = json.load(f)
         if progress['made_of'] == made_of:
-            for split in SPLITS:        # drop what was written after the last whole batch
-                os.truncate(f'{folder}/part/{split}.bin', 2 * progress['counts'][split]['tokens'])
+            for split in SPLITS:
+                os.truncate(f'{part}/{split}.bin', progress['done'][split])
             stream.load_state_dict(progress['stream'])
-            return progress['counts']
-    except (OSError, ValueError, KeyError, TypeError):      # no progress that can be used
-        pass
-    shutil.rmtree(f'{folder}/part', ignore_errors=True)
-    os.makedirs(f'{folder}/part')
-    return {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+            return progress['done']['documents']
+    shutil.rmtree(part, ignore_errors=True)
+    os.makedirs(part)
+    return 0
 
 
-def finish(folder, counts, encoding, source):
-    """Move folder/part/{train.bin, val.bin} to folder, and write meta.json -> what is in it."""
-    if not all(counts[split]['tokens'] for split in SPLITS):
-        raise ValueError(f'{source} holds {total(counts, "documents")} document(s), too few for a '
-                         'training and a held-out split')
-    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16', source=source)
+def tokenize(documents, encoding, part, val_every, max_tokens, n_done):
+    """
+    Append the tokens of documents to part/{train.bin, val.bin}, until there are max_tokens.
+
+    Documents 0, val_every, 2 val_every, ... are held out; n_done of them were written before. After
+    each whole batch it yields {documents: how many are written, split: bytes of its file}.
+    """
+    documents = iter(documents)
+    with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
+          tqdm(total=max_tokens, initial=(train.tell() + val.tell()) // 2, unit=' tokens',
+               unit_scale=True, desc=part, leave=False, disable=None) as bar):
+        while texts := list(islice(documents, 1024)):
+            for ids in encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1):
+                f = train if n_done % val_every else val
+                f.write(np.array([*ids, encoding.eot_token], dtype='<u2').tobytes())
+                n_done += 1
+                if train.tell() + val.tell() >= 2 * max_tokens:
+                    return
+            for f in train, val:
+                f.flush()
+                os.fsync(f.fileno())
+            bar.update((train.tell() + val.tell()) // 2 - bar.n)
+            yield dict(documents=n_done, train=train.tell(), val=val.tell())
+
+
+def finish(folder, encoding, source):
+    """Check and count the tokens in folder/part and move them to folder -> what meta.json holds."""
+    n_vocab, eot = encoding.n_vocab, encoding.eot_token
+    text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
+                           for token in range(n_vocab)])
+    meta = dict(tokenizer=encoding.name, vocab_size=n_vocab, dtype='uint16', source=source)
     for split in SPLITS:
-        meta[split] = counts[split] | dict(sha256=sha256(f'{folder}/part/{split}.bin'))
+        file = f'{folder}/part/{split}.bin'
+        check(os.path.getsize(file), f'{source} is too small for a training and a held-out split')
+        with explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
+                     'check the file and --tokenizer'):
+            ids = np.memmap(file, dtype='<u2', mode='r')
+            # how often each occurs; in parts, since bincount needs 8 bytes a token
+            occurs = sum(np.bincount(ids[start:start + 2 ** 24], minlength=2 ** 16)
+                         for start in range(0, len(ids), 2 ** 24))
+            check(not occurs[n_vocab:].any(), f'it has the token {occurs.nonzero()[0][-1]}')
+        meta[split] = dict(documents=int(occurs[eot]), tokens=len(ids),
+                           bytes=int(occurs[:n_vocab] @ text_bytes), sha256=sha256(file))
+    for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
     if isinstance(encoding, TokenizerJson):
         encoding.save(folder)
     write_json(meta, f'{folder}/meta.json')
     shutil.rmtree(f'{folder}/part')
     return meta
-
-
-def import_tokens(folder, path, encoding):
-    """Copy nanoGPT's path/{train.bin, val.bin} to folder -> what is in the new meta.json."""
-    n_vocab, eot = encoding.n_vocab, encoding.eot_token
-    text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
-                           for token in range(n_vocab)])
-    counts, part = resume(folder, None, dict(source=path)), 2 ** 24
-    for split in SPLITS:
-        source = f'{path}/{split}.bin'
-        with explain(f'{source} cannot be read as uint16 tokens of {encoding.name}',
-                     'check the file and --tokenizer'):
-            ids = np.memmap(source, dtype='<u2', mode='r')
-            # of each token; in parts, since bincount needs 8 bytes a token
-            occurrences = sum(np.bincount(ids[start:start + part], minlength=2 ** 16)
-                              for start in range(0, len(ids), part))
-            if occurrences[n_vocab:].any():
-                raise ValueError(f'it has the token {occurrences.nonzero()[0][-1]}')
-            shutil.copyfile(source, f'{folder}/part/{split}.bin')
-        counts[split] = dict(documents=int(occurrences[eot]), tokens=len(ids),
-                             bytes=int(occurrences[:n_vocab] @ text_bytes))
-    return finish(folder, counts, encoding, path)
-
-
-def total(counts, what):
-    return sum(counts[split][what] for split in SPLITS)
 
 
 def sha256(path):
@@ -417,13 +381,12 @@ def sha256(path):
 
 def open_data(name, reads=None, vocab_size=math.inf):
     """The data set or task `name`, for a model with this tokenizer (reads) and vocabulary."""
-    if not name:
-        raise ValueError('this model came without a data set: name one with --dataset')
+    check(name, 'this model came without a data set: name one with --dataset')
     text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
-    if reads not in (None, text.tokenizer) or text.vocab_size > vocab_size:
-        raise ValueError(f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data "
-                         f"set '{name}' has {text.vocab_size} of {text.tokenizer}: choose another "
-                         '--dataset, or in training another --vocab_size')
+    check(reads in (None, text.tokenizer) and text.vocab_size <= vocab_size,
+          f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data set '{name}' "
+          f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset, or in training '
+          'another --vocab_size')
     return text
 
 
@@ -448,7 +411,7 @@ class Text:
     """
     data/NAME, with its splits as uint16 memmaps. tasks.Problems has the same methods.
 
-    torchdocs is made if it is missing or damaged.
+    torchdocs is made if it is missing.
     """
     is_task = False             # every token has a label, and the measure is the loss
     encoding = None             # its TokenizerJson, if it has one
@@ -456,45 +419,33 @@ class Text:
     def __init__(self, name):
         self.name, folder = name, f'data/{name}'
         if not os.path.exists(f'{folder}/meta.json'):
-            if name != 'torchdocs':
-                flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-                raise ValueError(f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-                                 f'(text is prepared with python data.py {name} {flag})')
+            flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
+            check(name == 'torchdocs', f"no data set or task '{name}'{did_you_mean(name, TASKS)} "
+                  f'(text is prepared with python data.py {name} {flag})')
             make(name)
-        try:
-            self.read(folder)
-        except ValueError as error:
-            if name != 'torchdocs':
-                raise
-            print(f'warning: {error}. It is made again', file=sys.stderr)
-            make(name)
-            self.read(folder)
+        with explain(f'{folder} is damaged', 'make it again with python data.py'):
+            with open(f'{folder}/meta.json') as f:
+                self.meta = json.load(f)
+            for split in SPLITS:
+                check(sha256(f'{folder}/{split}.bin') == self.meta[split]['sha256'],
+                      f'{split}.bin does not have the sha256 in meta.json')
+            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
+                                    for split in SPLITS)
+            self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
+            if '.json' in self.tokenizer:       # is it there, and the one that made the tokens?
+                self.encoding = get_encoding(self.tokenizer, folder)
+                self.tokenizer = self.encoding.name
+        self.sha256 = self.meta['train']['sha256']
+        self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
         if name == 'torchdocs' and self.sha256 != TORCHDOCS:
             print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
                   f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 
-    def read(self, folder):
-        with explain(f'{folder} is damaged', 'make it again with python data.py'):
-            with open(f'{folder}/meta.json') as f:
-                meta = json.load(f)
-            for split in SPLITS:
-                if sha256(f'{folder}/{split}.bin') != meta[split]['sha256']:
-                    raise ValueError(f'{split}.bin does not have the sha256 in meta.json')
-            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
-                                    for split in SPLITS)
-            self.tokenizer, self.vocab_size = meta['tokenizer'], meta['vocab_size']
-            if '.json' in self.tokenizer:       # is it there, and the one that made the tokens?
-                self.encoding = get_encoding(self.tokenizer, folder)
-                self.tokenizer = self.encoding.name
-        self.meta, self.sha256 = meta, meta['train']['sha256']
-        self.description = f'{self.name}: {len(self.train):,} tokens ({self.tokenizer})'
-
     def check(self, T, rows=1):
         """ValueError if there are fewer training windows of T tokens than rows, or none to test."""
         for split, ids, n in ('train', self.train, rows), ('val', self.val, 1):
-            if len(ids) - T < n:
-                raise ValueError(f'the {split} text of {self.name} ({len(ids)} tokens) has fewer '
-                                 f'than {n} windows of {T}: lower --block_size or --batch_size')
+            check(len(ids) - T >= n, f'the {split} text of {self.name} ({len(ids)} tokens) has '
+                  f'fewer than {n} windows of {T}: lower --block_size or --batch_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
@@ -511,8 +462,8 @@ class Text:
 
 def windows(data, starts, block_size):
     """Inputs (B, T) and targets (B, T), the next tokens, int64: one row from each of the starts."""
-    rows = [torch.from_numpy(data[s:s + block_size + 1].astype(np.int64)) for s in starts]
-    rows = torch.stack(rows)            # (B, T + 1)
+    rows = np.lib.stride_tricks.sliding_window_view(data, block_size + 1)[starts]   # (B, T + 1)
+    rows = torch.from_numpy(rows.astype(np.int64))
     return rows[:, :-1], rows[:, 1:]
 
 

@@ -50,6 +50,7 @@ MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
 
 
 def check(good, message):
+    """ValueError with this message unless `good` is true."""
     if not good:
         raise ValueError(message)
 
