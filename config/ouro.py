@@ -1,8 +1,9 @@
 # Ouro's shape, but small (arXiv 2510.25741): all layers loop, four times in training,
 # without injection. The rest is in its class (zoo/ouro.py): norms on the branches, a gated MLP, a
-# head of its own and an exit gate. To train it in its two stages, alone or on top of a config:
-#   python -m zoo.ouro --stage=1 config/ouro.py
-#   python -m zoo.ouro --stage=2 --init_from=out-ouro/ckpt.pt --max_iters=300
+# head of its own and an exit gate. This is stage I of its training, and config/ouro_gate.py is
+# stage II. Each works alone or on top of another config:
+#   python train.py config/ouro.py
+#   python train.py config/ouro_gate.py
 model = 'zoo.ouro:Ouro'
 out_dir = 'out-ouro'
 groups = [list(range(n_layer))]

@@ -10,13 +10,12 @@ elementwise one, and CPU indices), numpy() without force, a generator of another
 so does float64. Counted by line of the project, tests apart: a `wait` of the host for a result
 (item, tolist, cpu, nonzero, a mask as an index), an `upload` that it waits for (an index on the CPU
 too) or that it does not (`later`, non_blocking), a `sync` (Event.synchronize). Not shown: speed,
-streams, other rounding, compilers, several cards. Import this file before the first backward pass.
+streams, autocast, other rounding, compilers, several cards. Import this file before the first
+backward pass.
 """
 import traceback
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial
-from operator import attrgetter
 from unittest import mock
 
 import torch._dynamo  # here, as its classes derive from the real torch.Event
@@ -29,10 +28,6 @@ aten = torch.ops.aten
 COPY, TO = aten.copy_.default, aten._to_copy.default
 INDEXES = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-# of the lists of CUDA's autocast, what a model here may call
-AUTOCAST = {torch.bfloat16: 'linear matmul mm bmm addmm baddbmm scaled_dot_product_attention',
-            torch.float32: 'softmax.int log_softmax.int nll_loss exp sum sum.dim_IntList cumsum '
-                           'prod norm.Scalar linalg_vector_norm'}
 counts, generators = Counter(), {}      # {(what, line): times}, {handle: is it of the device?}
 
 
@@ -130,21 +125,7 @@ def device():
         yield counts
 
 
-def autocast(op, dtype, *how, **options):
-    """An operation under autocast: its floating-point tensors have this dtype."""
-    def cast(x):
-        return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-    with torch.autocast(NAME, enabled=False):
-        return op(*each(cast, how), **{name: cast(x) for name, x in options.items()})
-
-
 torch._C._set_only_lift_cpu_tensors(True)       # torch.tensor(..., device=) comes to run(), too
 module = backend_registration._DummyBackendModule()
-module.get_amp_supported_dtype, module.is_available = lambda: [torch.bfloat16], lambda: False
+module.is_available = lambda: False
 backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=module)
-rest, library = torch.library.Library('_', 'IMPL'), torch.library.Library('aten', 'IMPL')
-rest.fallback(torch.library.fallthrough_kernel, 'AutocastPrivateUse1')
-for dtype, names in AUTOCAST.items():
-    for name in names.split():
-        op = attrgetter(name if '.' in name else f'{name}.default')(aten)
-        library.impl(name, partial(autocast, op, dtype), 'AutocastPrivateUse1')

@@ -5,12 +5,10 @@ folder, each made small by flags behind it. And the files of config/ that they d
 import ast
 import contextlib
 import glob
-import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from graphlib import TopologicalSorter
 from unittest import mock
@@ -18,6 +16,7 @@ from unittest import mock
 import conftest
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 from matplotlib.figure import Figure
 from test_data import make_fineweb
@@ -41,8 +40,6 @@ SMALL = {
     'model.py': [], 'loops.py': [], 'exits.py': [], 'cache.py': [],
     'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
     'waves.py': ['--max_new_tokens=3'],
-    'zoo/ouro.py': ['--dataset=book', '--n_embd=16', '--block_size=16',
-                    '--batch_size=2', '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
 }
 
@@ -71,6 +68,10 @@ def commands():
     # in a sentence of README.md
     lines += ['python model.py config/groups.py',
               *(f'python {name}.py' for name in ('loops', 'exits', 'cache', 'decode', 'waves'))]
+    # the other configs, on top of the paper's, as they are meant to be used
+    lines += [f'python train.py config/groups.py config/{name}'
+              for name in sorted(os.listdir(os.path.join(ROOT, 'config')))
+              if name not in ' '.join(lines)]
     return [command for line in dict.fromkeys(lines) for command in line.split(' && ')]
 
 
@@ -93,22 +94,16 @@ def folder(tmp_path_factory):
     return folder
 
 
-# Scripts that run as a user's process the first time. All else runs in this process, which saves
-# seconds of imports, and without its PNGs, which other tests draw.
-as_process = {'train.py', 'sample.py'}
-
-
-def run(folder, command):
-    """A command made small, in the folder -> what it printed."""
+def run(folder, command, project=ROOT):
+    """
+    A command made small, in the folder -> what it printed. It runs in this process, which saves
+    seconds of imports, and without its PNGs, which other tests draw.
+    """
     python, *words = shlex.split(command)
     assert python == 'python', command
-    if words[0] == '-m':            # a user is in the project's folder, where Python finds results
-        start, args = words[:2], words[2:]
-        script = words[1].replace('.', '/') + '.py'
-        settings = dict(PYTHONPATH=ROOT)
-    else:
-        script, *args = words
-        start, settings = [os.path.join(ROOT, script)], {}
+    if words[0] == '-m':
+        words[:2] = [words[1].replace('.', '/') + '.py']
+    script, *args = words
     args += SMALL[script]
     if 'out-calc' in command or 'pretrained/calc' in command:     # flags of text are refused there
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
@@ -118,15 +113,9 @@ def run(folder, command):
         args.remove('--dataset=book')
     if 'data.py fineweb' in command:
         args.append('--path=web')
-
-    if script in as_process or 'data.py fineweb' in command:    # it ends with its stream open
-        as_process.discard(script)
-        done = subprocess.run([sys.executable, *start, *args], cwd=folder, capture_output=True,
-                              text=True, env=os.environ | settings | dict(OMP_NUM_THREADS='1'))
-    else:
-        with (contextlib.chdir(folder), mock.patch.object(Figure, 'savefig'),
-              mock.patch.object(plots, 'movie')):
-            done = conftest.run(*args, script=script)
+    with (project_in(folder) if project != ROOT else contextlib.chdir(folder),
+          mock.patch.object(Figure, 'savefig'), mock.patch.object(plots, 'movie')):
+        done = conftest.run(*args, script=os.path.join(project, script))
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout
 
@@ -144,7 +133,6 @@ LAST_WORDS = {
     'tasks.py': '20 problems: the oracle disagrees with 0',
     'zoo.etd': 'next: python train.py',
     'explore.py': 'open it in a browser',
-    'zoo.ouro': 'next: python sample.py',
     'model.py': r'effective depth 56(.*\n)*.* 2,480.6 MFLOPs a token, forward and backward',
     'loops.py': 'lognormal draws at r = 4: mean [45]',
     'exits.py': r'kept +9 +16 +11 +10 +2 +16(.*\n)*algorithm_1 keeps 10',
@@ -160,19 +148,6 @@ def test_command(folder, command):
     printed = run(folder, command)
     words = [LAST_WORDS[word] for word in command.split()[1:3] if word in LAST_WORDS]
     assert not words or re.search(words[-1], printed)
-
-
-def other_configs():
-    """The files of config/ that no command names."""
-    named = ' '.join(commands())
-    return [name for name in sorted(os.listdir(os.path.join(ROOT, 'config'))) if name not in named]
-
-
-@pytest.mark.parametrize('name', other_configs())
-def test_other_config(folder, name):
-    """On top of the paper's, as they are meant to be used."""
-    printed = run(folder, f'python train.py config/groups.py config/{name}')
-    assert LAST_WORDS['train.py'] in printed
 
 
 # imports, and a fork of the core ------------------------------------------------------------------
@@ -201,48 +176,51 @@ def test_imports_point_one_way():
                 if file.startswith('common/') and names & above}
     # no circles among the files of the root; model.py imports the decoders when it is asked to
     tops = {}
-    for name in above:
-        if os.path.exists(path := os.path.join(ROOT, f'{name}.py')):
-            with open(path, encoding='utf-8') as f:
-                tops[name] = above & {*re.findall(r'^(?:from|import) (\w+)', f.read(), re.M)}
+    for file in root:
+        with open(os.path.join(ROOT, file), encoding='utf-8') as f:
+            tops[file.removesuffix('.py')] = above & {
+                *re.findall(r'^(?:from|import) (\w+)', f.read(), re.M)}
     TopologicalSorter(tops).prepare()
     assert not set().union(*tops.values()) & {'zoo'}
+    # the ways of decoding are no part of training
+    loaded, new = set(), {'train'}
+    while new:
+        loaded |= new
+        new = set().union(*(tops[name] for name in new)) - loaded
+    assert {'model', 'data'} < loaded and not loaded & {'decode', 'waves'}
 
 
-ALONE = """
-import sys, torch
-from exits import make_exit
-from model import GPT, GPTConfig
-model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=3, n_head=1, n_embd=8, groups=[[1]]))
-idx = torch.arange(8)[None]
-model(idx, idx)[1].backward()
-trace = []
-model.eval()(idx, exit=make_exit('accel', 1.0), trace=trace)
-assert 1 < trace[0]['steps_used'].float().mean() < 30
-here = [name for name, one in sys.modules.items()
-        if str(getattr(one, '__file__', '')).startswith(sys.argv[1])]
-print(*sorted(here))
-"""
+@contextlib.contextmanager
+def project_in(folder):
+    """In this context the project's modules are those in another folder, and that is current."""
+    names = [file.removesuffix('.py') for file in glob.glob('*.py', root_dir=ROOT)]
+
+    def take_out():
+        ours = [name for name in sys.modules if name.split('.')[0] in (*names, 'common', 'zoo')]
+        return {name: sys.modules.pop(name) for name in ours}
+    before, path = take_out(), [str(folder), *(p for p in sys.path if p not in ('', ROOT))]
+    try:
+        with contextlib.chdir(folder), mock.patch.object(sys, 'path', path):
+            yield
+    finally:
+        take_out()
+        sys.modules.update(before)
 
 
 def test_four_files_stand_alone(tmp_path):
-    """In an empty folder the core trains and exits, and train.py loads no way of decoding."""
+    """In an empty folder the core trains and exits."""
     for file in ('model.py', 'loops.py', 'exits.py', 'cache.py'):
         shutil.copy(os.path.join(ROOT, file), tmp_path)
-    for folder, script, loaded in (
-            (tmp_path, ALONE, 'cache exits loops model'),
-            (ROOT, 'import sys, train; print(*{"decode", "waves"} & sys.modules.keys())', '')):
-        done = subprocess.run([sys.executable, '-c', script, str(folder)], cwd=folder, text=True,
-                              capture_output=True)
-        assert (done.stdout.strip(), done.stderr) == (loaded, '')
-
-
-# scripts one after another, in one process: [[script, argument, ...], ...] as JSON
-RUN_ALL = """
-import json, runpy, sys
-for sys.argv in json.loads(sys.argv[1]):
-    runpy.run_path(sys.argv[0], run_name='__main__')
-"""
+    with project_in(tmp_path):
+        from exits import make_exit
+        from model import GPT, GPTConfig
+        model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=3, n_head=1, n_embd=8,
+                              groups=[[1]]))
+        assert sys.modules['model'].__file__ == str(tmp_path / 'model.py')
+        idx, trace = torch.arange(8)[None], []
+        model(idx, idx)[1].backward()
+        model.eval()(idx, exit=make_exit('accel', 1.0), trace=trace)
+        assert 1 < trace[0]['steps_used'].float().mean() < 30
 
 
 def test_make_it_yours(folder, tmp_path):
@@ -252,9 +230,9 @@ def test_make_it_yours(folder, tmp_path):
     shutil.copytree(folder / 'data' / 'book', tmp_path / 'data' / 'book')
     with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
         block = re.search(r'```python\n(# loops.py.*?)```', f.read(), re.S)[1]
-    scripts = []
+    commands = []
     for part in block.split('\n\n'):
-        name, command = re.match(r'# (\S+), .*: python (.*)', part).groups()
+        name, command = re.match(r'# (\S+), .*: (python .*)', part).groups()
         assert len(part.splitlines()) <= 7          # a comment, five lines and the entry
         path, table = tmp_path / name, part.splitlines()[-1].partition('[')[0]
         text = part
@@ -263,12 +241,8 @@ def test_make_it_yours(folder, tmp_path):
                               lambda found: f'{found[0]}\n{part}\n\n', path.read_text())
             assert n == 1, table
         path.write_text(text)
-        script, *args = shlex.split(command)
-        small = [arg for arg in SMALL[script] if 'parity' not in command or 'book' not in arg]
-        scripts.append([script, *args, *small])
-        if script == 'train.py' and '--out_dir' not in command:
-            scripts[-1].append(f'--out_dir=out-{len(scripts)}')
-    done = subprocess.run([sys.executable, '-c', RUN_ALL, json.dumps(scripts)], cwd=tmp_path,
-                          capture_output=True, text=True,
-                          env=os.environ | dict(OMP_NUM_THREADS='1'))
-    assert done.returncode == 0, done.stderr
+        commands.append(command)
+    for i, command in enumerate(commands):
+        if 'train.py' in command and '--out_dir' not in command:
+            command += f' --out_dir=out-{i}'
+        run(tmp_path, command, tmp_path)

@@ -29,10 +29,8 @@ from loops import Plan
 from zoo import huginn, ouro
 
 TEXT = os.path.join(ROOT, 'pretrained', 'text', 'ckpt.pt')
-BFLOAT16 = ['--dtype=bfloat16']
 if os.environ.get('CARD'):
     NAME, pretend.device = os.environ['CARD'], nullcontext
-DTYPES = pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 # how often the host waits; uploads that it waits for; others. At 8 loops in 3 groups, of one row
 COUNTS = {
     'a token, fixed loops': (1, 0, 0),
@@ -69,7 +67,6 @@ def test_it_raises_where_cuda_or_mps_does():
 
 # decoding -----------------------------------------------------------------------------------------
 
-@DTYPES
 @pytest.mark.parametrize('rows, how', [
     ((2, 46), dict(cache='exact', exit=make_exit('accel', 0.3, past=True), stop=10, top_k=5)),
     ((2, 12), dict(cache='ring', ring=3, exit=make_exit('kl', 0.01))),
@@ -77,44 +74,37 @@ def test_it_raises_where_cuda_or_mps_does():
     ((2, 46), dict(cache=None, exit=make_exit('norm', 0.3))),
     ((1, 7), dict(draft_loops=3)), ((1, 7), dict(wave=4, exit=make_exit('accel_rel', 0.1)))],
     ids=lambda x: '-'.join(x) if isinstance(x, dict) else f'{x[0]} rows')
-def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how, dtype):
+def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how):
     """Of so many rows and tokens; the window of 48 moves behind 46."""
     def found(device):
         model, seen = load_checkpoint(TEXT, device)[0], []
 
-        def spy(logits, temperature, top_k, draws):
-            """The text is given, so that one that rounding turns over changes no other token."""
-            seen.append([logits.float().cpu(), choose(logits, temperature, top_k, draws).cpu()])
-            return torch.tensor([[b'self.'[at % 5]] for _, at in draws], device=device)
+        def spy(logits, *rest):
+            seen.append([logits.cpu(), choose(logits, *rest).cpu()])
+            return choose(logits, *rest)
         monkeypatch.setattr(decode, 'choose', spy)
         texts = b'return ' * 7, b'self.weight ' * 4
         prompts = torch.tensor([[*text[-rows[1]:]] for text in texts[:rows[0]]], device=device)
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == 'bfloat16'):
-            _, steps = zip(*model.stream(prompts, 5, 0.8, n_loop=4, seed=1, **how))
+        _, steps = zip(*model.stream(prompts, 5, 0.8, n_loop=4, seed=1, **how))
         return *map(torch.cat, zip(*seen)), torch.cat(steps).cpu()
-    choose, exact = decode.choose, dtype == 'float32'
+    choose = decode.choose
     with pretend.device():
         logits, tokens, steps = found(NAME)
     cpu_logits, cpu_tokens, cpu_steps = found('cpu')
-    torch.testing.assert_close(logits, cpu_logits, rtol=0, atol=1e-4 if exact else 0.5)
-    assert not exact or torch.equal(tokens, cpu_tokens)
-    assert (steps != cpu_steps).float().mean() <= (0 if exact else 0.2)
+    torch.testing.assert_close(logits, cpu_logits, rtol=0, atol=1e-4)
+    assert torch.equal(tokens, cpu_tokens) and torch.equal(steps, cpu_steps)
 
 
-@DTYPES
 @pytest.mark.parametrize('kind, rule', [
     (huginn.Huginn, 'zoo.huginn:kl'), (ouro.Gated, 'zoo.ouro:gate')], ids=['huginn', 'ouro'])
-def test_a_model_of_the_zoo_finds_what_it_finds_on_the_cpu(tiny, idx, kind, rule, dtype):
+def test_a_model_of_the_zoo_finds_what_it_finds_on_the_cpu(tiny, idx, kind, rule):
     def found(device):
-        model = tiny(kind=kind, pos='rotary').to(device)
         plan = Plan([5, 3], make_exit(rule, 0.5))
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == 'bfloat16'):
-            out = decode.teacher_forced(model, idx.to(device), plan, None)
-        return [part.float().cpu() for part in out]
+        return decode.teacher_forced(tiny(kind=kind, pos='rotary').to(device), idx.to(device), plan)
     with pretend.device():
-        there = found(NAME)
+        there = [part.cpu() for part in found(NAME)]
     for a, b in zip(there, found('cpu')):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-4 if dtype == 'float32' else 0.1)
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 
 # scripts ------------------------------------------------------------------------------------------
@@ -126,7 +116,7 @@ BENCH = ['--n_loop=3', '--taus=[]', '--more_taus=[0.3]', '--budgets=[2]', '--eps
 
 
 @pytest.mark.parametrize('script, flags', [
-    ('bench.py', [*BENCH, '--n_prompts=1']), ('bench.py', [*BENCH, '--n_prompts=0', *BFLOAT16]),
+    ('bench.py', [*BENCH, '--n_prompts=1']),
     ('geometry.py', ['--n_loop=3', '--n_windows=2']),
     ('explore.py', ['--n_loop=4', '--new_tokens=4', '--start=12 and']),
     ('sample.py', ['--max_new_tokens=4', '--temperature=0', '--exit=norm', '--show_steps']),
@@ -151,18 +141,16 @@ def test_a_script_finds_what_it_finds_on_the_cpu(here, monkeypatch, script, flag
         words, numbers = found('auto')
     cpu_words, cpu_numbers = found('cpu')
     assert words == cpu_words and len(numbers) > 20
-    near = 0.05 if BFLOAT16[0] in flags else 1e-3
-    np.testing.assert_allclose(numbers, cpu_numbers, rtol=near, atol=near)
+    np.testing.assert_allclose(numbers, cpu_numbers, rtol=1e-3, atol=1e-3)
     # bench.py waits for the event that ends what it times
     assert any(what == 'sync' for what, _ in counts) == (script == 'bench.py')
 
 
-@pytest.mark.parametrize('flags', [['--optimizer=adamw', *BFLOAT16], ['--optimizer=muon']],
-                         ids=['adamw', 'muon'])
-def test_training_finds_what_it_finds_on_the_cpu(here, monkeypatch, flags):
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_training_finds_what_it_finds_on_the_cpu(here, monkeypatch, optimizer):
     """There, on a CPU, and there again, or on a CPU alone. A step waits as COUNTS says."""
-    flags = [*TINY, *flags, '--pos=rotary', '--log_interval=1', '--eval_windows=2',
-             '--lr_decay_iters=6', '--compile=False', '--overwrite']
+    flags = [*TINY, f'--optimizer={optimizer}', '--pos=rotary', '--log_interval=1',
+             '--eval_windows=2', '--lr_decay_iters=6', '--compile=False', '--overwrite']
     monkeypatch.setattr(plots, 'losses', lambda *_: None)
     marks = []
     monkeypatch.setattr(log, 'is_spike', lambda *_: marks.append(totals(pretend.counts)))

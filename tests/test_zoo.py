@@ -179,9 +179,8 @@ EXACT, RING, LATEST = dict(cache='exact'), dict(cache='ring', ring=4), dict(cach
 
 
 @pytest.mark.parametrize('name, rule, how', [
-    ('gen/fixed8/full', None, EXACT),
-    *((f'gen/{rule or "fixed8"}/{policy}', rule, how) for rule in (None, 'kl', 'latent-diff')
-      for policy, how in {'latest-m4-compress-s16': RING, 'latest-m4-compress-s4': LATEST}.items()),
+    ('gen/fixed8/full', None, EXACT), ('gen/fixed8/latest-m4-compress-s16', None, RING),
+    ('gen/kl/latest-m4-compress-s4', 'kl', LATEST),
     *((f'gen/{rule}/latest-m4', rule, EXACT) for rule in huginn.EXITS),
     ('warm/minimal', None, dict(cache='exact', warm_start=True)),
     ('warm/adaptive', 'latent-diff', dict(cache='exact', warm_start=True))])
@@ -263,15 +262,12 @@ def test_the_class_of_a_checkpoint(tmp_path, monkeypatch):
 
 # public folders -----------------------------------------------------------------------------------
 
-def test_weights_in_bfloat16_stay_so_on_disk(tmp_path, an_ouro):
-    """They take half the room; loaded they are float32, and the logits are near."""
-    here = public_model('ouro', tmp_path / 'public', dtype=torch.bfloat16)
-    on_disk = torch.load(here.folder / 'out' / 'ckpt.pt', weights_only=True)['model'].values()
+def test_weights_in_bfloat16_stay_so_on_disk(tmp_path):
+    """They take half the room; loaded they are float32."""
+    model = public_model('ouro', tmp_path, dtype=torch.bfloat16).model
+    on_disk = torch.load(tmp_path / 'out' / 'ckpt.pt', weights_only=True)['model'].values()
     assert {p.dtype for p in on_disk} == {torch.bfloat16}
-    assert {p.dtype for p in here.model.parameters()} == {torch.float32}
-    with torch.no_grad():
-        logits, wanted = (model(an_ouro.idx, n_loop=4)[0] for model in (here.model, an_ouro.model))
-    assert (logits - wanted).abs().max() < 0.1 * wanted.abs().max()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 def put_tensor(name, tensor, folder):
@@ -289,11 +285,9 @@ def put_field(folder, **fields):
 @pytest.mark.parametrize('spoil, words', [
     (lambda folder: os.remove(folder / 'config.json'), "config.json' ([Errno 2] No such file"),
     (partial(put_field, num_attention_heads=0), 'n_head must be positive'),
-    (partial(put_field, num_attention_heads='4'), "n_head must be int, not '4'"),
     (partial(put_field, hidden_act='gelu'), "hidden_act = 'gelu'"),
     (lambda folder: (folder / 'model-0.safetensors').write_bytes(b'cut short'),
      "model-0.safetensors' (Error while deserializing header"),
-    (lambda folder: os.remove(folder / 'model-0.safetensors'), "lacks 'model.embed_tokens.weight'"),
     (partial(put_tensor, 'lm_head.weight', None), "lacks 'lm_head.weight'"),
     (partial(put_tensor, 'lm_head.weight', torch.zeros(3, 32)), 'size mismatch for lm_head'),
     (partial(put_tensor, 'more', torch.zeros(2)), 'Unexpected key(s) in state_dict: "more"'),
@@ -314,6 +308,8 @@ def test_scripts_run_on_it(tmp_path, monkeypatch, an_ouro):
     assert f'q_proj.weight  ({C}, {C})  torch.float32  {4 * C * C:,} bytes' in printed
     assert not (folder / 'out').exists()
     read('ouro', folder)
+    assert 'out holds a run' in read('ouro', folder, end=refused)
+    read('ouro', folder, '--overwrite')
     shutil.move(folder / 'out', 'moved')        # the tokenizer is beside the checkpoint
     printed = finished('--out_dir=moved', '--start=ab', '--exit=zoo.ouro:gate', '--n_loop=4',
                        '--max_new_tokens=4', script='sample.py')
@@ -368,6 +364,8 @@ def test_stage_2_by_hand(tiny, idx):
     loss.backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == {
         'gate.weight', 'gate.bias'}
+    # with one loop there is nothing to choose
+    assert model(idx, targets, n_loop=1)[1] == 0
 
 
 @pytest.fixture(scope='module')
@@ -377,34 +375,38 @@ def book(run_folder):
         finished(*TINY, '--groups=[]', '--max_iters=2', '--keep_iters=[]', '--out_dir=out-plain')
 
 
-@pytest.mark.parametrize('flags, kinds', [
-    (['--init_from=out/ckpt.pt', *OWN], ['Gated', 'GateOnly']),
-    ([os.path.join(ROOT, 'config', 'ouro.py'), '--n_layer=2', '--n_embd=16', '--groups=[[0,1]]',
-      *OWN], ['Ouro', 'OuroGateOnly'])], ids=['gets a gate', 'ouro'])
-def test_both_stages(book, here, tmp_path, flags, kinds):
+def config(name):
+    return os.path.join(ROOT, 'config', f'{name}.py')
+
+
+@pytest.mark.parametrize('kinds, stage_1, stage_2', [
+    (['Gated', 'GateOnly'], ['--model=zoo.ouro:Gated', '--init_from=out/ckpt.pt'],
+     ['--model=zoo.ouro:GateOnly']),
+    (['Ouro', 'OuroGateOnly'], [config('ouro'), '--n_layer=2', '--n_embd=16', '--groups=[[0,1]]'],
+     [])], ids=['gets a gate', 'ouro'])
+def test_both_stages(book, here, tmp_path, kinds, stage_1, stage_2):
     """On a checkpoint of ours and on Ouro's shape; --resume goes on with the class of its run."""
-    models = []
-    for stage, kind in enumerate(kinds, 1):
-        model = [f'--model=zoo.ouro:{kind}'] if 'Ouro' not in kind else []
-        finished(f'--stage={stage}', *flags, *model, f'--out_dir={tmp_path}/{kind}',
-                 '--max_iters=1', script='zoo/ouro.py')
-        finished('--resume', f'--out_dir={tmp_path}/{kind}', '--max_iters=2')
-        model, checkpoint = load_checkpoint(f'{tmp_path}/{kind}/ckpt.pt')
-        assert checkpoint['model_class'] == f'zoo.ouro:{kind}' and checkpoint['iter_num'] == 2
-        models.append(model.state_dict())
-        flags = [*flags, f'--init_from={tmp_path}/{kind}/ckpt.pt']
-    changed = {name for name, p in models[0].items() if not torch.equal(p, models[1][name])}
-    assert changed == {'gate.weight', 'gate.bias'}
+    first, second = (f'{tmp_path}/{kind}' for kind in kinds)
+    finished(*stage_1, *OWN, f'--out_dir={first}', '--max_iters=1')
+    finished(config('ouro_gate'), *stage_2, *OWN, f'--init_from={first}/ckpt.pt',
+             f'--out_dir={second}', '--max_iters=1')
+    finished('--resume', f'--out_dir={second}', '--max_iters=2')
+    models, checkpoints = zip(*(load_checkpoint(f'{out}/ckpt.pt') for out in (first, second)))
+    assert [one['model_class'] for one in checkpoints] == [f'zoo.ouro:{kind}' for kind in kinds]
+    one, other = (model.state_dict() for model in models)
+    assert {name for name in one if not torch.equal(one[name], other[name])} == {
+        'gate.weight', 'gate.bias'}
 
 
 @pytest.mark.parametrize('args, script, words', [
     (['--init_from=out/ckpt.pt'], 'zoo/etd.py', 'train a plain one'),
-    (['--init_from=out-plain/ckpt.pt', '--block=[2,9]'], 'zoo/etd.py', 'must follow one another'),
-    (['--init_from=out-plain/ckpt.pt', '--loops=[0]'], 'zoo/etd.py', 'n_loop must be'),
+    (['--init_from=out-plain/ckpt.pt', '--n_windows=4', '--block=[2,9]'], 'zoo/etd.py',
+     'must follow one another'),
+    (['--init_from=out-plain/ckpt.pt', '--n_windows=4', '--loops=[0]'], 'zoo/etd.py',
+     'n_loop must be'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
-    (['--stage=3'], 'zoo/ouro.py', 'is not a stage'),
-    (['--stage=2'], 'zoo/ouro.py', "no checkpoint at 'out-ouro/ckpt.pt'"),
-    (['--stage=1', *TINY, '--groups=[]'], 'zoo/ouro.py', 'needs groups')])
+    (['--model=zoo.ouro:Gated', *TINY, '--groups=[]', '--out_dir=new'], 'train.py',
+     'needs groups')])
 def test_bad_input(book, here, args, script, words):
     assert words in refused(*args, script=script)
 
@@ -431,19 +433,12 @@ def test_angles_by_hand(tiny, idx):
 
 def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
     model = tiny(groups=[])
-    looping, start = etd.looped(model, [1, 2]), model.embed(idx, torch.arange(16))
+    looping, x = etd.looped(model, [1, 2]), model.embed(idx, torch.arange(16))
     assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
     # twice is the stack with its layers written out twice
-    x = start
     for i in (0, 1, 2, 1, 2, 3, 4):
         x = model.h[i](x)
     torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
-    # damped, each of n steps goes an n-th of its way
-    damped = etd.damped(looping, 2)(idx, n_loop=2)[0]
-    x = model.h[0](start)
-    for _ in range(2):
-        x = x + (model.h[2](model.h[1](x)) - x) / 2
-    torch.testing.assert_close(damped, model.readout(model.h[4](model.h[3](x))))
 
 
 def test_etd_then_mid_training(book, here):
@@ -454,22 +449,3 @@ def test_etd_then_mid_training(book, here):
              '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2')
     model, checkpoint = load_checkpoint('trained/ckpt.pt')
     assert len(model.groups) == 1 and checkpoint['model_class'] == 'zoo.etd:Looped'
-
-
-def test_with_one_loop_the_gate_has_nothing_to_learn(tiny, idx):
-    model = tiny(kind=ouro.OuroGateOnly, **OURO).train()
-    _, loss = model(idx, idx.roll(-1, 1), n_loop=1)
-    loss.backward()
-    assert loss == 0 and (model.gate.weight.grad == 0).all()
-
-
-def test_no_run_is_replaced_unasked(tmp_path, an_ouro):
-    folder = public_folder(tmp_path / 'public', an_ouro.golden)
-    out = tmp_path / 'public' / 'out'
-    out.mkdir()
-    (out / 'ckpt.pt').write_text('a run')
-    (out / 'ckpt.old.pt').write_text('and the one before')
-    assert 'out holds a run: --overwrite starts over' in read('ouro', folder, end=refused)
-    assert (out / 'ckpt.pt').read_text() == 'a run'
-    read('ouro', folder, '--overwrite')
-    assert [path.name for path in out.glob('*.pt')] == ['ckpt.pt']

@@ -7,9 +7,9 @@ Encode, think, decode: which layers of a plain model to loop (Koishekenov et al.
                                                             mid-training, with loops
 
 Prints how far each layer turns the state, the block between the two knees of that curve, and, for
-every block of layers, the held-out loss when it loops 1 to 4 times, plain and damped. Writes
-out_dir/ckpt.pt, angles.png and blocks.csv. The block loops without injection from x^(0) = e, so
-that one loop is the plain model.
+every block of layers, the held-out loss when it loops 1 to 4 times. Writes out_dir/ckpt.pt,
+angles.png and blocks.csv. The block loops without injection from x^(0) = e, so that one loop is the
+plain model.
 
 The curve falls from the front to its lowest layer and rises to the back. The knee of a
 side is its point farthest below the chord from the side's end to the lowest layer, with both axes
@@ -17,8 +17,6 @@ scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
 
     angle       arccos(cosine) / pi of the states before and after a layer, at the last token, the
                 mean over held-out windows
-    damped      x <- x + (f(x) - x) / n, n times (arXiv 2605.23872): about one step of f in all
-    f           one pass through the block
 """
 import os
 from dataclasses import asdict, replace
@@ -53,17 +51,12 @@ device = 'auto'
 @torch.no_grad()
 def angles(model, idx):
     """The angle of each layer (L,), over windows idx (B, T); model: a plain one."""
-    turns = []
-
-    def look(layer, given, out):
-        before, after = (x[:, -1].cpu().double() for x in (given[0], out))      # (B, C)
-        cosine = F.cosine_similarity(before, after, dim=-1).clamp(-1, 1)
+    x, turns = model.embed(idx, torch.arange(idx.shape[1], device=idx.device)), []
+    for layer in model.h:
+        before, x = x, layer(x)
+        last = (state[:, -1].cpu().double() for state in (before, x))           # (B, C) each
+        cosine = F.cosine_similarity(*last, dim=-1).clamp(-1, 1)
         turns.append(cosine.arccos().mean().item() / np.pi)
-
-    hooks = [layer.register_forward_hook(look) for layer in model.h]
-    model(idx)
-    for hook in hooks:
-        hook.remove()
     return np.array(turns)
 
 
@@ -107,24 +100,13 @@ def looped(model, block):
     return new.eval()
 
 
-def damped(model, n):
-    """Scale each loop step of a looped model by 1 / n from now on -> the model."""
-    group, f = model.groups[0], model.groups[0].step
-    group.step = lambda x, *given, **more: x + (f(x, *given, **more) - x) / n
-    return model
-
-
-def every_block(model, text, windows, dev):
+def every_block(model, text, dev):
     """A row for each block of adjacent layers: held-out nats a token at each of `loops`."""
     for first, last in combinations_with_replacement(range(model.config.n_layer), 2):
         layers = list(range(first, last + 1))
-        nats, _ = evaluate(looped(model, layers), text, windows, loops, dev)
-        row = dict(block=f'{first}-{last}', layers=len(layers))
-        row |= {f'loss_{n}': nats[n] for n in loops}
-        for n in loops:
-            nats, _ = evaluate(damped(looped(model, layers), n), text, windows, [n], dev)
-            row[f'damped_{n}'] = nats[n]
-        yield row
+        nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
+        yield dict(block=f'{first}-{last}', layers=len(layers)) | {
+            f'loss_{n}': nats[n] for n in loops}
 
 
 def draw(curve, block, path):
@@ -149,24 +131,20 @@ def main():
     if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
     check_free(out_dir, overwrite)
-    name = dataset or checkpoint['config']['dataset']
-    text = data.open_data(name, checkpoint['tokenizer'], model.config.vocab_size)
-    T = model.config.block_size
-    windows = min(n_windows, text.n_held_out(T))
-    idx, _ = text.held_out(data.spread(text, windows, T), T)                    # (windows, T)
+    text, idx, *_ = data.held_out(checkpoint, n_windows, dataset, dev)          # (n_windows, T)
 
     # its thinking block
-    curve = angles(model, idx.to(dev))
+    curve = angles(model, idx)
     thinking = thinking_block(curve)
     chosen = block or thinking
     looping = looped(model, chosen)         # ValueError if block cannot be a group
-    print(f'{init_from}, {windows} held-out windows; angle of each layer, over pi:')
+    print(f'{init_from}, {n_windows} held-out windows; angle of each layer, over pi:')
     print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
     print(f'encoder {list(range(thinking[0]))}, thinking block {thinking}, '
           f'decoder {list(range(thinking[-1] + 1, model.config.n_layer))}')
 
     # what every block gives at these loop counts, without any training
-    rows = list(every_block(model, text, windows, dev))
+    rows = list(every_block(model, text, dev))
     columns = list(rows[0])[2:]
     print('\nheld-out loss by loops:\n  block     ' + ' '.join(f'{name:>8s}' for name in columns))
     for row in rows:

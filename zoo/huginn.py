@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from common.configurator import configure, run
 from exits import Exit
 from model import GPT, Block, CausalSelfAttention
-from zoo.public import GatedMLP, PublicConfig, convert, require
+from zoo.public import GatedMLP, PublicConfig, convert, rename, require
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
@@ -135,56 +135,45 @@ EXITS = {
 
 # public checkpoints -------------------------------------------------------------------------------
 
-# the weights of a block: public name, our name
-NAMES = {'attn.Wqkv.weight': 'attn.c_attn.weight', 'attn.qk_bias': 'attn.qk_bias',
-         'attn.proj.weight': 'attn.c_proj.weight', 'mlp.fc.weight': 'mlp.c_fc.weight',
-         'mlp.proj.weight': 'mlp.c_proj.weight', 'norm_1.weight': 'n1.weight',
-         'norm_2.weight': 'n2.weight', 'norm_3.weight': 'n3.weight', 'norm_4.weight': 'n4.weight'}
+# the weights of a block: our name, public name
+NAMES = {'attn.c_attn.weight': 'attn.Wqkv.weight', 'attn.qk_bias': 'attn.qk_bias',
+         'attn.c_proj.weight': 'attn.proj.weight', 'mlp.c_fc.weight': 'mlp.fc.weight',
+         'mlp.c_proj.weight': 'mlp.proj.weight',
+         **{f'n{i}.weight': f'norm_{i}.weight' for i in (1, 2, 3, 4)}}
 
 
-def config_of(public):
-    """config.json's dict -> PublicConfig."""
+def translate(public, tensors):
+    """config.json's dict and the public tensors -> PublicConfig, our state_dict; see public.py."""
     require(public, block_class_name='SandwichBlock', norm_class_name='RMSNorm_llama',
             mlp_class_name='GatedMLP', nonlin_name='SiLU', injection_type='linear',
             state_init='like-init', qk_bias=True, bias=False, tie_embeddings=True)
-    before, looped = public['n_layers_in_prelude'], public['n_layers_in_recurrent_block']
+    g, looped, after = (public[f'n_layers_in_{part}']
+                        for part in ('prelude', 'recurrent_block', 'coda'))
     multiple = public.get('padding_multiple', 1)
-    return PublicConfig(
+    config = PublicConfig(
         block_size=public['block_size'],
         vocab_size=multiple * math.ceil(public['vocab_size'] / multiple),
-        n_layer=before + looped + public['n_layers_in_coda'], n_head=public['n_heads'],
-        n_embd=public['n_embd'], groups=[list(range(before, before + looped))],
-        mean_recurrence=public['mean_recurrence'], bptt_k=public['mean_backprop_depth'],
-        adapter_init='random', norm_inside=False, pos='rotary', rope_base=public['rope_base'],
-        mlp_width=public['intermediate_size'], norm_eps=public.get('norm_eps', 1e-6))
+        n_layer=g + looped + after, n_head=public['n_heads'], n_embd=public['n_embd'],
+        groups=[list(range(g, g + looped))], mean_recurrence=public['mean_recurrence'],
+        bptt_k=public['mean_backprop_depth'], adapter_init='random', norm_inside=False,
+        pos='rotary', rope_base=public['rope_base'], mlp_width=public['intermediate_size'],
+        norm_eps=public.get('norm_eps', 1e-6))
 
-
-def weights_of(public, config):
-    """The public tensors, which are removed from the dict, and PublicConfig -> our state_dict."""
-    # the table of rotary positions, and the head, which is the embedding
-    public.pop('freqs_cis', None)
-    public.pop('lm_head.weight', None)
-    (group,) = config.groups
-    g = group[0]
-    weights = {'wte.weight': public.pop('transformer.wte.weight'),
-               f'h.{g}.adapter.weight': public.pop('transformer.adapter.weight'),
-               'ln_f.weight': public.pop('transformer.ln_f.weight')}
-    weights['lm_head.weight'] = weights['wte.weight']
-    weights[f'h.{g}.norm.weight'] = weights['ln_f.weight']          # one norm in two places
-    blocks = {f'transformer.prelude.{i}.': f'h.{i}.' for i in range(g)}
-    blocks |= {f'transformer.core_block.{i}.': f'h.{g}.core.{i}.' for i in range(len(group))}
-    blocks |= {f'transformer.coda.{i}.': f'h.{g + 1 + i}.'
-               for i in range(config.n_layer - group[-1] - 1)}
-    for theirs, ours in blocks.items():
-        weights |= {ours + new: public.pop(theirs + old) for old, new in NAMES.items()}
-        weights[ours + 'attn.qk_bias'] = weights[ours + 'attn.qk_bias'].flatten()
-    return weights
-
-
-def main():
-    convert(path, out_dir, 'zoo.huginn:Huginn', config_of, weights_of, dry_run, overwrite)
+    # the head is the embedding, and one norm stands in two places
+    names = {'wte.weight': 'wte.weight', 'lm_head.weight': 'wte.weight',
+             f'h.{g}.adapter.weight': 'adapter.weight',
+             f'h.{g}.norm.weight': 'ln_f.weight', 'ln_f.weight': 'ln_f.weight'}
+    blocks = {f'h.{i}.': f'prelude.{i}.' for i in range(g)}
+    blocks |= {f'h.{g}.core.{i}.': f'core_block.{i}.' for i in range(looped)}
+    blocks |= {f'h.{g + 1 + i}.': f'coda.{i}.' for i in range(after)}
+    for ours, theirs in blocks.items():
+        names |= {ours + new: theirs + old for new, old in NAMES.items()}
+    # the table of rotary positions and the second name of the embedding are not needed
+    tensors = {name: x.flatten() if 'qk_bias' in name else x for name, x in tensors.items()
+               if name not in ('freqs_cis', 'lm_head.weight')}
+    return config, rename(tensors, {new: f'transformer.{old}' for new, old in names.items()})
 
 
 if __name__ == '__main__':
     config = configure(globals())
-    run(main)
+    run(lambda: convert('zoo.huginn:Huginn', translate, **config))

@@ -4,14 +4,14 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python -m zoo.ouro --path=FOLDER                a public checkpoint -> out-ouro/ckpt.pt
     python -m zoo.ouro --path=FOLDER --dry_run      names, shapes, bytes; what is missing
     python sample.py --out_dir=out-ouro --exit=zoo.ouro:gate --tau=0.5 --n_loop=4
-    python -m zoo.ouro --stage=1 config/ouro.py     trains model and gate, with a loss at every loop
-    python -m zoo.ouro --stage=2 --max_iters=300    trains its gate alone -> out-ouro-2
+    python train.py config/ouro.py                  stage I: model and gate, a loss at every loop
+    python train.py config/ouro_gate.py             stage II: the gate alone -> out-ouro-2
 
-A stage is train.py with a --model of its own, and takes the other flags and config files; python
-train.py --resume --out_dir=out-ouro resumes it. With --model=zoo.ouro:Gated --init_from=CHECKPOINT
-any model with groups gets a gate in stage 1, and in stage 2 --model=zoo.ouro:GateOnly trains that.
-If there are several groups, each has its own exits; an early group's losses come from ln_f and the
-head on its states.
+Any model with groups can have a gate: in stage I with train.py --model=zoo.ouro:Gated
+--loop_draw=fixed --init_from=CHECKPOINT, in stage II with config/ouro_gate.py
+--model=zoo.ouro:GateOnly --init_from=CHECKPOINT, each with an --out_dir of its own. If there are
+several groups, each has its own exits; an early group's losses come from ln_f and the head on its
+states.
 
 The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
 `gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
@@ -21,9 +21,6 @@ The published code runs all loops and selects a step afterwards. Here a token ex
     L_t         cross-entropy at step t, nats a token
     K, N        loop steps; tokens that have a label
 """
-import runpy
-import sys
-
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
@@ -33,7 +30,7 @@ from common.configurator import configure, run
 from exits import Exit
 from loops import Plan, as_noise
 from model import GPT, Block
-from zoo.public import GatedMLP, PublicConfig, convert, require
+from zoo.public import GatedMLP, PublicConfig, adjacent, convert, rename, require
 
 # -------------------------------------------------------------------------------------------------
 path = ''                   # the folder
@@ -160,79 +157,39 @@ class OuroGateOnly(GateOnly, Ouro):
     """An Ouro in stage II."""
 
 
-# its training -------------------------------------------------------------------------------------
-
-# flags of train.py in each stage, which those of the command line override
-STAGES = {
-    '--stage=1': ['--model=zoo.ouro:Ouro', '--loop_draw=fixed', '--out_dir=out-ouro'],
-    '--stage=2': ['--model=zoo.ouro:OuroGateOnly', '--loop_draw=fixed', '--out_dir=out-ouro-2',
-                  '--init_from=out-ouro/ckpt.pt', '--optimizer=adamw', '--keep_iters=[]'],
-}
-
-
-def train(args):
-    """train.py in a stage; args: --stage=1 or 2, and flags and config files of train.py."""
-    stage = next(arg for arg in args if arg.startswith('--stage'))
-    if stage not in STAGES:
-        raise ValueError(f'{stage} is not a stage: use --stage=1 or --stage=2')
-    files = [arg for arg in args if arg.endswith('.py')]
-    flags = [arg for arg in args if arg not in (stage, *files)]
-    sys.argv = ['train.py', *files, *STAGES[stage], *flags]
-    runpy.run_module('train', run_name='__main__')
-
-
 # public checkpoints -------------------------------------------------------------------------------
 
-# the weights of a block with one tensor each: public name, our name
-NAMES = {'self_attn.o_proj.weight': 'attn.c_proj.weight', 'mlp.down_proj.weight':
-         'mlp.c_proj.weight', 'input_layernorm.weight': 'n1.weight',
-         'input_layernorm_2.weight': 'n2.weight', 'post_attention_layernorm.weight': 'n3.weight',
-         'post_attention_layernorm_2.weight': 'n4.weight'}
+# the weights of a block: our name, public names
+NAMES = {'attn.c_attn': 'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
+         'attn.c_proj': 'self_attn.o_proj', 'mlp.c_fc': 'mlp.gate_proj mlp.up_proj',
+         'mlp.c_proj': 'mlp.down_proj', 'n1': 'input_layernorm', 'n2': 'input_layernorm_2',
+         'n3': 'post_attention_layernorm', 'n4': 'post_attention_layernorm_2'}
 
 
-def config_of(public):
-    """config.json's dict -> PublicConfig."""
+def translate(public, tensors):
+    """config.json's dict and the public tensors -> PublicConfig, our state_dict; see public.py."""
     require(public, hidden_act='silu', rope_scaling=None, tie_word_embeddings=False)
     steps, layers = public['total_ut_steps'], public['num_hidden_layers']
-    return PublicConfig(
+    config = PublicConfig(
         block_size=min(4096, public.get('max_position_embeddings', 4096)),
         vocab_size=public['vocab_size'], n_layer=layers, n_head=public['num_attention_heads'],
         n_embd=public['hidden_size'], groups=[list(range(layers))], mean_recurrence=steps,
         bptt_k=steps, injection='none', x0='e', pos='rotary', rope_base=public['rope_theta'],
         mlp_width=public['intermediate_size'], norm_eps=public.get('rms_norm_eps', 1e-6))
 
-
-def weights_of(public, config):
-    """The public tensors, which are removed from the dict, and PublicConfig -> our state_dict."""
-    def adjacent(rows):
-        """Half-split rotary pairs (i, i + D / 2) of each head -> adjacent ones (2 i, 2 i + 1)."""
-        C, H = config.n_embd, config.n_head
-        return rows.view(H, 2, C // H // 2, C).transpose(1, 2).reshape(C, C)
-
-    weights = {
-        'wte.weight': public.pop('model.embed_tokens.weight'),
-        'h.0.norm.weight': public.pop('model.norm.weight'),
-        'gate.weight': public.pop('model.early_exit_gate.weight'),
-        'gate.bias': public.pop('model.early_exit_gate.bias'),
-        'lm_head.weight': public.pop('lm_head.weight'),
-    }
-    for i in range(config.n_layer):
-        theirs, ours = f'model.layers.{i}.', f'h.0.core.{i}.'
-        q, k, v = (public.pop(f'{theirs}self_attn.{name}_proj.weight') for name in 'qkv')
-        gate, up = (public.pop(f'{theirs}mlp.{name}_proj.weight') for name in ('gate', 'up'))
-        weights[ours + 'attn.c_attn.weight'] = torch.cat((adjacent(q), adjacent(k), v))
-        weights[ours + 'mlp.c_fc.weight'] = torch.cat((gate, up))
-        weights |= {ours + new: public.pop(theirs + old) for old, new in NAMES.items()}
-    return weights
-
-
-def main():
-    convert(path, out_dir, 'zoo.ouro:Ouro', config_of, weights_of, dry_run, overwrite)
+    names = {'wte.weight': 'model.embed_tokens.weight', 'h.0.norm.weight': 'model.norm.weight',
+             'gate.weight': 'model.early_exit_gate.weight',
+             'gate.bias': 'model.early_exit_gate.bias', 'lm_head.weight': 'lm_head.weight'}
+    for i in range(layers):
+        names |= {f'h.0.core.{i}.{ours}.weight': ' '.join(
+            f'model.layers.{i}.{name}.weight' for name in theirs.split())
+            for ours, theirs in NAMES.items()}
+    turned = ('q_proj.weight', 'k_proj.weight')
+    tensors = {name: adjacent(x, config.n_head) if name.endswith(turned) else x
+               for name, x in tensors.items()}
+    return config, rename(tensors, names)
 
 
 if __name__ == '__main__':
-    if any(arg.startswith('--stage') for arg in sys.argv[1:]):
-        run(lambda: train(sys.argv[1:]))
-    else:
-        config = configure(globals())
-        run(main)
+    config = configure(globals())
+    run(lambda: convert('zoo.ouro:Ouro', translate, **config))

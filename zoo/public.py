@@ -1,8 +1,9 @@
 """
 Public checkpoints: a folder in the format of the hubs -> out_dir/ckpt.pt in our format.
 
-Not run by itself: huginn.py and ouro.py say which models they read and how the tensors of such a
-model are named. A folder holds config.json, *.safetensors and usually a tokenizer.json.
+Not run by itself: each model's file (huginn.py, ouro.py) has a function `translate` that says what
+our config and our weights are, given those of the folder. A folder holds config.json, *.safetensors
+and usually a tokenizer.json.
 
 The files are mapped into memory and keep their dtype, such as bfloat16; loading our checkpoint
 makes it float32. The classes that both public models share are at the end.
@@ -24,6 +25,7 @@ import data
 from common.checkpoint import Run, check_free, class_of, save_run, start_over
 from model import GPTConfig
 
+# for `translate` ----------------------------------------------------------------------------------
 
 def require(public, **supported):
     """ValueError if config.json's dict has another value for one of these than we support."""
@@ -32,13 +34,38 @@ def require(public, **supported):
             raise ValueError(f'{name} = {public[name]!r}, and only {value!r} is supported')
 
 
-def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, overwrite=False):
+def rename(tensors, names):
     """
-    Read the folder into out_dir/ckpt.pt, or with dry_run only print what there is.
+    Public tensors {name: tensor} -> the same by our names, and by their own those not in `names`.
 
-    model_class: 'MODULE:CLASS' of the model. config_of: config.json's dict -> its config.
-    weights_of: the public tensors, {name: tensor}, and the config -> our state_dict; it removes
-    the tensors that it uses. ValueError if anything does not fit; nothing is written then.
+    names: {our name: public name, or several, separated by spaces}. Several tensors are put one
+    below the other. KeyError for a name that is missing.
+    """
+    names = {ours: theirs.split() for ours, theirs in names.items()}
+    used = set(sum(names.values(), []))
+    renamed = {ours: torch.cat([tensors[name] for name in theirs]) if len(theirs) > 1
+               else tensors[theirs[0]] for ours, theirs in names.items()}
+    return renamed | {name: tensor for name, tensor in tensors.items() if name not in used}
+
+
+def adjacent(weight, n_head):
+    """
+    Weights (rows, C) of queries or keys whose rotary pairs are the rows (i, i + D / 2) of a head ->
+    the same for pairs (2 i, 2 i + 1), which model.Rotary turns. D: rows of a head.
+    """
+    halves = weight.unflatten(0, (n_head, 2, -1))                   # (n_head, 2, D / 2, C)
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+# a folder -> a checkpoint -------------------------------------------------------------------------
+
+def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=False):
+    """
+    Read the folder `path` into out_dir/ckpt.pt, or with dry_run only print what there is.
+
+    model_class: 'MODULE:CLASS' of the model. translate: config.json's dict and the tensors of the
+    folder, {name: tensor} -> the model's config, its state_dict. ValueError if anything does not
+    fit; nothing is written then.
     """
     # what there is
     file, tensors = os.path.join(path, 'config.json'), {}
@@ -57,12 +84,12 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, ov
 
     # as our weights: load_state_dict refuses what is missing, left over or of another shape
     try:
-        config = config_of(public)
-        with torch.device('meta'):          # shapes alone
-            model = class_of(model_class)(config)
-        if dry_run:
+        if dry_run:             # shapes alone, as in the model until it is loaded
             tensors = {name: tensor.to('meta') for name, tensor in tensors.items()}
-        model.load_state_dict(weights_of(tensors, config) | tensors, assign=True)
+        config, weights = translate(public, tensors)
+        with torch.device('meta'):
+            model = class_of(model_class)(config)
+        model.load_state_dict(weights, assign=True)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         lacks = 'it lacks ' if isinstance(error, KeyError) else ''
         raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
@@ -75,10 +102,10 @@ def convert(path, out_dir, model_class, config_of, weights_of, dry_run=False, ov
                              'model: take the one that came with the weights')
     if dry_run:
         return
-    check_free(out_dir, overwrite)
-    start_over(out_dir)
 
     # the checkpoint, with the tokenizer beside it
+    check_free(out_dir, overwrite)
+    start_over(out_dir)
     model.tie()
     if encoding:
         encoding.save(out_dir)

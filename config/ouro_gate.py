@@ -1,0 +1,10 @@
+# Stage II of an Ouro (arXiv 2510.25741), after config/ouro.py: it trains the exit gate alone.
+#   python train.py config/ouro_gate.py
+# For another model with a gate: --model=zoo.ouro:GateOnly --init_from=CHECKPOINT
+model = 'zoo.ouro:OuroGateOnly'
+init_from = 'out-ouro/ckpt.pt'
+out_dir = 'out-ouro-2'
+loop_draw = 'fixed'
+optimizer = 'adamw'                     # muon is for the matrices of blocks, which rest
+max_iters = 300
+keep_iters = []
