@@ -1,8 +1,7 @@
 """
 The KV cache: keys and values of every loop step, and the positions of new tokens.
 
-    python cache.py                     slots and bytes of each policy, and what a new token reads
-    python cache.py config/groups.py    the same for the paper's model
+    python cache.py                     slots of each policy, and what a new token reads
 
 One layer that runs K times makes K different keys for one token, one from each iterate. When a
 whole sequence loops side by side, a token at step k attends to the others at their step k. Decoding
@@ -185,23 +184,17 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
 
 # the demonstration --------------------------------------------------------------------------------
 
-n_layer = 6
-n_embd = 96
-groups = [[1], [2, 3], [4]]
-n_loop = 8                  # loop steps of each group
+n_loop = 8                  # loop steps
 ring = 4                    # slots of the ring policy
 
 
 def main():
-    from model import GPTConfig
-    GPTConfig(n_layer=n_layer, n_embd=n_embd, n_head=1, groups=groups)      # checks them
     if not 1 <= n_loop <= 100 or ring < 1:
         raise ValueError('n_loop must lie between 1 and 100 to be shown, and ring be at least 1, '
                          f'not {n_loop} and {ring}')
-    looped, exited = sum(map(len, groups)), (max(1, n_loop // 2), n_loop)
-    print(f'{n_layer} layers, width {n_embd}, groups {groups}: slots of a looped layer, of all; '
-          'bytes a token\n(float32); what a token reads at its steps, of two that exited after '
-          f'{exited[0]} and {exited[1]}\n\npolicy   slots   in all     bytes   step '
+    exited = max(1, n_loop // 2), n_loop
+    print('slots of a looped layer, and which keys a new token reads at its steps, of two tokens '
+          f'that exited\nafter {exited[0]} and {exited[1]}\n\npolicy   slots   step '
           + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
     for policy, (make, _) in POLICIES.items():
         kv = make(n_loop, ring, 3)
@@ -213,9 +206,7 @@ def main():
         for k in range(1, n_loop + 1):
             read, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
             reads.append(','.join(f'{step:g}' for step in read[0, :2, 0, 0, 0].tolist()))
-        slots = n_layer - looped + looped * kv.slots
-        print(f'{policy:8s} {kv.slots:5d} {slots:8d} {slots * 2 * n_embd * 4:9,}   reads '
-              + ' '.join(f'{what:>5s}' for what in reads))
+        print(f'{policy:8s} {kv.slots:5d}  reads ' + ' '.join(f'{what:>5s}' for what in reads))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """
 Exit rules: when may a token stop looping?
 
-    python exits.py                     every rule on a spiral and on one token of a model
+    python exits.py                     every rule on a spiral
     python exits.py --turn=20           the same on a spiral that turns less
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
@@ -236,49 +236,33 @@ turn = 60.0                 # ... and turns it by this many degrees
 TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
 
 
-def show(title, states, read):
-    """Print the signals of one token's states (K+1, C), step by step until each rule exits."""
-    K, columns = len(states) - 1, []
-    for name in EXITS:
-        rule, memo, streak, values = make_exit(name, TAUS.get(name)), None, 0, []
-        for k in range(1, K + 1):
-            value, memo = rule.signal(states[k - 1], states[k], memo, read)
-            value = None if value is None else value.item()
-            values.append('' if value is None else f'{value:.2e}')
-            streak, exits = rule.decide(value, streak)
-            if exits:
-                break
-        kept = k - (exits and not rule.keep)
-        columns.append([name, *values, *[''] * (K - k), f'{rule.tau:g}', kept, k])
-    print(f'\n{title}')
-    width = 2 + max(9, *map(len, EXITS))
-    for what, *line in zip(('k', *range(1, K + 1), 'tau', 'kept', 'evals'), *columns):
-        print(f'{what:>7}' + ''.join(f'{cell:>{width}}' for cell in line))
-
-
-@torch.no_grad()
 def main():
     if not 1 <= n_loop <= 1000:
         raise ValueError(f'n_loop must lie between 1 and 1000 to be shown, not {n_loop}')
     # a spiral in the plane, whose two coordinates stand for logits
     angle = math.radians(turn)
     rotate = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    spiral = [torch.tensor([16.0, 0.0])]
-    for _ in range(n_loop):
-        spiral.append(shrink * rotate @ spiral[-1])
-    show(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees', torch.stack(spiral), lambda x: x)
-    _, k = algorithm_1(lambda x: shrink * rotate @ x, spiral[0], TAUS['accel'], n_loop)
-    print(f'algorithm_1 keeps {k} steps, like `accel`')
+    f, start, columns = lambda x: shrink * rotate @ x, torch.tensor([16.0, 0.0]), []
+    # the signals of each rule, step by step until it exits
+    for name in EXITS:
+        rule, values = make_exit(name, TAUS.get(name)), []
 
-    # the last token of a prompt, in the first group of a trained model
-    from common.checkpoint import open_run
-    model, *_ = open_run('pretrained/text')
-    prompt, trace = 'Returns a new tensor', []
-    model(torch.tensor([[*prompt.encode()]]), n_loop=n_loop, trace=trace)
-    show(f'the last token of {prompt!r}, first group of pretrained/text',
-         trace[0]['states'][:, 0, -1], model.readout)
-    print('\nA column ends where the rule exits. kept: steps in the result; evals: block maps\n'
-          'A spiral shrinks by the same factor in each step, so its relative signals are constant.')
+        def signal(x0, x1, memo, read):
+            value, memo = rule.signal(x0, x1, memo, read)
+            values.append('' if value is None else f'{value.item():.2e}')
+            return value, memo
+        _, kept, evals = loop(lambda x, k, active: (f(x[0, 0]))[None, None], start[None, None],
+                              n_loop, replace(rule, signal=signal), read=lambda x: x)
+        columns.append([name, *values, *[''] * (n_loop - len(values)), f'{rule.tau:g}',
+                        kept.item(), evals.item()])
+    print(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees')
+    width = 2 + max(9, *map(len, EXITS))
+    for what, *line in zip(('k', *range(1, n_loop + 1), 'tau', 'kept', 'evals'), *columns):
+        print(f'{what:>7}' + ''.join(f'{cell:>{width}}' for cell in line))
+    _, k = algorithm_1(f, start, TAUS['accel'], n_loop)
+    print(f'algorithm_1 keeps {k} steps, like `accel`. A column ends where the rule exits; kept: '
+          'steps in the\nresult; evals: block maps. Every step shrinks by the same factor, so '
+          'relative signals are constant.')
 
 
 if __name__ == '__main__':

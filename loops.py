@@ -139,10 +139,9 @@ class Injection(nn.Module):
     How e comes into a loop step. Both methods return float32, under autocast too. An injection
     initialises itself: in __init__, or in init_weights, which the model calls at its turn.
 
-    reads_e: does the input come in? If not, only x^(0) can bring it in. products: the (C, C)
-    matrices that multiply e once a pass, and x in every step; only for the count of FLOPs.
+    reads_e: does the input come in? If not, only x^(0) can bring it in.
     """
-    reads_e, products = True, (0, 0)
+    reads_e = True
 
     def __init__(self, config):
         super().__init__()
@@ -161,7 +160,7 @@ class Injection(nn.Module):
 
 class Concat(nn.Linear):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
-    reads_e, products = True, (1, 1)
+    reads_e = True
 
     def __init__(self, config):
         super().__init__(2 * config.n_embd, config.n_embd, bias=False)

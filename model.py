@@ -362,23 +362,28 @@ def effective_depth(config):
     return config.n_layer - looped + config.mean_recurrence * looped
 
 
-def flops_per_token(config, n_loop, training=False):
+def flops_per_token(model, n_loop, training=False):
     """
     FLOPs a token of a forward pass with n_loop[g] loops of group g. In training the backward pass
     is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
 
-    Counted as usual: two FLOPs for each weight of a matrix product, and attention over the whole
-    window.
+    Counted as usual: two FLOPs for each weight of a matrix, and attention over the whole window.
+    Half of an adapter multiplies e, once a pass.
     """
-    C, looped = config.n_embd, sum(map(len, config.groups))
-    block = 2 * 12 * C ** 2 + 4 * config.block_size * C
-    on_e, on_x = (2 * C ** 2 * n for n in INJECTIONS[config.injection].products)
-    once = 3 if training else 1
-    flops = once * ((config.n_layer - looped) * block + 2 * C * config.vocab_size)
-    for layers, n in zip(config.groups, n_loop):
-        passes = n + 2 * min(config.bptt_k, n) if training else n
-        flops += once * on_e + (len(layers) * block + on_x) * passes
-    return flops
+    def weights(module):
+        return sum(p.numel() for p in module.parameters() if p.dim() == 2)
+    once, config = 3 if training else 1, model.config
+    attention = 2 * config.block_size * config.n_embd
+    flops = once * weights(model.lm_head)
+    for layer in model.h:
+        if isinstance(layer, RecurrentGroup):
+            n, half = n_loop[layer.index], weights(layer.adapter) // 2
+            steps = n + 2 * min(config.bptt_k, n) if training else n
+            flops += once * half + steps * (
+                weights(layer) - half + len(layer.core) * attention)
+        else:
+            flops += once * (weights(layer) + attention)
+    return 2 * flops
 
 
 # the demonstration --------------------------------------------------------------------------------
@@ -402,7 +407,7 @@ def main():
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
-        print(f'{flops_per_token(shape, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
+        print(f'{flops_per_token(model, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
 
 
 if __name__ == '__main__':

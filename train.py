@@ -264,7 +264,7 @@ def main():
                 loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
             loss.backward()
             status[0] += loss.detach() / WORLD
-            flops += batch_size * block_size * flops_per_token(gpt.config, n_loop, training=True)
+            flops += batch_size * block_size * flops_per_token(gpt, n_loop, training=True)
 
         # clip; one all-reduce, which waits for the device; the check, before any weight is touched
         norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf)

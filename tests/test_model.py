@@ -153,12 +153,13 @@ def test_flops_of_a_token_by_hand():
                  bptt_k=2)
     block = 2 * 12 * 64 + 4 * 10 * 8            # its matrices, and attention to 10 tokens
     once, half = 2 * block + 2 * 8 * 100, 2 * 64
-    assert flops_per_token(GPTConfig(**shape), [5]) == once + half + 5 * (2 * block + half)
+    model = GPT(GPTConfig(**shape))
+    assert flops_per_token(model, [5]) == once + half + 5 * (2 * block + half)
     # backward twice as much again, through the last two steps
-    assert flops_per_token(GPTConfig(**shape), [5], training=True) == 3 * (once + half) + (
+    assert flops_per_token(model, [5], training=True) == 3 * (once + half) + (
         5 + 2 * 2) * (2 * block + half)
-    assert flops_per_token(GPTConfig(**shape, injection='add'), [1], True) == 3 * (
-        once + 2 * block)
+    added = GPT(GPTConfig(**shape, injection='add'))
+    assert flops_per_token(added, [1], True) == 3 * (once + 2 * block)
 
 
 @pytest.mark.parametrize('changes, words', [
