@@ -421,7 +421,7 @@ def row_of(curves):
 @torch.no_grad()
 def main():
     import data
-    from common.configurator import pick_device
+    from common.distributed import pick_device
 
     # the run, and the text to look at
     if n_loop < 2 or n_windows < 1:

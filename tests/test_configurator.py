@@ -9,7 +9,8 @@ import torch
 from conftest import ROOT
 
 from common import configurator
-from common.configurator import configure, pick_device
+from common.configurator import configure
+from common.distributed import pick_device
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal

@@ -282,8 +282,8 @@ def test_bad_input_is_one_line_and_loses_nothing(flag, words):
 def test_a_run_is_not_overwritten_by_another(whole):
     """Once a new run has begun, even one that fails, nothing of the old one can be resumed."""
     shutil.copytree(whole, 'out')
-    assert ('out holds a run of 12 iterations: --resume continues it, --overwrite starts over, or '
-            'give another --out_dir') in refused(*TINY)
+    assert ('out holds a run: continue it with python train.py --resume, start over with '
+            '--overwrite, or give another --out_dir') in refused(*TINY)
     assert differences(whole, 'out') == []
     bad = refused(*TINY, '--overwrite', '--learning_rate=1e29')
     assert 'not finite at iteration 1' in bad and glob.glob('out/*.pt') == ['out/ckpt_000000.pt']
