@@ -85,11 +85,10 @@ def class_of(name, trusted=False):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
     with explain(f"cannot import the model class '{name}'",
-                 'write MODULE:CLASS, such as zoo.ouro:Ouro'):
+                 'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         kind = getattr(import_module(module), attribute)
-    if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-            and hasattr(kind, 'Config')):
-        raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
+        if not (issubclass(kind, torch.nn.Module) and hasattr(kind, 'Config')):
+            raise TypeError('no model')
     return kind
 
 
@@ -109,7 +108,7 @@ def load_checkpoint(path, device='cpu', trusted=''):
     except Exception as error:      # torch.load's own words would advise to run the code in a file
         raise ValueError(f'{broken} ({type(error).__name__}): {advice}') from error
 
-    kind = class_of(name, trusted=name == trusted)
+    kind = class_of(str(name), trusted=name == trusted)
     with explain(broken, advice):   # which keys or shapes do not match
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = kind(kind.Config(**args))
@@ -160,8 +159,8 @@ def check_free(out_dir, overwrite, init_from=''):
         raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
     if not overwrite and any(os.path.exists(f'{out_dir}/{name}')
                              for name in ('ckpt.pt', 'ckpt.old.pt')):
-        raise ValueError(f'{out_dir} holds a run: continue it with python train.py --resume, '
-                         'start over with --overwrite, or give another --out_dir')
+        raise ValueError(f'{out_dir} holds a run: --overwrite starts over, python train.py '
+                         '--resume continues it, or give another --out_dir')
 
 
 def start_over(out_dir):

@@ -165,13 +165,17 @@ def read_file(path, knobs, annotations):
 
 
 def knobs_of_train():
-    """{knob: default} of train.py, which is read and not run: they are its only constants."""
+    """{knob: default} of train.py, which is read and not run: a knob is a line NAME = LITERAL."""
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
     with open(path, encoding='utf-8') as f:
-        found = [node for node in ast.parse(f.read()).body
-                 if isinstance(node, (ast.Assign, ast.AnnAssign))]
-    return {ast.unparse(getattr(node, 'target', None) or node.targets[0]):
-            ast.literal_eval(node.value) for node in found}
+        lines = ast.parse(f.read()).body
+    knobs = {}
+    for line in lines:
+        if isinstance(line, (ast.Assign, ast.AnnAssign)):
+            target = line.targets[0] if isinstance(line, ast.Assign) else line.target
+            with suppress(ValueError):          # no literal
+                knobs[ast.unparse(target)] = ast.literal_eval(line.value)
+    return knobs
 
 
 def show_help(script, knobs, annotations):

@@ -5,8 +5,8 @@ Geiping App. C.3 (the two collapses of the state, the correlation of tokens).
 """
 import math
 import os
-import time
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import torch
@@ -41,10 +41,8 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     numbers = spread(text, n_windows, T)[RANK::WORLD]
     # as many batches in all processes: after each they agree whether to stop
     starts = range(0, math.ceil(n_windows / WORLD), batch)
-    work = [(n_loop, start) for n_loop in loops for start in starts]
     sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
-    last_said = time.time()
-    for done, (n_loop, start) in enumerate(work):
+    for n_loop, start in product(loops, starts):
         if len(mine := numbers[start:start + batch]):
             x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
             with autocast:
@@ -53,9 +51,6 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
         if any_stop(dev):
             return None
-        if time.time() - last_said > 10:
-            say(f'held-out loss: {done + 1} of {len(work)} batches')
-            last_said = time.time()
     sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
     return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
             {n_loop: right / known for n_loop, (_, right, known) in sums.items()})

@@ -32,8 +32,12 @@ class Log:
             rows = read_log(path, start) if start and os.path.exists(path) else []
             write_csv(rows, path, self.columns)
 
-    def step(self, run, it, loss, lr, norm, n_loop, evaluation):
-        """Print a line and add a row: this iteration, and the speed since the last row."""
+    def step(self, run, it, loss, lr, norm, n_loop, held_out):
+        """
+        Print a line and add a row: this iteration, and the speed since the last row.
+
+        held_out: the columns that evaluation.report found before it, {} without one.
+        """
         seconds, tokens, flops = map(sum, zip(*self.steps))
         dt_ms = 1e3 * seconds / len(self.steps)
         rate = tokens / seconds
@@ -47,7 +51,7 @@ class Log:
             say(f'warning: iter {it}: loss spikes since iteration {it + 1 - len(self.steps)}: '
                 f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
                 f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
-        self.add(evaluation | dict(
+        self.add(held_out | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{rate:.0f}', tflops=f'{tflops:.4f}',
             spikes=len(run.spikes)))
