@@ -32,8 +32,8 @@ FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'e
               'log_interval', 'save_interval', 'keep_iters', 'device', 'compile'}
 # what every checkpoint has
 PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
-# fields of the model's Config that may differ from those of the weights that a run starts from
-FREE_FIELDS = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
+# what may differ from the model whose weights a run starts from; a class of its own must fit them
+FREE_FIELDS = {'model', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
 
 @dataclass
@@ -202,23 +202,21 @@ def earlier_run(script):
                          'continue from its weights')
     before, resumed = last_checkpoint(out_dir, script['model']) if script['resume'] else ({}, '')
     if resumed:
-        earlier = before['model_args'] | before['config'] | dict(out_dir=out_dir)
-        fixed = {*earlier, 'model'} - FREE_KNOBS
+        earlier, free = before['model_args'] | before['config'], FREE_KNOBS
     else:
         check_free(out_dir, script['overwrite'], init_from)
         if not init_from:
             return {}, ''
         before = load_checkpoint(init_from, trusted=script['model'])[1]
-        earlier = before['model_args']
-        fixed = earlier.keys() - FREE_FIELDS
-    earlier = earlier | dict(model=before['model_class'])
+        earlier, free = before['model_args'], FREE_FIELDS
+    earlier = earlier | dict(model=before['model_class'], out_dir=out_dir)
 
     # the knobs of the earlier run, except those that were given
     changed = []
     for key in sorted(knobs.keys() & earlier.keys()):
         if key not in given:
             script[key] = knobs[key] = earlier[key]
-        elif key in fixed and knobs[key] != earlier[key]:
+        elif key not in free and knobs[key] != earlier[key]:
             changed.append(f'{key} = {knobs[key]} (it was {earlier[key]})')
     if changed:
         raise ValueError(f'{resumed or init_from} had other knobs: {", ".join(changed)}; leave '
