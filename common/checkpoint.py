@@ -154,7 +154,7 @@ def open_run(out_dir, dev='cpu', if_plain=''):
 # where a run begins -------------------------------------------------------------------------------
 
 def check_free(out_dir, overwrite, init_from=''):
-    """ValueError if out_dir holds a run, unless that is to be overwritten and not init_from's."""
+    """ValueError if out_dir holds a run and overwrite is off, or if it is the run of init_from."""
     if init_from and os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
     if not overwrite and any(os.path.exists(f'{out_dir}/{name}')
