@@ -43,9 +43,10 @@ from torch.nn import functional as F
 
 from cache import POLICIES, make_cache
 from common import plots
-from common.checkpoint import of_threshold, open_run, save_thresholds
+from common.checkpoint import open_run
+from common.evaluation import windows_at_once
 from common.files import write_csv
-from common.log import windows_at_once
+from common.thresholds import of_threshold, save_thresholds
 from compiled import compile_passes
 from decode import one_token, prefill, stream, teacher_forced, use_one_thread
 from exits import EXITS, Exit, make_exit
@@ -639,7 +640,8 @@ def report(points, groups, folder):
 
 def main():
     import data
-    from common.configurator import given, pick_device
+    from common.configurator import given
+    from common.distributed import pick_device
 
     # the model, held-out windows, and the points to measure
     dev, autocast = pick_device(device, dtype)

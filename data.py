@@ -44,8 +44,8 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import configure, did_you_mean, explain, run
+from common.evaluation import spread
 from common.files import new_file, write_json
-from common.log import spread
 from tasks import TASKS, check
 
 # --------------------------------------------------------------------------------------------------

@@ -122,7 +122,8 @@ def page(record, title, command):
 def main():
     import tasks
     from common.checkpoint import open_run
-    from common.configurator import given, pick_device
+    from common.configurator import given
+    from common.distributed import pick_device
     from decode import stream
     from sample import read_prompt
     from waves import can_wave

@@ -367,7 +367,7 @@ def print_table(measured, groups):
 @torch.no_grad()
 def main():
     import data
-    from common.configurator import pick_device
+    from common.distributed import pick_device
 
     # the run, and the text to look at
     if n_loop < 2 or n_windows < 1:

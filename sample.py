@@ -18,8 +18,10 @@ import numpy as np
 import torch
 
 import tasks
-from common.checkpoint import of_threshold, open_run, read_tau
-from common.configurator import configure, given, pick_device, run
+from common.checkpoint import open_run
+from common.configurator import configure, given, run
+from common.distributed import pick_device
+from common.thresholds import of_threshold, read_tau
 from compiled import compile_passes
 from data import EOT, get_encoding
 from decode import stream, teacher_forced, use_one_thread

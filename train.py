@@ -33,7 +33,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import configurator, distributed, log
+from common import configurator, distributed, evaluation, log
 from common.checkpoint import Run, class_of, earlier_run, save_run, start_over
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
@@ -183,7 +183,7 @@ def set_up(before, resumed, text, dev):
     # the optimizers, and how far the run has come
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
-    saved = configurator.plain(knobs | dict(lr_decay_iters=lr_decay_iters or max_iters))
+    saved = knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
     run = Run(saved, gpt, optimizers, text.tokenizer, text.sha256)
     if resumed:
         for name, one in optimizers.items():
@@ -236,11 +236,11 @@ def main():
 
     for it in range(run.start, max_iters + 1):
         # held-out losses; at the end of the run over all windows
-        evaluation = {}
+        held_out = {}
         if it == max_iters or it % eval_interval == 0 and it:
             n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
-            evaluation = log.report(run, it, n_windows, text, eval_counts, dev, autocast)
-        stop = evaluation is None       # asked to stop meanwhile
+            held_out = evaluation.report(run, it, n_windows, text, eval_counts, dev, autocast)
+        stop = held_out is None         # asked to stop meanwhile
         if stop or it == max_iters:
             break
 
@@ -283,8 +283,8 @@ def main():
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
         run_log.steps.append((time.time() - clock, tokens, flops))
-        if it % log_interval == 0 or it == max_iters - 1 or evaluation:
-            run_log.step(run, it, loss, lr, norm, n_loop, evaluation)
+        if it % log_interval == 0 or it == max_iters - 1 or held_out:
+            run_log.step(run, it, loss, lr, norm, n_loop, held_out)
         if stop:
             it += 1
             break
@@ -296,12 +296,12 @@ def main():
         say(f"stopped after iteration {it - 1} and saved; resume with "
             f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{flag}")
     else:
-        run_log.add(dict(iter=it) | evaluation)
+        run_log.add(dict(iter=it) | held_out)
         if RANK == 0:
             from common import plots  # here, since matplotlib takes a second to import
             plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
             if text.is_task:
-                log.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
+                evaluation.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
         say(f'done in {time.time() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png\n'
             f"next: python sample.py{' --exit accel' if gpt.groups else ''}{flag}")
     distributed.leave()

@@ -15,28 +15,25 @@ model.py and zoo/ alone.
     and to resume: optimizer, muon {parameter number: state}, trend, spikes (log.py)
 """
 import glob
-import hashlib
-import json
 import os
 import warnings
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from shlex import quote
-from textwrap import shorten
-from types import NoneType
 
 import torch
 
-from common.configurator import explain, given, plain
+from common.configurator import explain, given
 from common.distributed import RANK, say
-from common.files import new_file, write_json
+from common.files import new_file
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
               'log_interval', 'save_interval', 'keep_iters', 'device', 'compile'}
-# fields of the model's Config that may differ from those of the weights that a run starts from
-FREE_FIELDS = {'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
+# what every checkpoint has
+PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
+# what may differ from the model whose weights a run starts from; a class of its own must fit them
+FREE_FIELDS = {'model', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
 
 @dataclass
@@ -72,18 +69,8 @@ def save_checkpoint(checkpoint, path, keep_old=False):
     # RuntimeError: torch, on a full disk
     with (explain(f"cannot write '{path}'", 'the earlier file is unchanged; make room, then '
                   'continue with --resume', (OSError, RuntimeError)),
-          new_file(path, 'wb') as f):
+          new_file(path, 'wb', keep_old) as f):
         torch.save(checkpoint, f)
-        f.flush()
-        os.fsync(f.fileno())            # whole on the disk before the earlier file is touched
-        if keep_old and os.path.exists(path):
-            old = path.removesuffix('.pt') + '.old.pt'
-            with suppress(FileNotFoundError):
-                os.remove(old)
-            try:
-                os.link(path, old)
-            except OSError:         # a file system without links
-                os.replace(path, old)
 
 
 # the class of a checkpoint's model ----------------------------------------------------------------
@@ -98,11 +85,10 @@ def class_of(name, trusted=False):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model={name}')
     with explain(f"cannot import the model class '{name}'",
-                 'write MODULE:CLASS, such as zoo.ouro:Ouro'):
+                 'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         kind = getattr(import_module(module), attribute)
-    if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-            and hasattr(kind, 'Config')):
-        raise ValueError(f"'{name}' is not a model class: it must be a subclass of model.GPT")
+        if not (issubclass(kind, torch.nn.Module) and hasattr(kind, 'Config')):
+            raise TypeError('no model')
     return kind
 
 
@@ -111,35 +97,28 @@ def load_checkpoint(path, device='cpu', trusted=''):
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
                          'python train.py')
-    broken = (f"'{path}' is not a whole checkpoint of this program (%s): it may be cut short, hold "
-              'something else, or be of a class that has changed; train again or use another')
+    broken = f"'{path}' is not a whole checkpoint of this program"
+    advice = ('it may be cut short, hold something else, or be of a class that has changed; train '
+              'again or use another')
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        parts = dict(model=dict, model_args=dict, model_class=str, config=dict, iter_num=int,
-                     tokenizer=(str, NoneType))
-        if not all(isinstance(checkpoint[part], kind) for part, kind in parts.items()):
-            raise TypeError
-    except Exception as error:      # torch.load has a dozen ways to say that a file is not its own
-        raise ValueError(broken % type(error).__name__) from error
+        name, args, weights, *_ = (checkpoint[part] for part in PARTS)
+    except Exception as error:      # torch.load's own words would advise to run the code in a file
+        raise ValueError(f'{broken} ({type(error).__name__}): {advice}') from error
 
-    name = checkpoint['model_class']
-    kind = class_of(name, trusted=name == trusted)
-    try:
+    kind = class_of(str(name), trusted=name == trusted)
+    with explain(broken, advice):   # which keys or shapes do not match
         with torch.device('meta'):      # shapes alone: the weights are those that were read
-            model = kind(kind.Config(**checkpoint['model_args']))
-        model.load_state_dict(checkpoint['model'], assign=True)
+            model = kind(kind.Config(**args))
+        model.load_state_dict(weights, assign=True)
         model.tie()
-    except RuntimeError as error:       # which keys or shapes do not match
-        raise ValueError(broken % shorten(str(error), 400)) from error
-    except Exception as error:
-        raise ValueError(broken % type(error).__name__) from error
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
     return model.float().to(device).eval(), checkpoint
 
 
-def find_run(out_dir, quiet=False):
+def find_run(out_dir):
     """
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
@@ -149,8 +128,7 @@ def find_run(out_dir, quiet=False):
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
-        if not quiet:
-            print(f'model: {out_dir}/ckpt.pt')
+        print(f'model: {out_dir}/ckpt.pt')
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
         out_dir = os.path.join(source, out_dir)
@@ -160,32 +138,29 @@ def find_run(out_dir, quiet=False):
     return out_dir, out_dir
 
 
-def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
+def open_run(out_dir, dev='cpu', if_plain=''):
     """
     The model of a run, its checkpoint, the folder to read from, and the one to write to (find_run).
 
     if_plain: how the ValueError for a model without recurrent groups ends; '' = no error.
     """
-    folder, results = find_run(out_dir, quiet)
+    folder, results = find_run(out_dir)
     model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     if if_plain and not model.groups:
         raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
     return model, checkpoint, folder, results
 
 
-# what a run continues from ------------------------------------------------------------------------
+# where a run begins -------------------------------------------------------------------------------
 
-def check_free(out_dir, overwrite, choice=''):
-    """ValueError if out_dir holds a run, unless that is to be overwritten. choice: another flag."""
-    paths = [path for path in (f'{out_dir}/ckpt.pt', f'{out_dir}/ckpt.old.pt')
-             if os.path.exists(path)]
-    if paths and not overwrite:
-        done = ''
-        with suppress(Exception):       # a damaged file is a run, too
-            done = torch.load(paths[0], weights_only=True, mmap=True, map_location='cpu')
-            done = f" of {done['iter_num']:,} iterations"
-        raise ValueError(f'{out_dir} holds a run{done}: {choice}--overwrite starts over, or give '
-                         'another --out_dir')
+def check_free(out_dir, overwrite, init_from=''):
+    """ValueError if out_dir holds a run and overwrite is off, or if it is the run of init_from."""
+    if init_from and os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
+        raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
+    if not overwrite and any(os.path.exists(f'{out_dir}/{name}')
+                             for name in ('ckpt.pt', 'ckpt.old.pt')):
+        raise ValueError(f'{out_dir} holds a run: --overwrite starts over, python train.py '
+                         '--resume continues it, or give another --out_dir')
 
 
 def start_over(out_dir):
@@ -197,8 +172,8 @@ def start_over(out_dir):
 
 def last_checkpoint(out_dir, trusted=''):
     """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
-    paths = [f'{out_dir}/{name}' for name in ('ckpt.pt', 'ckpt.old.pt')
-             if os.path.exists(f'{out_dir}/{name}')]
+    paths = [path for path in (f'{out_dir}/ckpt.pt', f'{out_dir}/ckpt.old.pt')
+             if os.path.exists(path)]
     for path in paths:
         try:
             checkpoint = load_checkpoint(path, trusted=trusted)[1]
@@ -227,27 +202,21 @@ def earlier_run(script):
                          'continue from its weights')
     before, resumed = last_checkpoint(out_dir, script['model']) if script['resume'] else ({}, '')
     if resumed:
-        earlier = before['model_args'] | before['config']
-        earlier |= dict(model=before['model_class'], out_dir=out_dir)
-        fixed = earlier.keys() - FREE_KNOBS
-    elif init_from:
-        if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-            raise ValueError(f'init_from = {init_from} would be overwritten: take another '
-                             '--out_dir')
-        check_free(out_dir, script['overwrite'], '--resume continues it, ')
-        before = load_checkpoint(init_from, trusted=script['model'])[1]
-        earlier = before['model_args'] | dict(model=before['model_class'])
-        fixed = before['model_args'].keys() - FREE_FIELDS
+        earlier, free = before['model_args'] | before['config'], FREE_KNOBS
     else:
-        check_free(out_dir, script['overwrite'], '--resume continues it, ')
-        return {}, ''
+        check_free(out_dir, script['overwrite'], init_from)
+        if not init_from:
+            return {}, ''
+        before = load_checkpoint(init_from, trusted=script['model'])[1]
+        earlier, free = before['model_args'], FREE_FIELDS
+    earlier = earlier | dict(model=before['model_class'], out_dir=out_dir)
 
     # the knobs of the earlier run, except those that were given
     changed = []
     for key in sorted(knobs.keys() & earlier.keys()):
         if key not in given:
             script[key] = knobs[key] = earlier[key]
-        elif key in fixed and plain(knobs[key]) != earlier[key]:
+        elif key not in free and knobs[key] != earlier[key]:
             changed.append(f'{key} = {knobs[key]} (it was {earlier[key]})')
     if changed:
         raise ValueError(f'{resumed or init_from} had other knobs: {", ".join(changed)}; leave '
@@ -256,45 +225,3 @@ def earlier_run(script):
         raise ValueError(f"the run in {out_dir} has {before['iter_num']} iterations already: "
                          '--max_iters may not be smaller')
     return before, resumed
-
-
-# calibrated thresholds: written by bench.py --calibrate, read by --tau=auto -----------------------
-
-def hash_of_weights(checkpoint):
-    """sha256 of a checkpoint's weights: its thresholds belong to them alone."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(checkpoint['model'].items()):
-        digest.update(name.encode() + weight.float().numpy(force=True).tobytes())
-    return digest.hexdigest()
-
-
-def save_thresholds(out_dir, checkpoint, rows, **about):
-    """Write out_dir/exits.json. rows: dicts of cache, rule, past, tau and costs."""
-    write_json(dict(weights=hash_of_weights(checkpoint)) | about | dict(exits=rows),
-               os.path.join(out_dir, 'exits.json'))
-
-
-def of_threshold(exit, cache, ring, n_loop, wave=None):
-    """All that a threshold was found for, as plain values. n_loop: counts; wave: [width, steps]."""
-    cache = cache or 'exact'            # without a cache the result is that of exact
-    return plain(dict(rule=exit.name, hits=exit.hits, keep=exit.keep, cache=cache,
-                      past=exit.past or cache != 'exact',       # prompts wait
-                      ring=ring if cache == 'ring' else None, n_loop=n_loop, wave=wave))
-
-
-def read_tau(out_dir, checkpoint, wanted):
-    """The threshold in exits.json that was found for what of_threshold returns."""
-    path = os.path.join(out_dir, 'exits.json')
-    how = 'python bench.py --calibrate=0.005 (and the same --out_dir, if you gave one)'
-    with explain(f"--tau=auto cannot read '{path}'", f'make it with {how}'), open(path) as f:
-        found = json.load(f)
-        weights = found['weights']
-        taus = [row['tau'] for row in found['exits'] if wanted.items() <= row.items()]
-    if weights != hash_of_weights(checkpoint):
-        raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
-                         f'ones with {how}')
-    if not taus or taus[0] is None:     # null: no threshold was good enough
-        wanted = ', '.join(f'{name} = {value}' for name, value in wanted.items())
-        raise ValueError(f"'{path}' has no threshold for {wanted}: give --tau=NUMBER, or see what "
-                         f'{how} finds')
-    return taus[0]

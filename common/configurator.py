@@ -20,14 +20,13 @@ knobs that only train.py has. `--help` prints every knob with its comment.
 """
 import ast
 import difflib
-import io
 import json
 import os
 import re
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from types import NoneType
-from typing import Literal, get_args
+from typing import get_args
 
 # what torch, numpy and Python say if memory is short, or if a size is beyond 64 bits
 OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|Invalid buffer size|"
@@ -36,7 +35,7 @@ OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|In
 given = set()       # the knobs that the command line or a config file has set
 
 
-# running a script ---------------------------------------------------------------------------------
+# errors -------------------------------------------------------------------------------------------
 
 def run(main):
     """
@@ -45,14 +44,12 @@ def run(main):
     The exit status is 2 for bad input (a ValueError or OSError: a knob, a file) and for too little
     memory, and 130 for Ctrl-C. TRACEBACK=1 in the environment shows the traceback of an error.
     """
-    for name in 'stdout', 'stderr':
-        if getattr(sys, name) is None:                  # closed by >&-
-            setattr(sys, name, open(os.devnull, 'w'))
-        if isinstance(getattr(sys, name), io.TextIOWrapper):    # an old console lacks some letters
-            getattr(sys, name).reconfigure(errors='replace')
+    for stream in sys.stdout, sys.stderr:
+        if hasattr(stream, 'reconfigure'):
+            stream.reconfigure(errors='replace')        # an old console lacks some letters
     try:
         main()
-        sys.stdout.flush()
+        print(end='', flush=True)
     except KeyboardInterrupt:
         print('\nstopped', file=sys.stderr)
         raise SystemExit(130)
@@ -73,17 +70,36 @@ def run(main):
         raise SystemExit(2)
 
 
+@contextmanager
+def explain(what, advice, errors=Exception):
+    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
+    try:
+        yield
+    except errors as error:
+        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
+
+
+def did_you_mean(name, known):
+    """": did you mean 'x'?" with the most similar of the known names; '' if none is similar."""
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f": did you mean '{nearest[0]}'?" if nearest else ''
+
+
 # the command line ---------------------------------------------------------------------------------
 
 def configure(script, positional=None, more=None):
     """
     Set the knobs among a script's globals from the command line; returns {knob: value} of all.
 
-    script: its globals(). If it is imported and not run, its knobs keep their defaults.
+    script: its globals(), of which the lower-case ones that hold a plain value are knobs. If it is
+        imported and not run, they keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
     more: a function of the knobs so far -> {knob: (default, annotation)}, further ones.
     """
-    knobs = {name: value for name, value in script.items() if is_knob(name, value)}
+    plain_types = int, float, bool, str, list, tuple, NoneType
+    knobs = {name: value for name, value in script.items()
+             if isinstance(value, plain_types) and name == name.lower() and name[0] != '_'}
     annotations = {name: type(value) for name, value in knobs.items()}
     annotations |= script.get('__annotations__', {})
     given.clear()
@@ -91,12 +107,6 @@ def configure(script, positional=None, more=None):
         run(lambda: read_arguments(sys.argv[1:], knobs, annotations, script, positional, more))
         script.update(knobs)
     return knobs
-
-
-def is_knob(name, value):
-    """Knobs are the lower-case globals that hold a plain value."""
-    plain_value = isinstance(value, (int, float, bool, str, list, tuple, NoneType))
-    return plain_value and name == name.lower() and not name.startswith('_')
 
 
 def read_arguments(args, knobs, annotations, script, positional, more):
@@ -111,22 +121,22 @@ def read_arguments(args, knobs, annotations, script, positional, more):
         if arg in ('--help', '-h'):
             show_help(script, knobs, annotations)
             raise SystemExit(0)
-        elif arg.startswith('--'):
-            key, equals, text = arg[2:].partition('=')
-            if key not in knobs:
-                raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} '
-                                 '(--help lists all)')
-            if not equals:
-                if bool in allowed(annotations[key])[0]:
-                    text = 'True'
-                elif not args or args[0].startswith('--'):
-                    raise ValueError(f'--{key} needs a value: --{key}=VALUE')
-                else:
-                    text = args.pop(0)
-            knobs[key] = parse(key, text, annotations[key])
-            given.add(key)
-        else:
+        if not arg.startswith('--'):
             read_file(arg, knobs, annotations)
+            continue
+
+        # a flag: --key=value, --key value, or --key of a bool
+        key, equals, text = arg[2:].partition('=')
+        if key not in knobs:
+            raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
+        if not equals and bool in allowed(annotations[key])[0]:
+            text = 'True'
+        elif not equals:
+            if not args or args[0].startswith('--'):
+                raise ValueError(f'--{key} needs a value: --{key}=VALUE')
+            text = args.pop(0)
+        knobs[key] = parse(key, text, annotations[key])
+        given.add(key)
 
 
 def read_file(path, knobs, annotations):
@@ -142,32 +152,36 @@ def read_file(path, knobs, annotations):
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
 
+    # what it stores is given, even where the value is the one that the knob had
     stored = {node.id for node in ast.walk(tree)
               if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    given.update(stored)        # also where the value is the one that the knob had
-    for key, value in names.items():
+    given.update(stored)
+    for key in stored & names.keys():
         if key in knobs:
-            knobs[key] = convert(key, value, annotations[key])
-        elif key in stored and key not in of_train and not key.startswith('_'):
+            knobs[key] = convert(key, names[key], annotations[key])
+        elif key not in of_train and key[0] != '_':
             hint = did_you_mean(key, [*knobs, *of_train])
             raise ValueError(f"unknown knob '{key}' in config file '{path}'{hint}")
 
 
 def knobs_of_train():
-    """{knob: default} of train.py, of which only the section between two rules of dashes is run."""
+    """{knob: default} of train.py, which is read and not run: a knob is a line NAME = LITERAL."""
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
     with open(path, encoding='utf-8') as f:
-        knobs = re.split('^# -+\n', f.read(), flags=re.MULTILINE)[1]
-    names = dict(Literal=Literal)
-    exec(knobs, names)
-    return {name: value for name, value in names.items() if is_knob(name, value)}
+        lines = ast.parse(f.read()).body
+    knobs = {}
+    for line in lines:
+        if isinstance(line, (ast.Assign, ast.AnnAssign)):
+            target = line.targets[0] if isinstance(line, ast.Assign) else line.target
+            with suppress(ValueError):          # no literal
+                knobs[ast.unparse(target)] = ast.literal_eval(line.value)
+    return knobs
 
 
 def show_help(script, knobs, annotations):
     """Print the script's docstring, then every knob with its value and the comment beside it."""
     with open(script['__file__'], encoding='utf-8') as f:
-        source = f.read()
-    found = re.findall(r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)$', source, re.MULTILINE)
+        found = re.findall(r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)$', f.read(), re.MULTILINE)
     comments = dict(reversed(found))            # the first of each name
     lines = [(script.get('__doc__') or '').strip(), '',
              'knobs (a config file or --key=value changes them):']
@@ -189,29 +203,27 @@ def allowed(annotation):
     return [one for one in parts if one not in choices], choices
 
 
-def did_you_mean(name, known):
-    """": did you mean 'x'?" with the most similar of the known names; '' if none is similar."""
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f": did you mean '{nearest[0]}'?" if nearest else ''
-
-
 def parse(key, text, annotation):
-    """A flag's text as a value of the knob `key`."""
+    """A flag's text as a value of the knob `key`: a Python literal that fits it, or the text."""
     types, _ = allowed(annotation)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = float(text) if float in types and text == 'inf' else text
-    fits = type(value) in types or float in types and type(value) is int
-    if str in types and (isinstance(value, str) or not fits):       # --name=12
-        return text
+        value = text
+    if float in types and (type(value) is int or text == 'inf'):
+        value = float(text)
+    if str in types and (type(value) is str or type(value) not in types):       # --name=12
+        value = text
     return convert(key, value, annotation)
 
 
 def convert(key, value, annotation):
     """The value as the knob `key` with this annotation takes it."""
     types, choices = allowed(annotation)
-    if type(value) in types or value in choices or type(value) is tuple and list in types:
+    if list in types and isinstance(value, (list, tuple)):
+        with suppress(TypeError):       # plain values alone, as a file holds them
+            return json.loads(json.dumps(value))
+    elif type(value) in types or value in choices:
         return value
     if float in types and type(value) is int:
         return float(value)
@@ -219,40 +231,3 @@ def convert(key, value, annotation):
     wanted += ['None' if kind is NoneType else kind.__name__ for kind in types]
     raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
                      f'{did_you_mean(value, choices)}')
-
-
-# what scripts share -------------------------------------------------------------------------------
-
-@contextmanager
-def explain(what, advice, errors=Exception):
-    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
-    try:
-        yield
-    except errors as error:
-        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
-
-
-def plain(value):
-    """A knob's value as a file holds it: numbers, strings, None, and lists of these."""
-    return json.loads(json.dumps(value))
-
-
-def pick_device(device='auto', dtype='auto'):
-    """The knobs device and dtype -> device, context in which matrix products have that dtype."""
-    import torch  # imported here, so that --help does not wait for it
-    if device == 'auto':
-        best = torch.accelerator.current_accelerator(check_available=True)
-        device = best.type if best else 'cpu'
-    try:
-        torch.ones(1, device=device).item()
-    except Exception:                   # each kind of device has an error of its own
-        raise ValueError(f"device '{device}' is not available here: choose auto, cuda, mps or cpu"
-                         ) from None
-
-    kind = device.split(':')[0]         # cuda:1 -> cuda
-    if dtype == 'auto':
-        dtype = 'bfloat16' if kind == 'cuda' else 'float32'
-    if dtype not in ('float32', 'bfloat16'):
-        raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
-    return device, torch.autocast(kind, torch.bfloat16) if dtype == 'bfloat16' else nullcontext()

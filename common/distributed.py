@@ -1,5 +1,5 @@
 """
-The processes of a training run: one, or several that torchrun has started.
+The device, and the processes of a training run: one, or several that torchrun has started.
 
 Every process draws the same random numbers and takes its own rows of the batch, so that the number
 of processes changes nothing.
@@ -11,11 +11,10 @@ of processes changes nothing.
 import os
 import signal
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-
-from common.configurator import pick_device
 
 RANK, WORLD, LOCAL_RANK = (int(os.environ.get(name, default)) for name, default in
                            (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
@@ -30,6 +29,25 @@ def say(line):
         except OSError:                 # `... | head` has ended, or the terminal was closed
             stop_signals.append(signal.SIGPIPE)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def pick_device(device='auto', dtype='auto'):
+    """The knobs device and dtype -> device, context in which matrix products have that dtype."""
+    if device == 'auto':
+        best = torch.accelerator.current_accelerator(check_available=True)
+        device = best.type if best else 'cpu'
+    try:
+        torch.ones(1, device=device).item()
+    except Exception:                   # each kind of device has an error of its own
+        raise ValueError(f"device '{device}' is not available here: choose auto, cuda, mps or cpu"
+                         ) from None
+
+    kind = device.split(':')[0]         # cuda:1 -> cuda
+    if dtype == 'auto':
+        dtype = 'bfloat16' if kind == 'cuda' else 'float32'
+    if dtype not in ('float32', 'bfloat16'):
+        raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
+    return device, torch.autocast(kind, torch.bfloat16) if dtype == 'bfloat16' else nullcontext()
 
 
 def join(device, dtype):

@@ -7,12 +7,12 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def new_file(path, mode='w', **how):
+def new_file(path, mode='w', keep_old=False, **how):
     """
     `with new_file(path) as f:` writes a file that becomes `path` once it is complete.
 
     If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
-    how: further arguments of open().
+    keep_old: the earlier file becomes NAME.old.EXT. how: further arguments of open().
     """
     path = os.path.realpath(path)       # a link stays one
     part = f'{path}.tmp'
@@ -26,6 +26,8 @@ def new_file(path, mode='w', **how):
             os.fsync(f.fileno())        # on the disk before it has the name
         if os.path.exists(path):
             shutil.copymode(path, part)
+            if keep_old:
+                os.replace(path, '{}.old{}'.format(*os.path.splitext(path)))
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):

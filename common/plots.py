@@ -221,7 +221,7 @@ def filled(rows, column):
 
 
 def depth(rows, path):
-    """A heat map of the accuracy by loops and by depth of the label; rows: of log.report_depth."""
+    """A heat map of the accuracy by loops and by depth of the label; rows: of report_depth."""
     accuracy = {(row['loops'], row['depth']): row['accuracy'] for row in rows}
     loops, depths = (sorted(set(numbers)) for numbers in zip(*accuracy))
     share = [[accuracy[n, d] for d in depths] for n in loops]

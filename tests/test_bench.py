@@ -18,7 +18,7 @@ import compiled
 import data
 import decode
 from bench import Point, log_probabilities
-from common import log, plots
+from common import evaluation, plots
 from common.checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 
@@ -183,7 +183,7 @@ def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
     assert Path('out/bench.csv').read_text() == 'of an earlier day'
     # two windows at once, and for each two a pass of the full budget and of nine points: the 14th
     # is that of the third point, in the second two windows
-    monkeypatch.setattr(log, 'windows_at_once', lambda config, most: 2)
+    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config, most: 2)
     interrupt(monkeypatch, 'teacher_forced', 14)
     rows = read_csv('out/bench.csv')
     assert names(rows) == NINE

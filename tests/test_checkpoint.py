@@ -12,8 +12,8 @@ import torch
 from conftest import ROOT, TINY, differences, finished, refused, saved, small_disk
 
 import tasks
-from common import checkpoint
-from common.checkpoint import find_run, load_checkpoint, of_threshold, save_checkpoint
+from common import checkpoint, thresholds
+from common.checkpoint import find_run, load_checkpoint, save_checkpoint
 from common.files import new_file, write_json
 from exits import make_exit
 
@@ -106,30 +106,34 @@ def test_the_pretrained_models_have_learned():
 def test_thresholds_belong_to_the_weights(tiny):
     stored = dict(model=tiny().state_dict())
     def found_for(rule, cache='latest', ring=8, n_loop=30, wave=None):
-        return of_threshold(rule, cache, ring, [n_loop], wave)
+        return thresholds.of_threshold(rule, cache, ring, [n_loop], wave)
 
     kl, accel = make_exit('kl'), make_exit('accel')
-    checkpoint.save_thresholds('out', stored, [found_for(kl) | dict(tau=0.5),
+    thresholds.save_thresholds('out', stored, [found_for(kl) | dict(tau=0.5),
                                                found_for(accel) | dict(tau=None),
                                                found_for(kl, 'ring', 4) | dict(tau=0.25)])
-    assert checkpoint.read_tau('out', stored, found_for(kl)) == 0.5
-    assert checkpoint.read_tau('out', stored, found_for(kl, 'ring', 4)) == 0.25
+    assert thresholds.read_tau('out', stored, found_for(kl)) == 0.5
+    assert thresholds.read_tau('out', stored, found_for(kl, 'ring', 4)) == 0.25
     # calibration has found none, or has not looked
     for other in (found_for(accel), found_for(make_exit('norm')), found_for(kl, 'exact'),
                   found_for(make_exit('kl', hits=2)), found_for(make_exit('kl', keep=False)),
                   found_for(kl, 'ring', 8), found_for(kl, n_loop=8), found_for(kl, wave=[8, 1])):
         with pytest.raises(ValueError, match='no threshold for rule = '):
-            checkpoint.read_tau('out', stored, other)
+            thresholds.read_tau('out', stored, other)
     stored['model']['lm_head.weight'][0, 0] += 1e-3
     with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
-        checkpoint.read_tau('out', stored, found_for(kl))
+        thresholds.read_tau('out', stored, found_for(kl))
 
 
-def test_a_file_is_whole_or_as_it_was():
+def test_a_file_is_whole_or_as_it_was(monkeypatch):
+    """Also if the block is stopped, or if the disk is full at the very end."""
     write_json(1, 'new/file.json')
     with pytest.raises(KeyboardInterrupt), new_file('new/file.json') as f:
         f.write('half')
         raise KeyboardInterrupt
+    with (monkeypatch.context() as patch, pytest.raises(OSError, match='No space left'),
+          new_file('new/file.json', keep_old=True) as f):
+        patch.setattr(os, 'fsync', mock.Mock(side_effect=OSError(28, 'No space left on device')))
     assert os.listdir('new') == ['file.json'] and Path('new/file.json').read_text() == '1'
     # a link stays one, and the file keeps its mode
     os.chmod('new/file.json', 0o600)
@@ -154,14 +158,3 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
 
     finished('--resume')
     assert differences(whole, 'out') == []
-
-
-def test_a_disk_that_is_full_at_the_end_costs_nothing(monkeypatch):
-    """Not even on a file system without links, where ckpt.pt itself becomes ckpt.old.pt."""
-    save_checkpoint(dict(a=1), 'out/ckpt.pt', keep_old=True)
-    with monkeypatch.context() as patch:
-        for name in 'link', 'fsync':
-            patch.setattr(os, name, mock.Mock(side_effect=OSError(28, 'No space left on device')))
-        with pytest.raises(ValueError, match='the earlier file is unchanged'):
-            save_checkpoint(dict(a=2), 'out/ckpt.pt', keep_old=True)
-    assert os.listdir('out') == ['ckpt.pt'] and torch.load('out/ckpt.pt') == dict(a=1)

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +8,8 @@ import torch
 from conftest import ROOT
 
 from common import configurator
-from common.configurator import configure, pick_device
+from common.configurator import configure
+from common.distributed import pick_device
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal
@@ -69,11 +69,10 @@ def script(tmp_path, monkeypatch):
     return call
 
 
-def run_script(*args, **options):
-    """script.py in a process of its own."""
-    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE) | options
-    return subprocess.run([sys.executable, 'script.py', *args], text=True,
-                          env=dict(PYTHONPATH=ROOT), **options)
+def run_script(*args, stdout=subprocess.PIPE, **settings):
+    """script.py in a process of its own, with these settings in its environment."""
+    return subprocess.run([sys.executable, 'script.py', *args], stdout=stdout, text=True,
+                          stderr=subprocess.PIPE, env=dict(PYTHONPATH=ROOT) | settings)
 
 
 @pytest.mark.parametrize('args, changes', [
@@ -89,7 +88,9 @@ def run_script(*args, **options):
     (['a.py'], dict(rate=6.0, layers=[[0], [1, 2]])),
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
-    (['train.py'], dict(count=4))])
+    (['train.py'], dict(count=4)), (['bom.py'], dict(count=7)),
+    # bare values are a list; inner tuples are lists too
+    (['--layers=1,2'], dict(layers=[1, 2])), (['--layers=[(1,)]'], dict(layers=[[1]]))])
 def test_arguments_apply_in_the_order_given(script, args, changes):
     names = script(*args)
     assert names['config'] == DEFAULTS | changes
@@ -102,6 +103,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--LIMIT=3'], 'unknown flag --LIMIT (--help lists all)'),
     (['--count=2.5'], 'count must be int, not 2.5'),
     (['--top=2.5'], 'top must be int or None, not 2.5'),
+    (['--layers=[{1}]'], 'layers must be list, not [{1}]'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
     (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
     (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
@@ -141,14 +143,10 @@ def test_help_has_every_knob_with_its_comment(script):
 
 @pytest.mark.parametrize('main', [
     lambda: bytearray(SIZE), lambda: torch.empty(10 ** 17), lambda: torch.empty(SIZE, SIZE),
-    lambda: torch.empty(10 ** 20), lambda: torch.arange(10 ** 20),
-    lambda: torch.zeros(1, 1).expand(10 ** 12, 10 ** 12).contiguous(),
-    lambda: np.zeros(10 ** 17), lambda: np.zeros((SIZE, SIZE)), lambda: np.zeros(10 ** 20),
-    lambda: np.repeat(np.zeros(10), 10 ** 19),
-    lambda: fail(torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')),
-    lambda: fail(RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate'))])
+    lambda: torch.empty(10 ** 20), lambda: np.zeros((SIZE, SIZE)), lambda: np.zeros(10 ** 20),
+    lambda: fail(torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.'))])
 def test_out_of_memory_is_one_line_that_names_knobs_to_lower(main, capsys):
-    """The errors of Python, torch and numpy themselves, and those that only a GPU raises."""
+    """The errors of Python, torch and numpy themselves, and one that only a GPU raises."""
     with pytest.raises(SystemExit, match='2'):
         configurator.run(main)
     error = capsys.readouterr().err
@@ -161,8 +159,7 @@ def fail(error):
 
 def test_errors_that_are_raised(monkeypatch):
     """Those that are bugs, and with TRACEBACK=1 all."""
-    for error, traceback in ((RuntimeError('shapes do not fit'), ''), (ValueError('bad'), '1'),
-                             (OverflowError('math range error'), ''), (MemoryError('n'), '1')):
+    for error, traceback in (RuntimeError('shapes do not fit'), ''), (ValueError('bad'), '1'):
         monkeypatch.setenv('TRACEBACK', traceback)
         with pytest.raises(type(error), match=str(error)):
             configurator.run(lambda: fail(error))
@@ -210,28 +207,9 @@ def test_pick_device():
             assert device == 'cpu' and (x @ x).dtype == wanted
 
 
-def test_a_config_file_may_begin_with_a_byte_order_mark(script):
-    assert script('bom.py')['count'] == 7
-
-
-@pytest.mark.parametrize('settings, stdout', [
-    (dict(PYTHONIOENCODING='cp1252'), b'printed before\n'), ({}, None)])
-def test_a_console_that_lacks_letters_or_is_closed(script, settings, stdout):
-    """The name is no letter of cp1252; stdout may be closed before the script starts."""
-    Path('script.py').write_text(SCRIPT.replace("print('printed before')", "print('\ufffd')"))
-    env = dict(PYTHONPATH=str(Path(__file__).parent.parent)) | settings
-    close = ' >&-' if stdout is None else ''
-    done = subprocess.run(f'{sys.executable} script.py{close}', shell=True, env=env,
-                          capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, '')
-    assert done.stdout == ('' if stdout is None else '?\n')
-
-
-def test_more_knobs_depend_on_others(script):
-    """As the fields of the model's Config that --model names."""
-    def more(knobs):
-        return dict(width=(None, int | None)) if knobs['name'] == 'wide' else {}
-    assert script('--name=wide', '--width=7', more=more)['width'] == 7
-    for args in ['--width=7'], ['--name=wide', '--width=seven'], ['--name=wide', '--wdth=7']:
-        with pytest.raises(SystemExit):
-            script(*args, more=more)
+def test_a_console_that_lacks_letters(script):
+    """U+FFFD is no letter of cp1252."""
+    with open('script.py', 'w') as f:
+        f.write(SCRIPT.replace("'printed before'", r"'\ufffd'"))
+    done = run_script(PYTHONIOENCODING='cp1252')
+    assert (done.returncode, done.stdout, done.stderr) == (0, '?\n', '')

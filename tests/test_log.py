@@ -9,7 +9,7 @@ import torch
 
 import data
 import tasks
-from common import log, plots
+from common import evaluation, log, plots
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_the_figure_of_a_log(monkeypatch):
 @pytest.mark.parametrize('n_windows, windows', [(10, range(10)), (4, [0, 3, 6, 9])])
 def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows, monkeypatch):
     """Fewer are spread evenly."""
-    monkeypatch.setattr(log, 'windows_at_once', lambda config: 3)
+    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 3)
     model = tiny()
-    losses, _ = log.evaluate(model, text, n_windows, [1, 4], 'cpu')
+    losses, _ = evaluation.evaluate(model, text, n_windows, [1, 4], 'cpu')
     x, y = text.held_out(windows, 16)
     assert list(losses) == [1, 4]
     for n_loop, loss in losses.items():
@@ -65,9 +65,9 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, window
 
 def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     """Against the logits, on a task that asks at one token of a row."""
-    monkeypatch.setattr(log, 'windows_at_once', lambda config: 7)
+    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 7)
     model, problems = tiny(vocab_size=13), tasks.Problems('calc:dense=False', held_out=40)
-    _, accuracies = log.evaluate(model, problems, 40, [1, 3], 'cpu')
+    _, accuracies = evaluation.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
     for n_loop, share in accuracies.items():
         right = model(x, n_loop=n_loop)[0][:, -1].argmax(-1) == y[:, -1]
@@ -79,7 +79,7 @@ def test_accuracy_by_depth(tiny, monkeypatch, capsys):
     rows = []
     monkeypatch.setattr(plots, 'depth', lambda found, path: rows.extend(found))
     model, problems = tiny(vocab_size=13), tasks.Problems('calc', held_out=30)
-    log.report_depth(model, problems, [1, 2], 'cpu', nullcontext(), 'out')
+    evaluation.report_depth(model, problems, [1, 2], 'cpu', nullcontext(), 'out')
     *_, printed = capsys.readouterr().out.splitlines()
     assert printed.split() == ['2', *(f"{row['accuracy']:.3f}" for row in rows[len(rows) // 2:])]
     x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
@@ -97,7 +97,7 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0))
-    row = log.report(run, 7, 10, text, [1], 'cpu', nullcontext())
+    row = evaluation.report(run, 7, 10, text, [1], 'cpu', nullcontext())
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
@@ -105,19 +105,16 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
 
 def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     """Nine windows, of which one has five: they look for signals equally often all the same."""
-    model = tiny()
-    monkeypatch.setattr(log, 'windows_at_once', lambda config: 2)
-    whole, _ = log.evaluate(model, text, 9, [1, 4], 'cpu')
-    parts, looks = [], []
-    monkeypatch.setattr(log, 'WORLD', 2)
+    model, parts, looks = tiny(), [], []
+    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 2)
+    whole, _ = evaluation.evaluate(model, text, 9, [4], 'cpu')
+    monkeypatch.setattr(evaluation, 'WORLD', 2)
     for rank in range(2):
-        monkeypatch.setattr(log, 'RANK', rank)
-        monkeypatch.setattr(log, 'any_stop', lambda dev: looks.append(rank))
-        parts.append(log.evaluate(model, text, 9, [1, 4], 'cpu')[0])
-    for n_loop, loss in whole.items():
-        assert math.isclose(parts[0][n_loop] + parts[1][n_loop], loss, rel_tol=1e-5)
-        assert parts[0][n_loop] > parts[1][n_loop]
-    assert looks == [0] * 6 + [1] * 6
+        monkeypatch.setattr(evaluation, 'RANK', rank)
+        monkeypatch.setattr(evaluation, 'any_stop', lambda dev: looks.append(rank))
+        parts.append(evaluation.evaluate(model, text, 9, [4], 'cpu')[0][4])
+    assert parts[0] > parts[1] and math.isclose(sum(parts), whole[4], rel_tol=1e-5)
+    assert looks == [0] * 3 + [1] * 3
 
 
 def test_spikes():
@@ -130,8 +127,8 @@ def test_spikes():
 
 def test_health_shows_the_two_collapses(tiny, idx):
     model, trace = tiny(), []
-    values = log.health(model, idx)
-    assert not list(log.warnings_of(values, model.config.groups))
+    values = evaluation.health(model, idx)
+    assert not list(evaluation.warnings_of(values, model.config.groups))
     # the correlation is the mean cosine of pairs of tokens
     model(idx, n_loop=3, trace=trace)
     for (token_corr, _), entry in zip(values, trace, strict=True):
@@ -145,13 +142,10 @@ def test_health_shows_the_two_collapses(tiny, idx):
         # a core that ignores its state: no weight on x, the left half of [x ; e]
         for group in model.groups:
             group.adapter.weight[:, :16] = 0
-    values = log.health(model, idx)
+    values = evaluation.health(model, idx)
     for token_corr, state_use in values:
         assert token_corr > 0.999 and state_use < 1e-5
-    lines = list(log.warnings_of(values, [[1], [2, 3]]))
-    assert len(lines) == 4
-    assert 'in group [1] the states of all tokens are nearly the same' in lines[0]
-    assert 'the core of group [1] ignores its state' in lines[1]
-    # just within the bounds, and just beyond them
-    lines = list(log.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
-    assert len(lines) == 2 and all('group [2, 3]' in line for line in lines)
+    # values just within the bounds, and just beyond them
+    lines = list(evaluation.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
+    assert len(lines) == 2 and 'nearly the same' in lines[0] and 'ignores its state' in lines[1]
+    assert all('group [2, 3]' in line for line in lines)

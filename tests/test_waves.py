@@ -160,7 +160,7 @@ def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
         assert gif.n_frames == shown.count('\n   ') and gif.info['loop'] == 0
     rows = read_csv('out/text/figures/wave.csv')
     committed = ''.join(row['text'] for row in rows if row['committed'] == '1')
-    model, *_ = open_run('pretrained/text', quiet=True)
+    model, *_ = open_run('pretrained/text')
     prompt = torch.tensor([[*b'The method returns ']])
     text = model.generate(prompt, 6, temperature=0, n_loop=30, cache='latest')[0]
     assert committed == bytes(text[0, 20:].tolist()).decode()

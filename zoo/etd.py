@@ -31,9 +31,10 @@ from torch.nn import functional as F
 import data
 from common import plots
 from common.checkpoint import Run, check_free, load_checkpoint, save_run, start_over
-from common.configurator import configure, pick_device, run
+from common.configurator import configure, run
+from common.distributed import pick_device
+from common.evaluation import evaluate
 from common.files import write_csv
-from common.log import evaluate
 from model import GPT
 
 # -------------------------------------------------------------------------------------------------
@@ -128,9 +129,7 @@ def main():
                          '--groups=[] --out_dir=out-plain')
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
-    if os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-        raise ValueError(f'{init_from} would be overwritten: take another --out_dir')
-    check_free(out_dir, overwrite)
+    check_free(out_dir, overwrite, init_from)
     text, idx, *_ = data.held_out(checkpoint, n_windows, dataset, dev)          # (n_windows, T)
 
     # its thinking block

@@ -1,0 +1,148 @@
+"""
+What a training run finds out between its steps: held-out losses, and the health of the states.
+
+Geiping App. C.3 (the two collapses of the state, the correlation of tokens).
+"""
+import math
+import os
+from contextlib import nullcontext
+from itertools import product
+
+import numpy as np
+import torch
+
+from common.distributed import RANK, WORLD, add_up, any_stop, say
+
+
+def spread(text, n, T):
+    """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
+    there = text.n_held_out(T)
+    if n > there:
+        raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
+                         'lower --n_windows')
+    return np.linspace(0, there - 1, n).round().astype(int)
+
+
+def windows_at_once(config, most=64):
+    """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
+    return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
+
+
+@torch.no_grad()
+def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
+    """
+    Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
+
+    Returns ({n_loop: nats a token}, {n_loop: share of right labels}), or None if asked to stop.
+    The model is left in evaluation.
+    """
+    model.eval()
+    T, batch = model.config.block_size, windows_at_once(model.config)
+    numbers = spread(text, n_windows, T)[RANK::WORLD]
+    # as many batches in all processes: after each they agree whether to stop
+    starts = range(0, math.ceil(n_windows / WORLD), batch)
+    sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
+    for n_loop, start in product(loops, starts):
+        if len(mine := numbers[start:start + batch]):
+            x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
+            with autocast:
+                logits, loss = model(x, y, n_loop=n_loop)
+            right, known = logits.argmax(-1) == y, y >= 0
+            sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
+        if any_stop(dev):
+            return None
+    sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
+    return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
+            {n_loop: right / known for n_loop, (_, right, known) in sums.items()})
+
+
+@torch.no_grad()
+def report_depth(model, text, loops, dev, autocast, out_dir):
+    """Accuracy on a task by depth and loops: a table on the screen, depth.csv and depth.png."""
+    from common import plots  # here, since matplotlib takes a second to import
+    model.eval()
+    x, y, depth = (torch.from_numpy(part) for part in text.with_depth(model.config.block_size))
+    depths, rows = depth[y >= 0].unique().tolist(), []
+    say('accuracy by depth of the label (across) and loops (down):')
+    say('      ' + ''.join(f'{d:6d}' for d in depths))
+    for n_loop in loops:
+        guesses = []
+        for part in x.split(windows_at_once(model.config)):
+            with autocast, torch.compiler.set_stance('force_eager'):
+                guesses.append(model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu())
+        right = torch.cat(guesses) == y
+        shares = [right[(y >= 0) & (depth == d)].double() for d in depths]
+        rows += [dict(loops=n_loop, depth=d, labels=len(share), accuracy=share.mean().item())
+                 for d, share in zip(depths, shares)]
+        say(f'{n_loop:5d} ' + ''.join(f'{share.mean():6.3f}' for share in shares))
+    plots.depth(rows, os.path.join(out_dir, 'depth.png'))
+
+
+def report(run, it, n_windows, text, loops, dev, autocast):
+    """Print held-out losses and health -> columns of the log, or None if asked to stop."""
+    # the shapes differ from training's, so this runs without the compiler
+    with torch.compiler.set_stance('force_eager'):
+        found = evaluate(run.model, text, n_windows, loops, dev, autocast)
+        if found is None:
+            return None
+        T = run.model.config.block_size
+        count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
+        idx, _ = text.held_out(range(count), T)
+        values = health(run.model, idx.to(dev), autocast)
+    run.model.train()
+    losses, accuracies = found
+    run.val_loss.update(losses)
+    say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
+        f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
+    row = {f'val_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
+    if text.is_task:
+        say(f'iter {it}: accuracy: ' + ', '.join(
+            f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
+        row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
+    # while the learning rate warms up, bad values mean nothing
+    if it >= run.knobs['warmup_iters']:
+        for line in warnings_of(values, run.model.config.groups):
+            say(f'warning: iter {it}: {line}')
+    for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
+        row[name] = '/'.join(f'{value:.3f}' for value in of_groups)
+    return row
+
+
+# health ------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def health(model, idx, autocast=nullcontext()):
+    """
+    Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use),
+    of a model in evaluation.
+
+    token_corr: mean cosine between the last states of different tokens of a window; 1 = all tokens
+    have become one. state_use: ||f(x) - f(noise)|| / ||f(x)||, x the last state; 0 = the core
+    ignores its state, and looping is useless.
+    """
+    trace, values = [], []
+    with autocast:
+        model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
+        for group, entry in zip(model.groups, trace):
+            e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
+            T = x.shape[1]
+            # the cosines of all pairs: the squared sum of the unit vectors, minus T self-pairs
+            unit = torch.nn.functional.normalize(x, dim=-1)
+            pairs = unit.sum(1).square().sum(-1) - T
+            token_corr = pairs.mean() / (T * (T - 1))
+            settled = group.step(x, e)
+            fresh = group.step(group.init_state(e), e)
+            state_use = (settled - fresh).norm() / settled.norm()
+            values.append((token_corr.item(), state_use.item()))
+    return values
+
+
+def warnings_of(values, groups):
+    """A warning for each bad value that health returned."""
+    for group, (token_corr, state_use) in zip(groups, values):
+        if token_corr > 0.95:
+            yield (f'in group {group} the states of all tokens are nearly the same (token_corr '
+                   f'{token_corr:.2f}): lower the learning rate or start again')
+        if state_use < 0.02:
+            yield (f'the core of group {group} ignores its state (state_use {state_use:.3f}), so '
+                   'more loops change nothing: lower the learning rate or start again')
