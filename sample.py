@@ -11,17 +11,18 @@ It needs only a checkpoint, not the data, and uses a pretrained one if you have 
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
-import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 import tasks
 from common.checkpoint import open_run
+from common.colours import paint, print_legend
 from common.configurator import configure, given, run
 from common.distributed import pick_device
-from common.thresholds import of_threshold, read_tau
+from common.thresholds import calibrated, of_threshold
 from compiled import compile_passes
 from data import EOT, get_encoding
 from decode import stream, teacher_forced, use_one_thread
@@ -45,7 +46,7 @@ ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = 1 if nothing else is asked
 wave = 0                    # tokens of a wave (waves.py); 0 = no wave
-wave_steps: int | None = None   # loop steps of a wave's pass; None = a sixth of mean_recurrence
+wave_steps = 1              # loop steps of each of its passes
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn
 noise_seed = 0              # of x^(0)
@@ -60,22 +61,6 @@ TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', '
               'wave', 'wave_steps', 'stop_at_end', 'compile')
 WAVE_TAU = 3e-3             # of a wave without a rule of its own, which then uses norm_rel
 CONVERGE = '; a prompt or a new window loops until it has converged'
-
-# {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
-COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}
-
-
-def paint(text, steps):
-    """The text on the colour of its loop steps; line ends stay plain."""
-    colour = [colour for bound, colour in COLOURS.items() if bound <= steps][-1]
-    parts = [part for part in re.split('(\n)', text) if part]
-    return ''.join(part if part == '\n' else f'\x1b[48;5;{colour}m\x1b[97m{part}\x1b[0m'
-                   for part in parts)
-
-
-def print_legend():
-    legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
-    print(f'colours start at these mean loop steps: {legend}')
 
 
 def print_sample(row, stop, encoding, text, with_steps):
@@ -113,37 +98,35 @@ def way_of(model):
     The knobs -> how decode.stream makes the next tokens, as its keywords.
 
     Where nothing else is asked for, one text is written by drafts: the fastest way that writes the
-    very text of the loop budget (README.md).
+    very text of the loop budget (results/writing.md).
     """
-    drafts, policy = draft_loops, cache
+    drafts, policy, budget = draft_loops, cache, min(model.loop_counts(n_loop), default=1)
     if drafts is None:
         asked = exit or wave or past or warm_start or num_samples > 1
-        loops = min(model.loop_counts(n_loop), default=1)
-        drafts = 1 if not asked and cache in ('auto', 'exact') and loops > 1 else 0
+        possible = cache in ('auto', 'exact') and budget > 1
+        drafts = max(1, round(budget / 4)) if possible and not asked else 0
     if policy == 'auto':
         policy = 'exact' if drafts else 'latest'
-    steps = wave_steps or max(1, round(model.config.mean_recurrence / 6))
     return dict(cache=policy, ring=ring, warm_start=warm_start, draft_loops=drafts or None,
-                wave=wave, wave_steps=steps)
+                wave=wave, wave_steps=wave_steps)
 
 
-def rule_of(model, checkpoint, results, way):
+def rule_of(model, checkpoint, folders, way):
     """
-    The knobs -> the exit rule, None = fixed loops, and where its threshold comes from: the knob, or
-    exits.json, if bench.py --calibrate has found one for these weights, or the rule's default.
+    The knobs -> the exit rule, None = fixed loops, and where its threshold comes from: --tau, or
+    exits.json in one of the folders (bench.py --calibrate), or the rule's default.
     """
     if not (exit or wave):
         return None, ''
-    rule, default = make_exit(exit or 'norm_rel', None, hits, past=past), None if exit else WAVE_TAU
+    rule = make_exit(exit or 'norm_rel', tau, hits, past=past)
     if tau is not None:
-        return make_exit(rule.name, tau, hits, past=past), '--tau'
-    try:
-        threshold, source = read_tau(results, checkpoint, of_threshold(
-            rule, way['cache'], ring, model.loop_counts(n_loop, rule),
-            [wave, way['wave_steps']] if wave else None)), f'{results}/exits.json'
-    except ValueError:                  # none has been calibrated
-        threshold, source = default, 'the default'
-    return make_exit(rule.name, threshold, hits, past=past), source
+        return rule, '--tau'
+    wanted = of_threshold(rule, way['cache'], ring, model.loop_counts(n_loop, rule),
+                          [wave, wave_steps] if wave else None)
+    for folder in folders:
+        if found := calibrated(folder, checkpoint, wanted):
+            return replace(rule, tau=found), f'{folder}/exits.json'
+    return rule if exit else replace(rule, tau=WAVE_TAU), 'the default'
 
 
 def in_words(model, rule, source, way):
@@ -151,9 +134,9 @@ def in_words(model, rule, source, way):
     counts = model.loop_counts(n_loop, rule)
     loops = '-'.join(map(str, dict.fromkeys(counts))) if counts else 'no'
     if way['draft_loops']:
-        how = f"drafts of {way['draft_loops']} loops, checked by {loops}"
-    elif way['wave']:
-        how = f"waves of {way['wave']} x {way['wave_steps']}"
+        how = f"drafts of {way['draft_loops']} loop(s), checked by {loops}"
+    elif wave:
+        how = f'waves of {wave} x {wave_steps}'
     else:
         how = f'at most {loops} loops' if rule else f'{loops} loops'
     return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
@@ -217,13 +200,13 @@ def main():
             ((past or (tau, hits) != (None, None)) and not (exit or wave),
              '--past, --tau and --hits need an exit rule: add --exit=norm_rel, or --wave=8'),
             (num_samples < 1, f'num_samples must be at least 1, not {num_samples}'),
-            (wave_steps and not wave, '--wave_steps needs a wave: add --wave=8'),
+            ('wave_steps' in given and not wave, '--wave_steps needs a wave: add --wave=8'),
             (compile and cache is None, '--compile needs a cache: leave out --cache=None'),
             ('ring' in given and cache != 'ring', '--ring needs --cache=ring')):
         if wrong:
             raise ValueError(what)
     way = way_of(model)
-    rule, source = rule_of(model, checkpoint, results, way)
+    rule, source = rule_of(model, checkpoint, (results, folder), way)
 
     # problems or text
     task = checkpoint['config']['dataset']

@@ -185,9 +185,9 @@ animate = False             # also a GIF: out/text/figures/wave.gif
 def main():
     from common import plots
     from common.checkpoint import open_run
+    from common.colours import paint, print_legend
     from decode import stream
     from exits import make_exit
-    from sample import paint, print_legend
     if wave < 1:
         raise ValueError(f'--wave must be at least 1, not {wave}')
     model, *_, results = open_run('pretrained/text')

@@ -1,5 +1,5 @@
 """
-Calibrated thresholds, out_dir/exits.json: written by bench.py --calibrate, read by --tau=auto.
+Calibrated thresholds, out_dir/exits.json: written by bench.py --calibrate, read by sample.py.
 
 A threshold belongs to the weights, the rule and the way of decoding for which it was found.
 """
@@ -33,19 +33,17 @@ def of_threshold(exit, cache, ring, n_loop, wave=None):
                 ring=ring if cache == 'ring' else None, n_loop=n_loop, wave=wave)
 
 
-def read_tau(out_dir, checkpoint, wanted):
-    """The threshold in exits.json that was found for what of_threshold returns."""
+def calibrated(out_dir, checkpoint, wanted):
+    """
+    The threshold in out_dir/exits.json for what of_threshold returns. None if there is none, or if
+    the file is of other weights. ValueError if it cannot be read.
+    """
     path = os.path.join(out_dir, 'exits.json')
-    how = 'python bench.py --calibrate=0.005 (and the same --out_dir, if you gave one)'
-    with explain(f"--tau=auto cannot read '{path}'", f'make it with {how}'), open(path) as f:
-        found = json.load(f)
-        weights = found['weights']
+    if not os.path.exists(path):
+        return None
+    with explain(f"cannot read '{path}'", 'make it again: python bench.py --calibrate=0.005'):
+        with open(path) as f:
+            found = json.load(f)
         taus = [row['tau'] for row in found['exits'] if wanted.items() <= row.items()]
-    if weights != hash_of_weights(checkpoint):
-        raise ValueError(f"the thresholds in '{path}' were found for other weights: find new "
-                         f'ones with {how}')
-    if not taus or taus[0] is None:     # null: no threshold was good enough
-        wanted = ', '.join(f'{name} = {value}' for name, value in wanted.items())
-        raise ValueError(f"'{path}' has no threshold for {wanted}: give --tau=NUMBER, or see what "
-                         f'{how} finds')
-    return taus[0]
+        fits = found['weights'] == hash_of_weights(checkpoint)
+    return taus[0] if fits and taus else None

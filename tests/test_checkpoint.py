@@ -112,17 +112,19 @@ def test_thresholds_belong_to_the_weights(tiny):
     thresholds.save_thresholds('out', stored, [found_for(kl) | dict(tau=0.5),
                                                found_for(accel) | dict(tau=None),
                                                found_for(kl, 'ring', 4) | dict(tau=0.25)])
-    assert thresholds.read_tau('out', stored, found_for(kl)) == 0.5
-    assert thresholds.read_tau('out', stored, found_for(kl, 'ring', 4)) == 0.25
+    assert thresholds.calibrated('out', stored, found_for(kl)) == 0.5
+    assert thresholds.calibrated('out', stored, found_for(kl, 'ring', 4)) == 0.25
     # calibration has found none, or has not looked
     for other in (found_for(accel), found_for(make_exit('norm')), found_for(kl, 'exact'),
                   found_for(make_exit('kl', hits=2)), found_for(make_exit('kl', keep=False)),
                   found_for(kl, 'ring', 8), found_for(kl, n_loop=8), found_for(kl, wave=[8, 1])):
-        with pytest.raises(ValueError, match='no threshold for rule = '):
-            thresholds.read_tau('out', stored, other)
-    stored['model']['lm_head.weight'][0, 0] += 1e-3
-    with pytest.raises(ValueError, match="'out/exits.json' were found for other weights"):
-        thresholds.read_tau('out', stored, found_for(kl))
+        assert thresholds.calibrated('out', stored, other) is None
+    assert thresholds.calibrated('nowhere', stored, found_for(kl)) is None
+    stored['model']['lm_head.weight'][0, 0] += 1e-3         # other weights
+    assert thresholds.calibrated('out', stored, found_for(kl)) is None
+    Path('out/exits.json').write_text('{"weights"')
+    with pytest.raises(ValueError, match="cannot read 'out/exits.json'.*make it again"):
+        thresholds.calibrated('out', stored, found_for(kl))
 
 
 def test_a_file_is_whole_or_as_it_was(monkeypatch):

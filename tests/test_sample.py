@@ -44,9 +44,9 @@ def test_each_token_on_the_colour_of_its_steps():
 
 
 @pytest.mark.parametrize('args, how', [
-    ('', 'drafts of 1 loops, checked by 4'),
-    ('--n_loop=3 --cache=exact', 'drafts of 1 loops, checked by 3'),
-    ('--n_loop=[5,6] --draft_loops=2', 'drafts of 2 loops, checked by 5-6'),
+    ('', 'drafts of 1 loop(s), checked by 4'),
+    ('--n_loop=3 --cache=exact', 'drafts of 1 loop(s), checked by 3'),
+    ('--n_loop=[5,6] --draft_loops=2', 'drafts of 2 loop(s), checked by 5-6'),
     ('--wave=3 --tau=0.2', 'waves of 3 x 1, norm_rel with tau = 0.2 (--tau)'),
     ('--wave=2', 'waves of 2 x 1, norm_rel with tau = 0.003 (the default)'),
     ('--wave=2 --exit=kl --tau=0', 'waves of 2 x 1, kl with tau = 0 (--tau)'),
