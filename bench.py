@@ -1,8 +1,7 @@
 """
 How good and how fast is each way to decode: fixed budgets, exit rules, drafts, waves, an oracle.
 
-    python bench.py                     the default run's checkpoint, three minutes on two cores
-    python bench.py --cache=exact --past=False                      one way to exit
+    python bench.py                     the default run's checkpoint, five minutes on two cores
     python bench.py --taus=[1e-5,1e-4,1e-3,1e-2]                    the paper's sweep
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
@@ -24,7 +23,6 @@ Paper: sec. 4, App. D, Fig. 4.
     ce, ppl     cross-entropy in nats a token, exp(ce)
     B, T, V     rows, tokens of a window, vocabulary
 """
-import math
 import os
 import time
 from collections import defaultdict
@@ -32,8 +30,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch.linalg import vector_norm
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from common import plots
 from common.checkpoint import of_threshold, open_run, save_thresholds
@@ -43,7 +40,6 @@ from compiled import compile_passes
 from decode import stream, teacher_forced, use_one_thread
 from exits import EXITS, Exit, make_exit
 from loops import Plan, as_noise
-from model import GPT
 from waves import can_wave
 
 # --------------------------------------------------------------------------------------------------
@@ -86,7 +82,7 @@ OF_TEXTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f',
 @dataclass(eq=False)
 class Point:
     """One way to decode, and what has been measured of it so far."""
-    model: GPT
+    model: torch.nn.Module
     rule: str           # an exit rule, 'fixed' or 'oracle'
     tau: float
     kind: str           # the kind of decoding, in words
@@ -153,7 +149,7 @@ def oracle(epsilon):
 
     def distance(x0, x1, memo, read):
         memo = last.pop(0) if memo is None else memo
-        return vector_norm(x1 - memo, dim=-1), memo
+        return (x1 - memo).norm(dim=-1), memo
     return Exit(note), Exit(distance, epsilon, name='oracle')
 
 
@@ -171,17 +167,14 @@ def decode_given(point, idx):
 def quality(points, idx, targets):
     """
     Measure every point on windows idx, targets (N, T), one batch of B windows after another. Adds
-
-        ce              (B,) mean cross-entropy of the labels
-        accuracy        (B,) share of labels that are right
-        evals           (B, groups) mean block maps
+    of each window ce, the share of labels that are right (accuracy), and evals of the groups.
     """
     batch = windows_at_once(points[0].model.config, len(idx))
     for x, y in zip(idx.split(batch), targets.split(batch)):
         labels = (y >= 0).sum(dim=1)                                            # (B,)
         for point in points:
             logits, evals = decode_given(point, x)
-            nats = F.cross_entropy(logits.float().transpose(1, 2), y, reduction='none')
+            nats = cross_entropy(logits.float().transpose(1, 2), y, reduction='none')
             right = logits.argmax(-1) == y                                      # (B, T)
             for name, value in dict(ce=nats.sum(dim=1) / labels, accuracy=right.sum(dim=1) / labels,
                                     evals=evals.cpu().double().mean(dim=1)).items():
@@ -190,8 +183,8 @@ def quality(points, idx, targets):
 
 def excess(point, full):
     """
-    CE above that of the full budget in the same windows, nats a token: the mean and the ends of its
-    95% interval. The full budget may be some windows ahead.
+    CE above that of the full budget, which may be some windows ahead, in nats a token: the mean and
+    the ends of its 95% interval.
     """
     ce = point.measured['ce']
     difference = np.subtract(ce, full.measured['ce'][:len(ce)])
@@ -285,7 +278,7 @@ def find_thresholds(model, idx, targets, prompts):
         same = np.mean([torch.equal(continue_prompt(point, prompt, new_tokens)[0], text)
                         for prompt, text in zip(prompts[half::2], texts[half::2])])
         return same >= fidelity, dict(identical=same)
-    for width, steps in waves if texts else []:
+    for width, steps in waves if texts and can_wave(model) else []:
         yield largest_tau(lambda tau: make_point(model, 'norm_rel', tau, 'latest', wave=width,
                                                  wave_steps=steps), share)
 
@@ -304,7 +297,7 @@ def make_row(point, full):
     if 'ce' in known:
         above, low, high = excess(point, full)
         ce, evals = np.mean(known['ce']), np.mean(known['evals'], axis=0)           # (groups,)
-        row |= dict(windows=len(known['ce']), ce=ce, ppl=math.exp(ce), ce_minus_full=above,
+        row |= dict(windows=len(known['ce']), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
                     diff_low=low, diff_high=high, accuracy=np.mean(known['accuracy']),
                     mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)))
     if 'identical' in known:
@@ -317,8 +310,7 @@ def make_row(point, full):
 
 def save(points, folder):
     """Write folder/bench.csv with what is known so far."""
-    found = [make_row(point, points[0]) for point in points if point.measured]
-    if found:
+    if found := [make_row(point, points[0]) for point in points if point.measured]:
         write_csv(found, os.path.join(folder, 'bench.csv'))
 
 
@@ -348,18 +340,15 @@ def draw_lines(ax, rows, by, x, y, **how):
 
 
 def figure_4(rows, path):
-    """Fig. 4: costs and quality of each rule against tau; a line where the paper's sweep ends."""
+    """Fig. 4: costs and quality of each rule against tau."""
     columns = dict(ms_per_token='ms a token', ppl='perplexity', ce='cross-entropy (nats a token)')
     kinds = grouped(rows, 'kind')
     figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
     for axes, (kind, mine) in zip(grid, kinds.items()):
         for ax, (column, label) in zip(axes, columns.items()):
             draw_lines(ax, mine, 'rule', 'tau', column, lw=1)
-            ax.axvline(1e-2, color='0.7', ls=':')
-            ax.set(xscale='log', ylabel=label)
+            ax.set(xscale='log', xlabel='tau', ylabel=label)
             ax.set_title(kind.removeprefix('rules, '), fontsize=9)
-    for ax in grid[-1]:
-        ax.set_xlabel('tau')
     grid[0][0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
     plots.save(figure, path)
@@ -371,7 +360,6 @@ def frontier(rows, path):
     draw_lines(ax, rows, 'kind', 'ms_per_token', 'identical', ls='', alpha=0.8)
     ax.set(xlabel='ms a token', ylabel="share of texts that are the full budget's")
     ax.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
     plots.save(figure, path)
 
 
@@ -440,11 +428,11 @@ def main():
     no_rule = '' if calibrate is None else 'there is no threshold to find'
     model, checkpoint, source, folder = open_run(out_dir, dev, no_rule)
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
-    prompts = idx[:0 if text.is_task else n_prompts, None, :prompt_tokens or idx.shape[1] // 2]
+    n = 0 if text.is_task else n_prompts if calibrate is None else n_windows
+    prompts = idx[:n, None, :prompt_tokens or idx.shape[1] // 2]                # (n, 1, tokens)
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
-          f'{dev}{card}, {dtype}, seed {seed}; {n_windows} windows, {len(prompts)} prompts of '
-          f'{prompts.shape[2]} tokens, {new_tokens} new')
+          f'{dev}{card}, {dtype}, seed {seed}; {n_windows} windows, {n} prompts')
 
     # thresholds, or measurements
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
@@ -454,8 +442,6 @@ def main():
             measure(points, idx, targets, prompts, folder)
             report(points, folder)
             return
-        prompts = idx[:n_windows if len(prompts) and can_wave(model) else 0, None,
-                      :prompts.shape[2]]
         found = [*find_thresholds(model, idx, targets, prompts)]
     print_rows('the largest tau that is good enough on half of the windows, and its cost on the '
                'others:', found, dict(rule='', cache='', past='', wave='', tau='g', cost='+.4f',

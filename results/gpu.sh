@@ -58,8 +58,9 @@ run train-speed "$WORK" -c "$MEASURED" $train --max_iters=200 --log_interval=10 
 done
 for n in $STAGES; do
     run train-$n "$PAPER" $train --max_iters=$n --lr_decay_iters=${STAGES##* } $TRAIN || break
-    run bench-$n "$PAPER" bench.py --taus=[1e-5,1e-4,1e-3,1e-2,0.1,1.0] --n_prompts=4 \
-        $BENCH
+    run bench-$n "$PAPER" bench.py --cache=exact --taus=[1e-5,1e-4,1e-3,1e-2,0.1,1.0] \
+        --n_prompts=4 --drafts=[] --waves=[] $BENCH
+    run latest-$n "$PAPER" bench.py --cache=latest --taus=[0.1,1.0] --n_prompts=4 $BENCH
     run geometry-$n "$PAPER" geometry.py $GEOMETRY
 done
 ! find "$OUT" "$WORK" "$PAPER" -name '*.failed' | grep . && echo 'all steps are done'

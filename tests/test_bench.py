@@ -361,19 +361,6 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
         assert torch.equal(new, wanted[:, 6:])
 
 
-def test_drafts_of_any_length_check_the_same_text(tiny, idx):
-    model = tiny(adapter_init='random')
-    full, _ = bench.continue_prompt(bench.make_point(model, 'fixed', 6), idx[:1, :4], 10)
-    passes = []
-    for ahead in (1, 3, 8):
-        point = bench.make_point(model, 'fixed', 6, draft_loops=5, draft_tokens=ahead)
-        text, costs = bench.continue_prompt(point, idx[:1, :4], 10)
-        passes.append(costs['passes'])
-        assert torch.equal(text, full)
-    # of nine tokens: a pass for each draft, and a check
-    assert passes[0] >= (5 + 4) / 9 and len({*passes}) == 3
-
-
 def test_a_plain_model_is_one_point(here):
     finished(*TINY, '--groups=[]', '--max_iters=1', '--out_dir=out-plain')
     finished(*SMALL, '--out_dir=out-plain', script='bench.py')
