@@ -27,10 +27,11 @@ from torch.nn.functional import pad
 
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
+from common.configurator import PathName
 from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------
-out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
+out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # whose held-out text to read; None = the run's own
 n_loop = 30                 # loops of each group; the paper's Fig. 5 has 30
 n_windows = 24              # held-out windows of block_size tokens

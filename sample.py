@@ -11,6 +11,7 @@ It needs only a checkpoint, not the data, and uses a pretrained one if you have 
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
+import os
 import time
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ import torch
 import tasks
 from common.checkpoint import open_run
 from common.colours import paint, print_legend
-from common.configurator import configure, given, run
+from common.configurator import PathName, configure, explain, given, run
 from common.distributed import pick_device
 from common.thresholds import calibrated, of_threshold
 from compiled import compile_passes
@@ -30,7 +31,7 @@ from exits import make_exit
 from loops import Plan, as_noise
 
 # -------------------------------------------------------------------------------------------------
-out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
+out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
 start = '\n'                # the prompt, or FILE:prompt.txt; empty = end-of-text, a new document
 num_samples = 1             # side by side, but for waves and drafts
 max_new_tokens = 300
@@ -89,7 +90,9 @@ def read_prompt(start):
     """The knob `start` -> the text, from a file if it is FILE:PATH."""
     if not start.startswith('FILE:'):
         return start
-    with open(start.removeprefix('FILE:'), encoding='utf-8-sig') as f:
+    path = os.path.expanduser(start.removeprefix('FILE:'))
+    with (explain(f"cannot read '{path}'", 'a prompt is text in UTF-8', UnicodeDecodeError),
+          open(path, encoding='utf-8-sig') as f):
         return f.read()
 
 

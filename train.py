@@ -34,7 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import data
 from common import configurator, distributed, evaluation, log
-from common.checkpoint import Run, class_of, earlier_run, save_run, start_over
+from common.checkpoint import Run, class_of, earlier_run, only_writer, save_run, start_over
+from common.configurator import PathName
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
 from compiled import compile_layers
@@ -43,10 +44,10 @@ from model import MOST_LOOPS, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
-out_dir = 'out'             # checkpoints, log and figure
+out_dir: PathName = 'out'       # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
-init_from = ''              # a checkpoint whose model and weights to start from, for fine-tuning
+init_from: PathName = ''        # a checkpoint whose model and weights to start from, for fine-tuning
 # model: small enough for two CPU cores and some minutes
 model = ''                  # the model's class, MODULE:CLASS; '' = model:GPT, or the checkpoint's
 block_size = 48             # tokens of context; attention learns faster with few positions
@@ -176,9 +177,11 @@ def set_up(before, resumed, text, dev):
     if before:
         with configurator.explain(f'the weights do not fit the model class {kind.__name__}',
                                   'take another --model or --init_from', RuntimeError):
-            new, _ = gpt.load_state_dict(before['model'], strict=False)
+            new, unused = gpt.load_state_dict(before['model'], strict=False)
         if new:                         # such as a gate
             say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
+        if unused:
+            say(f"in the checkpoint and not in {kind.__name__}, so left out: {', '.join(unused)}")
 
     # the optimizers, and how far the run has come
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
@@ -196,14 +199,11 @@ def set_up(before, resumed, text, dev):
 # the run -----------------------------------------------------------------------------------------
 
 def main():
-    begin = time.time()
     # the run to continue from, whose knobs are taken over; then machine, text and model
     before, resumed = earlier_run(globals())
     check_knobs()
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
-    if RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing
-        os.replace(resumed, resumed.replace('.old.pt', '.pt'))
     reads = None if resumed else before.get('tokenizer')
     text = distributed.make_once(lambda: data.open_data(dataset, reads, vocab_size or math.inf))
     text.check(block_size, batch_size)
@@ -211,8 +211,23 @@ def main():
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
                          'differs): restore that text')
     distributed.check_same((resumed and before['iter_num'], text.sha256, knobs))
-    run = set_up(before, resumed, text, dev)
-    del before                                      # frees some GB if the model is large
+    with only_writer(out_dir):
+        if RANK == 0 and resumed.endswith('.old.pt'):       # ckpt.pt is damaged or missing
+            os.replace(resumed, resumed.replace('.old.pt', '.pt'))
+        run = set_up(before, resumed, text, dev)
+        del before                                          # frees some GB if the model is large
+        if not resumed:
+            start_over(out_dir, overwrite)
+            save_run(run, 0, f'{out_dir}/ckpt.pt')          # from now on --resume continues it
+        stop = train(run, text, dev, autocast)
+    distributed.leave()
+    if stop:
+        raise SystemExit(128 + (distributed.stop_signals or [signal.SIGTERM])[0])
+
+
+def train(run, text, dev, autocast):
+    """All iterations of a run -> was it asked to stop before its end?"""
+    begin = time.time()
     gpt = ddp = run.model               # with one process, ddp is the model itself
     if dev.startswith('cuda') if compile is None else compile:
         compile_layers(gpt)
@@ -226,8 +241,6 @@ def main():
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if gpt.groups else [1]
     all_windows = text.n_held_out(block_size)
-    if not resumed:
-        start_over(out_dir)
     run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
     if RANK == 0 and text.encoding:     # sample.py needs the tokenizer.json beside the checkpoint
@@ -304,9 +317,7 @@ def main():
                 evaluation.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
         say(f'done in {time.time() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png\n'
             f"next: python sample.py{' --exit accel' if gpt.groups else ''}{flag}")
-    distributed.leave()
-    if stop:
-        raise SystemExit(128 + (distributed.stop_signals or [signal.SIGTERM])[0])
+    return stop
 
 
 if __name__ == '__main__':

@@ -17,11 +17,13 @@ model.py and zoo/ alone.
 import glob
 import os
 import warnings
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from shlex import quote
 
 import torch
+from filelock import FileLock, Timeout
 
 from common.configurator import explain, given
 from common.distributed import RANK, say
@@ -153,20 +155,45 @@ def open_run(out_dir, dev='cpu', if_plain=''):
 
 # where a run begins -------------------------------------------------------------------------------
 
+def files_of_run(out_dir):
+    """What a new run removes from out_dir, so that nothing continues from it."""
+    return sorted(path for name in ('ckpt*.pt', 'exits.json', 'log.csv')
+                  for path in glob.glob(f'{glob.escape(out_dir)}/{name}'))
+
+
 def check_free(out_dir, overwrite, init_from=''):
     """ValueError if out_dir holds a run and overwrite is off, or if it is the run of init_from."""
     if init_from and os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
-    if not overwrite and any(os.path.exists(f'{out_dir}/{name}')
-                             for name in ('ckpt.pt', 'ckpt.old.pt')):
-        raise ValueError(f'{out_dir} holds a run: --overwrite starts over, python train.py '
-                         '--resume continues it, or give another --out_dir')
+    if not overwrite and (found := files_of_run(out_dir)):
+        raise ValueError(f'{out_dir} holds a run ({os.path.basename(found[0])}): --overwrite starts'
+                         ' over, python train.py --resume continues it, or give another --out_dir')
 
 
-def start_over(out_dir):
-    """Remove the checkpoints of an earlier run, so that nothing continues from them."""
-    for path in (*glob.glob(f'{glob.escape(out_dir)}/ckpt*.pt'), f'{out_dir}/exits.json'):
-        if RANK == 0 and os.path.exists(path):
+@contextmanager
+def only_writer(out_dir):
+    """`with only_writer(out_dir):` ValueError if another program writes into out_dir now."""
+    if RANK > 0:
+        yield
+        return
+    os.makedirs(out_dir, exist_ok=True)
+    lock = FileLock(f'{out_dir}/.lock', timeout=0)      # the system frees it if we are killed
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f'another program writes into {out_dir}: wait for its end, or give '
+                         'another --out_dir') from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def start_over(out_dir, overwrite):
+    """Remove what an earlier run has left, if overwrite allows it: it may have begun just now."""
+    if RANK == 0:
+        check_free(out_dir, overwrite)
+        for path in files_of_run(out_dir):
             os.remove(path)
 
 
@@ -197,6 +224,10 @@ def earlier_run(script):
     earlier checkpoint, {} if there is none, and its path if that run is resumed, '' otherwise.
     """
     out_dir, init_from, knobs = (script[name] for name in ('out_dir', 'init_from', 'knobs'))
+    if init_from == 'resume' or init_from.startswith('gpt2'):       # nanoGPT's words
+        raise ValueError(f'--init_from={init_from} is not a file: ' + (
+            'continue the run in --out_dir with --resume' if init_from == 'resume' else
+            'a GPT-2 has no groups that loop; --init_from takes a ckpt.pt, and zoo/ other models'))
     if find_run(out_dir)[1] != out_dir:
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')

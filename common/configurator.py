@@ -35,6 +35,10 @@ OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|In
 given = set()       # the knobs that the command line or a config file has set
 
 
+class PathName(str):
+    """The annotation of a knob that is a path: ~ is expanded, and an empty one is refused."""
+
+
 # errors -------------------------------------------------------------------------------------------
 
 def run(main):
@@ -104,6 +108,8 @@ def configure(script, positional=None, more=None):
     annotations |= script.get('__annotations__', {})
     given.clear()
     if script['__name__'] == '__main__':
+        if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
+            sys.path.append(os.getcwd())
         run(lambda: read_arguments(sys.argv[1:], knobs, annotations, script, positional, more))
         script.update(knobs)
     return knobs
@@ -212,7 +218,7 @@ def parse(key, text, annotation):
         value = text
     if float in types and (type(value) is int or text == 'inf'):
         value = float(text)
-    if str in types and (type(value) is str or type(value) not in types):       # --name=12
+    if {str, PathName} & {*types} and (type(value) is str or type(value) not in types):   # --name=12
         value = text
     return convert(key, value, annotation)
 
@@ -220,6 +226,11 @@ def parse(key, text, annotation):
 def convert(key, value, annotation):
     """The value as the knob `key` with this annotation takes it."""
     types, choices = allowed(annotation)
+    if PathName in types and isinstance(value, str):
+        if not value:
+            raise ValueError(f'{key} is empty: give a path, or leave it out (is a variable of your '
+                             'shell unset?)')
+        return os.path.expanduser(value)
     if list in types and isinstance(value, (list, tuple)):
         with suppress(TypeError):       # plain values alone, as a file holds them
             return json.loads(json.dumps(value))

@@ -14,6 +14,7 @@ def new_file(path, mode='w', keep_old=False, **how):
     If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
     keep_old: the earlier file becomes NAME.old.EXT. how: further arguments of open().
     """
+    old, is_link = '{}.old{}'.format(*os.path.splitext(path)), os.path.islink(path)
     path = os.path.realpath(path)       # a link stays one
     part = f'{path}.tmp'
     if os.path.isdir(path):
@@ -26,8 +27,12 @@ def new_file(path, mode='w', keep_old=False, **how):
             os.fsync(f.fileno())        # on the disk before it has the name
         if os.path.exists(path):
             shutil.copymode(path, part)
-            if keep_old:
-                os.replace(path, '{}.old{}'.format(*os.path.splitext(path)))
+            if keep_old and is_link:    # another name, but the new file will be at this place
+                with suppress(FileNotFoundError):
+                    os.remove(old)
+                shutil.copyfile(path, old)
+            elif keep_old:
+                os.replace(path, old)
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):

@@ -6,15 +6,18 @@ import math
 import os
 from shlex import quote
 
+from common.configurator import explain
 from common.distributed import RANK, WORLD, say
 from common.files import write_csv
 
 
 def read_log(path, before=math.inf):
     """log.csv's whole rows of iterations below `before`, each a dict."""
-    with open(path, newline='') as f:
+    wrong = explain(f"'{path}' is not as this program writes it", 'move it away',
+                    (KeyError, ValueError))
+    with open(path, newline='') as f, wrong:
         rows = [row for row in csv.DictReader(f) if None not in row.values()]
-    return [row for row in rows if int(row['iter']) < before]
+        return [row for row in rows if int(row['iter']) < before]
 
 
 class Log:

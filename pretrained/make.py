@@ -12,11 +12,11 @@ import os
 import torch
 
 from common.checkpoint import load_checkpoint, save_checkpoint
-from common.configurator import configure, run
+from common.configurator import PathName, configure, run
 
 # -------------------------------------------------------------------------------------------------
-text = 'out'                # the folder of the default run
-calc = 'out-calc'           # the folder of the run on calc
+text: PathName = 'out'          # the folder of the default run
+calc: PathName = 'out-calc'     # the folder of the run on calc
 # -------------------------------------------------------------------------------------------------
 
 KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss')

@@ -27,9 +27,9 @@ step() {    # step NAME FOLDER COMMAND ...: run it once; copy what it wrote in F
     touch "$mark.failed"; echo "$name failed with status $status: see $log"; return 1
 }
 run() { step "$1" "$2" python "${@:3}" --out_dir="$2" --device="$DEVICE"; }
-latency() { run "$1-compile-$2" "$WORK" bench.py --n_loop=12 --cache=latest --taus=[] \
-    --drafts=[] --epsilons=[] --n_prompts=2 --timed_tokens=24 --compile=$2 "${@:3}" $BENCH; }
-MEASURED='import csv, runpy, statistics, sys, torch, bench
+latency() { run "$1-compile-$2" "$WORK" bench.py --n_loop=12 --cache=latest \
+    --drafts=[] --epsilons=[] --n_windows=8 --compile=$2 "${@:3}" $BENCH; }
+MEASURED='import csv, runpy, statistics, sys, time, torch
 sys.argv.pop(0)
 run = runpy.run_path(sys.argv[0], run_name="__main__")
 device, rows = torch.device(run["device"]), csv.DictReader(open(run["out_dir"] + "/log.csv"))
@@ -37,8 +37,12 @@ rows = [(float(row["tokens_per_s"]), float(row["tflops"])) for row in rows if ro
 rate, tflops = map(statistics.median, zip(*rows))   # without the first rows, which compile
 n, memory = (8192, torch.cuda.max_memory_allocated()) if device.type == "cuda" else (256, 0)
 x = torch.randn(n, n, device=device, dtype=torch.bfloat16)
-marks = [[x @ x for _ in range(20)] and bench.now(device) for _ in range(3)]
-peak = 40 * n ** 3 / bench.ms_between(*marks[1:]) / 1e9
+marks = []
+for _ in range(3):
+    for _ in range(20): y = x @ x
+    y[0, 0].item()      # waits for the device
+    marks.append(time.perf_counter())
+peak = 40 * n ** 3 / (marks[2] - marks[1]) / 1e12
 print(f"{rate:.0f} tokens/s, {memory / 2 ** 30:.2f} GiB, {tflops:.4g} TFLOP/s, {tflops / peak:.3f} "
       f"of the {peak:.4g} of a product of two bfloat16 matrices of {n} rows")'
 
@@ -49,12 +53,14 @@ train="train.py config/groups.py --dataset=$DATASET --resume"
 run train-speed "$WORK" -c "$MEASURED" $train --max_iters=200 --log_interval=10 --eval_loops=[12] \
     --keep_iters=[] $TRAIN && for c in $COMPILE; do
     latency fixed $c --budgets=[1,4] --rules=[] --waves=[]
-    latency rules $c --budgets=[] --least_tau=0 --more_taus=[1e-9] --waves=[]   # no token exits
-    latency waves $c --budgets=[] --rules='["norm_rel"]' --more_taus=[0.1]
+    latency rules $c --budgets=[] --taus=[1e-9] --waves=[]      # no token exits
+    latency waves $c --budgets=[] --taus=[0.1] --rules='["norm_rel"]'
 done
 for n in $STAGES; do
     run train-$n "$PAPER" $train --max_iters=$n --lr_decay_iters=${STAGES##* } $TRAIN || break
-    run bench-$n "$PAPER" bench.py --more_taus=[0.1,1.0] --n_prompts=4 $BENCH
+    run bench-$n "$PAPER" bench.py --cache=exact --taus=[1e-5,1e-4,1e-3,1e-2,0.1,1.0] \
+        --n_prompts=4 --drafts=[] --waves=[] $BENCH
+    run latest-$n "$PAPER" bench.py --cache=latest --taus=[0.1,1.0] --n_prompts=4 $BENCH
     run geometry-$n "$PAPER" geometry.py $GEOMETRY
 done
 ! find "$OUT" "$WORK" "$PAPER" -name '*.failed' | grep . && echo 'all steps are done'

@@ -9,9 +9,8 @@ As on CUDA, these raise: tensors of two devices in one operation (but for CPU sc
 elementwise one, and CPU indices), numpy() without force, a generator of another device. As on MPS,
 so does float64. Counted by line of the project, tests apart: a `wait` of the host for a result
 (item, tolist, cpu, nonzero, a mask as an index), an `upload` that it waits for (an index on the CPU
-too) or that it does not (`later`, non_blocking), a `sync` (Event.synchronize). Not shown: speed,
-streams, autocast, other rounding, compilers, several cards. Import this file before the first
-backward pass.
+too) or that it does not (`later`, non_blocking). Not shown: speed, streams, autocast, other
+rounding, compilers, several cards. Import this file before the first backward pass.
 """
 import traceback
 from collections import Counter
@@ -118,8 +117,6 @@ def device():
     counts.clear()
     with (mock.patch('torch.__future__._swap_module_params_on_conversion', True),   # ties stay
           mock.patch('torch.accelerator.current_accelerator', lambda **_: torch.device(NAME)),
-          mock.patch('torch.Event', lambda *_, **__: mock.Mock(
-              elapsed_time=lambda end: 1.0, synchronize=lambda: count('sync'))),
           mock.patch('torch.cuda.get_device_name', lambda: 'pretended'),
           mock.patch('torch.Generator', Generator), Mode()):
         yield counts

@@ -32,9 +32,8 @@ SMALL = {
     'sample.py': ['--max_new_tokens=6'],
     'geometry.py': ['--n_loop=5', '--n_windows=2'],
     'bench.py': [
-        '--taus=[1e-2]', '--more_taus=[]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4',
-        '--n_windows=16', '--rounds=1', '--timed_tokens=2', '--n_prompts=1', '--new_tokens=4',
-        '--waves=[[2,1]]'],
+        '--taus=[1e-2]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4', '--n_windows=16',
+        '--n_prompts=1', '--new_tokens=4', '--waves=[[2,1]]'],
     'tasks.py': ['--rows=20'],
     'explore.py': ['--n_loop=3', '--start=The'],
     'model.py': [], 'loops.py': [], 'exits.py': [], 'cache.py': [],

@@ -110,9 +110,9 @@ def test_a_model_of_the_zoo_finds_what_it_finds_on_the_cpu(tiny, idx, kind, rule
 # scripts ------------------------------------------------------------------------------------------
 
 NUMBER = re.compile(r'[-+]?\d+\.?\d*(?:e[-+]\d+)?')
-BENCH = ['--n_loop=3', '--taus=[]', '--more_taus=[0.3]', '--budgets=[2]', '--epsilons=[0.3]',
-         '--rules=["accel"]', '--cache=exact', '--past=False', '--rounds=1', '--timed_tokens=1',
-         '--drafts=[[1,3,4]]', '--waves=[[3,2]]', '--new_tokens=4', '--n_windows=2']
+BENCH = ['--n_loop=3', '--taus=[0.3]', '--budgets=[2]', '--epsilons=[0.3]', '--rules=["accel"]',
+         '--cache=exact', '--past=False', '--drafts=[[1,3,4]]', '--waves=[[3,2]]',
+         '--new_tokens=4', '--n_windows=2']
 
 
 @pytest.mark.parametrize('script, flags', [
@@ -135,15 +135,13 @@ def test_a_script_finds_what_it_finds_on_the_cpu(here, monkeypatch, script, flag
         text = finished(*flags, f'--device={device}', script=script)
         for path in sorted(Path().glob('out*/**/*.*')):
             text += path.read_text() if path.suffix in ('.csv', '.json', '.html') else ''
-        text = re.sub(f'auto|{NAME}( pretended, timed by CUDA events)?', 'cpu', text)
+        text = re.sub(f'auto|{NAME}( pretended)?', 'cpu', text)
         return NUMBER.sub('', text).split(), np.array(NUMBER.findall(text), dtype=float)
-    with pretend.device() as counts:
+    with pretend.device():
         words, numbers = found('auto')
     cpu_words, cpu_numbers = found('cpu')
     assert words == cpu_words and len(numbers) > 20
     np.testing.assert_allclose(numbers, cpu_numbers, rtol=1e-3, atol=1e-3)
-    # bench.py waits for the event that ends what it times
-    assert any(what == 'sync' for what, _ in counts) == (script == 'bench.py')
 
 
 @pytest.mark.parametrize('optimizer', ['adamw', 'muon'])

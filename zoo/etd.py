@@ -30,16 +30,23 @@ from torch.nn import functional as F
 
 import data
 from common import plots
-from common.checkpoint import Run, check_free, load_checkpoint, save_run, start_over
-from common.configurator import configure, run
+from common.checkpoint import (
+    Run,
+    check_free,
+    load_checkpoint,
+    only_writer,
+    save_run,
+    start_over,
+)
+from common.configurator import PathName, configure, run
 from common.distributed import pick_device
 from common.evaluation import evaluate
 from common.files import write_csv
 from model import GPT
 
 # -------------------------------------------------------------------------------------------------
-init_from = 'out-plain/ckpt.pt'     # a model without groups
-out_dir = 'out-etd'
+init_from: PathName = 'out-plain/ckpt.pt'   # a model without groups
+out_dir: PathName = 'out-etd'
 overwrite = False           # replace the run that out_dir holds
 dataset: str | None = None          # held-out text; None = the run's own
 block: list | None = None           # loop these layers; None = the block that the knees give
@@ -152,12 +159,13 @@ def main():
     print('* the block in ckpt.pt')
 
     # files
-    start_over(out_dir)
-    draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
-    write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
     knobs = checkpoint['config'] | asdict(looping.config)
-    save_run(Run(knobs, looping, {}, checkpoint['tokenizer'], checkpoint['data']), 0,
-             os.path.join(out_dir, 'ckpt.pt'), whole=False)
+    with only_writer(out_dir):
+        start_over(out_dir, overwrite)
+        draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
+        write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
+        save_run(Run(knobs, looping, {}, checkpoint['tokenizer'], checkpoint['data']), 0,
+                 os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}: ckpt.pt, blocks.csv, angles.png\nnext: python train.py '
           f'--init_from={quote(out_dir)}/ckpt.pt --out_dir={quote(out_dir)}-trained')
 
