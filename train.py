@@ -47,7 +47,7 @@ dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its 
 out_dir: PathName = 'out'       # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
-init_from: PathName = ''        # a checkpoint whose model and weights to start from, for fine-tuning
+init_from: PathName = ''    # a checkpoint whose model and weights to start from
 # model: small enough for two CPU cores and some minutes
 model = ''                  # the model's class, MODULE:CLASS; '' = model:GPT, or the checkpoint's
 block_size = 48             # tokens of context; attention learns faster with few positions
@@ -211,11 +211,11 @@ def main():
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
                          'differs): restore that text')
     distributed.check_same((resumed and before['iter_num'], text.sha256, knobs))
+    run = set_up(before, resumed, text, dev)
+    del before                                      # frees some GB if the model is large
     with only_writer(out_dir):
         if RANK == 0 and resumed.endswith('.old.pt'):       # ckpt.pt is damaged or missing
             os.replace(resumed, resumed.replace('.old.pt', '.pt'))
-        run = set_up(before, resumed, text, dev)
-        del before                                          # frees some GB if the model is large
         if not resumed:
             start_over(out_dir, overwrite)
             save_run(run, 0, f'{out_dir}/ckpt.pt')          # from now on --resume continues it

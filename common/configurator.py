@@ -218,7 +218,8 @@ def parse(key, text, annotation):
         value = text
     if float in types and (type(value) is int or text == 'inf'):
         value = float(text)
-    if {str, PathName} & {*types} and (type(value) is str or type(value) not in types):   # --name=12
+    text_fits = str in types or PathName in types
+    if text_fits and (type(value) is str or type(value) not in types):          # --name=12
         value = text
     return convert(key, value, annotation)
 

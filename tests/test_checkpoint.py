@@ -145,6 +145,17 @@ def test_a_file_is_whole_or_as_it_was(monkeypatch):
     assert os.stat('new/file.json').st_mode & 0o777 == 0o600
 
 
+def test_a_link_stays_one_and_the_file_before_is_another():
+    os.makedirs('big')
+    Path('big/ckpt.pt').write_text('first')
+    os.symlink('big/ckpt.pt', 'ckpt.pt')
+    for text in 'second', 'third':
+        with new_file('ckpt.pt', keep_old=True) as f:
+            f.write(text)
+    assert os.path.islink('ckpt.pt') and Path('big/ckpt.pt').read_text() == 'third'
+    assert not os.path.islink('ckpt.old.pt') and Path('ckpt.old.pt').read_text() == 'second'
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint(whole, monkeypatch):
     def no_room_from_iteration_10(dictionary, path, **more):
         with small_disk(20_000) if dictionary['iter_num'] >= 10 else nullcontext():

@@ -36,6 +36,13 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     assert rows[1]['val_loss_1'] == '2.125'
 
 
+@pytest.mark.parametrize('text', ['iter;loss\n0;5.6\n', 'iter,loss\n0.0,5.6\n'])
+def test_a_log_that_a_spreadsheet_has_saved(tmp_path, text):
+    (tmp_path / 'log.csv').write_text(text)
+    with pytest.raises(ValueError, match='log.csv. is not as this program writes it .*: move it'):
+        log.read_log(tmp_path / 'log.csv')
+
+
 def test_the_figure_of_a_log(monkeypatch):
     """A log.csv holds text, and nothing where an iteration was not evaluated."""
     drawn = []

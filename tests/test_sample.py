@@ -90,6 +90,7 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
 @pytest.mark.parametrize('args, words', [
     ('--past', 'need an exit rule'), ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
+    ('--start=FILE:out/ckpt.pt', "cannot read 'out/ckpt.pt'"),
     ('--num_samples=0', 'num_samples'),
     ('--out_dir={wave}/out --start=1 --draft_loops=2', 'leave out --start, --draft_loops'),
     # what others refuse, one for each knob of which no other test sees that it gets there

@@ -67,7 +67,7 @@ def test_a_run_from_end_to_end(whole):
     assert 'held-out loss over 7 windows' in printed
     assert f'held-out loss over {n_windows} windows' in printed
     assert printed.endswith('next: python sample.py --exit accel\n')
-    assert sorted(os.listdir(whole)) == [
+    assert sorted(set(os.listdir(whole)) - {'.lock'}) == [
         'ckpt.old.pt', 'ckpt.pt', 'ckpt_000000.pt', 'ckpt_000003.pt', 'log.csv', 'loss.png',
         'printed.txt']
     last = saved(whole)
@@ -259,6 +259,8 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 @pytest.mark.parametrize('flag, words', [
     ('--block_size=100000', 'fewer than 4 windows of 100000'),
+    ('--init_from=resume', 'continue the run in --out_dir with --resume'),
+    ('--init_from=gpt2-xl', 'no groups that loop'),
     ('--dtype=int8', "unknown dtype 'int8'"), ('--model=os:path', 'subclass of model.GPT'),
     ('--vocab_size=100', "reads 100 tokens of any text, but data set 'book' has 257 of"),
     ('--n_embd=100000000', 'not enough memory: lower a size'),
@@ -278,13 +280,59 @@ def test_bad_input_is_one_line_and_loses_nothing(flag, words):
 def test_a_run_is_not_overwritten_by_another(whole):
     """Once a new run has begun, even one that fails, nothing of the old one can be resumed."""
     shutil.copytree(whole, 'out')
-    assert ('out holds a run: --overwrite starts over, python train.py --resume continues it, or '
-            'give another --out_dir') in refused(*TINY)
+    assert ('out holds a run (ckpt.old.pt): --overwrite starts over, python train.py --resume '
+            'continues it, or give another --out_dir') in refused(*TINY)
     assert differences(whole, 'out') == []
     bad = refused(*TINY, '--overwrite', '--learning_rate=1e29')
-    assert 'not finite at iteration 1' in bad and glob.glob('out/*.pt') == ['out/ckpt_000000.pt']
-    finished(*TINY, '--resume')
+    assert 'not finite at iteration 1' in bad
+    # what there is now is the start of the run that failed, and --resume continues it and no other
+    assert saved('out')['iter_num'] == 0 and not os.path.exists('out/ckpt.old.pt')
+    assert 'not finite at iteration 1' in refused('--resume', '--device=cpu')
+    finished(*TINY, '--overwrite')
     assert differences(whole, 'out') == []
+
+
+@pytest.mark.parametrize('name', ['ckpt_best.pt', 'ckpt-before-finetune.pt', 'ckpt_000300.pt',
+                                  'exits.json', 'log.csv'])
+def test_whatever_a_new_run_would_remove_protects_the_folder(name):
+    os.mkdir('out')
+    Path('out', name).write_text('work')
+    for flag in '--resume', '--resume=False':
+        assert f'out holds a run ({name})' in refused(*TINY, flag)
+    assert os.listdir('out') == [name] and Path('out', name).read_text() == 'work'
+
+
+def test_one_program_at_a_time_writes_into_a_folder(tmp_path):
+    """The lock of a program that was killed is free."""
+    hold = ('import sys, time; from common.checkpoint import only_writer\n'
+            'with only_writer("out"): print("held", flush=True); time.sleep(60)')
+    other = subprocess.Popen([sys.executable, '-c', hold], stdout=subprocess.PIPE, text=True,
+                             env=os.environ | dict(PYTHONPATH=ROOT))
+    assert other.stdout.readline() == 'held\n'
+    assert 'another program writes into out: wait' in refused(*TINY)
+    assert os.listdir('out') == ['.lock']
+    other.kill()
+    other.wait()
+    finished(*TINY, '--max_iters=1')
+
+
+def test_paths():
+    """~ is the home folder, and an empty path is one that a shell has made of an unset variable."""
+    for knob in 'out_dir', 'init_from':
+        assert f'{knob} is empty: give a path' in refused(*TINY, f'--{knob}=')
+    with mock.patch.dict(os.environ, HOME=os.getcwd()):
+        finished(*TINY, '--max_iters=1', '--out_dir=~/run')
+    assert os.path.exists('run/ckpt.pt') and not os.path.exists('~')
+
+
+def test_weights_without_a_place_are_named(whole):
+    shutil.copytree(whole, 'out')
+    checkpoint = saved('out')
+    checkpoint['model'] |= {'gate.weight': torch.ones(1, 16), 'gate.bias': torch.ones(1)}
+    torch.save(checkpoint | dict(model_class='zoo.ouro:Gated'), 'gated.pt')
+    printed = finished(*TINY, '--max_iters=1', '--init_from=gated.pt', '--model=model:GPT',
+                       '--out_dir=out-plain')
+    assert 'in the checkpoint and not in GPT, so left out: gate.weight, gate.bias' in printed
 
 
 def test_two_processes_are_one():
