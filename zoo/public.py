@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import data
-from common.checkpoint import Run, check_free, class_of, save_run, start_over
+from common.checkpoint import Run, check_free, class_of, only_writer, save_run, start_over
 from model import GPTConfig
 
 # for `translate` ----------------------------------------------------------------------------------
@@ -105,13 +105,14 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
 
     # the checkpoint, with the tokenizer beside it
     check_free(out_dir, overwrite)
-    start_over(out_dir)
     model.tie()
-    if encoding:
-        encoding.save(out_dir)
     name = encoding and encoding.name
-    save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=name, data=''), 0,
-             os.path.join(out_dir, 'ckpt.pt'), whole=False)
+    with only_writer(out_dir):
+        start_over(out_dir, overwrite)
+        if encoding:
+            encoding.save(out_dir)
+        save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=name, data=''), 0,
+                 os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={quote(out_dir)}' if encoding else
           f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
 
