@@ -48,7 +48,7 @@ from waves import can_wave
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text; None = the run's own
 rules = [name for name in EXITS if name != 'accel_hat']
-taus = [3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0]       # of all rules
+taus = [3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]     # of all rules
 budgets = [1, 2, 3, 4, 6, 8, 12, 16, 30]    # fixed loop steps
 epsilons = [0.3, 1.0]       # of the oracle: distance to the last state
 drafts = [[1, 6, 4], [2, 8, 4]]     # loops of the drafts, and of the check; tokens ahead
