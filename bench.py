@@ -1,19 +1,22 @@
 """
 How good and how fast is each way to decode: fixed budgets, exit rules, drafts, waves, an oracle.
+And is it better than other models, with loops or without?
 
     python bench.py                     the default run's checkpoint, five minutes on two cores
     python bench.py --taus=[1e-5,1e-4,1e-3,1e-2]                    the paper's sweep
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
+    python bench.py "--beside=['out-plain']"        the same points of other runs on the same data
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
-Writes out_dir/bench.csv, figure_4.png and frontier.png, and prints tables. A row of bench.csv is a
+Writes out_dir/bench.csv, figure_4.png and ledger.png, and prints tables. A row of bench.csv is a
 point: a rule at a threshold, a fixed budget, an oracle, drafts or a wave, with its cache policy. On
 Ctrl-C it is written with what has been measured by then; the rest is left empty.
 
 All points but drafts and waves decode held-out windows, which gives their quality, and all points
 but oracles continue held-out prompts in turn, which gives their latency and their fidelity: the
-share of texts that are those of the full budget, n_loop fixed loops under `exact`. A task has
-windows alone. The noise is always the same. 95% intervals are bootstrapped over windows or prompts.
+share of texts that are those of the full budget, n_loop fixed loops under `exact`. In a task the
+windows are problems, and reading them gives the latency. The noise is always the same. 95%
+intervals are bootstrapped over windows or prompts.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -46,6 +49,7 @@ from waves import can_wave
 
 # --------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
+beside: list = []           # folders of other runs, to measure in the same turns
 dataset: str | None = None  # held-out text; None = the run's own
 rules = [name for name in EXITS if name != 'accel_hat']
 taus = [3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]     # of all rules
@@ -84,6 +88,7 @@ OF_TEXTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f',
 @dataclass(eq=False)
 class Point:
     """One way to decode, and what has been measured of it so far."""
+    run: str            # the folder of its model
     model: torch.nn.Module
     rule: str           # an exit rule, 'fixed' or 'oracle'
     tau: float
@@ -94,7 +99,11 @@ class Point:
 
 
 def make_point(model, rule, tau, cache='exact', past=False, **more):
-    """A way to decode. past: see make_exit. more: stream's arguments for drafts or a wave."""
+    """
+    A way to decode. past: see make_exit. more: stream's arguments for drafts or a wave, and `run`,
+    the folder of the model.
+    """
+    run = more.pop('run', '')
     exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, past)
     loops = model.loop_counts(tau if rule == 'fixed' else n_loop)
     how = cache + (', past' if past and cache == 'exact' else '')
@@ -103,22 +112,24 @@ def make_point(model, rule, tau, cache='exact', past=False, **more):
         kind, how = 'waves', f"wave {more['wave']} x {more['wave_steps']}"
     if 'draft_loops' in more:
         kind, how = 'drafts', f"drafts {more['draft_tokens']} x {more['draft_loops']}"
-    return Point(model, rule, tau, kind, f'{rule} {tau:g}, {how}',
+    if not model.groups:
+        kind = how = 'no loops'
+    return Point(run, model, rule, tau, kind, f'{rule} {tau:g}, {how}',
                  dict(n_loop=loops, exit=exit, cache=cache, ring=ring, **more))
 
 
-def make_points(model):
+def make_points(model, run=''):
     """The points that the knobs ask for, each once. The first is the full budget."""
     policies, full = as_list(cache), ('fixed', n_loop, 'exact')
     if not model.groups:        # nothing loops: a pass is all there is
-        return [make_point(model, *full)]
+        return [make_point(model, 'fixed', 1, run=run)]
     asked = [full, *(('fixed', n, policy) for policy in policies for n in (*budgets, n_loop)),
              *((rule, tau, *how) for rule, *how in kinds() for tau in taus),
              *(('oracle', epsilon, policy) for policy in policies for epsilon in epsilons)]
-    points = [make_point(model, *one) for one in dict.fromkeys(asked)]
-    points += [make_point(model, 'fixed', n, draft_loops=loops, draft_tokens=ahead)
+    points = [make_point(model, *one, run=run) for one in dict.fromkeys(asked)]
+    points += [make_point(model, 'fixed', n, run=run, draft_loops=loops, draft_tokens=ahead)
                for loops, n, ahead in drafts]
-    waved = [make_point(model, rule, tau, 'latest', wave=width, wave_steps=steps)
+    waved = [make_point(model, rule, tau, 'latest', run=run, wave=width, wave_steps=steps)
              for width, steps in waves for rule in rules for tau in taus]
     return points + [point for point in waved if can_wave(model, point.way['exit'])]
 
@@ -225,15 +236,24 @@ def continue_prompt(point, prompt, new, number=0):
 
 def write(points, prompt, number):
     """
-    Continue prompt `number`, (1, n), at every point, the first of which is the full budget. Adds to
-    each what continue_prompt measures, and identical: is the text that of the full budget?
+    Continue prompt `number`, (1, n), at every point, the first of each run being its full budget.
+    Adds to each what continue_prompt measures, and identical: is the text that of the full budget?
     """
-    full = None
+    full = {}
     for point in points:
         text, costs = continue_prompt(point, prompt, new_tokens, number)
-        full = text if full is None else full
-        for name, value in (costs | dict(identical=torch.equal(text, full))).items():
+        same = torch.equal(text, full.setdefault(point.run, text))
+        for name, value in (costs | dict(identical=same)).items():
             point.measured[name].append(value)
+
+
+def read(points, problem):
+    """Read a problem (1, T) at every point that can. Adds ms_per_token to each."""
+    for point in points:
+        begin = time.perf_counter()
+        decode_given(point, problem)[0].argmax(-1).tolist()     # the host waits for the answers
+        point.measured['ms_per_token'].append(
+            1e3 * (time.perf_counter() - begin) / problem.shape[1])
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
@@ -287,11 +307,12 @@ def find_thresholds(model, idx, targets, prompts):
 
 # tables and figures -------------------------------------------------------------------------------
 
-def make_row(point, full):
+def make_row(point, points):
     """What is known of a point so far: its row of bench.csv, with None for the rest."""
     known, way = point.measured, point.way
+    full = next(one for one in points if one.run == point.run)
     groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
-    row = dict(name=point.name, kind=point.kind, rule=point.rule, tau=point.tau,
+    row = dict(run=point.run, name=point.name, kind=point.kind, rule=point.rule, tau=point.tau,
                past=bool(way['exit'] and way['exit'].past))
     row |= {name: way.get(name) for name in ('cache', 'draft_loops', 'draft_tokens', 'wave',
                                              'wave_steps')}
@@ -302,18 +323,20 @@ def make_row(point, full):
         row |= dict(windows=len(known['ce']), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
                     diff_low=low, diff_high=high, accuracy=np.mean(known['accuracy']),
                     mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)))
-    if 'identical' in known:
+    if 'ms_per_token' in known:
         ms = np.array(known['ms_per_token'])
         low, high = interval(ms, np.median)
-        row |= {name: np.mean(known[name]) for name in ('identical', 'passes', 'blocks')}
         row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high)
+    if 'identical' in known:
+        row |= {name: np.mean(known[name]) for name in ('identical', 'passes', 'blocks')}
     return row
 
 
 def save(points, folder):
     """Write folder/bench.csv with what is known so far."""
-    if found := [make_row(point, points[0]) for point in points if point.measured]:
-        write_csv(found, os.path.join(folder, 'bench.csv'))
+    if found := [make_row(point, points) for point in points if point.measured]:
+        columns = dict.fromkeys(name for row in found for name in row)      # runs have other groups
+        write_csv(found, os.path.join(folder, 'bench.csv'), list(columns))
 
 
 def print_rows(title, rows, formats):
@@ -356,12 +379,26 @@ def figure_4(rows, path):
     plots.save(figure, path)
 
 
-def frontier(rows, path):
-    """The share of texts that are those of the full budget, against ms a token, by kind."""
-    figure, [[ax]] = plots.panels(1, 6, 4)
-    draw_lines(ax, rows, 'kind', 'ms_per_token', 'identical', ls='', alpha=0.8)
-    ax.set(xlabel='ms a token', ylabel="share of texts that are the full budget's")
-    ax.legend(frameon=False, fontsize=8)
+def ledger(rows, path):
+    """
+    Quality against time: a colour for each run, a marker for each kind of decoding, and a star
+    where nothing loops. Drafts and waves are drawn at the quality of the budget that they follow.
+    """
+    task = any(row['accuracy'] and row['identical'] is None for row in rows)
+    y = 'accuracy' if task else 'ce'
+    figure, [[ax]] = plots.panels(1, 7, 5)
+    kinds = list(dict.fromkeys(row['kind'] for row in rows if row['kind'] != 'no loops'))
+    for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
+        budgets = {row['tau']: row[y] for row in mine if row['kind'] == 'fixed budgets, exact'}
+        for kind, some in grouped(mine, 'kind').items():
+            quality = [row[y] if row[y] is not None else
+                       budgets.get(row['tau'], budgets.get(n_loop)) for row in some]
+            marker = '*' if kind == 'no loops' else 'o^sDvXP<>'[kinds.index(kind) % 9]
+            ax.plot([row['ms_per_token'] for row in some], quality, marker, ls='', alpha=0.8,
+                    ms=12 if marker == '*' else 5, color=plots.colour_of(i), label=f'{run}: {kind}')
+    ax.set(xlabel='ms a token', xscale='log',
+           ylabel='share of right answers' if task else 'held-out loss (nats a token)')
+    ax.legend(frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, 0.5))
     plots.save(figure, path)
 
 
@@ -381,25 +418,30 @@ def check_knobs():
                          f'{drafts} and {waves}')
 
 
-def measure(points, idx, targets, prompts, folder):
-    """Measure quality, then texts of prompts (N, 1, n). Writes bench.csv, even on Ctrl-C."""
-    model = points[0].model
+def measure(points, idx, targets, prompts, folder, is_task):
+    """
+    Measure quality, then texts of prompts (N, 1, n), or the time to read these problems. Writes
+    bench.csv, even on Ctrl-C.
+    """
     of_windows = [point for point in points if point.kind not in ('drafts', 'waves')]
-    of_texts = [point for point in points if point.rule != 'oracle']
+    of_texts = [point for point in (of_windows if is_task else points) if point.rule != 'oracle']
     try:
         print(f'quality of {len(of_windows)} points', flush=True)
         quality(of_windows, idx, targets)
         save(points, folder)
-        use_one_thread(model)
-        if compile:
+        use_one_thread(points[0].model)
+        for model in dict.fromkeys(point.model for point in points) if compile else []:
             compile_passes(model, max([1, *(width for width, _ in waves),
                                        *(1 + ahead for _, _, ahead in drafts)]))
         # first calls, which may compile and are not timed
-        for point in of_texts if len(prompts) else []:
+        for point in of_texts if len(prompts) and not is_task else []:
             continue_prompt(point, prompts[0], 3)
         for i, prompt in enumerate(prompts):
-            print(f'text {i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
-            write(of_texts, prompt, i)
+            print(f'{i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
+            if is_task:
+                read(of_texts, prompt)
+            else:
+                write(of_texts, prompt, i)
             save(points, folder)
     finally:
         save(points, folder)
@@ -407,16 +449,19 @@ def measure(points, idx, targets, prompts, folder):
 
 def report(points, folder):
     """The tables and figures of all points."""
-    found = [make_row(point, points[0]) for point in points]
-    print_rows('all points:', found, dict(name='') | OF_WINDOWS | OF_TEXTS)
+    found = [make_row(point, points) for point in points]
+    named = dict(run='', name='') if beside else dict(name='')
+    print_rows('all points:', found, named | OF_WINDOWS | OF_TEXTS)
     if of_rules := [row for row in found if row['kind'].startswith('rules')]:
         figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
-    if texts := [row for row in found if row['prompts']]:
-        frontier(texts, os.path.join(folder, 'frontier.png'))
-        good = [row for row in texts if row['identical'] >= fidelity]
+    if timed := [row for row in found if row['prompts']]:
+        ledger(timed, os.path.join(folder, 'ledger.png'))
+    if good := [row for row in timed if row['identical'] is not None
+                and row['identical'] >= fidelity]:
         good.sort(key=lambda row: row['ms_per_token'])
         print_rows(f"the fastest of each kind with {100 * fidelity:g}% of the full budget's texts:",
-                   [mine[0] for mine in grouped(good, 'kind').values()], dict(name='') | OF_TEXTS)
+                   [mine[0] for of_run in grouped(good, 'run').values()
+                    for mine in grouped(of_run, 'kind').values()], named | OF_TEXTS)
     print(f'\n{folder}: bench.csv and the figures')
 
 
@@ -430,8 +475,9 @@ def main():
     no_rule = '' if calibrate is None else 'there is no threshold to find'
     model, checkpoint, source, folder = open_run(out_dir, dev, no_rule)
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
-    n = 0 if text.is_task else n_prompts if calibrate is None else n_windows
-    prompts = idx[:n, None, :prompt_tokens or idx.shape[1] // 2]                # (n, 1, tokens)
+    n = n_prompts if calibrate is None else 0 if text.is_task else n_windows
+    half = None if text.is_task else prompt_tokens or idx.shape[1] // 2
+    prompts = idx[:n, None, :half]                                              # (n, 1, tokens)
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}; {n_windows} windows, {n} prompts')
@@ -440,8 +486,14 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
     with autocast:
         if calibrate is None:
-            points = make_points(model)
-            measure(points, idx, targets, prompts, folder)
+            points = make_points(model, source)
+            for other in beside:
+                model, its, other, _ = open_run(other, dev)
+                if its['data'] != checkpoint['data'] or model.config.block_size < idx.shape[1]:
+                    raise ValueError(f'{other} was trained on other data, or shorter windows, than '
+                                     f'{source}: only runs on the same data can be compared')
+                points += make_points(model, other)
+            measure(points, idx, targets, prompts, folder, text.is_task)
             report(points, folder)
             return
         found = [*find_thresholds(model, idx, targets, prompts)]

@@ -193,6 +193,7 @@ def show_help(script, knobs, annotations):
              'knobs (a config file or --key=value changes them):']
     for key, value in knobs.items():
         shown = str(value).encode('unicode_escape').decode()        # a newline as \n
+        shown = f'"{shown}"' if '[' in shown else shown             # for a shell, a pattern
         lines.append(f'  --{key}={shown}'.ljust(32) + ' ' + comments.get(key, ''))
         if choices := allowed(annotations[key])[1]:
             lines[-1] += f' [{", ".join(choices)}]'

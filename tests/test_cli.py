@@ -149,6 +149,36 @@ def test_command(folder, command):
     assert not words or re.search(words[-1], printed)
 
 
+# brackets -----------------------------------------------------------------------------------------
+
+# a flag that zsh takes for a pattern; as no file matches it, zsh does not run the command
+UNQUOTED = re.compile(r"""(?<!['"])--\w+[= ][^\s'"]*[][*?]""")
+
+
+def shown(file):
+    """What a user may paste: a page, or the strings and comments of a program."""
+    with open(os.path.join(ROOT, file), encoding='utf-8') as f:
+        source = f.read()
+    if file.endswith('.md'):
+        return [source]
+    strings = [node.value for node in ast.walk(ast.parse(source))
+               if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return strings + re.findall('#.*', source)
+
+
+@pytest.mark.parametrize('folder', ['', 'common', 'config', 'pretrained', 'results', 'zoo'])
+def test_brackets_are_quoted(folder):
+    files = [os.path.join(folder, name) for name in os.listdir(os.path.join(ROOT, folder))
+             if name.endswith(('.md', '.py'))]
+    assert files and not {file: found for file in files
+                          if (found := UNQUOTED.findall('\n'.join(shown(file))))}
+
+
+def test_brackets_in_help_are_quoted():
+    knobs = conftest.run('--help', script='bench.py').stdout.partition('\nknobs')[2]
+    assert '[[' in knobs and "['" in knobs and not UNQUOTED.findall(knobs)
+
+
 # imports, and a fork of the core ------------------------------------------------------------------
 
 def imports(file):

@@ -3,6 +3,8 @@ import contextlib
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import sys
 from functools import partial
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, make_book, refused
+from conftest import ROOT, TINY, finished, make_book, refused, same
 from safetensors.torch import load_file, save_file
 from test_data import make_tokenizer_json
 
@@ -282,22 +284,101 @@ def put_field(folder, **fields):
     (folder / 'config.json').write_text(json.dumps(config))
 
 
+INDEX = 'model.safetensors.index.json'
+
+
+def put_index(folder, name='model-0.safetensors'):
+    (folder / INDEX).write_text(json.dumps(dict(weight_map={'lm_head.weight': name})))
+
+
+def put_stray(name, folder):
+    """Other weights beside those of the folder."""
+    save_file({'lm_head.weight': torch.zeros(61, 32)}, folder / name)
+
+
+def put_pointer(name, folder):
+    """What a clone without git-lfs has in place of a large file."""
+    (folder / name).write_text('version https://git-lfs.github.com/spec/v1\n'
+                               f'oid sha256:{"0" * 64}\nsize 123\n')
+
+
 @pytest.mark.parametrize('spoil, words', [
-    (lambda folder: os.remove(folder / 'config.json'), "config.json' ([Errno 2] No such file"),
+    (lambda folder: os.remove(folder / 'config.json'), 'read config.json (FileNotFoundError: '),
     (partial(put_field, num_attention_heads=0), 'n_head must be positive'),
     (partial(put_field, hidden_act='gelu'), "hidden_act = 'gelu'"),
     (lambda folder: (folder / 'model-0.safetensors').write_bytes(b'cut short'),
-     "model-0.safetensors' (Error while deserializing header"),
+     'model-0.safetensors (SafetensorError: Error while deserializing header'),
     (partial(put_tensor, 'lm_head.weight', None), "lacks 'lm_head.weight'"),
     (partial(put_tensor, 'lm_head.weight', torch.zeros(3, 32)), 'size mismatch for lm_head'),
     (partial(put_tensor, 'more', torch.zeros(2)), 'Unexpected key(s) in state_dict: "more"'),
-    (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'more than the 61 tokens')])
+    (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'more than the 61 tokens'),
+    # what turns queries and keys otherwise, or reads fewer of them, in the words of several years
+    (partial(put_field, rope_parameters=dict(rope_theta=5e5, rope_type='yarn', factor=4.0)),
+     "rope_type = 'yarn'"),
+    (partial(put_field, rope_parameters=dict(full_attention=dict(rope_type='default'))),
+     'full_attention = {'),
+    (partial(put_field, rope_scaling=dict(type='linear', factor=2.0)), "type = 'linear'"),
+    (partial(put_field, partial_rotary_factor=0.5), 'partial_rotary_factor = 0.5'),
+    (partial(put_field, use_sliding_window=True, sliding_window=8), 'use_sliding_window = True'),
+    (partial(put_field, layer_types=['full_attention', 'chunked_attention']),
+     "layer_types = 'chunked_attention'"),
+    # files that are not whole, or more than one set of weights
+    (partial(put_pointer, 'model-0.safetensors'), 'git lfs pull'),
+    (partial(put_pointer, 'tokenizer.json'), 'git lfs pull'),
+    (partial(put_stray, 'model-1.safetensors'), 'model-1.safetensors has lm_head.weight again'),
+    (lambda folder: (put_index(folder), put_stray('model.safetensors', folder)),
+     'model.safetensors has lm_head.weight again'),
+    (partial(put_index, name='model-7.safetensors'), 'model-7.safetensors (FileNotFoundError: '),
+    (lambda folder: (folder / INDEX).write_text('{}'), "lacks 'weight_map'")])
 def test_bad_folders(tmp_path, an_ouro, spoil, words):
     folder = public_folder(tmp_path, an_ouro.golden)
     spoil(folder)
     for args in ([], ['--dry_run']):
         assert words in read('ouro', folder, *args, end=refused)
     assert not (folder / 'out').exists()
+
+
+@pytest.mark.parametrize('change', [
+    # model.safetensors, or what the index names, and nothing else
+    lambda folder: (os.rename(folder / 'model-0.safetensors', folder / 'model.safetensors'),
+                    put_stray('model_old.safetensors', folder)),
+    lambda folder: (put_index(folder), put_stray('model-1.safetensors', folder)),
+    # tables that the model computes itself
+    partial(put_tensor, 'model.layers.0.self_attn.rotary_emb.inv_freq', torch.ones(4)),
+    # the same rotary positions in other words, those of transformers 5 first
+    partial(put_field, rope_theta=7.0, rope_parameters=dict(rope_theta=1e4, rope_type='default')),
+    partial(put_field, rope_scaling=dict(type='default'), layer_types=['full_attention'] * 3,
+            use_sliding_window=False, sliding_window=8)])
+def test_the_same_model(tmp_path, an_ouro, change):
+    folder = public_folder(tmp_path, an_ouro.golden)
+    change(folder)
+    read('ouro', folder)
+    model, _ = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
+    assert model.config == an_ouro.model.config
+    assert torch.equal(model(an_ouro.idx, n_loop=2)[0], an_ouro.model(an_ouro.idx, n_loop=2)[0])
+
+
+def test_a_huginn_with_more_tensors(tmp_path, a_huginn):
+    """A table that the model computes itself, and the embedding by its second name."""
+    folder = public_folder(tmp_path, a_huginn.golden)
+    put_tensor('freqs_cis', torch.ones(4), folder)
+    put_tensor('lm_head.weight', a_huginn.model.wte.weight.detach(), folder)
+    read('huginn', folder)
+    weights = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))[0].state_dict()
+    assert same(weights, a_huginn.model.state_dict())
+
+
+def test_the_command_for_pytorch_model_bin(tmp_path, monkeypatch, an_ouro):
+    """The error shows how to make *.safetensors of it, which also works with tied weights."""
+    folder = public_folder(tmp_path, an_ouro.golden)
+    tensors = load_file(folder / 'model-0.safetensors')
+    tensors['x.rotary_emb.inv_freq'] = tensors['lm_head.weight']        # two names of one
+    torch.save(tensors, folder / 'pytorch_model.bin')
+    os.remove(folder / 'model-0.safetensors')
+    command = re.search(r'python -c ".*"', read('ouro', folder, end=refused))[0]
+    monkeypatch.chdir(folder)
+    exec(shlex.split(command)[2], {})
+    read('ouro', folder)
 
 
 def test_scripts_run_on_it(tmp_path, monkeypatch, an_ouro):
@@ -444,7 +525,8 @@ def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
 def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four
-    assert sorted(set(os.listdir('out-etd')) - {'.lock'}) == ['angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt']
+    assert set(os.listdir('out-etd')) - {'.lock'} == {
+        'angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt'}
     finished('--init_from=out-etd/ckpt.pt', '--dataset=book', '--out_dir=trained',
              '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2')
     model, checkpoint = load_checkpoint('trained/ckpt.pt')

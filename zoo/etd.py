@@ -1,7 +1,7 @@
 """
 Encode, think, decode: which layers of a plain model to loop (Koishekenov et al. 2025, ETD).
 
-    python train.py --groups=[] --out_dir=out-plain         a plain model
+    python train.py '--groups=[]' --out_dir=out-plain       a plain model
     python -m zoo.etd --init_from=out-plain/ckpt.pt         finds its thinking block -> out-etd
     python train.py --init_from=out-etd/ckpt.pt --out_dir=out-etd-trained --max_iters=500
                                                             mid-training, with loops
@@ -133,7 +133,7 @@ def main():
     if type(model) is not GPT or model.groups:
         raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
                          f'{model.config.groups}: train a plain one with python train.py '
-                         '--groups=[] --out_dir=out-plain')
+                         "'--groups=[]' --out_dir=out-plain")
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     check_free(out_dir, overwrite, init_from)

@@ -17,21 +17,19 @@ code published with it).
     B, T        rows, tokens of a pass
     V           vocab_size
 """
-import math
-
 import torch
 import torch.nn as nn
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from common.configurator import configure, run
+from common.configurator import PathName, configure, run
 from exits import Exit
 from model import GPT, Block, CausalSelfAttention
 from zoo.public import GatedMLP, PublicConfig, convert, rename, require
 
 # -------------------------------------------------------------------------------------------------
-path = ''                   # the folder
-out_dir = 'out-huginn'
+path: PathName = ''         # the folder
+out_dir: PathName = 'out-huginn'
 overwrite = False           # replace the run that out_dir holds
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
@@ -149,10 +147,8 @@ def translate(public, tensors):
             state_init='like-init', qk_bias=True, bias=False, tie_embeddings=True)
     g, looped, after = (public[f'n_layers_in_{part}']
                         for part in ('prelude', 'recurrent_block', 'coda'))
-    multiple = public.get('padding_multiple', 1)
     config = PublicConfig(
-        block_size=public['block_size'],
-        vocab_size=multiple * math.ceil(public['vocab_size'] / multiple),
+        block_size=public['block_size'], vocab_size=len(tensors['transformer.wte.weight']),
         n_layer=g + looped + after, n_head=public['n_heads'], n_embd=public['n_embd'],
         groups=[list(range(g, g + looped))], mean_recurrence=public['mean_recurrence'],
         bptt_k=public['mean_backprop_depth'], adapter_init='random', norm_inside=False,
@@ -168,9 +164,7 @@ def translate(public, tensors):
     blocks |= {f'h.{g + 1 + i}.': f'coda.{i}.' for i in range(after)}
     for ours, theirs in blocks.items():
         names |= {ours + new: theirs + old for new, old in NAMES.items()}
-    # the table of rotary positions and the second name of the embedding are not needed
-    tensors = {name: x.flatten() if 'qk_bias' in name else x for name, x in tensors.items()
-               if name not in ('freqs_cis', 'lm_head.weight')}
+    tensors = {name: x.flatten() if 'qk_bias' in name else x for name, x in tensors.items()}
     return config, rename(tensors, {new: f'transformer.{old}' for new, old in names.items()})
 
 

@@ -26,15 +26,15 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from common.configurator import configure, run
+from common.configurator import PathName, configure, run
 from exits import Exit
 from loops import Plan, as_noise
 from model import GPT, Block
-from zoo.public import GatedMLP, PublicConfig, adjacent, convert, rename, require
+from zoo.public import GatedMLP, PublicConfig, adjacent, convert, rename, require, rope_base
 
 # -------------------------------------------------------------------------------------------------
-path = ''                   # the folder
-out_dir = 'out-ouro'
+path: PathName = ''         # the folder
+out_dir: PathName = 'out-ouro'
 overwrite = False           # replace the run that out_dir holds
 dry_run = False             # look, and write nothing
 # -------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Gated(GPT):
     def build(self, config):
         if not config.groups:
             raise ValueError('an exit gate needs groups that loop, and groups = []: give some, '
-                             'such as --groups=[[1]]')
+                             "such as '--groups=[[1]]'")
         super().build(config)
         self.gate = nn.Linear(config.n_embd, 1)
 
@@ -168,13 +168,13 @@ NAMES = {'attn.c_attn': 'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
 
 def translate(public, tensors):
     """config.json's dict and the public tensors -> PublicConfig, our state_dict; see public.py."""
-    require(public, hidden_act='silu', rope_scaling=None, tie_word_embeddings=False)
+    require(public, hidden_act='silu', tie_word_embeddings=False)
     steps, layers = public['total_ut_steps'], public['num_hidden_layers']
     config = PublicConfig(
         block_size=min(4096, public.get('max_position_embeddings', 4096)),
         vocab_size=public['vocab_size'], n_layer=layers, n_head=public['num_attention_heads'],
         n_embd=public['hidden_size'], groups=[list(range(layers))], mean_recurrence=steps,
-        bptt_k=steps, injection='none', x0='e', pos='rotary', rope_base=public['rope_theta'],
+        bptt_k=steps, injection='none', x0='e', pos='rotary', rope_base=rope_base(public),
         mlp_width=public['intermediate_size'], norm_eps=public.get('rms_norm_eps', 1e-6))
 
     names = {'wte.weight': 'model.embed_tokens.weight', 'h.0.norm.weight': 'model.norm.weight',

@@ -12,17 +12,18 @@ import glob
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from shlex import quote
 from textwrap import shorten
 
 import torch
 import torch.nn as nn
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import data
 from common.checkpoint import Run, check_free, class_of, only_writer, save_run, start_over
+from common.configurator import explain
 from model import GPTConfig
 
 # for `translate` ----------------------------------------------------------------------------------
@@ -34,9 +35,24 @@ def require(public, **supported):
             raise ValueError(f'{name} = {public[name]!r}, and only {value!r} is supported')
 
 
+def rope_base(public):
+    """
+    The base of the rotary positions in config.json's dict. ValueError if queries and keys turn in
+    another way than with that base alone, or if a token does not see all tokens before it.
+    """
+    rope = (public.get('rope_scaling') or {}) | (public.get('rope_parameters') or {})
+    plain = dict(rope_type='default', type='default', partial_rotary_factor=1.0)
+    others = dict.fromkeys(rope.keys() - plain.keys() - {'rope_theta'})
+    require(public | rope, **plain, **others, use_sliding_window=False)
+    for kind in public.get('layer_types') or []:
+        require(dict(layer_types=kind), layer_types='full_attention')
+    return (public | rope)['rope_theta']        # in rope_parameters since transformers 5
+
+
 def rename(tensors, names):
     """
-    Public tensors {name: tensor} -> the same by our names, and by their own those not in `names`.
+    Public tensors {name: tensor} -> the same by our names, and by their own those not in `names`,
+    except tables of rotary positions, which our model computes.
 
     names: {our name: public name, or several, separated by spaces}. Several tensors are put one
     below the other. KeyError for a name that is missing.
@@ -45,7 +61,8 @@ def rename(tensors, names):
     used = set(sum(names.values(), []))
     renamed = {ours: torch.cat([tensors[name] for name in theirs]) if len(theirs) > 1
                else tensors[theirs[0]] for ours, theirs in names.items()}
-    return renamed | {name: tensor for name, tensor in tensors.items() if name not in used}
+    return renamed | {name: tensor for name, tensor in tensors.items() if name not in used
+                      and not name.endswith(('rotary_emb.inv_freq', 'freqs_cis'))}
 
 
 def adjacent(weight, n_head):
@@ -59,6 +76,35 @@ def adjacent(weight, n_head):
 
 # a folder -> a checkpoint -------------------------------------------------------------------------
 
+def read_file(path, name, load=lambda file: json.loads(Path(file).read_bytes())):
+    """What the file `name` of a folder holds; ValueError if it is missing or not whole."""
+    with explain(f'cannot read {name}', 'give --path a whole folder (a clone needs git lfs pull)'):
+        return load(os.path.join(path, name))
+
+
+def read_weights(path):
+    """
+    The tensors of a folder, {name: tensor}: those of model.safetensors and of what its index names,
+    or else of all *.safetensors. ValueError if there are none, or two of one name.
+    """
+    index, tensors = 'model.safetensors.index.json', {}
+    found = set(glob.glob('*.safetensors', root_dir=path))
+    files = found & {'model.safetensors'}
+    if os.path.exists(os.path.join(path, index)):
+        files |= set(read_file(path, index)['weight_map'].values())
+    for name in sorted(files or found):
+        more = read_file(path, name, load_file)
+        if twice := tensors.keys() & more.keys():
+            raise ValueError(f'{name} has {min(twice)} again: leave one set of weights there')
+        tensors |= more
+    if not tensors:         # clone: tied weights share their memory
+        raise ValueError('it has no *.safetensors: download them, or make them there of '
+                         'pytorch_model.bin, python -c "import torch, safetensors.torch as s; '
+                         "s.save_file({k: x.clone() for k, x in torch.load('pytorch_model.bin')"
+                         ".items()}, 'model.safetensors')\"")
+    return tensors
+
+
 def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=False):
     """
     Read the folder `path` into out_dir/ckpt.pt, or with dry_run only print what there is.
@@ -67,25 +113,16 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
     folder, {name: tensor} -> the model's config, its state_dict. ValueError if anything does not
     fit; nothing is written then.
     """
-    # what there is
-    file, tensors = os.path.join(path, 'config.json'), {}
     try:
-        with open(file, encoding='utf-8') as f:
-            public = json.load(f)
-        for file in sorted(glob.glob(os.path.join(glob.escape(path), '*.safetensors'))):
-            tensors |= load_file(file)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"cannot read '{file}' ({error}): --path must be a folder with "
-                         'config.json and *.safetensors') from error
-    if dry_run:
-        for name, tensor in tensors.items():
-            print(f'{name}  {tuple(tensor.shape)}  {tensor.dtype}  {tensor.nbytes:,} bytes')
-    print(f'{path}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()):,} bytes')
+        # what there is
+        public, tensors = read_file(path, 'config.json'), read_weights(path)
+        print(f'{path}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()):,} bytes')
+        if dry_run:
+            for name, tensor in tensors.items():
+                print(f'{name}  {tuple(tensor.shape)}  {tensor.dtype}  {tensor.nbytes:,} bytes')
+                tensors[name] = tensor.to('meta')       # shapes alone, as in the model below
 
-    # as our weights: load_state_dict refuses what is missing, left over or of another shape
-    try:
-        if dry_run:             # shapes alone, as in the model until it is loaded
-            tensors = {name: tensor.to('meta') for name, tensor in tensors.items()}
+        # as our weights: load_state_dict refuses what is missing, left over or of another shape
         config, weights = translate(public, tensors)
         with torch.device('meta'):
             model = class_of(model_class)(config)
@@ -93,9 +130,10 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         lacks = 'it lacks ' if isinstance(error, KeyError) else ''
         raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
-                         + shorten(str(error), 300)) from error
+                         + shorten(str(error), 400)) from error
     tokenizer, encoding = os.path.join(path, 'tokenizer.json'), None
     if os.path.exists(tokenizer):
+        read_file(path, 'tokenizer.json')       # a clone may have none, but a pointer
         encoding = data.get_encoding(tokenizer)
         if encoding.n_vocab > config.vocab_size:
             raise ValueError(f"'{tokenizer}' has more than the {config.vocab_size} tokens of the "
