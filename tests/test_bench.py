@@ -86,8 +86,25 @@ def test_every_point_once(benched, run_folder):
     assert of_texts == [row for row in rows if row['rule'] != 'oracle']
     for measured, columns in (of_windows, bench.OF_WINDOWS), (of_texts, bench.OF_TEXTS):
         assert all(math.isfinite(float(row[column])) for row in measured for column in columns)
-    for name in ('figure_4', 'frontier'):
+    for name in ('figure_4', 'ledger'):
         assert os.path.getsize(run_folder / 'out' / f'{name}.png') > 5000
+
+
+def test_runs_beside(here, monkeypatch):
+    """Each run is measured as it is alone, a plain model at one point. The data must be equal."""
+    finished(*TINY, '--groups=[]', '--out_dir=plain', '--max_iters=2', '--overwrite')
+    finished(*ONE_RULE, '--n_prompts=2', script='bench.py')
+    alone = read_csv('out/bench.csv')
+    finished(*ONE_RULE, '--n_prompts=2', "--beside=['plain']", script='bench.py')
+    *together, plain = read_csv('out/bench.csv')
+    same = 'run', 'name', 'ce', 'identical', 'blocks'
+    assert [[row[key] for key in same] for row in together] == [
+        [row[key] for key in same] for row in alone]
+    assert (plain['run'], plain['kind'], plain['mean_evals']) == ('plain', 'no loops', '')
+    assert float(plain['ms_per_token']) > 0 and float(plain['identical']) == 1
+    finished(*TINY, '--dataset=calc', '--block_size=16', '--out_dir=other', '--max_iters=2',
+             '--overwrite', '--eval_windows=2')
+    assert 'other was trained on other data' in refused("--beside=['other']", script='bench.py')
 
 
 def test_the_fastest_of_each_kind(benched):
@@ -295,9 +312,9 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1]
                       for exit in (rule, None))
     assert waiting['past'] and waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
-    printed = finished('--exit=kl', '--tau=auto', '--n_loop=5', '--max_new_tokens=3',
-                       script='sample.py')
-    assert latest['cache'] == 'latest' and 'mean loop steps' in printed
+    printed = finished('--exit=kl', '--n_loop=5', '--max_new_tokens=3', script='sample.py')
+    assert latest['cache'] == 'latest'
+    assert f"at most 5 loops, kl with tau = {latest['tau']:g} (out/exits.json)" in printed
 
     assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
     prompts = idx[:, :8]
@@ -316,7 +333,7 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
     assert not larger or same(larger[0], even) < 0.8
     printed = finished('--wave=3', '--wave_steps=2', '--n_loop=5', '--max_new_tokens=3',
                        script='sample.py')
-    assert f"by waves of 3 x 2, norm_rel {row['tau']:g};" in printed
+    assert f"waves of 3 x 2, norm_rel with tau = {row['tau']:g} (out/exits.json)" in printed
 
 
 # tables and figures -------------------------------------------------------------------------------
