@@ -95,7 +95,8 @@ class Point:
     kind: str           # the kind of decoding, in words
     name: str
     way: dict           # arguments of decode.stream: n_loop, exit, cache, ring, drafts or a wave
-    measured: dict = field(default_factory=lambda: defaultdict(list))   # by quality and write
+    # {what is measured: a value for each window or prompt}
+    measured: dict = field(default_factory=lambda: defaultdict(list))
 
 
 def make_point(model, rule, tau, cache='exact', past=False, **more):
@@ -124,7 +125,7 @@ def make_points(model, run=''):
     if not model.groups:        # nothing loops: a pass is all there is
         return [make_point(model, 'fixed', 1, run=run)]
     asked = [full, *(('fixed', n, policy) for policy in policies for n in (*budgets, n_loop)),
-             *((rule, tau, *how) for rule, *how in kinds() for tau in taus),
+             *((rule, tau, *how) for rule, *how in rule_ways() for tau in taus),
              *(('oracle', epsilon, policy) for policy in policies for epsilon in epsilons)]
     points = [make_point(model, *one, run=run) for one in dict.fromkeys(asked)]
     points += [make_point(model, 'fixed', n, run=run, draft_loops=loops, draft_tokens=ahead)
@@ -134,7 +135,7 @@ def make_points(model, run=''):
     return points + [point for point in waved if can_wave(model, point.way['exit'])]
 
 
-def kinds():
+def rule_ways():
     """(rule, cache policy, past) of all rules, each once."""
     # only `exact` keeps the signals that a single token waits for; elsewhere only prompts wait
     ways = dict.fromkeys((policy, wait or policy != 'exact')
@@ -234,7 +235,7 @@ def continue_prompt(point, prompt, new, number=0):
                                         blocks=blocks / n)
 
 
-def write(points, prompt, number):
+def time_texts(points, prompt, number):
     """
     Continue prompt `number`, (1, n), at every point, the first of each run being its full budget.
     Adds to each what continue_prompt measures, and identical: is the text that of the full budget?
@@ -247,7 +248,7 @@ def write(points, prompt, number):
             point.measured[name].append(value)
 
 
-def read(points, problem):
+def time_reading(points, problem):
     """Read a problem (1, T) at every point that can. Adds ms_per_token to each."""
     for point in points:
         begin = time.perf_counter()
@@ -275,7 +276,7 @@ def largest_tau(make, measured):
 
 def find_thresholds(model, idx, targets, prompts):
     """
-    A row for each rule of `kinds` and, given prompts (N, 1, n), for each wave, with norm_rel.
+    A row for each of rule_ways and, given prompts (N, 1, n), for each wave, with norm_rel.
 
     The paper leaves tau to be tuned by hand. Here one half of the windows idx, targets (N, T)
     chooses it, and the other measures what it costs.
@@ -289,7 +290,7 @@ def find_thresholds(model, idx, targets, prompts):
         mean, low, high = excess(point, full[half])
         return high <= calibrate, dict(cost=mean, cost_low=low, cost_high=high,
                                        evals=np.mean(point.measured['evals']))
-    for rule, policy, wait in kinds():
+    for rule, policy, wait in rule_ways():
         yield largest_tau(lambda tau: make_point(model, rule, tau, policy, wait), cost)
 
     # waves, by their texts
@@ -389,12 +390,12 @@ def ledger(rows, path):
     figure, [[ax]] = plots.panels(1, 7, 5)
     kinds = list(dict.fromkeys(row['kind'] for row in rows if row['kind'] != 'no loops'))
     for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
-        budgets = {row['tau']: row[y] for row in mine if row['kind'] == 'fixed budgets, exact'}
+        of_budget = {row['tau']: row[y] for row in mine if row['rule'] == 'fixed' and row[y]}
         for kind, some in grouped(mine, 'kind').items():
-            quality = [row[y] if row[y] is not None else
-                       budgets.get(row['tau'], budgets.get(n_loop)) for row in some]
+            heights = [row[y] if row[y] is not None else
+                       of_budget.get(row['tau'] if kind == 'drafts' else n_loop) for row in some]
             marker = '*' if kind == 'no loops' else 'o^sDvXP<>'[kinds.index(kind) % 9]
-            ax.plot([row['ms_per_token'] for row in some], quality, marker, ls='', alpha=0.8,
+            ax.plot([row['ms_per_token'] for row in some], heights, marker, ls='', alpha=0.8,
                     ms=12 if marker == '*' else 5, color=plots.colour_of(i), label=f'{run}: {kind}')
     ax.set(xlabel='ms a token', xscale='log',
            ylabel='share of right answers' if task else 'held-out loss (nats a token)')
@@ -439,9 +440,9 @@ def measure(points, idx, targets, prompts, folder, is_task):
         for i, prompt in enumerate(prompts):
             print(f'{i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
             if is_task:
-                read(of_texts, prompt)
+                time_reading(of_texts, prompt)
             else:
-                write(of_texts, prompt, i)
+                time_texts(of_texts, prompt, i)
             save(points, folder)
     finally:
         save(points, folder)
@@ -476,8 +477,8 @@ def main():
     model, checkpoint, source, folder = open_run(out_dir, dev, no_rule)
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
     n = n_prompts if calibrate is None else 0 if text.is_task else n_windows
-    half = None if text.is_task else prompt_tokens or idx.shape[1] // 2
-    prompts = idx[:n, None, :half]                                              # (n, 1, tokens)
+    length = None if text.is_task else prompt_tokens or idx.shape[1] // 2
+    prompts = idx[:n, None, :length]                                              # (n, 1, tokens)
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}; {n_windows} windows, {n} prompts')
@@ -506,5 +507,5 @@ def main():
 
 if __name__ == '__main__':
     from common.configurator import configure, run
-    config = configure(globals())
+    configure(globals())
     run(main)

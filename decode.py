@@ -410,5 +410,5 @@ def main():
 
 if __name__ == '__main__':
     from common.configurator import configure, run
-    config = configure(globals())
+    configure(globals())
     run(main)

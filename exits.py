@@ -182,13 +182,13 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
 #                           streak  [[0, 2, 1, 0],    small signals in a row so far; two let a
 #                                    [3, 1, 2, 4]]    token exit, if hits is 2
 
-def loop(f, x, k_max, rule, read=None, past=None):
+def loop(f, x, k_max, rule, read=None, signals=None):
     """
     Loop from x^(0) (B, T, C) until `rule` has let every token exit, for k_max steps at most.
 
     f(x, k, active): step k -> the states after it. active (B, T), on the device, None = all: tokens
-    that have exited keep their keys and values. read: see Exit.reads. past: a cache.Signals, if the
-    rule waits for the past.
+    that have exited keep their keys and values. read: see Exit.reads. signals: a cache.Signals, if
+    the rule waits for the past.
 
     Returns x_star, and NumPy arrays (B, T) of the loop steps kept and the block maps evaluated.
     """
@@ -200,15 +200,16 @@ def loop(f, x, k_max, rule, read=None, past=None):
         x1 = f(x, k, on_device)
         value, memo = rule.signal(x, x1, memo, read)
         value = on_host(value, rule, k)
-        if past and value is not None:
-            value = past.wait(value, active, k)
+        if signals and value is not None:
+            value = signals.wait(value, active, k)
         streak, exits = rule.decide(value, streak)
+        # who takes the new state: all that still looped, without those that throw it away
         exits, takes = active & exits, on_device
         if exits.any():
             steps_used[exits], evals[exits] = k - (not rule.keep), k
             active = active & ~exits
             on_device = torch.from_numpy(active).to(x.device, non_blocking=x.is_cuda)
-            if not rule.keep:           # the step that triggered is thrown away
+            if not rule.keep:
                 takes = on_device
         # a token that has exited keeps its state
         x = x1 if takes is None else torch.where(takes[..., None], x1, x)
@@ -267,5 +268,5 @@ def main():
 
 if __name__ == '__main__':
     from common.configurator import configure, run
-    config = configure(globals())
+    configure(globals())
     run(main)

@@ -223,7 +223,7 @@ class Plan:
 
 
 class RecurrentGroup(nn.Module):
-    """Looped layers `core` (a list of blocks), which get `e` in every step; the group's number."""
+    """Looped layers `core` (a list of blocks), which get `e` in every step. index: its number."""
 
     def __init__(self, core, config, index=0):
         super().__init__()
@@ -266,10 +266,10 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def block_map(self, e, plan, cache):
+    def block_map(self, e, plan, own):
         """
         The block map f of a pass: f(x, k, active), step k from the states x (B, T, C), see
-        exits.loop. cache: the KeysValues of each block of the core, or empty.
+        exits.loop. own: the KeysValues of each block of the core, or empty.
         """
         # what all steps take from e is computed here, once, so e gets gradients from those steps
         # that have them
@@ -279,7 +279,7 @@ class RecurrentGroup(nn.Module):
             # paper silent; off by default: noise in every step rules out the paper's own cosines
             if self.step_noise:
                 x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
-            hooks = [lambda new, kv=kv: kv.update(new, span, k, active) for kv in cache]
+            hooks = [lambda new, kv=kv: kv.update(new, span, k, active) for kv in own]
             return self.step(x, None, from_e, hooks, span.pos)
         return f
 
@@ -302,8 +302,10 @@ class RecurrentGroup(nn.Module):
 
         # the block map. A token that has exited must keep its keys, so a rule always needs a cache;
         # one slot is enough for a single pass, where all are at the same step
-        cache = plan.cache or {block: KeysValues(1, T) for block in self.core if plan.exit}
-        own = [cache[block] for block in self.core if cache]
+        cache = plan.cache or {}
+        if plan.exit and not cache:
+            cache = {block: KeysValues(1, T) for block in self.core}
+        own = [cache[block] for block in self.core] if cache else []
         f = self.block_map(e, plan, own)
 
         # the loop: all steps, or until every token has exited
@@ -319,16 +321,16 @@ class RecurrentGroup(nn.Module):
             steps_used = evals = torch.full((B, T), n_loop, device=e.device)
         else:
             # the signals in a cache know earlier passes; without them a lone token has no past
-            past = None
+            signals = None
             if plan.exit.past:
-                past = cache.get(self) or T > 1 and Signals(span.end, n_loop)
-            if past:
-                past.begin(B, T, span.start)
-            x, *counts = loop(f, x, n_loop, plan.exit, read, past)
-            counts = torch.from_numpy(np.array(counts))
+                signals = cache.get(self) or T > 1 and Signals(span.end, n_loop)
+            if signals:
+                signals.begin(B, T, span.start)
+            x, steps_used, evals = loop(f, x, n_loop, plan.exit, read, signals)
             for kv in own:
-                kv.fill(span, int(counts.max()))
-            steps_used, evals = counts.to(x.device, non_blocking=x.is_cuda)
+                kv.fill(span, evals.max())
+            both = torch.from_numpy(np.array((steps_used, evals)))
+            steps_used, evals = both.to(x.device, non_blocking=x.is_cuda)
 
         if states:
             states = torch.stack(states)                                        # (K+1, B, T, C)
@@ -357,5 +359,5 @@ def main():
 
 if __name__ == '__main__':
     from common.configurator import configure, run
-    config = configure(globals())
+    configure(globals())
     run(main)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 vocab, T, C, H = 256, 48, 64, 2             # a token is a byte
 n_layer, groups = 6, [[1], [2, 3], [4]]     # layers, and which of them loop, from 0
-r, bptt = 4, 3              # training loops r + 1 times on average, the last 3 with gradients
+r, bptt = 4, 3      # mean_recurrence, bptt_k: r + 1 loops on average, the last 3 with gradients
 iterations, batch, lr = 700, 12, 5e-3
 
 
@@ -89,7 +89,7 @@ class GPT(nn.Module):
         layers = [Block() for _ in range(n_layer)]
         for group in reversed(groups):              # a group takes the place of its layers
             layers[group[0]:group[-1] + 1] = [RecurrentGroup(layers[group[0]:group[-1] + 1])]
-        self.h, self.norm = nn.ModuleList(layers), nn.RMSNorm(C, eps=1e-6)
+        self.h, self.ln_f = nn.ModuleList(layers), nn.RMSNorm(C, eps=1e-6)
         depth = n_layer + (r - 1) * sum(map(len, groups))
         for name, p in self.named_parameters():     # Geiping App. C.1; norms stay 1
             if p.dim() == 2 and 'adapter' not in name:      # attn_out, mlp_out: by the depth
@@ -103,7 +103,7 @@ class GPT(nn.Module):
                 found.append(of_group)
             else:
                 x = layer(x)
-        return self.norm(x) @ self.wte.weight.T, found
+        return self.ln_f(x) @ self.wte.weight.T, found
 
 
 def get_batch(text, B):

@@ -1,7 +1,7 @@
 """
 Text from a checkpoint, or answers where the model has learned a task, with any exit rule.
 
-    python sample.py                                        text, drafted with one loop
+    python sample.py                                        text, drafted with few loops
     python sample.py --exit accel                           one token at a time, the paper's rule
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start='def ' --temperature=0 --wave=8    several tokens at once
@@ -40,12 +40,12 @@ top_k: int | None = None    # sample among the k likeliest tokens; None = all
 exit: str | None = None     # a rule in exits.EXITS, such as accel; None = fixed loops
 tau: float | None = None    # threshold; None = what bench.py --calibrate found, or a default
 hits: int | None = None     # small values in a row before a token exits; None = the rule's own
-past = False                # wait until earlier tokens have converged (in prompts, or cache=exact)
+past = False                # wait until earlier tokens have converged (cache=exact)
 n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
 cache: str | None = 'auto'  # a policy in cache.POLICIES; None = uncached; auto = the fastest
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
-draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = 1 if nothing else is asked
+draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = a quarter of the budget
 wave = 0                    # tokens of a wave (waves.py); 0 = no wave
 wave_steps = 1              # loop steps of each of its passes
 stop_at_end = True          # end-of-text ends a sample
@@ -96,7 +96,7 @@ def read_prompt(start):
         return f.read()
 
 
-def way_of(model):
+def way_of(model, is_task=False):
     """
     The knobs -> how decode.stream makes the next tokens, as its keywords.
 
@@ -105,11 +105,11 @@ def way_of(model):
     """
     drafts, policy, budget = draft_loops, cache, min(model.loop_counts(n_loop), default=1)
     if drafts is None:
-        asked = exit or wave or past or warm_start or num_samples > 1
+        asked = exit or wave or past or warm_start or num_samples > 1 or is_task
         possible = cache in ('auto', 'exact') and budget > 1
         drafts = max(1, round(budget / 4)) if possible and not asked else 0
     if policy == 'auto':
-        policy = 'exact' if drafts else 'latest'
+        policy = 'exact' if drafts or past else 'latest'
     return dict(cache=policy, ring=ring, warm_start=warm_start, draft_loops=drafts or None,
                 wave=wave, wave_steps=wave_steps)
 
@@ -145,7 +145,7 @@ def in_words(model, rule, source, way):
     return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
 
 
-def print_problems(model, task, rule):
+def print_problems(model, task, rule, policy):
     """Problems of the task that the model has learned, the right answers and the model's."""
     unused = [knob for knob in TEXT_KNOBS if knob in given]
     if unused:
@@ -155,8 +155,7 @@ def print_problems(model, task, rule):
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
-    logits, steps, _ = teacher_forced(model, idx, plan,
-                                      'latest' if cache == 'auto' else cache, ring)
+    logits, steps, _ = teacher_forced(model, idx, plan, policy, ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
@@ -199,6 +198,7 @@ def main():
     dev, autocast = pick_device(device, dtype)
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
+    task = checkpoint['config']['dataset']
     for wrong, what in (
             ((past or (tau, hits) != (None, None)) and not (exit or wave),
              '--past, --tau and --hits need an exit rule: add --exit=norm_rel, or --wave=8'),
@@ -208,14 +208,15 @@ def main():
             ('ring' in given and cache != 'ring', '--ring needs --cache=ring')):
         if wrong:
             raise ValueError(what)
-    way = way_of(model)
+    way = way_of(model, tasks.is_task(task))
+    if past and way['cache'] == 'latest':
+        raise ValueError('--past needs what the exact cache keeps: leave out --cache and --wave')
     rule, source = rule_of(model, checkpoint, (results, folder), way)
 
     # problems or text
-    task = checkpoint['config']['dataset']
     with autocast:
         if tasks.is_task(task):
-            print_problems(model, task, rule)
+            print_problems(model, task, rule, way['cache'])
         else:
             print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, source, way)
     if show_steps and model.groups:

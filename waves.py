@@ -127,8 +127,8 @@ class Wave:
                 token.input, token.age, token.settled = left.says, 0, False
         self.tokens = [*wave, Token(wave[-1].says)]
         # commit the leading tokens that have settled
-        made = []
-        for token, said in zip(takewhile(lambda token: token.settled, wave), says.split(1, dim=1)):
+        made, settled = [], takewhile(lambda token: token.settled, wave)
+        for token, said in zip(settled, says.split(1, dim=1)):
             made.append((said, token.passes * self.steps_used, [token.says]))
         leave = len(made)
         self.tokens = self.tokens[leave:]
@@ -221,5 +221,5 @@ def main():
 
 if __name__ == '__main__':
     from common.configurator import configure, run
-    config = configure(globals())
+    configure(globals())
     run(main)

@@ -18,8 +18,6 @@ NAMES = dict(qkv='attn.c_attn', attn_out='attn.c_proj', mlp_in='mlp.c_fc', mlp_o
 
 def real_name(name):
     """A weight's name in micro.GPT -> its name in model.GPT."""
-    if name.startswith('norm.'):
-        return 'ln_f.weight'
     return '.'.join(NAMES.get(part, part) for part in name.split('.'))
 
 

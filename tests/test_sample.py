@@ -80,15 +80,16 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     """With latest the tokens before a new one have converged, and it needs fewer steps."""
     monkeypatch.chdir(wave)
     means = []
-    for how in ('latest', 'exact', 'None'):
-        printed = finished('--exit=norm_rel', '--tau=0.1', '--past', f'--cache={how}',
-                           '--num_samples=20', '--device=cpu', script='sample.py')
+    for how in ('--cache=latest', '--past', '--cache=None --past'):
+        printed = finished('--exit=norm_rel', '--tau=0.1', *how.split(), '--num_samples=20',
+                           '--device=cpu', script='sample.py')
         means.append(float(re.search(r'mean loop steps ([0-9.]+)', printed)[1]))
     assert means[0] < means[1] == means[2]
 
 
 @pytest.mark.parametrize('args, words', [
-    ('--past', 'need an exit rule'), ('--out_dir=nowhere', 'no checkpoint at'),
+    ('--past', 'need an exit rule'), ('--exit=norm --past --cache=latest', 'the exact cache keeps'),
+    ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--start=FILE:out/ckpt.pt', "cannot read 'out/ckpt.pt'"),
     ('--num_samples=0', 'num_samples'),
