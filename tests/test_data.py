@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tiktoken
 import torch
 from conftest import small_disk
 
@@ -52,7 +53,7 @@ def test_bytes_encoding_is_utf8():
 
 def test_encodings_that_are_unavailable():
     results = [ConnectionError('no network'), SimpleNamespace(n_vocab=65537)]
-    with mock.patch.object(data.tiktoken, 'get_encoding', side_effect=results):
+    with mock.patch.object(tiktoken, 'get_encoding', side_effect=results):
         for words in 'ConnectionError: no network.*take bytes', 'has 65537 tokens, and uint16 has':
             with pytest.raises(ValueError, match=words):
                 data.get_encoding('cl100k_base')
