@@ -6,6 +6,7 @@ All have the methods of tiktoken.Encoding that we use, and ids that fit in uint1
 import hashlib
 import os
 import re
+from itertools import chain, pairwise
 
 import tiktoken
 
@@ -20,6 +21,10 @@ ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 OTHERS = [*range(33), *range(127, 161), 173]
 BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte])
          for byte in range(256)}
+# where the tokenizer of GPT-2 and those like it, such as a BPE of our own, always split a text into
+# words: before a blank or newline that follows something else and precedes a letter
+WORDS = re.compile(r'[ \n](?<=\S.)(?=\w)', re.DOTALL)
+PIECE = 2048            # letters of a document that are encoded together, at least
 
 
 def open_encoding(name, folder=None):
@@ -64,6 +69,42 @@ def train_bpe(texts, vocab_size):
     return TokenizerJson(tokenizer.to_str(pretty=True))
 
 
+def where_to_cut(encoding):
+    """A pattern for in_pieces, with which the pieces of a document have the tokens of the whole."""
+    if encoding.name == 'bytes':
+        return re.compile(r'\S')
+    if isinstance(encoding, TokenizerJson):
+        split, normalizer = encoding.tokenizer.pre_tokenizer, encoding.tokenizer.normalizer
+        added = encoding.tokenizer.get_added_tokens_decoder().values()
+        if (normalizer or not re.match(r'ByteLevel\(.*use_regex=True', str(split))
+                or any(token.rstrip or re.search(r'\s', token.content) for token in added)):
+            return re.compile('(?!)')       # nowhere: it may have tokens of several words
+    return WORDS
+
+
+def in_pieces(chunks, cut):
+    """
+    A text, which comes in chunks, as pieces of documents, and an EOT after each document.
+
+    An EOT in the text ends a document, and so does the end of the text. Documents without a letter
+    are left out. Long ones are cut where the pattern `cut` matches.
+    """
+    def cut_up(text):
+        starts = [0]        # the end may be the beginning of an EOT
+        while found := cut.search(text, starts[-1] + PIECE, len(text) - len(EOT)):
+            starts.append(found.start())
+        return [text[start:end] for start, end in pairwise([*starts, None])]
+
+    text = ''
+    for chunk in chain(chunks, [EOT]):
+        *documents, text = (text + chunk).split(EOT)
+        for document in filter(str.strip, documents):
+            yield from cut_up(document)
+            yield EOT
+        *pieces, text = cut_up(text)
+        yield from pieces
+
+
 class TokenizerJson:
     """
     The text of a tokenizer.json, with the methods of tiktoken.Encoding that we use. Its name is
@@ -73,6 +114,8 @@ class TokenizerJson:
     def __init__(self, text):
         from tokenizers import Tokenizer
         self.text, self.tokenizer = text, Tokenizer.from_str(text)
+        self.tokenizer.no_truncation()      # a file may ask for these, and text would be lost
+        self.tokenizer.no_padding()
         self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         self.n_vocab, ends = 1 + max(vocab.values()), [end for end in ENDS if end in vocab]
@@ -80,6 +123,8 @@ class TokenizerJson:
             raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
         self.eot_token = vocab[ends[0]]
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
+        self.added = {token: added.content.encode()
+                      for token, added in self.tokenizer.get_added_tokens_decoder().items()}
 
     def save(self, folder):
         """Write folder/tokenizer.json."""
@@ -95,9 +140,13 @@ class TokenizerJson:
         return [row.ids for row in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids):
+        if self.byte_level:     # the library takes letters of added tokens for bytes
+            return b''.join(map(self.decode_single_token_bytes, ids)).decode(errors='replace')
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def decode_single_token_bytes(self, token):
+        if token in self.added:
+            return self.added[token]
         text = self.tokenizer.id_to_token(token) or ''      # a file may leave out some numbers
         if self.byte_level:
             return b''.join(BYTES.get(letter, letter.encode()) for letter in text)
