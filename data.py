@@ -127,8 +127,8 @@ def find_files(path):
     found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
     if os.path.isdir(path):     # links to folders are not followed
         every = [file for file in Path(path).rglob('*') if file.is_symlink() or not file.is_dir()]
-        hidden = [file for file in every if '/.' in f'/{file.relative_to(path)}']
-        found = [str(file) for file in every if file.suffix == '.txt' and file not in hidden]
+        found = [str(file) for file in every
+                 if file.suffix == '.txt' and '/.' not in f'/{file.relative_to(path)}']
         if len(found) < len(every):
             print(f'{len(every) - len(found)} files and linked folders in {path} are left out: '
                   'only .txt files are read', file=sys.stderr)
@@ -231,7 +231,8 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     progress = dict(made_of=made_of, asked=asked)
 
     folder, part = f'data/{name}', f'data/{name}/part'
-    with filelock.FileLock(f'{folder}.lock'):       # others wait
+    with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
+          filelock.FileLock(f'{folder}.lock')):     # others wait
         # what is there
         there = {} if overwrite else read_json(f'{folder}/meta.json')
         before = there.get('progress', {})
@@ -253,20 +254,18 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
                   file=sys.stderr)
             encoding = train_bpe(training_pieces(texts, held_out), bpe)
         try:
-            with explain(f'cannot write {folder}', 'make room, then run the command again',
-                         OSError):
-                done, cut = resume(part, made_of, stream), where_to_cut(encoding)
-                pieces = chain.from_iterable(in_pieces(text, cut) for text in texts())
-                for split in SPLITS if are_tokens else ():
-                    shutil.copyfile(f'{path}/{split}.bin', f'{part}/{split}.bin')
-                    done[split] = os.path.getsize(f'{part}/{split}.bin')
-                batches = (stream_batches(stream, source, cut, done) if stream else
-                           iter(lambda: list(islice(pieces, BATCH)), []))
-                for _ in tokenize(batches, encoding, part, held_out, asked, done):
-                    if stream:
-                        progress |= dict(done=dict(done), stream=stream.state_dict())
-                        write_json(progress, f'{part}/progress.json')
-                return finish(folder, encoding, source, done, progress)
+            done, cut = resume(part, made_of, stream), where_to_cut(encoding)
+            for split in SPLITS if are_tokens else ():
+                shutil.copyfile(f'{path}/{split}.bin', f'{part}/{split}.bin')
+                done[split] = os.path.getsize(f'{part}/{split}.bin')
+            pieces = chain.from_iterable(in_pieces(text, cut) for text in texts())
+            batches = (stream_batches(stream, source, cut, done) if stream else
+                       iter(lambda: list(islice(pieces, BATCH)), []))
+            for _ in tokenize(batches, encoding, part, held_out, asked, done):
+                if stream:
+                    progress |= dict(done=dict(done), stream=stream.state_dict())
+                    write_json(progress, f'{part}/progress.json')
+            return finish(folder, encoding, source, done, progress)
         finally:
             if stream is None:      # a later call starts anew
                 shutil.rmtree(part, ignore_errors=True)
