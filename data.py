@@ -15,9 +15,12 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
-Every n-th document is held out as a whole, and a BPE is trained on the others. A single document is
-cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
-tiktoken's, such as gpt2, or the path of a tokenizer.json.
+A text file is a document, or several, which <|endoftext|> ends. Documents are held out as a whole,
+and a BPE is trained on the others. Of own text those are held out whose file or folder is named
+val, valid, validation or test; if there are none, some of those not named train, drawn by chance
+and always the same. Elsewhere every n-th is. A single document is cut in two, and its last part is
+held out. A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path
+of a tokenizer.json.
 
 Paper: App. B (FineWeb, 300M tokens).
 
@@ -34,18 +37,28 @@ import re
 import shutil
 import sys
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
+from pathlib import Path
 from shlex import quote
 
+import filelock
 import numpy as np
-import tiktoken
 import torch
 from tqdm import tqdm
 
 import tasks
 from common.configurator import configure, did_you_mean, explain, run
+from common.encoding import (
+    EOT,
+    WORDS,
+    TokenizerJson,
+    in_pieces,
+    open_encoding,
+    train_bpe,
+    where_to_cut,
+)
 from common.evaluation import spread
-from common.files import new_file, write_json
+from common.files import write_json
 from tasks import TASKS, check
 
 # --------------------------------------------------------------------------------------------------
@@ -57,106 +70,21 @@ tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is 
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
 val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 of torchdocs, or 0.05
+overwrite = False                   # replace a data set of this name
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
-EOT = '<|endoftext|>'
+HELD_OUT = {'val', 'valid', 'validation', 'test'}       # the names of files that are held out
+BATCH = 1024            # pieces of documents, or rows of a stream, that are encoded at a time
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
-# the names of the end-of-text token in public tokenizers
-ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
-# byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
-# others, in order, as the letters from number 256 on
-OTHERS = [*range(33), *range(127, 161), 173]
-BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte])
-         for byte in range(256)}
 
-
-# tokenizers ---------------------------------------------------------------------------------------
 
 def get_encoding(name, folder=None):
-    """
-    A tiktoken.Encoding, or an object with the methods that we use; its ids fit in uint16.
-
-    name: bytes, a tiktoken encoding, a task, the path of a tokenizer.json, or what TokenizerJson
-    calls one, whose file is in `folder`, that of a checkpoint or a data set.
-    """
+    """The encoding of a checkpoint or a data set: the words of a task, or open_encoding's."""
     check(name, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
-    if tasks.is_task(name):
-        return tasks.Problems(name)
-    if name == 'bytes':         # token i is byte i, and 256 is the end of a text
-        ranks = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
-                                 special_tokens={EOT: 256})
-
-    if '.json' in name:
-        path = os.path.join(folder, 'tokenizer.json') if folder else name
-        with (explain(f"cannot read '{path}' as a tokenizer.json",
-                      'take the file that came with the weights'),
-              open(path, encoding='utf-8') as f):
-            encoding = TokenizerJson(f.read())
-        check(not folder or ':' not in name or encoding.name == name,
-              f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
-    else:
-        with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
-                     f"one of {', '.join(tiktoken.list_encoding_names())}, downloaded once to "
-                     'TIKTOKEN_CACHE_DIR, or the path of a tokenizer.json'):
-            encoding = tiktoken.get_encoding(name)
-    check(encoding.n_vocab <= 2 ** 16, f"'{name}' has {encoding.n_vocab} tokens, and uint16 has "
-          'room for 65536: use gpt2 or bytes')
-    return encoding
-
-
-def train_bpe(documents, vocab_size):
-    """A byte-level BPE of at most vocab_size tokens, trained on documents."""
-    from tokenizers import ByteLevelBPETokenizer
-    check(257 <= vocab_size <= 2 ** 16,
-          f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(documents, vocab_size, special_tokens=[EOT], show_progress=False)
-    return TokenizerJson(tokenizer.to_str(pretty=True))
-
-
-class TokenizerJson:
-    """
-    The text of a tokenizer.json, with the methods of tiktoken.Encoding that we use. Its name is
-    'tokenizer.json:' and the start of its sha256: wherever the file lies, it is the same tokenizer.
-    """
-
-    def __init__(self, text):
-        from tokenizers import Tokenizer
-        self.text, self.tokenizer = text, Tokenizer.from_str(text)
-        self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
-        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
-        self.n_vocab, ends = 1 + max(vocab.values()), [end for end in ENDS if end in vocab]
-        check(ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
-        self.eot_token = vocab[ends[0]]
-        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
-
-    def save(self, folder):
-        """Write folder/tokenizer.json."""
-        with new_file(os.path.join(folder, 'tokenizer.json'), encoding='utf-8') as f:
-            f.write(self.text)
-
-    def encode(self, text, allowed_special=()):
-        return self.encode_ordinary_batch([text])[0]
-
-    def encode_ordinary_batch(self, texts, num_threads=1):
-        # half of a pair of surrogates is no character: it becomes a ?, as in tiktoken a \ufffd
-        texts = [text.encode('utf-8', 'replace').decode() for text in texts]
-        return [row.ids for row in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-    def decode(self, ids):
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-    def decode_single_token_bytes(self, token):
-        text = self.tokenizer.id_to_token(token) or ''      # a file may leave out some numbers
-        if self.byte_level:
-            return b''.join(BYTES.get(letter, letter.encode()) for letter in text)
-        if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
-            return bytes.fromhex(text[3:5])
-        return text.replace('\u2581', ' ').encode()         # SentencePiece's space
+    return tasks.Problems(name) if tasks.is_task(name) else open_encoding(name, folder)
 
 
 # where text comes from ----------------------------------------------------------------------------
@@ -194,26 +122,61 @@ def strings(tree):
     return [text for _, _, text in sorted(found)]
 
 
-def file_documents(path, val_fraction):
-    """
-    Each text file at path, a file, folder or pattern, as one document.
-
-    A single file gives two, its last part before its first, since document 0 is held out.
-    """
-    pattern = f'{glob.escape(path)}/**/*.txt' if os.path.isdir(path) else path
-    found = [path] if os.path.isfile(path) else sorted(glob.glob(pattern, recursive=True))
-    texts = []
-    for file in filter(os.path.isfile, found):
-        with (explain(f"cannot read '{file}'", 'give UTF-8 text'),
-              open(file, encoding='utf-8-sig') as f):
-            texts.append(f.read())
-            check(texts[-1].strip(), 'it is empty')
-    check(texts, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files or "
+def find_files(path):
+    """The text files at path (a file, folder or pattern) by their order, each under one name."""
+    found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
+    if os.path.isdir(path):     # links to folders are not followed
+        every = [file for file in Path(path).rglob('*') if file.is_symlink() or not file.is_dir()]
+        found = [str(file) for file in every
+                 if file.suffix == '.txt' and '/.' not in f'/{file.relative_to(path)}']
+        if len(found) < len(every):
+            print(f'{len(every) - len(found)} files and linked folders in {path} are left out: '
+                  'only .txt files are read', file=sys.stderr)
+    files = {os.path.realpath(file): file
+             for file in sorted(found, reverse=True) if os.path.isfile(file)}
+    check(files, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files or "
           "of nanoGPT's train.bin and val.bin, or a glob pattern")
-    if len(texts) > 1:
-        return texts
-    cut = int(len(texts[0]) * (1 - val_fraction))
-    return [texts[0][cut:], texts[0][:cut]]
+    return sorted(files.values())
+
+
+def read(file, end=0):
+    """The text of a file in chunks, with an EOT after so many letters."""
+    with (explain(f"cannot read '{file}'", 'give UTF-8 text'),
+          open(file, encoding='utf-8-sig') as f):
+        while chunk := f.read(2 ** 20):
+            yield chunk[:end] + EOT + chunk[end:] if 0 < end <= len(chunk) else chunk
+            end -= len(chunk)
+
+
+def own_text(path, val_fraction):
+    """
+    Text of your own -> texts, a function that gives the text of each file, in chunks; the numbers
+    of the documents that are held out; the sha256 of all.
+    """
+    files, kinds, n_letters, digest = find_files(path), [], 0, hashlib.sha256()
+    root = os.path.commonpath(files)
+    for file in files:
+        n = 0
+        for piece in in_pieces(read(file), WORDS):
+            n += piece == EOT
+            n_letters += len(piece)
+            digest.update(piece.encode())
+        check(n, f"cannot read '{file}' (it is empty): give UTF-8 text")
+        # what the names of the file and its folders say about its documents
+        names = {Path(part).stem for part in Path(os.path.relpath(file, root)).parts}
+        kinds += n * ['val' if names & HELD_OUT else 'train' if 'train' in names else '']
+
+    if len(kinds) == 1:
+        end = int((n_letters - len(EOT)) * (1 - val_fraction))
+        return lambda: [read(files[0], end)], {1}, digest.hexdigest()
+    numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in {*kinds}}
+    if 'val' in numbers:
+        print(f"{len(numbers['val'])} documents are held out because of their files' names",
+              file=sys.stderr)
+    else:       # a draw that hardly ever takes the first
+        some = np.random.default_rng(3).permutation(numbers.get('', range(len(kinds))))
+        numbers['val'] = some[:max(1, round(len(some) * val_fraction))].tolist()
+    return lambda: map(read, files), {*numbers['val']}, digest.hexdigest()
 
 
 def open_fineweb(path, config, commit=None):
@@ -231,19 +194,85 @@ def open_fineweb(path, config, commit=None):
         return stream.select_columns('text'), source
 
 
-def stream_documents(stream, source):
-    """The text of each row of a stream."""
+def stream_batches(stream, source, cut, done):
+    """The texts of a stream in pieces, BATCH rows at a time. done: counts rows without text."""
     with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
-        for row in stream:
-            yield row['text']
+        rows = iter(stream)
+        while batch := [row['text'] for row in islice(rows, BATCH)]:
+            batch = [[*in_pieces([text], cut)] if isinstance(text, str) else [] for text in batch]
+            done['skipped'] += batch.count([])
+            yield [*chain(*batch)]
 
 
 # writing a data set -------------------------------------------------------------------------------
 
 def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
-         revision=None, bpe=None):
-    """Write data/NAME, as the knobs of these names say -> its meta."""
-    # what the knobs ask for
+         revision=None, bpe=None, overwrite=False):
+    """
+    Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
+    unless overwrite; a stream that is to have more tokens than are there continues.
+    """
+    # the text, where it comes from, and the numbers of the documents that are held out
+    are_tokens, encoding, val_fraction = check_knobs(name, path, tokenizer, val_fraction, bpe)
+    texts, stream, source, asked, digest = list, None, path, 0, ''
+    held_out = range(0, sys.maxsize, round(1 / val_fraction))
+    if name == 'fineweb':
+        asked = count_tokens(tokens)
+        stream, source = open_fineweb(path, config, revision)
+    elif name == 'torchdocs':
+        texts = lambda: ([text] for text in torch_documents())
+        source = f'documentation in torch {torch.__version__}'
+    elif are_tokens:
+        digest = ' '.join(sha256(f'{path}/{split}.bin') for split in SPLITS)
+    else:
+        check(path, f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+        texts, held_out, digest = own_text(path, val_fraction)
+    made_of = [source, encoding.name, bpe, val_fraction, digest]
+    progress = dict(made_of=made_of, asked=asked)
+
+    folder, part = f'data/{name}', f'data/{name}/part'
+    with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
+          filelock.FileLock(f'{folder}.lock')):     # others wait
+        # what is there
+        there = {} if overwrite else read_json(f'{folder}/meta.json')
+        before = there.get('progress', {})
+        if before | progress == before:         # of the same, as many tokens
+            return there
+        check(not there or before.get('made_of') == made_of and before['asked'] < asked,
+              f"{folder} is there, made of {there.get('source')}, and this is other text or less: "
+              '--overwrite replaces it, or choose another name')
+        if there and not os.path.exists(f'{part}/progress.json'):       # more of the same stream
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(folder, part)
+            write_json(before, f'{part}/progress.json')
+
+        # the tokens, which replace those of before when all are written
+        if name == 'torchdocs':
+            print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
+        if bpe is not None:
+            print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
+                  file=sys.stderr)
+            encoding = train_bpe(training_pieces(texts, held_out), bpe)
+        try:
+            done, cut = resume(part, made_of, stream), where_to_cut(encoding)
+            for split in SPLITS if are_tokens else ():
+                shutil.copyfile(f'{path}/{split}.bin', f'{part}/{split}.bin')
+                done[split] = os.path.getsize(f'{part}/{split}.bin')
+            pieces = chain.from_iterable(in_pieces(text, cut) for text in texts())
+            batches = (stream_batches(stream, source, cut, done) if stream else
+                       iter(lambda: list(islice(pieces, BATCH)), []))
+            for _ in tokenize(batches, encoding, part, held_out, asked, done):
+                if stream:
+                    progress |= dict(done=dict(done), stream=stream.state_dict())
+                    write_json(progress, f'{part}/progress.json')
+            return finish(folder, encoding, source, done, progress)
+        finally:
+            if stream is None:      # a later call starts anew
+                shutil.rmtree(part, ignore_errors=True)
+
+
+def check_knobs(name, path, tokenizer, val_fraction, bpe):
+    """Check what these knobs ask for -> is path a folder of tokens? the encoding, the fraction."""
     check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS,
           f"'{name}' cannot be the name of a data set: use letters, digits, _ . and -, and not the "
           'name of a task, whose problems are made during training')
@@ -259,39 +288,13 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     check(bpe is None or not (tokenizer or are_tokens or name == 'fineweb'),
           '--bpe trains a tokenizer on text of your own: leave out --tokenizer, and give --path a '
           'file or a folder of .txt files')
-    encoding = get_encoding(tokenizer or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes'))
-
-    # the documents, of which every n-th is held out, and where they come from
-    documents, stream, source, max_tokens = [], None, path, math.inf
-    if name == 'fineweb':
-        max_tokens = count_tokens(tokens)
-        stream, source = open_fineweb(path, config, revision)
-        documents = stream_documents(stream, source)
-    elif name == 'torchdocs':
-        print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
-        documents, source = list(torch_documents()), f'documentation in torch {torch.__version__}'
-    elif not are_tokens:
-        check(path, f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-        documents = file_documents(path, val_fraction)
-    val_every = round(1 / val_fraction)
-    if bpe is not None:
-        encoding = train_bpe((text for i, text in enumerate(documents) if i % val_every), bpe)
-
-    # their tokens, which replace those of before when all are written
-    part, made_of = f'data/{name}/part', [source, encoding.name, val_every]
-    try:
-        with explain(f'cannot write data/{name}', 'make room, then run the command again', OSError):
-            n_done = resume(part, made_of, stream)
-            for split in SPLITS if are_tokens else ():
-                shutil.copyfile(f'{path}/{split}.bin', f'{part}/{split}.bin')
-            for done in tokenize(documents, encoding, part, val_every, max_tokens, n_done):
-                if stream is not None:
-                    progress = dict(made_of=made_of, done=done, stream=stream.state_dict())
-                    write_json(progress, f'{part}/progress.json')
-            return finish(f'data/{name}', encoding, source)
-    finally:
-        if stream is None:      # a later call starts anew
-            shutil.rmtree(part, ignore_errors=True)
+    # tokens that data.py has made are of the tokenizer in their meta.json
+    ours = read_json(f'{path}/meta.json').get('tokenizer') if are_tokens else None
+    default = ours or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes')
+    encoding = get_encoding(tokenizer or default, None if tokenizer else ours and path)
+    check(ours in (None, encoding.name),
+          f'the tokens in {path} are of {ours}, not of {encoding.name}: leave out --tokenizer')
+    return are_tokens, encoding, val_fraction
 
 
 def count_tokens(text):
@@ -304,65 +307,94 @@ def count_tokens(text):
 
 def resume(part, made_of, stream):
     """
-    Make the folder part ready -> the number of documents in it. If an interrupted call made the
-    same data set, its whole batches are kept, and the stream is set to the end of them.
+    Make the folder part ready -> {documents, train, val: bytes, skipped: rows}, what is in it. If
+    an interrupted call made the same, its whole batches are kept, and the stream goes to their end.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):    # no progress that can be used
-        with open(f'{part}/progress.json') as f:
-            progress = json.load(f)
+        progress = read_json(f'{part}/progress.json')
         if progress['made_of'] == made_of:
             for split in SPLITS:
-                os.truncate(f'{part}/{split}.bin', progress['done'][split])
+                size, file = progress['done'][split], f'{part}/{split}.bin'
+                check(os.path.getsize(file) >= size, 'it is cut short')
+                os.truncate(file, size)
             stream.load_state_dict(progress['stream'])
-            return progress['done']['documents']
+            return progress['done']
     shutil.rmtree(part, ignore_errors=True)
     os.makedirs(part)
-    return 0
+    return dict(documents=0, train=0, val=0, skipped=0)
 
 
-def tokenize(documents, encoding, part, val_every, max_tokens, n_done):
+def training_pieces(texts, held_out):
+    """The pieces of the documents that are not held out."""
+    number = 0
+    for piece in chain.from_iterable(in_pieces(text, WORDS) for text in texts()):
+        if piece == EOT:
+            number += 1
+        elif number not in held_out:
+            yield piece
+
+
+def tokenize(batches, encoding, part, held_out, max_tokens, done):
     """
-    Append the tokens of documents to part/{train.bin, val.bin}, until there are max_tokens.
+    Append the tokens of pieces to part/{train.bin, val.bin}, until there are max_tokens, 0 = all.
 
-    Documents 0, val_every, 2 val_every, ... are held out; n_done of them were written before. After
-    each whole batch it yields {documents: how many are written, split: bytes of its file}.
+    batches: lists of what in_pieces gives. held_out: numbers of documents. done: counts documents
+    and the bytes of each split. It yields after each whole batch.
     """
-    documents = iter(documents)
     with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
-          tqdm(total=max_tokens, initial=(train.tell() + val.tell()) // 2, unit=' tokens',
-               unit_scale=True, desc=part, leave=False, disable=None) as bar):
-        while texts := list(islice(documents, 1024)):
-            for ids in encoding.encode_ordinary_batch(texts, num_threads=os.cpu_count() or 1):
-                f = train if n_done % val_every else val
-                f.write(np.array([*ids, encoding.eot_token], dtype='<u2').tobytes())
-                n_done += 1
-                if train.tell() + val.tell() >= 2 * max_tokens:
+          tqdm(total=max_tokens or None, initial=(done['train'] + done['val']) // 2,
+               unit=' tokens', unit_scale=True, desc=part, leave=False, disable=None) as bar):
+        for batch in batches:
+            rows = encoding.encode_ordinary_batch(batch, num_threads=os.cpu_count() or 1)
+            for piece, ids in zip(batch, rows):
+                split, f = ('val', val) if done['documents'] in held_out else ('train', train)
+                ids = [encoding.eot_token] if piece == EOT else ids
+                f.write(np.array(ids, dtype='<u2').tobytes())
+                done[split] += 2 * len(ids)
+                done['documents'] += piece == EOT
+                if piece == EOT and 0 < 2 * max_tokens <= done['train'] + done['val']:
                     return
             for f in train, val:
                 f.flush()
                 os.fsync(f.fileno())
-            bar.update((train.tell() + val.tell()) // 2 - bar.n)
-            yield dict(documents=n_done, train=train.tell(), val=val.tell())
+            bar.update((done['train'] + done['val']) // 2 - bar.n)
+            yield
 
 
-def finish(folder, encoding, source):
-    """Check and count the tokens in folder/part and move them to folder -> what meta.json holds."""
+def finish(folder, encoding, source, done, progress):
+    """
+    Check and count the tokens in folder/part and move them to folder -> what meta.json holds.
+
+    done: the bytes that were written of each split. progress: what a call needs to continue.
+    """
     n_vocab, eot = encoding.n_vocab, encoding.eot_token
     text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
                            for token in range(n_vocab)])
-    meta = dict(tokenizer=encoding.name, vocab_size=n_vocab, dtype='uint16', source=source)
+    meta = dict(tokenizer=encoding.name, vocab_size=n_vocab, dtype='uint16', source=source,
+                progress=progress)
     for split in SPLITS:
         file = f'{folder}/part/{split}.bin'
-        check(os.path.getsize(file), f'{source} is too small for a training and a held-out split')
-        with explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
-                     'check the file and --tokenizer'):
-            ids = np.memmap(file, dtype='<u2', mode='r')
-            # how often each occurs; in parts, since bincount needs 8 bytes a token
-            occurs = sum(np.bincount(ids[start:start + 2 ** 24], minlength=2 ** 16)
-                         for start in range(0, len(ids), 2 ** 24))
+        size = os.path.getsize(file)
+        if size != done[split]:
+            shutil.rmtree(f'{folder}/part')
+            raise ValueError(f'{file} has {size:,} bytes, but this process wrote {done[split]:,}: '
+                             'see to it that no other program writes there, and start again')
+        check(size, f'{source} is too small for a training and a held-out split')
+        with (explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
+                      'check the file and --tokenizer'), open(file, 'rb') as f):
+            check(size % 2 == 0, 'its number of bytes is odd')
+            # how often each token occurs, some millions at a time; are there odd zeros alone?
+            occurs, odd = np.zeros(2 ** 16, dtype=np.int64), 0
+            while len(ids := np.fromfile(f, '<u2', 2 ** 22)):
+                check(occurs.any() or bytes(ids[:3]) != b'\x93NUMPY', 'it is a .npy file')
+                occurs += np.bincount(ids, minlength=2 ** 16)
+                odd |= ids[1::2].any()
+            check(size < 8 or odd, 'every second number is 0, as in 32 or 64 bits')
             check(not occurs[n_vocab:].any(), f'it has the token {occurs.nonzero()[0][-1]}')
-        meta[split] = dict(documents=int(occurs[eot]), tokens=len(ids),
+        meta[split] = dict(documents=int(occurs[eot]), tokens=size // 2,
                            bytes=int(occurs[:n_vocab] @ text_bytes), sha256=sha256(file))
+    if done['skipped']:
+        print(f"{done['skipped']:,} rows of {source} without text were left out", file=sys.stderr)
     for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
     if isinstance(encoding, TokenizerJson):
@@ -370,6 +402,14 @@ def finish(folder, encoding, source):
     write_json(meta, f'{folder}/meta.json')
     shutil.rmtree(f'{folder}/part')
     return meta
+
+
+def read_json(path):
+    """The dict in a JSON file, {} if there is none."""
+    with suppress(OSError, ValueError), open(path, encoding='utf-8') as f:
+        found = json.load(f)
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def sha256(path):
@@ -423,11 +463,14 @@ class Text:
             check(name == 'torchdocs', f"no data set or task '{name}'{did_you_mean(name, TASKS)} "
                   f'(text is prepared with python data.py {name} {flag})')
             make(name)
-        with explain(f'{folder} is damaged', 'make it again with python data.py'):
+        with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
             with open(f'{folder}/meta.json') as f:
                 self.meta = json.load(f)
             for split in SPLITS:
-                check(sha256(f'{folder}/{split}.bin') == self.meta[split]['sha256'],
+                file, wanted = f'{folder}/{split}.bin', self.meta[split]
+                check(os.path.getsize(file) == 2 * wanted['tokens'],
+                      f"{split}.bin does not have {wanted['tokens']:,} tokens")
+                check(sha256(file) == wanted['sha256'],
                       f'{split}.bin does not have the sha256 in meta.json')
             self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
                                     for split in SPLITS)
@@ -468,7 +511,7 @@ def windows(data, starts, block_size):
 
 
 def main():
-    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe)
+    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe, overwrite)
     for split in SPLITS:
         of = meta[split]
         print(f"data/{name}/{split}.bin: {of['documents']:,} documents, {of['bytes'] / 1e6:.1f} MB "

@@ -269,6 +269,12 @@ class Problems:
         check(all(part.shape == (rows, T) and part.dtype == np.int64 for part in made),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
               f'{[(part.dtype.name, *part.shape) for part in made]}')
+        x, labels = made[0], made[1][made[1] != NOT_ASKED]
+        check(labels.size, f'the task {self.name} made {rows} problems without a label')
+        for what, tokens in ('x', x), ('y', labels):
+            check(0 <= tokens.min() <= tokens.max() < self.n_vocab,
+                  f'the task {self.name} has words 0 to {self.n_vocab - 1}, and {what} has tokens '
+                  f'from {tokens.min()} to {tokens.max()}')
         return made
 
     def knobs_of(self, method):
@@ -282,6 +288,8 @@ class Problems:
         for tokens, labels in zip(x, y):
             words = [self.words[token] for token in tokens]
             answers = self.task.oracle(words, **self.knobs_of(self.task.oracle))
+            check(len(answers) == len(words), f'the oracle of {self.name} gave {len(answers)} '
+                  f'answers to {len(words)} words')
             wrong += any(label != NOT_ASKED and self.words[label] != answer
                          for label, answer in zip(labels, answers))
         return wrong

@@ -79,7 +79,9 @@ def is_spike(loss, trend):
 def check_finite(loss, norm, n_loop, it, lr, out_dir):
     """ValueError if the loss or the gradient's norm is NaN or infinite."""
     if not math.isfinite(loss + norm):
+        last = os.path.join(out_dir, 'ckpt.pt')
+        how = (f'continue from the last checkpoint (--init_from={quote(last)} --out_dir=...)'
+               if os.path.exists(last) else 'start again')
         raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: continue from '
-                         'the last checkpoint with a lower learning rate '
-                         f'(--init_from={quote(out_dir)}/ckpt.pt --out_dir=...)')
+                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: {how} with a '
+                         'lower learning rate')

@@ -1,6 +1,11 @@
 import gc
+import itertools
+import json
 import os
+import random
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +13,23 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import regex
+import tiktoken
 import torch
 from conftest import small_disk
+from tiktoken_ext.openai_public import r50k_pat_str
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 import data
+from common import encoding as encodings
 from data import EOT
 
 datasets = pytest.importorskip('datasets')
@@ -38,6 +56,12 @@ def make_good():
     return data.make('own', 'good.txt')
 
 
+def in_threads(*calls):
+    """The results of functions that run at the same time."""
+    with ThreadPoolExecutor() as threads:
+        return [future.result() for future in [threads.submit(call) for call in calls]]
+
+
 # tokenizers --------------------------------------------------------------------------------------
 
 def test_bytes_encoding_is_utf8():
@@ -52,7 +76,7 @@ def test_bytes_encoding_is_utf8():
 
 def test_encodings_that_are_unavailable():
     results = [ConnectionError('no network'), SimpleNamespace(n_vocab=65537)]
-    with mock.patch.object(data.tiktoken, 'get_encoding', side_effect=results):
+    with mock.patch.object(tiktoken, 'get_encoding', side_effect=results):
         for words in 'ConnectionError: no network.*take bytes', 'has 65537 tokens, and uint16 has':
             with pytest.raises(ValueError, match=words):
                 data.get_encoding('cl100k_base')
@@ -60,7 +84,6 @@ def test_encodings_that_are_unavailable():
 
 def make_tokenizer_json(path, size=270):
     """A small byte-level BPE, as public models have it: bytes, a few merges, an end of text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,9 +108,24 @@ def test_a_tokenizer_json_is_read_byte_by_byte():
     assert encoding.encode('a\ud800b') == encoding.encode('a?b')    # half a pair is no character
 
 
+def test_a_tokenizer_json_neither_cuts_nor_pads_nor_changes_added_letters():
+    make_tokenizer_json('tokenizer.json')
+    tokenizer = Tokenizer.from_file('tokenizer.json')
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    tokenizer.add_tokens(['Zoë', 'đem'])
+    tokenizer.save('tokenizer.json')
+    encoding = data.get_encoding('tokenizer.json')
+    text = 'the fox, Zoë, and the lazy dog, đem ' * 3
+    ids = encoding.encode(text)
+    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
+    assert encoding.n_vocab - 1 in ids
+    pieces = [encoding.decode_single_token_bytes(token) for token in ids]
+    assert b''.join(pieces).decode() == text == encoding.decode(ids)
+
+
 def test_a_tokenizer_json_whose_rare_letters_are_bytes():
     """A tokenizer of the other kind: blanks are letters, and rare letters fall back on bytes."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
     pieces = ['<unk>', *(f'<0x{byte:02X}>' for byte in range(256)), *'abc\u2581', 'ab']
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [('a', 'b')],
                                      byte_fallback=True, unk_token='<unk>'))
@@ -105,7 +143,6 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
 
 
 def test_a_bad_tokenizer_json():
-    from tokenizers import Tokenizer, models
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
     Path('empty.json').write_text('{}')
     for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
@@ -114,19 +151,19 @@ def test_a_bad_tokenizer_json():
             data.get_encoding(f'{name}.json')
 
 
-def test_a_bpe_is_trained_on_the_training_documents_alone():
+def test_a_bpe_is_trained_on_the_training_documents_alone(capsys):
     os.mkdir('texts')
-    for i in range(6):          # documents 0 and 3 are held out
-        word = 'held-out words' if i % 3 == 0 else 'größer than the fox'
-        Path(f'texts/{i}.txt').write_text(f'{word} ' * 50)
-    meta = data.make('own', 'texts', val_fraction=1 / 3, bpe=300)
+    for split, text in dict(test='held-out words', train='größer than the fox').items():
+        Path(f'texts/{split}.txt').write_text(f'{text} ' * 50 + EOT + f'{text} ' * 50)
+    meta = data.make('own', 'texts', bpe=300)
+    assert 'training a BPE of 300 tokens' in capsys.readouterr().err
     encoding = data.get_encoding(meta['tokenizer'], 'data/own')
     assert meta['tokenizer'] == data.get_encoding('data/own/tokenizer.json').name == encoding.name
     assert meta['vocab_size'] == encoding.n_vocab <= 300
     assert text_of('own', 'val') == ['held-out words ' * 50] * 2
-    assert text_of('own', 'train') == ['größer than the fox ' * 50] * 4
+    assert text_of('own', 'train') == ['größer than the fox ' * 50] * 2
     pieces = [encoding.decode_single_token_bytes(token) for token in range(encoding.n_vocab)]
-    assert b' fox' in pieces and b' words' not in pieces
+    assert b' fox' in pieces and b' words' not in pieces and b'end' not in pieces
 
 
 def test_a_tokenizer_is_what_is_in_its_file():
@@ -164,7 +201,7 @@ def test_torchdocs_is_made_on_first_use(capsys, monkeypatch):
 
     # another version of torch has other texts
     monkeypatch.setattr(data, 'torch_documents', lambda: ['one document', 'another'])
-    data.make('torchdocs')
+    data.make('torchdocs', overwrite=True)
     assert bytes(data.open_data('torchdocs').train[:7].tolist()) == b'another'
     assert 'losses differ from the README' in capsys.readouterr().err
 
@@ -188,16 +225,115 @@ def test_the_strings_of_torchdocs(tmp_path):
     assert list(data.torch_documents(str(tmp_path))) == [expected]     # b.py has nothing new
 
 
-def test_a_folder_is_split_by_document():
-    """By whole files in the order of their paths; every fifth is held out."""
+def test_a_folder_is_split_by_document(capsys):
+    """By whole files, in an order that is drawn once; a file is read once, whatever links to it."""
     os.makedirs('run[1]/deep')      # a folder's name is no pattern
     texts = [f'document number {i}' for i in range(10)]
     for i, text in enumerate(texts):    # a byte order mark is no text
         Path('run[1]', 'deep' if i % 2 else '', f'{i}.txt').write_text(text, encoding='utf-8-sig')
+    held_out, read = None, [*texts[::2], *texts[1::2]]      # in the order of their paths
     for path in 'run[1]', 'run*/**/*.txt':
-        data.make('own', path, val_fraction=0.2)
-        assert text_of('own', 'val') == [texts[i] for i in (0, 1)]
-        assert text_of('own', 'train') == [texts[i] for i in (2, 4, 6, 8, 3, 5, 7, 9)]
+        data.make('own', path, val_fraction=0.2, overwrite=True)
+        val = text_of('own', 'val')
+        assert len(val) == 2 and val == (held_out := held_out or val)
+        assert text_of('own', 'train') == [text for text in read if text not in val]
+    # the first is often a LICENSE.txt
+    assert texts[0] not in val
+    capsys.readouterr()
+    for link, to in dict(again='.', deep_too='deep', up='..').items():
+        os.symlink(to, f'run[1]/{link}')
+    os.symlink('0.txt', 'run[1]/zero.txt')
+    Path('elsewhere.txt').write_text('not in the folder')
+    for other in 'notes.md', 'LOUD.TXT':
+        Path('run[1]', other).write_text('other')
+    data.make('own', 'run[1]', val_fraction=0.2, overwrite=True)
+    assert sorted(text_of('own', 'val') + text_of('own', 'train')) == texts
+    assert '5 files and linked folders in run[1] are left out' in capsys.readouterr().err
+
+
+def test_files_that_are_named_as_a_split(capsys):
+    os.makedirs('texts/deep/validation')
+    for file in 'a', 'train', 'valid', 'test', 'deep/validation/b', 'deep/validation_of_c':
+        Path(f'texts/{file}.txt').write_text(f'this is {file}')
+    data.make('own', 'texts')
+    assert text_of('own', 'train') == ['this is ' + file
+                                       for file in ('a', 'deep/validation_of_c', 'train')]
+    assert text_of('own', 'val') == ['this is ' + file
+                                     for file in ('deep/validation/b', 'test', 'valid')]
+    assert "3 documents are held out because of their files' names" in capsys.readouterr().err
+    # without a name that is held out, the others are
+    os.mkdir('two')
+    for file in 'train', 'zebra':
+        Path(f'two/{file}.txt').write_text(f'this is {file}')
+    data.make('two', 'two')
+    assert text_of('two', 'train') + text_of('two', 'val') == ['this is train', 'this is zebra']
+
+
+@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe'])
+def test_an_end_of_text_in_a_text_ends_a_document(tokenizer):
+    documents = [f'{i}: the quick brown fox\n' * 3 for i in range(8)]
+    Path('own.txt').write_text(EOT.join(['', *documents, ' \n']))
+    meta = data.make('own', 'own.txt', **dict(bpe=300) if tokenizer == 'bpe' else {})
+    found = [text_of('own', split) for split in data.SPLITS]
+    assert sorted(itertools.chain(*found)) == documents and len(found[1]) == 1
+    assert [meta[split]['documents'] for split in data.SPLITS] == [7, 1]
+    assert meta['train']['bytes'] == sum(map(len, found[0]))
+
+
+# big texts ---------------------------------------------------------------------------------------
+
+def make_strange():
+    """A text of letters that tokenizers look at, in a random order."""
+    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer', '日本',
+             '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
+    return ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
+
+
+def test_pieces_of_a_document_have_its_tokens(monkeypatch):
+    """Where this is not certain, a document is not cut."""
+    monkeypatch.setattr(encodings, 'PIECE', 8)
+    text = make_strange()
+
+    def pieces(cut):
+        *found, end = encodings.in_pieces([text[:999], text[999:]], cut)
+        assert ''.join(found) == text and end == EOT
+        return found
+    # the pattern by which GPT-2's tokenizer splits a text into words
+    gpt2 = pieces(encodings.WORDS)
+    assert len(gpt2) > 100
+    assert sum([regex.findall(r50k_pat_str, piece) for piece in gpt2], []) == regex.findall(
+        r50k_pat_str, text)
+    bpe = encodings.train_bpe([text], 400)
+    found = pieces(encodings.where_to_cut(bpe))
+    assert sum(bpe.encode_ordinary_batch(found), []) == bpe.encode(text)
+    # as many as that, and others as they are in public models: none
+    split, metaspace, added, prepended = (Tokenizer.from_str(bpe.text) for _ in range(4))
+    split.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False)])
+    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
+    added.add_tokens(['the the'])
+    prepended.normalizer = normalizers.Prepend('_')
+    n_pieces = [len(pieces(encodings.where_to_cut(encodings.TokenizerJson(tokenizer.to_str()))))
+                for tokenizer in (bpe.tokenizer, split, metaspace, added, prepended)]
+    assert n_pieces == [len(gpt2), 1, 1, 1, 1]
+    # bytes are cut anywhere but in an end of text
+    monkeypatch.setattr(encodings, 'PIECE', 1)
+    text = f'a{EOT}bc{EOT}' * 9
+    chunks = [text[i:i + 3] for i in range(0, len(text), 3)]
+    cut = encodings.where_to_cut(data.get_encoding('bytes'))
+    assert ''.join(encodings.in_pieces(chunks, cut)) == text
+
+
+def test_a_big_text_is_never_in_memory(monkeypatch):
+    """A document of megabytes comes in pieces, and of these only so many at a time are encoded."""
+    line = 'the quick brown fox jumps over the lazy dog\n'
+    Path('big.txt').write_text(line * 200_000)
+    batches, real = [], tiktoken.Encoding.encode_ordinary_batch
+    monkeypatch.setattr(tiktoken.Encoding, 'encode_ordinary_batch', lambda self, texts, **how: (
+        batches.append(sum(map(len, texts))), real(self, texts, **how))[1])
+    meta = data.make('own', 'big.txt')
+    assert max(batches) < 2.2e6 < meta['train']['bytes'] == 200_000 * len(line) * 0.95
+    assert meta['train']['documents'] == meta['val']['documents'] == 1
+    assert bytes(data.open_data('own').val[-1 - len(line):-1].tolist()).decode() == line
 
 
 def test_tokens_of_nanogpt():
@@ -215,12 +351,33 @@ def test_tokens_of_nanogpt():
     for content, reason in (b'\x2c\x01', r' of bytes \(it has the token 300\)'), (b'123', ''):
         Path('nano/val.bin').write_bytes(content)
         with pytest.raises(ValueError, match='val.bin cannot be read as uint16 tokens' + reason):
-            data.make('nano', 'nano', tokenizer='bytes')
+            data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
+    # other kinds of numbers
+    for kind in '<u4', '<i8':
+        np.array(tokens['val'], dtype=kind).tofile('nano/val.bin')
+        with pytest.raises(ValueError, match='val.bin .*every second number is 0'):
+            data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
+    with open('nano/val.bin', 'wb') as f:
+        np.save(f, np.array(tokens['val'], dtype='<u2'))
+    with pytest.raises(ValueError, match='val.bin .*npy'):
+        data.make('nano', 'nano', overwrite=True)
     # nanoGPT's character data numbers letters by a table in meta.pkl
     Path('nano/meta.pkl').write_bytes(b'')
     with pytest.raises(ValueError, match='--path=nano/input.txt'):
         data.make('nano', 'nano')
     assert data.open_data('nano').meta == meta and sorted(os.listdir('data/nano')) == WHOLE
+
+
+def test_tokens_of_our_own_are_of_the_tokenizer_in_their_meta_json():
+    Path('good.txt').write_text('the quick brown fox\n' * 50)
+    for name, how in dict(plain={}, merged=dict(bpe=270)).items():
+        meta = data.make(name, 'good.txt', **how)
+        copy = data.make('copy', f'data/{name}', overwrite=True)
+        assert [copy[key] for key in ('tokenizer', *data.SPLITS)] == [
+            meta[key] for key in ('tokenizer', *data.SPLITS)]
+        assert text_of('copy', 'val') == text_of(name, 'val')
+        with pytest.raises(ValueError, match='tokens in data/.* are of .*, not of gpt2'):
+            data.make('other', f'data/{name}', tokenizer='gpt2')
 
 
 # FineWeb -----------------------------------------------------------------------------------------
@@ -297,7 +454,7 @@ def test_fineweb_schema(web):
     lengths = np.cumsum([len(text) + 1 for text in web])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError, match='web sample-10BT is too small for a training'):
-        make_web(tokens=5)
+        make_web(tokens=5, overwrite=True)
     # and the other documents of the batch are not lost
     meta = make_web()
     check_web(web)
@@ -313,11 +470,11 @@ def test_a_stream_continues_where_it_broke_off(web, breaking):
                          (1030, TimeoutError()), (5, KeyboardInterrupt())]:
         breaking(after, error)
         with pytest.raises((ValueError, KeyboardInterrupt), match='what is done is kept|^$'):
-            make_web()
+            make_web(overwrite=True)
         assert data.open_data('fineweb').meta == before
     breaking()
     progress = Path('data/fineweb/part/progress.json').read_text()
-    meta = make_web()
+    meta = make_web(overwrite=True)
     assert breaking.texts == web[2048:]         # two batches of 1024 were done
     check_web(web)
     assert meta['train']['documents'] == 2250
@@ -325,7 +482,65 @@ def test_a_stream_continues_where_it_broke_off(web, breaking):
     for text in progress, progress[:9]:
         Path('data/fineweb/part').mkdir()
         Path('data/fineweb/part/progress.json').write_text(text)
-        assert make_web() == meta
+        assert make_web(overwrite=True)['train'] == meta['train']
+
+
+def test_more_tokens_continue_the_stream_and_fewer_are_refused(web, breaking):
+    meta = make_web(tokens='50K')
+    assert breaking.texts == web[:2048]
+    assert make_web(tokens='50K') == meta and breaking.texts == web[:2048]      # it is there
+    for changes in dict(tokens='1K'), dict(tokens='60K', val_fraction=0.2):
+        with pytest.raises(ValueError, match='data/fineweb is there, made of web .*--overwrite'):
+            make_web(**changes)
+    assert data.open_data('fineweb').meta == meta
+    breaking()
+    meta = make_web()
+    assert breaking.texts == web[1024:]     # one batch was whole
+    check_web(web)
+    assert make_web(overwrite=True)['train'] == meta['train']
+
+
+def test_rows_without_text_are_left_out(tmp_path, breaking, capsys):
+    texts = [None if i % 7 == 0 else ' \n' if i % 50 == 0 else f'text {i}' for i in range(2500)]
+    shutil.rmtree('web')
+    make_fineweb(tmp_path / 'web', texts)
+    breaking(1500, ConnectionError())
+    with pytest.raises(ValueError, match='cannot stream'):
+        make_web()
+    breaking()
+    make_web()
+    check_web([text for text in texts if text and text.strip()])
+    assert '400 rows' in capsys.readouterr().err
+
+
+def test_two_makers_of_the_same_data(web, monkeypatch):
+    """One makes it, the other waits and then reads."""
+    metas = in_threads(make_web, make_web)
+    check_web(web)
+    assert metas[0] == metas[1] == data.open_data('fineweb').meta
+
+    def slowly():
+        made.append(1)
+        for i in range(4):
+            time.sleep(0.05)
+            yield f'document {i}'
+    made = []
+    monkeypatch.setattr(data, 'torch_documents', slowly)
+    one, two = in_threads(*[lambda: data.open_data('torchdocs')] * 2)
+    assert made == [1] and one.meta == two.meta
+
+
+def test_tokens_that_another_wrote_are_noticed(breaking, web):
+    """Where locks do nothing: the files have more bytes than were written."""
+    def rows(stream):
+        for i, text in enumerate(web):
+            if i == 1100:
+                with open('data/fineweb/part/train.bin', 'ab') as f:
+                    f.write(bytes(100))
+            yield dict(text=text)
+    with mock.patch.object(datasets.IterableDataset, '__iter__', rows):
+        with pytest.raises(ValueError, match='train.bin has .* bytes.* wrote'):
+            make_web()
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):
@@ -393,6 +608,17 @@ def test_windows_of_a_text_and_what_fits_it():
             data.open_data('own', reads, vocab_size)
 
 
+def test_text_under_a_name_in_use():
+    before = make_good()
+    assert make_good() == before        # the same again
+    Path('good.txt').write_text('another text')
+    for path in 'good.txt', 'data/own':
+        with pytest.raises(ValueError, match='data/own is there, made of good.txt, .*--overwrite'):
+            data.make('own', path)
+    assert data.open_data('own').meta == before
+    assert data.make('own', 'good.txt', overwrite=True)['train']['bytes'] == 11
+
+
 @pytest.mark.parametrize('path, how, words', [
     ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "cannot read 'empty.txt' .it is empty"),
     ('latin.txt', {}, "cannot read 'latin.txt' .* position 3.*UTF-8"),
@@ -403,7 +629,7 @@ def test_bad_text_and_nothing_lost(path, how, words):
     Path('empty.txt').write_text(' \n')
     Path('latin.txt').write_bytes(b'caf\xe9 au lait')
     with pytest.raises(ValueError, match=words):
-        data.make('own', path, **how)
+        data.make('own', path, **how, overwrite=True)
     assert data.open_data('own').meta == before and sorted(os.listdir('data/own')) == WHOLE
 
 
@@ -429,4 +655,12 @@ def test_damaged_data_is_refused(file):
     path = Path('data/own', file)
     path.write_bytes(path.read_bytes().replace(b'l', b'm'))
     with pytest.raises(ValueError, match='data/own is damaged .* make it again'):
+        data.open_data('own')
+
+
+def test_a_size_that_is_not_that_of_its_tokens():
+    meta = make_good()
+    meta['val']['tokens'] += 1
+    Path('data/own/meta.json').write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match='data/own is damaged .*val.bin does not have 27 tokens'):
         data.open_data('own')

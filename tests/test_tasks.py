@@ -1,5 +1,6 @@
 """Tasks against their oracles and by hand, problems that never change, a new task, bad input."""
 import hashlib
+import math
 import runpy
 
 import numpy as np
@@ -9,6 +10,7 @@ from conftest import ROOT
 
 import data
 import tasks
+from common import log
 
 
 def made(text, rows=200, T=24):
@@ -119,14 +121,51 @@ def test_a_config_fits_its_task():
         tasks.Problems(knobs['dataset']).check(knobs['block_size'])
 
 
-def test_a_task_that_makes_other_arrays_says_so(monkeypatch):
-    class Bools(tasks.Group):
-        def __call__(self, rng, rows, T):
-            x = rng.random((rows, T)) < 0.5
-            return x, x, np.zeros((rows, T), dtype=np.int64)
+class Echo:
+    """A task as a user writes it, with a knob and an oracle; `change` spoils what it makes."""
+    change = staticmethod(lambda x, y, depth: (x, y, depth))
 
-        def words(self):
-            return ['0', '1']
-    monkeypatch.setitem(tasks.TASKS, 'bools', Bools())
-    with pytest.raises(ValueError, match="the task bools must make three arrays of int64 .*'bool'"):
-        tasks.Problems('bools').make(np.random.default_rng(0), 2, 3)
+    def __call__(self, rng, rows, T, n=3):
+        x = rng.integers(n, size=(rows, T))
+        return self.change(x, x.copy(), np.zeros((rows, T), dtype=np.int64))
+
+    def words(self, n):
+        return list('abcdef'[:n])
+
+    def oracle(self, words):
+        return words
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda x, y, depth: (x < 2, x < 2, depth), "three arrays of int64 .*'bool'"),
+    (lambda x, y, depth: (x, 0 * y + tasks.NOT_ASKED, depth), 'made 20 problems without a label'),
+    (lambda x, y, depth: (x, y - 1, depth), 'words 0 to 2, and y has tokens from -1 to 1'),
+    (lambda x, y, depth: (x + 1, y, depth), 'words 0 to 2, and x has tokens from 1 to 3')])
+def test_a_task_is_checked_against_its_words(monkeypatch, capsys, change, message):
+    task = Echo()
+    monkeypatch.setitem(tasks.TASKS, 'echo', task)
+    monkeypatch.setattr(tasks, 'rows', 20)
+    monkeypatch.setattr(tasks, 'task', 'echo')
+    tasks.main()
+    assert 'the oracle disagrees with 0' in capsys.readouterr().out
+    task.change = change
+    for run in tasks.main, lambda: tasks.Problems('echo', held_out=20).check(24):
+        with pytest.raises(ValueError, match=f'the task echo .*{message}'):
+            run()
+
+
+@pytest.mark.parametrize('n_answers', [0, 23])
+def test_an_oracle_answers_each_word(monkeypatch, n_answers):
+    task = Echo()
+    task.oracle = lambda words: words[:n_answers]
+    monkeypatch.setitem(tasks.TASKS, 'echo', task)
+    with pytest.raises(ValueError, match=f'oracle of echo gave {n_answers} answers to 24 words'):
+        tasks.Problems('echo').n_wrong(*made('echo')[:2])
+
+
+def test_a_loss_that_is_not_finite_names_a_checkpoint_if_there_is_one(tmp_path):
+    for advice in 'start again', 'continue from':
+        with pytest.raises(ValueError, match=f'not finite at iteration 7.*{advice}') as error:
+            log.check_finite(math.nan, 1.0, [4], 7, 1e-3, str(tmp_path))
+        assert ('--init_from=' in str(error.value)) == (advice == 'continue from')
+        (tmp_path / 'ckpt.pt').touch()

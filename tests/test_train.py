@@ -236,7 +236,7 @@ def test_resume_refuses_other_data_and_weights_alone(whole):
     shutil.copytree(whole, 'out')
     with open('book.txt', 'a') as f:
         f.write('another end')
-    data.make('book', 'book.txt')
+    data.make('book', 'book.txt', overwrite=True)
     assert 'not the text that the run in out had' in refused('--resume')
     os.replace('out/ckpt_000003.pt', 'out/ckpt.pt')
     os.remove('out/ckpt.old.pt')
