@@ -3,7 +3,7 @@ How good and how fast is each way to decode: fixed budgets, exit rules, drafts, 
 And is it better than other models, with loops or without?
 
     python bench.py                     the default run's checkpoint, five minutes on two cores
-    python bench.py --taus=[1e-5,1e-4,1e-3,1e-2]                    the paper's sweep
+    python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"                  the paper's sweep
     python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
     python bench.py "--beside=['out-plain']"        the same points of other runs on the same data
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json

@@ -47,7 +47,7 @@ import torch
 from tqdm import tqdm
 
 import tasks
-from common.configurator import configure, did_you_mean, explain, run
+from common.configurator import PathName, configure, did_you_mean, explain, run
 from common.encoding import (
     EOT,
     WORDS,
@@ -63,8 +63,8 @@ from tasks import TASKS, check
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
-path = ''                           # own text: a file, folder or pattern; fineweb: another data set
-tokenizer: str | None = None        # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
+path: PathName = ''                 # own text: a file, folder or pattern; fineweb: another data set
+tokenizer: PathName | None = None   # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
