@@ -384,22 +384,31 @@ def ledger(rows, path):
     """
     Quality against time: a colour for each run, a marker for each kind of decoding, and a star
     where nothing loops. Drafts and waves are drawn at the quality of the budget that they follow.
+    Losses more than 15% above the least are beyond the edge.
     """
-    task = any(row['accuracy'] and row['identical'] is None for row in rows)
-    y = 'accuracy' if task else 'ce'
-    figure, [[ax]] = plots.panels(1, 7, 5)
-    kinds = list(dict.fromkeys(row['kind'] for row in rows if row['kind'] != 'no loops'))
+    is_task = all(row['identical'] is None for row in rows)
+    y = 'accuracy' if is_task else 'ce'
+    figure, [[ax]] = plots.panels(1, 8, 4.5)
+    markers = {kind: '*' if kind == 'no loops' else 'o^sDvXP<>'[i % 9]
+               for i, kind in enumerate(grouped(rows, 'kind'))}
     for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
         of_budget = {row['tau']: row[y] for row in mine if row['rule'] == 'fixed' and row[y]}
         for kind, some in grouped(mine, 'kind').items():
             heights = [row[y] if row[y] is not None else
                        of_budget.get(row['tau'] if kind == 'drafts' else n_loop) for row in some]
-            marker = '*' if kind == 'no loops' else 'o^sDvXP<>'[kinds.index(kind) % 9]
-            ax.plot([row['ms_per_token'] for row in some], heights, marker, ls='', alpha=0.8,
-                    ms=12 if marker == '*' else 5, color=plots.colour_of(i), label=f'{run}: {kind}')
+            ax.plot([row['ms_per_token'] for row in some], heights, markers[kind], ls='',
+                    ms=12 if kind == 'no loops' else 5, color=plots.colour_of(i), alpha=0.8)
+        ax.plot([], [], 'o', color=plots.colour_of(i), label=os.path.basename(run))
+    for kind, marker in markers.items():
+        ax.plot([], [], marker, color='0.4', label=kind)
     ax.set(xlabel='ms a token', xscale='log',
-           ylabel='share of right answers' if task else 'held-out loss (nats a token)')
-    ax.legend(frameon=False, fontsize=7, loc='center left', bbox_to_anchor=(1, 0.5))
+           ylabel='share of right answers' if is_task else 'held-out loss (nats a token)')
+    for axis in ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter:
+        axis('{x:g}')
+    if not is_task:
+        ax.set_ylim(top=1.15 * min(row[y] for row in rows if row[y] is not None))
+    ax.legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    figure.tight_layout()
     plots.save(figure, path)
 
 
