@@ -61,7 +61,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
               'wave', 'wave_steps', 'stop_at_end', 'compile')
 WAVE_TAU = 3e-3             # of a wave without a rule of its own, which then uses norm_rel
-CONVERGE = '; a prompt or a new window loops until it has converged'
+CONVERGE = ' (prompts: until they have converged)'
 
 
 def print_sample(row, stop, encoding, text, with_steps):

@@ -23,7 +23,7 @@ def test_text_speed_and_steps():
     number = r'[\d.]+'
     assert re.search(rf'\n--- {number} tokens/s, at most 30 loops, accel with tau = 0.1 '
                      rf'\(--tau\)\nmean loop steps {number} in group \[1\], {number} in group '
-                     r'\[2, 3\]; a prompt or a new window loops until it has converged\n$', printed)
+                     r'\[2, 3\] \(prompts: until they have converged\)\n$', printed)
 
 
 def test_the_seed_makes_the_text():
