@@ -120,17 +120,18 @@ def load_checkpoint(path, device='cpu', trusted=''):
     return model.float().to(device).eval(), checkpoint
 
 
-def find_run(out_dir):
+def find_run(out_dir, quiet=False):
     """
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
-    None is out/ if that holds a ckpt.pt and pretrained/text otherwise, and a line says which.
-    pretrained/ is found from any folder. Results of its models, and of others in a folder that is
+    None is out/ if that holds a ckpt.pt and pretrained/text otherwise; a line says which, unless
+    quiet. pretrained/ is found from any folder. Results of its models, and of others in a folder that is
     read-only, go to out/NAME, so that those of a run in out/ stay.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
-        print(f'model: {out_dir}/ckpt.pt')
+        if not quiet:
+            print(f'model: {out_dir}/ckpt.pt')
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
         out_dir = os.path.join(source, out_dir)
@@ -140,13 +141,13 @@ def find_run(out_dir):
     return out_dir, out_dir
 
 
-def open_run(out_dir, dev='cpu', if_plain=''):
+def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
     """
     The model of a run, its checkpoint, the folder to read from, and the one to write to (find_run).
 
     if_plain: how the ValueError for a model without recurrent groups ends; '' = no error.
     """
-    folder, results = find_run(out_dir)
+    folder, results = find_run(out_dir, quiet)
     model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
     if if_plain and not model.groups:
         raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
