@@ -156,7 +156,8 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
         known = import_module(file).EXITS if file else EXITS
     except Exception as error:          # a user's own module may raise anything
         raise ValueError(f"cannot import the exit rule '{name}' ({type(error).__name__}: {error}): "
-                         'write MODULE:NAME, such as zoo.huginn:kl') from None
+                         'write MODULE:NAME, such as zoo.huginn:kl, and in that file EXITS = '
+                         '{NAME: Exit(...)}') from None
     if short not in known:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
     rule = known[short]
@@ -222,6 +223,9 @@ def on_host(value, rule, k):
     """A signal as a number or a NumPy array; this waits for the device. ValueError for a NaN."""
     if value is None:
         return None
+    if value.dtype == torch.bool:
+        raise ValueError(f"the signal of rule '{rule.name}' is True or False: give a number, which "
+                         'is small where a token may exit')
     value = value.item() if value.numel() == 1 else value.numpy(force=True)
     if math.isnan(value.max() if isinstance(value, np.ndarray) else value):
         raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "

@@ -136,7 +136,7 @@ class RMSNorm(nn.RMSNorm):
 
 class Injection(nn.Module):
     """
-    How e comes into a loop step. Both methods return float32, under autocast too. An injection
+    How e comes into a loop step. join returns float32, under autocast too. An injection
     initialises itself: in __init__, or in init_weights, which the model calls at its turn.
 
     reads_e: does the input come in? If not, only x^(0) can bring it in.
@@ -173,8 +173,7 @@ class Concat(nn.Linear):
             self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
     def from_e(self, e):
-        # under autocast the product is bf16, but the sum must be float32
-        return F.linear(e, self.weight[:, e.shape[-1]:]).to(e.dtype)
+        return F.linear(e, self.weight[:, e.shape[-1]:])
 
     def join(self, x, from_e):
         return F.linear(x, self.weight[:, :x.shape[-1]]) + from_e
@@ -207,7 +206,7 @@ class Plan:
     counts: list                        # the loop budget of each group
     exit: Exit | None = None            # a rule; None = all loops of the budget
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
-    span: Span | None = None            # where the tokens stand; None = from position 0 on
+    span: Span | None = None            # where the tokens of a pass stand
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group; NaN = from the noise
     width: int = 1                      # tokens of a full pass, to which a compiled one is padded
@@ -273,7 +272,8 @@ class RecurrentGroup(nn.Module):
         """
         # what all steps take from e is computed here, once, so e gets gradients from those steps
         # that have them
-        from_e, span = self.adapter.from_e(e), plan.span
+        # under autocast a product is bf16, but what it is added to must stay float32
+        from_e, span = self.adapter.from_e(e).to(e.dtype), plan.span
 
         def f(x, k, active=None):
             # paper silent; off by default: noise in every step rules out the paper's own cosines

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import tasks
+from cache import POLICIES
 from common.checkpoint import open_run
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, explain, given, run
@@ -173,6 +174,7 @@ def print_text(model, encoding, rule, source, way):
     if compile:
         compile_passes(model, max(wave, 5))         # 5: four drafts and a token
     stop = encoding.eot_token if stop_at_end else None
+    converges = way['cache'] in POLICIES and POLICIES[way['cache']].converge
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or way['draft_loops'] else num_samples
     for i in range(0, num_samples, rows):
@@ -190,7 +192,7 @@ def print_text(model, encoding, rule, source, way):
             if groups:
                 means = (f'{mean:.2f} in group {group}' for mean, group
                          in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-                print('mean loop steps ' + ', '.join(means) + CONVERGE * (way['cache'] == 'latest'))
+                print('mean loop steps ' + ', '.join(means) + CONVERGE * converges)
 
 
 def main():

@@ -125,8 +125,8 @@ def find_run(out_dir, quiet=False):
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
     None is out/ if that holds a ckpt.pt and pretrained/text otherwise; a line says which, unless
-    quiet. pretrained/ is found from any folder. Results of its models, and of others in a folder that is
-    read-only, go to out/NAME, so that those of a run in out/ stay.
+    quiet. pretrained/ is found from any folder. Results of its models, and of others in a folder
+    that is read-only, go to out/NAME, so that those of a run in out/ stay.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
