@@ -4,10 +4,9 @@ A page in which a model reads, thinks and writes: one HTML file with the model i
     python explore.py --start='def read(self):'     a text -> explore.html
     python explore.py --out_dir=out-calc --seed=3   a problem, for a model that has learnt a task
 
-The page (its template is explore.html) runs the model in JavaScript (model.js), so all that it
-shows follows the reader's text, loops, exit rule and threshold: for each group, token and loop step
-the five likeliest next tokens, the distance to the last state, the signal of the rule, a point on
-the token's path, and where the token exits.
+The page runs the model in JavaScript, so all that it shows follows the reader's text, loops, exit
+rule and threshold. It is explore.html, its template, with model.js and the weights in it. It knows
+the rules of exits.py and no others. Several tokens at once are shown by waves.py.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
 """
@@ -15,8 +14,6 @@ import html
 import json
 import os
 import re
-import shlex
-import sys
 from base64 import b64encode
 from pathlib import Path
 
@@ -32,7 +29,7 @@ from model import GPT, GPTConfig
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
-start = 'The method returns a list of'      # the text, or FILE:text.txt
+start = 'The method returns a list of'      # the text, or FILE:text.txt: its last 1,000 letters
 n_loop = 12                 # loops at first
 seed = 0                    # of the problem, on a task
 noise_seed = 0
@@ -40,43 +37,48 @@ path: str | None = None     # where to write the page; None = out_dir/explore.ht
 # -------------------------------------------------------------------------------------------------
 
 MOST_LOOPS = 30             # of the page's slider
-MOST_PARAMETERS = 1_000_000         # a page then has 2.7 MB, and reads a letter in some 10 ms
-KNOWN = 'bias', 'injection', 'norm_inside', 'step_noise'    # model.js has the defaults of these
+MOST_PARAMETERS = 1_000_000
+SYMBOLS = {code: 0x2400 + code for code in range(32)} | {10: '↵', 32: '·', 127: '␡'}
+FIXED = 'bias', 'injection', 'norm_inside', 'step_noise', 'norm_eps'    # model.js: the defaults
 
 
 def for_page(model, noise_seed=0):
-    """A model for model.js: its shape, weights as float16, and each group's x^(0) as float32."""
-    config = model.config
-    n = sum(p.numel() for p in model.parameters())
-    unknown = [f'{name} = {getattr(config, name)}' for name in KNOWN
-               if getattr(config, name) != getattr(GPTConfig, name)]
-    if type(model) is not GPT or config.x0 == 'e' or unknown:
+    """A model as model.js and explore.html read it. ValueError if they cannot run it."""
+    config, n = model.config, sum(p.numel() for p in model.parameters())
+    other = [f'{name} = {getattr(config, name)}' for name in FIXED
+             if getattr(config, name) != getattr(GPTConfig, name)]
+    if type(model) is not GPT or config.x0 == 'e' or other:
         raise ValueError('the page runs the model of model.py with its defaults, without '
-                         f'{", ".join(unknown) or type(model).__name__}: choose another --out_dir')
+                         f'{", ".join(other) or type(model).__name__}: choose another --out_dir')
     if n > MOST_PARAMETERS:
         raise ValueError(f'the page has room for {MOST_PARAMETERS:,} parameters, and the model has '
                          f'{n:,}: see geometry.py for large models')
-    weights = {name: weight for name, weight in model.state_dict().items()
-               if name != 'lm_head.weight'}                     # it is wte.weight
+    weights = {name.removesuffix('.weight'): weight for name, weight in model.state_dict().items()}
+    del weights['lm_head']                                      # it is wte
+    for name in [name for name in weights if name.endswith('.adapter')]:
+        weights[name + '.x'], weights[name + '.e'] = weights.pop(name).chunk(2, dim=1)
+    half = all(torch.equal(weight.half().float(), weight) for weight in weights.values())
     like = torch.zeros(1, config.block_size, config.n_embd)
     return dict(C=config.n_embd, D=config.n_embd // config.n_head, block_size=config.block_size,
                 rope_base=config.rope_base if config.pos == 'rotary' else 0,
-                layers=[len(getattr(layer, 'core', ())) for layer in model.h],
-                sizes={name: weight.numel() for name, weight in weights.items()},
-                weights=base64(weights.values(), '<f2'),
-                noise=base64([group.init_state(like, noise_seed) for group in model.groups], '<f4'))
+                layers=[[f'h.{i}.core.{j}' for j in range(len(getattr(layer, 'core', ())))]
+                        for i, layer in enumerate(model.h)],
+                shapes={name: list(weight.shape) for name, weight in weights.items()},
+                # float16 if that loses nothing, as where the checkpoint stores float16
+                half=half, weights={name: base64(weight, '<f2' if half else '<f4')
+                                    for name, weight in weights.items()},
+                noise=[base64(group.init_state(like, noise_seed), '<f4')        # x^(0)
+                       for group in model.groups])
 
 
-def base64(tensors, dtype):
-    """The numbers of tensors one after another, as text."""
-    numbers = np.concatenate([one.numpy().ravel() for one in tensors])
-    return b64encode(numbers.astype(dtype)).decode()
+def base64(tensor, dtype):
+    return b64encode(tensor.numpy().astype(dtype).tobytes()).decode()
 
 
-def page(record, title, command):
+def page(record, title):
     """Fill in the template. Escaping `<` keeps the record from ending its script element."""
     here = Path(__file__).parent
-    values = dict(TITLE=html.escape(title), COMMAND=html.escape(command),
+    values = dict(TITLE=html.escape(title),
                   RECORD=json.dumps(record, separators=(',', ':')).replace('<', '\\u003c'),
                   MODEL=(here / 'model.js').read_text(encoding='utf-8'), MOST_LOOPS=f'{MOST_LOOPS}')
     template = (here / 'explore.html').read_text(encoding='utf-8')
@@ -99,14 +101,17 @@ def main():
     unused = 'start' if is_task else 'seed'
     if unused in given:
         raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
-    words = texts_of(range(encoding.n_vocab), encoding)
+    words = [word.translate(SYMBOLS) for word in texts_of(range(encoding.n_vocab), encoding)]
     if is_task:
-        made = tasks.Problems(dataset).make(np.random.default_rng(seed), 1, model.config.block_size)
+        problems = tasks.Problems(dataset)
+        made = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
         ids, right, depth = (values[0].tolist() for values in made)
-        problem = dict(ids=ids, right=right, depth=depth)
+        # the page knows calc, and so the answers to what a reader types
+        knows = problems.name == 'calc' and problems.knobs['dense']
+        problem = dict(ids=ids, right=right, depth=depth, p=problems.knobs['p'] if knows else None)
         text = ' '.join(words[token] for token in ids)
     elif checkpoint['tokenizer'] == 'bytes':
-        text = read_prompt(start)
+        text = read_prompt(start)[-1000:]
     else:
         raise ValueError('the page reads bytes, and the model reads the tokens of '
                          f"{checkpoint['tokenizer']}: see geometry.py for such models")
@@ -116,10 +121,9 @@ def main():
     record = dict(model=for_page(model, noise_seed), words=words, start=text, problem=problem,
                   loops=n_loop, names=[plots.title(group) for group in model.config.groups],
                   rules=rules)
-    command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
-        f.write(page(record, f'{os.path.relpath(folder)}: watch it think', command))
+        f.write(page(record, f'{os.path.relpath(folder)}: watch it think'))
     print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB; open it in a browser')
 
 
