@@ -4,9 +4,9 @@ A page in which a model reads, thinks and writes: one HTML file with the model i
     python explore.py --start='def read(self):'     a text -> explore.html
     python explore.py --out_dir=out-calc --seed=3   a problem, for a model that has learnt a task
 
-The page runs the model in JavaScript, so all that it shows follows the reader's text, loops, exit
-rule and threshold. It is explore.html, its template, with model.js and the weights in it. It knows
-the rules of exits.py and no others. Several tokens at once are shown by waves.py.
+The page is explore.html, the template, with model.js and the weights in it. It runs the model, so
+all that it shows follows the reader's text, loops, exit rule (one of exits.py) and threshold. It
+decodes token by token: a wave is shown by waves.py, which prints its passes and draws a GIF.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
 """
@@ -38,8 +38,10 @@ path: str | None = None     # where to write the page; None = out_dir/explore.ht
 
 MOST_LOOPS = 30             # of the page's slider
 MOST_PARAMETERS = 1_000_000
+# model.js has the defaults of these fields
+FIXED = 'bias', 'injection', 'norm_inside', 'step_noise', 'norm_eps'
+# what the page shows for characters that cannot be seen
 SYMBOLS = {code: 0x2400 + code for code in range(32)} | {10: '↵', 32: '·', 127: '␡'}
-FIXED = 'bias', 'injection', 'norm_inside', 'step_noise', 'norm_eps'    # model.js: the defaults
 
 
 def for_page(model, noise_seed=0):
@@ -59,6 +61,7 @@ def for_page(model, noise_seed=0):
         weights[name + '.x'], weights[name + '.e'] = weights.pop(name).chunk(2, dim=1)
     half = all(torch.equal(weight.half().float(), weight) for weight in weights.values())
     like = torch.zeros(1, config.block_size, config.n_embd)
+    base64 = lambda tensor, dtype: b64encode(tensor.numpy().astype(dtype).tobytes()).decode()
     return dict(C=config.n_embd, D=config.n_embd // config.n_head, block_size=config.block_size,
                 rope_base=config.rope_base if config.pos == 'rotary' else 0,
                 layers=[[f'h.{i}.core.{j}' for j in range(len(getattr(layer, 'core', ())))]
@@ -69,10 +72,6 @@ def for_page(model, noise_seed=0):
                                     for name, weight in weights.items()},
                 noise=[base64(group.init_state(like, noise_seed), '<f4')        # x^(0)
                        for group in model.groups])
-
-
-def base64(tensor, dtype):
-    return b64encode(tensor.numpy().astype(dtype).tobytes()).decode()
 
 
 def page(record, title):
@@ -124,7 +123,8 @@ def main():
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
         f.write(page(record, f'{os.path.relpath(folder)}: watch it think'))
-    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB; open it in a browser')
+    kind = 'float16' if record['model']['half'] else 'float32'
+    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB in {kind}; open it in a browser')
 
 
 if __name__ == '__main__':

@@ -30,7 +30,7 @@ function linear(name, X) {
   const W = M.W[name], [rows, C] = M.shapes[name], n = X.length / C;
   const Y = new Float32Array(n * rows);
   for (let t = 0; t < n; t += 3) {
-    const t1 = Math.min(t + 1, n - 1), t2 = Math.min(t + 2, n - 1);     // at the edge the last again
+    const t1 = Math.min(t + 1, n - 1), t2 = Math.min(t + 2, n - 1);     // the last token again
     for (let r = 0; r < rows; r += 3) {
       const r1 = Math.min(r + 1, rows - 1), r2 = Math.min(r + 2, rows - 1);
       let a0 = 0, a1 = 0, a2 = 0, b0 = 0, b1 = 0, b2 = 0, c0 = 0, c1 = 0, c2 = 0;
