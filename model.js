@@ -13,7 +13,7 @@
 'use strict';
 
 const row = (X, i, C = M.C) => X.subarray(i * C, (i + 1) * C);
-const add = (A, B) => A.map((value, i) => value + B[i]);
+const add = (A, B) => { for (let i = 0; i < A.length; i++) A[i] += B[i]; return A; };  // into A
 const table = (memory, name, k, C) => memory[`${name}/${k}`] ??= new Float32Array(M.block_size * C);
 const stack = rows => rows.reduce((X, x, n) => (X.set(x, n * x.length), X),
                                   new Float32Array(rows.length * rows[0].length));
