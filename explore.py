@@ -39,7 +39,7 @@ path: str | None = None     # where to write the page; None = out_dir/explore.ht
 MOST_LOOPS = 30             # of the page's slider
 MOST_PARAMETERS = 1_000_000
 # model.js has the defaults of these fields
-FIXED = 'bias', 'injection', 'norm_inside', 'step_noise', 'norm_eps'
+FIXED = 'bias', 'injection', 'x0', 'norm_inside', 'step_noise', 'norm_eps'
 # what the page shows for characters that cannot be seen
 SYMBOLS = {code: 0x2400 + code for code in range(32)} | {10: '↵', 32: '·', 127: '␡'}
 
@@ -49,7 +49,7 @@ def for_page(model, noise_seed=0):
     config, n = model.config, sum(p.numel() for p in model.parameters())
     other = [f'{name} = {getattr(config, name)}' for name in FIXED
              if getattr(config, name) != getattr(GPTConfig, name)]
-    if type(model) is not GPT or config.x0 == 'e' or other:
+    if type(model) is not GPT or other:
         raise ValueError('the page runs the model of model.py with its defaults, without '
                          f'{", ".join(other) or type(model).__name__}: choose another --out_dir')
     if n > MOST_PARAMETERS:

@@ -32,8 +32,6 @@ def pages(tmp_path_factory, wave):
     with contextlib.chdir(folder):
         make_book()
         finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=3', '--block_size=96')
-        finished(*TINY, '--n_layer=2', '--groups=[]', '--max_iters=1', '--out_dir=out-plain')
-        finished(*TINY, '--injection=add', '--max_iters=1', '--out_dir=out-add')
         (folder / 'prompt.txt').write_text(NASTY, encoding='utf-8')
         shutil.copytree(wave / 'out', folder / 'out-wave')
         for name in ('text', 'calc'):
@@ -210,16 +208,22 @@ def test_tokens_exit_as_in_the_model(browser, pages, name, lengths):
 
 def test_it_reads_only_what_is_new(browser, pages):
     """After a change at the start, in the middle or at the end: what reading anew gives."""
-    browser.open(pages.tiny)
-    one, *others = browser.value("""[[], ['xhe same'], ['The sane thing', 'The', 'The samx']].map(
-        before => {
-          const rule = {name: 'kl', tau: .01, hits: 1, keep: true, past: true}, read = reader();
-          let found;
-          for (const text of [...before, 'The same'])
-            for (const work = read(encode(text), 6, rule); !(found = work.next()).done;);
-          return found.value.map(one => [...one.logits]);
-        })""")
+    rules = [dict(name=name, tau=tau, hits=1, keep=True, past=past)
+             for name, tau, past in product(('kl', 'norm_rel'), (.03, .1, .3), (False, True))]
+    browser.open(pages.task)
+    one, *others = browser.value(f"""{{
+        const x = R.problem.ids, changed = t => x.map((id, i) => i === t ? 1 - id : id);
+        return [[], [changed(0)], [changed(5), x.slice(0, 3), changed(11)]].map(before =>
+          {json.dumps(rules)}.map(rule => {{
+            const read = reader();
+            let found;
+            for (const ids of [...before, x])
+              for (const work = read(ids, 9, rule); !(found = work.next()).done;);
+            return found.value.map(one => [one.groups[0].steps, ...one.logits]);
+          }}));
+    }}""")
     assert others == [one, one]
+    assert len({token[0] for of_rule in one for token in of_rule}) > 5
 
 
 def test_it_writes_what_the_model_writes(browser, pages):
@@ -275,15 +279,15 @@ def test_the_newest_text_wins(browser, pages):
     """What is typed while another text is read replaces it: the page does not freeze."""
     browser.open(pages.text)
     browser.value("""{
-        globalThis.texts = [];
+        globalThis.texts = [], globalThis.begun = null;
         const draw = heat;
         heat = v => (texts.push(decode(v.tokens)), draw(v));
         $('loops').value = 30;
         $('text').value = 'x'.repeat(47);
-        take_text();
+        begun = take_text();
     }""")
     browser.call('Input.insertText', text='!')
-    assert browser.value('drawn.then(() => texts)') == ['x' * 47 + '!']
+    assert browser.value('Promise.all([begun, drawn]).then(() => texts)') == ['x' * 47 + '!']
 
 
 def test_keys_alone_choose_tokens_and_reach_every_control(browser, pages):
@@ -410,18 +414,18 @@ def test_times(browser, pages):
 
 @pytest.mark.parametrize('flag, words', [
     ('--path=.', 'is a directory'), ('--n_loop=0', 'n_loop must lie between 1 and 30'),
-    ('--out_dir=out-plain', 'no recurrent groups'), ('--seed=1', '--seed does nothing'),
-    ('--out_dir=out-add', 'without injection = add')])
+    ('--seed=1', '--seed does nothing'), ('--out_dir=calc --start=1', '--start does nothing')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)
-    assert words in refused(flag, script='explore.py')
+    assert words in refused(*flag.split(), script='explore.py')
 
 
 def test_what_the_page_cannot_run(pages):
     class Mine(GPT):
         pass
     shape = dict(block_size=8, vocab_size=9, n_layer=2, n_embd=8, n_head=1, groups=[[0]])
-    for cls, change, words in ((Mine, {}, 'without Mine'), (GPT, dict(bias=True), 'bias = True'),
-                               (GPT, dict(x0='e'), 'without GPT'), (GPT, dict(n_embd=208), '1,0')):
+    for cls, change, words in (
+            (Mine, {}, 'without Mine'), (GPT, dict(injection='add'), 'injection = add'),
+            (GPT, dict(bias=True, x0='e'), 'bias = True, x0 = e'), (GPT, dict(n_embd=208), '1,0')):
         with pytest.raises(ValueError, match=words):
             explore.for_page(cls(GPTConfig(**shape | change)))
