@@ -1,121 +1,87 @@
 """
-A page to watch a model think: one self-contained HTML file without network access.
+A page in which a model reads, thinks and writes: one HTML file with the model in it, no network.
 
-    python explore.py --start='def read(self):'     a prompt -> explore.html
+    python explore.py --start='def read(self):'     a text -> explore.html
     python explore.py --out_dir=out-calc --seed=3   a problem, for a model that has learnt a task
 
-One pass at fixed loops is recorded. For each group, token and loop step the page has the signal of
-each exit rule, the five likeliest next tokens, the loss of the right one, the distance to the last
-state, and a point on the token's path. The page (its template is explore.html) computes the exits
-from the signals, as exits.py does, while the reader moves the threshold. The states are those of a
-pass in which no token exits, so the page does not show how an exit changes later tokens. Below
-that, a wave (waves.py) continues the prompt, pass by pass.
+The page is explore.html, the template, with model.js and the weights in it. It runs the model, so
+all that it shows follows the reader's text, loops, exit rule (one of exits.py) and threshold. It
+decodes token by token: a wave is shown by waves.py, which prints its passes and draws a GIF.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
-
-    T, K, V     tokens, loop steps, vocab_size
 """
 import html
 import json
 import os
 import re
-import shlex
-import sys
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.linalg import vector_norm
-from torch.nn import functional as F
 
 from common import plots
+from common.configurator import PathName
 from common.files import new_file
-from data import EOT, get_encoding
-from exits import EXITS, make_exit
-from geometry import logits_of, paths, texts_of
+from data import get_encoding
+from exits import EXITS
+from geometry import texts_of
+from model import GPT, GPTConfig
 
 # -------------------------------------------------------------------------------------------------
-out_dir: str | None = None   # None = out, or pretrained/text if you have trained no model
-start = 'The method returns a list of'      # the prompt, or FILE:prompt.txt
-n_loop = 32
-wave = 8                    # tokens of the wave that continues the prompt; 0 = no wave
-wave_steps = 1              # loop steps of a pass
-wave_tau = 0.01             # threshold of its rule, norm_rel
-new_tokens = 20             # of the wave
+out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
+start = 'The method returns a list of'      # the text, or FILE:text.txt: its last 1,000 letters
+n_loop = 12                 # loops at first
 seed = 0                    # of the problem, on a task
 noise_seed = 0
-path: str | None = None     # where to write the page; None = out_dir/explore.html
-device = 'auto'
+path: PathName | None = None    # where to write the page; None = out_dir/explore.html
 # -------------------------------------------------------------------------------------------------
 
-LIKELIEST = 5
-MOST_CELLS = 12_000         # groups x tokens x loop steps; a page then has about 2 MB
+MOST_LOOPS = 30             # of the page's slider
+MOST_PARAMETERS = 1_000_000
+# model.js has the defaults of these fields
+FIXED = 'bias', 'injection', 'x0', 'norm_inside', 'step_noise', 'norm_eps'
+# what the page shows for characters that cannot be seen
+SYMBOLS = {code: 0x2400 + code for code in range(32)} | {10: '↵', 32: '·', 127: '␡'}
 
 
-@torch.no_grad()
-def record(model, idx, right, n_loop, noise_seed=0):
-    """
-    One pass over idx (T,) -> for each group a dict of lists, by loop step and then by token.
-
-    right (T,): the token that should come next at each position, -1 where it is unknown.
-    """
-    trace = []
-    model(idx[None], n_loop=n_loop, noise_seed=noise_seed, trace=trace)
-    groups, (path, _) = [], paths(torch.stack([entry['states'][:, 0] for entry in trace]))
-    for g, entry in enumerate(trace):
-        states = entry['states']                                                # (K+1, 1, T, C)
-        rules = EXITS | model.rules
-        signals = {name: signals_of(rule, model, states) for name, rule in rules.items()}
-
-        states = states[:, 0]                                                   # (K+1, T, C)
-        top, nats = zip(*(predictions(logits_of(model, g, x), right) for x in states[1:]))
-        distance = vector_norm(states - states[-1], dim=-1)                     # (K+1, T)
-        groups.append(dict(signals=signals, top=top, nats=nats, distance=short(distance, 4),
-                           path=short(path[g], 6)))
-    return groups
-
-
-def predictions(logits, right):
-    """
-    The likeliest tokens at each position, [[token, probability], ...], and the loss of the right
-    one in nats, 0 where that is unknown; logits (T, V), right (T,).
-    """
-    p, tokens = logits.float().softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
-    p = p.cpu().double().round(decimals=4).tolist()                             # (T, LIKELIEST)
-    top = [list(zip(*of_token)) for of_token in zip(tokens.tolist(), p)]
-    nats = F.cross_entropy(logits.float(), right, ignore_index=-1, reduction='none')
-    return top, short(nats, 5)
+def for_page(model, noise_seed=0):
+    """A model as model.js and explore.html read it. ValueError if they cannot run it."""
+    config, n = model.config, sum(p.numel() for p in model.parameters())
+    other = [f'{name} = {getattr(config, name)}' for name in FIXED
+             if getattr(config, name) != getattr(GPTConfig, name)]
+    if type(model) is not GPT or other:
+        raise ValueError('the page runs the model of model.py with its defaults, without '
+                         f'{", ".join(other) or type(model).__name__}: choose another --out_dir')
+    if n > MOST_PARAMETERS:
+        raise ValueError(f'the page has room for {MOST_PARAMETERS:,} parameters, and the model has '
+                         f'{n:,}: see geometry.py for large models')
+    weights = {name.removesuffix('.weight'): weight for name, weight in model.state_dict().items()}
+    del weights['lm_head']                                      # it is wte
+    for name in [name for name in weights if name.endswith('.adapter')]:
+        weights[name + '.x'], weights[name + '.e'] = weights.pop(name).chunk(2, dim=1)
+    half = all(torch.equal(weight.half().float(), weight) for weight in weights.values())
+    like = torch.zeros(1, config.block_size, config.n_embd)
+    base64 = lambda tensor, dtype: b64encode(tensor.numpy().astype(dtype).tobytes()).decode()
+    return dict(C=config.n_embd, D=config.n_embd // config.n_head, block_size=config.block_size,
+                rope_base=config.rope_base if config.pos == 'rotary' else 0,
+                layers=[[f'h.{i}.core.{j}' for j in range(len(getattr(layer, 'core', ())))]
+                        for i, layer in enumerate(model.h)],
+                shapes={name: list(weight.shape) for name, weight in weights.items()},
+                # float16 if that loses nothing, as where the checkpoint stores float16
+                half=half, weights={name: base64(weight, '<f2' if half else '<f4')
+                                    for name, weight in weights.items()},
+                noise=[base64(group.init_state(like, noise_seed), '<f4')        # x^(0)
+                       for group in model.groups])
 
 
-def signals_of(rule, model, states):
-    """A rule's signal at each loop step: a list of K lists (T,), None where it is undefined."""
-    read, memo, values = model.reader(rule), None, []
-    for x0, x1 in zip(states, states[1:]):
-        value, memo = rule.signal(x0, x1, memo, read)
-        values.append(None if value is None else short(value[0], 9))
-    return values
-
-
-def short(tensor, digits):
-    """A tensor as lists of numbers of `digits` digits; nine are enough for any float32."""
-    shorten = np.vectorize(lambda value: float(f'{value:.{digits}g}'))
-    return shorten(tensor.numpy(force=True)).tolist()
-
-
-def prompt_of(text, encoding, block_size):
-    """The tokens of a prompt (T,), and the token that follows each; -1 after the last."""
-    tokens = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
-    if len(tokens) > block_size:
-        raise ValueError(f'the prompt has {len(tokens)} tokens, and the model reads {block_size}: '
-                         'shorten --start')
-    return torch.tensor(tokens), torch.tensor(tokens[1:] + [-1])
-
-
-def page(record, title, command):
+def page(record, title):
     """Fill in the template. Escaping `<` keeps the record from ending its script element."""
-    template = Path(__file__).with_name('explore.html').read_text(encoding='utf-8')
-    text = json.dumps(record, separators=(',', ':')).replace('<', '\\u003c')
-    values = dict(TITLE=html.escape(title), COMMAND=html.escape(command), RECORD=text)
+    here = Path(__file__).parent
+    values = dict(TITLE=html.escape(title),
+                  RECORD=json.dumps(record, separators=(',', ':')).replace('<', '\\u003c'),
+                  MODEL=(here / 'model.js').read_text(encoding='utf-8'), MOST_LOOPS=f'{MOST_LOOPS}')
+    template = (here / 'explore.html').read_text(encoding='utf-8')
     return re.sub(r'\{\{(\w+)\}\}', lambda match: values[match[1]], template)
 
 
@@ -123,64 +89,43 @@ def main():
     import tasks
     from common.checkpoint import open_run
     from common.configurator import given
-    from common.distributed import pick_device
-    from decode import stream
     from sample import read_prompt
-    from waves import can_wave
 
     # the model, and what it is to read
-    if n_loop < 2:
-        raise ValueError(f'n_loop must be at least 2, not {n_loop}')
-    dev, _ = pick_device(device, 'float32')
+    if not 1 <= n_loop <= MOST_LOOPS:
+        raise ValueError(f'n_loop must lie between 1 and {MOST_LOOPS}, not {n_loop}')
     model, checkpoint, folder, results = open_run(
-        out_dir, dev, if_plain='there is no loop to watch: choose another --out_dir')
-    groups, T = model.config.groups, model.config.block_size
-    dataset, depth = checkpoint['config']['dataset'], None
-    encoding = get_encoding(checkpoint['tokenizer'], folder)
-    is_task = tasks.is_task(dataset)
-    of_text = ('start', 'wave', 'wave_steps', 'wave_tau', 'new_tokens')
-    for unused in of_text if is_task else ['seed']:
-        if unused in given:
-            raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
+        out_dir, if_plain='there is no loop to watch: choose another --out_dir')
+    dataset, problem = checkpoint['config']['dataset'], None
+    encoding, is_task = get_encoding(checkpoint['tokenizer'], folder), tasks.is_task(dataset)
+    unused = 'start' if is_task else 'seed'
+    if unused in given:
+        raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
+    words = [word.translate(SYMBOLS) for word in texts_of(range(encoding.n_vocab), encoding)]
     if is_task:
-        made = tasks.Problems(dataset).make(np.random.default_rng(seed), 1, T)
-        x, y, depth = (values[0] for values in made)
-        idx, right = torch.from_numpy(x), torch.from_numpy(y).clamp(min=-1)
-        depth = depth.tolist()
+        problems = tasks.Problems(dataset)
+        made = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
+        ids, right, depth = (values[0].tolist() for values in made)
+        # the page knows calc, and so the answers to what a reader types
+        knows = problems.name == 'calc' and problems.knobs['dense']
+        problem = dict(ids=ids, right=right, depth=depth, p=problems.knobs['p'] if knows else None)
+        text = ' '.join(words[token] for token in ids)
+    elif checkpoint['tokenizer'] == 'bytes':
+        text = read_prompt(start)[-1000:]
     else:
-        idx, right = prompt_of(read_prompt(start), encoding, T)
-    cells = len(groups) * len(idx)
-    if cells * n_loop > MOST_CELLS:
-        raise ValueError(f'{len(groups)} groups x {len(idx)} tokens x {n_loop} loops are more than '
-                         f'a page holds ({MOST_CELLS:,}): take fewer tokens, or '
-                         f'--n_loop={max(2, MOST_CELLS // cells)}')
-
-    # what it thinks
-    recorded = record(model, idx.to(dev), right.to(dev), n_loop, noise_seed)
-    passes = []
-    if wave and not is_task and can_wave(model):
-        rule = make_exit('norm_rel', wave_tau)
-        list(stream(model, idx[None].to(dev), new_tokens, temperature=0, exit=rule, wave=wave,
-                    wave_steps=wave_steps, noise_seed=noise_seed, trace=passes))
-    likeliest = [token for group in recorded for step in group['top'] for of_token in step
-                 for token, _ in of_token]
-    waved = [token for one in passes for token in one['tokens']]
-    shown = sorted({*idx.tolist(), *right[right >= 0].tolist(), *likeliest, *waved})
-    texts = dict(zip(shown, texts_of(shown, encoding)))
-    rules = {name: dict(hits=rule.hits, keep=rule.keep)
-             for name, rule in (EXITS | model.rules).items()}
-    everything = dict(tokens=idx.tolist(), right=right.tolist(), depth=depth, texts=texts,
-                      rules=rules, groups=recorded, loops=n_loop, wave=passes,
-                      wave_steps=wave_steps,
-                      names=[plots.title(group) for group in groups])
+        raise ValueError('the page reads bytes, and the model reads the tokens of '
+                         f"{checkpoint['tokenizer']}: see geometry.py for such models")
 
     # the page
-    command = shlex.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]])
+    rules = {name: dict(hits=rule.hits, keep=rule.keep) for name, rule in EXITS.items()}
+    record = dict(model=for_page(model, noise_seed), words=words, start=text, problem=problem,
+                  loops=n_loop, names=[plots.title(group) for group in model.config.groups],
+                  rules=rules)
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
-        f.write(page(everything, f'{os.path.relpath(folder)}: watch it think', command))
-    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB, {len(idx)} tokens; open it in a '
-          'browser')
+        f.write(page(record, f'{os.path.relpath(folder)}: watch it think'))
+    kind = 'float16' if record['model']['half'] else 'float32'
+    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB in {kind}; open it in a browser')
 
 
 if __name__ == '__main__':

@@ -189,10 +189,9 @@ class GPT(nn.Module):
     """
     The paper's model. To define another, write a subclass (see zoo/): Config is the dataclass of
     its shape, block the class of its layers, `build` makes its modules, `embed` and `readout` are
-    its two ends; `rules` are more rules for explore.py to show. The init knows the output
-    projection of a branch by its name, c_proj.
+    its two ends. The init knows the output projection of a branch by its name, c_proj.
     """
-    Config, block, rules = GPTConfig, Block, {}
+    Config, block = GPTConfig, Block
 
     def __init__(self, config):
         super().__init__()

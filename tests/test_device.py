@@ -118,7 +118,6 @@ BENCH = ['--n_loop=3', '--taus=[0.3]', '--budgets=[2]', '--epsilons=[0.3]', '--r
 @pytest.mark.parametrize('script, flags', [
     ('bench.py', [*BENCH, '--n_prompts=1']),
     ('geometry.py', ['--n_loop=3', '--n_windows=2']),
-    ('explore.py', ['--n_loop=4', '--new_tokens=4', '--start=12 and']),
     ('sample.py', ['--max_new_tokens=4', '--temperature=0', '--exit=norm', '--show_steps']),
     ('sample.py', [f'--out_dir={ROOT}/pretrained/calc', '--exit=norm']),
     ('zoo/etd.py', ['--init_from=out-plain/ckpt.pt', '--n_windows=4', '--loops=[2]',

@@ -64,7 +64,6 @@ def exit_log_p(gates):
 
 class Gated(GPT):
     """Any model of ours with an exit gate. In training mode its loss is that of stage I."""
-    rules = EXITS
 
     def build(self, config):
         if not config.groups:
