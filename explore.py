@@ -57,6 +57,8 @@ def for_page(model, noise_seed=0):
         raise ValueError(f'the page has room for {MOST_PARAMETERS:,} parameters, and the model has '
                          f'{n:,}: see geometry.py for large models')
     weights = {name.removesuffix('.weight'): weight for name, weight in model.state_dict().items()}
+    if not all(weight.isfinite().all() for weight in weights.values()):
+        raise ValueError('the model holds a NaN or an infinity: choose another --out_dir')
     del weights['lm_head']                                      # it is wte
     for name in [name for name in weights if name.endswith('.adapter')]:
         weights[name + '.x'], weights[name + '.e'] = weights.pop(name).chunk(2, dim=1)

@@ -429,3 +429,7 @@ def test_what_the_page_cannot_run(pages):
             (GPT, dict(bias=True, x0='e'), 'bias = True, x0 = e'), (GPT, dict(n_embd=208), '1,0')):
         with pytest.raises(ValueError, match=words):
             explore.for_page(cls(GPTConfig(**shape | change)))
+    model = GPT(GPTConfig(**shape))
+    model.wte.weight.data[3, 3] = float('nan')
+    with pytest.raises(ValueError, match='holds a NaN'):
+        explore.for_page(model)
