@@ -146,7 +146,7 @@ def in_words(model, rule, source, way):
     return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
 
 
-def print_problems(model, task, rule, policy):
+def print_problems(model, task, rule, source, way):
     """Problems of the task that the model has learned, the right answers and the model's."""
     unused = [knob for knob in TEXT_KNOBS if knob in given]
     if unused:
@@ -156,11 +156,11 @@ def print_problems(model, task, rule, policy):
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
-    logits, steps, _ = teacher_forced(model, idx, plan, policy, ring)
+    logits, steps, _ = teacher_forced(model, idx, plan, way['cache'], ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
-    print(f'mean loop steps {steps.mean():.2f}')
+    print(f'{in_words(model, rule, source, way)}; mean loop steps {steps.mean():.2f}')
 
 
 def print_text(model, encoding, rule, source, way):
@@ -218,7 +218,7 @@ def main():
     # problems or text
     with autocast:
         if tasks.is_task(task):
-            print_problems(model, task, rule, way['cache'])
+            print_problems(model, task, rule, source, way)
         else:
             print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, source, way)
     if show_steps and model.groups:
