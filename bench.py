@@ -383,8 +383,9 @@ def figure_4(rows, path):
 def ledger(rows, path):
     """
     Quality against time: a colour for each run, a marker for each kind of decoding, and a star
-    where nothing loops. Drafts and waves are drawn at the quality of the budget that they follow.
-    Losses more than 15% above the least are beyond the edge.
+    where nothing loops. Drafts and waves are drawn at the quality of the budget whose texts they
+    write, those that write fewer than a share `fidelity` not at all. Losses more than a fifth above
+    the least are beyond the edge.
     """
     is_task = all(row['identical'] is None for row in rows)
     y = 'accuracy' if is_task else 'ce'
@@ -394,6 +395,7 @@ def ledger(rows, path):
     for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
         of_budget = {row['tau']: row[y] for row in mine if row['rule'] == 'fixed' and row[y]}
         for kind, some in grouped(mine, 'kind').items():
+            some = [row for row in some if row[y] is not None or row['identical'] >= fidelity]
             heights = [row[y] if row[y] is not None else
                        of_budget.get(row['tau'] if kind == 'drafts' else n_loop) for row in some]
             ax.plot([row['ms_per_token'] for row in some], heights, markers[kind], ls='',
@@ -406,7 +408,7 @@ def ledger(rows, path):
     for axis in ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter:
         axis('{x:g}')
     if not is_task:
-        ax.set_ylim(top=1.15 * min(row[y] for row in rows if row[y] is not None))
+        ax.set_ylim(top=1.2 * min(row[y] for row in rows if row[y] is not None))
     ax.legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     plots.save(figure, path)
