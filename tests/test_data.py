@@ -295,8 +295,8 @@ def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     text = make_strange()
 
     def pieces(cut):
-        *found, end = encodings.in_pieces([text[:999], text[999:]], cut)
-        assert ''.join(found) == text and end == EOT
+        found = [*encodings.in_pieces(text, 0, len(text), cut)]
+        assert ''.join(found) == text
         return found
     # the pattern by which GPT-2's tokenizer splits a text into words
     gpt2 = pieces(encodings.WORDS)
@@ -315,12 +315,6 @@ def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     n_pieces = [len(pieces(encodings.where_to_cut(encodings.TokenizerJson(tokenizer.to_str()))))
                 for tokenizer in (bpe.tokenizer, split, metaspace, added, prepended)]
     assert n_pieces == [len(gpt2), 1, 1, 1, 1]
-    # bytes are cut anywhere but in an end of text
-    monkeypatch.setattr(encodings, 'PIECE', 1)
-    text = f'a{EOT}bc{EOT}' * 9
-    chunks = [text[i:i + 3] for i in range(0, len(text), 3)]
-    cut = encodings.where_to_cut(data.get_encoding('bytes'))
-    assert ''.join(encodings.in_pieces(chunks, cut)) == text
 
 
 def test_a_big_text_is_never_in_memory(monkeypatch):
@@ -376,7 +370,7 @@ def test_tokens_of_our_own_are_of_the_tokenizer_in_their_meta_json():
         assert [copy[key] for key in ('tokenizer', *data.SPLITS)] == [
             meta[key] for key in ('tokenizer', *data.SPLITS)]
         assert text_of('copy', 'val') == text_of(name, 'val')
-    with pytest.raises(ValueError, match='tokens in data/merged are of .*, not of bytes'):
+    with pytest.raises(ValueError, match='tokens in data/merged are of .* leave out --tokenizer'):
         data.make('other', 'data/merged', tokenizer='bytes')
 
 
@@ -473,7 +467,7 @@ def test_a_stream_continues_where_it_broke_off(web, breaking):
             make_web(overwrite=True)
         assert data.open_data('fineweb').meta == before
     breaking()
-    progress = Path('data/fineweb/part/progress.json').read_text()
+    progress = Path('data/fineweb/part/meta.json').read_text()
     meta = make_web(overwrite=True)
     assert breaking.texts == web[2048:]         # two batches of 1024 were done
     check_web(web)
@@ -481,7 +475,7 @@ def test_a_stream_continues_where_it_broke_off(web, breaking):
     # progress that cannot be used is no progress
     for text in progress, progress[:9]:
         Path('data/fineweb/part').mkdir()
-        Path('data/fineweb/part/progress.json').write_text(text)
+        Path('data/fineweb/part/meta.json').write_text(text)
         assert make_web(overwrite=True)['train'] == meta['train']
 
 
