@@ -204,8 +204,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     ours = read_json(f'{path}/meta.json').get('tokenizer') if kind == 'tokens' else None
     encoding = get_encoding(tokenizer or ours or default, None if tokenizer else path)
-    check(ours in (None, encoding.name), f'the tokens in {path} are of {ours}: leave out '
-          '--tokenizer')
+    check(ours in (None, encoding.name), f'these are tokens of {ours}: leave out --tokenizer')
 
     # the text, where it comes from, and the numbers of the documents that are held out
     texts, files, stream, source, asked = [], [], None, path, 0
@@ -268,9 +267,8 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
 
 def kind_of(name, path, tokenizer, bpe):
     """Where the text of these knobs comes from, a name in DEFAULTS. ValueError if nowhere."""
-    check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS,
-          f"'{name}' cannot be the name of a data set: use letters, digits, _ . and -, and not the "
-          'name of a task')
+    check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS, f"'{name}' cannot be the name of "
+          'a data set: use letters, digits, _ . and -, and not the name of a task')
     check(not path or name != 'torchdocs',
           f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
     check(path or name in DEFAULTS,
@@ -279,11 +277,10 @@ def kind_of(name, path, tokenizer, bpe):
     if kind == 'text' and all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS):
         kind = 'tokens'
         check(not os.path.exists(f'{path}/meta.pkl'),
-              f'the tokens in {path} are numbers of characters, by a table in meta.pkl that is not '
-              f'read: take their text, --path={quote(path)}/input.txt')
+              f'the tokens in {path} are characters, whose table meta.pkl is not read: take their '
+              f'text, --path={quote(path)}/input.txt')
     check(bpe is None or not tokenizer and kind in ('text', 'torchdocs'),
-          '--bpe trains a tokenizer on text of your own: leave out --tokenizer, and give --path a '
-          'file or a folder of .txt files')
+          '--bpe trains a tokenizer on text of your own: give its --path, and no --tokenizer')
     return kind
 
 
@@ -366,16 +363,18 @@ def finish(folder, encoding, source, done, progress):
             raise ValueError(f'{file} has {size:,} bytes, but this process wrote {done[split]:,}: '
                              'see to it that no other program writes there, and start again')
         check(size, f'{source} is too small for a training and a held-out split')
-        with explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
-                     'check the file and --tokenizer'):
-            ids = np.memmap(file, '<u2', 'r')
-            check(bytes(ids[:3]) != b'\x93NUMPY', 'it is a .npy file')
-            check(len(ids) < 4 or ids[1::2].any(), 'every second number is 0, as in 32 or 64 bits')
-            # how often each token occurs, some millions at a time
-            occurs = sum(np.bincount(some, minlength=2 ** 16)
-                         for some in np.array_split(ids, 1 + len(ids) // 2 ** 22))
+        with (explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
+                      'check the file and --tokenizer'), open(file, 'rb') as f):
+            check(size % 2 == 0, 'its number of bytes is odd')
+            # how often each token occurs, some millions at a time; are there odd zeros alone?
+            occurs, odd = np.zeros(2 ** 16, dtype=np.int64), 0
+            while len(ids := np.fromfile(f, '<u2', 2 ** 22)):
+                check(occurs.any() or bytes(ids[:3]) != b'\x93NUMPY', 'it is a .npy file')
+                occurs += np.bincount(ids, minlength=2 ** 16)
+                odd |= ids[1::2].any()
+            check(size < 8 or odd, 'every second number is 0, as in 32 or 64 bits')
             check(not occurs[n_vocab:].any(), f'it has the token {occurs.nonzero()[0][-1]}')
-        meta[split] = dict(documents=int(occurs[eot]), tokens=len(ids),
+        meta[split] = dict(documents=int(occurs[eot]), tokens=size // 2,
                            bytes=int(occurs[:n_vocab] @ text_bytes), sha256=sha256(file))
     if done['skipped']:
         print(f"{done['skipped']:,} rows of {source} without text were left out", file=sys.stderr)
