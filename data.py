@@ -15,12 +15,12 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
-A text file is a document, or several, which <|endoftext|> ends. Documents are held out as a whole,
-and a BPE is trained on the others. Of own text those are held out whose file or folder is named
-val, valid, validation or test; if there are none, some of those not named train, drawn by chance
-and always the same. Elsewhere every n-th is. A single document is cut in two, and its last part is
-held out. A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path
-of a tokenizer.json.
+A text file, which must fit into memory, is a document, or several, which <|endoftext|> ends.
+Documents are held out as a whole, and a BPE is trained on the others. Of own text those are held
+out whose file or folder is named val, valid, validation or test; if there are none, some of those
+not named train, drawn by chance and always the same. Elsewhere every n-th is. A single document is
+cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
+tiktoken's, such as gpt2, or the path of a tokenizer.json.
 
 Paper: App. B (FineWeb, 300M tokens).
 
@@ -135,11 +135,7 @@ def find_files(path):
 
 
 def own_text(files, val_fraction):
-    """
-    Text of your own -> texts as tokenize takes them, the numbers of the documents held out.
-
-    ValueError for a file without text.
-    """
+    """Text files -> texts as tokenize takes them, and the numbers of the documents held out."""
     texts, kinds, root = [], [], os.path.commonpath(files)
     for file in files:
         with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
@@ -157,14 +153,15 @@ def own_text(files, val_fraction):
         (start, end), = documents
         middle = start + int((end - start) * (1 - val_fraction))
         return [(text, [(start, middle), (middle, end)])], {1}
-    numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in {*kinds}}
-    if 'val' in numbers:
-        print(f"{len(numbers['val'])} documents are held out because of their files' names",
+    held_out = {i for i, kind in enumerate(kinds) if kind == 'val'}
+    if held_out:
+        print(f"{len(held_out)} documents are held out because of their files' names",
               file=sys.stderr)
     else:       # a draw that hardly ever takes the first
-        some = np.random.default_rng(3).permutation(numbers.get('', range(len(kinds))))
-        numbers['val'] = some[:max(1, round(len(some) * val_fraction))].tolist()
-    return texts, {*numbers['val']}
+        some = [i for i, kind in enumerate(kinds) if not kind] or range(len(kinds))
+        some = np.random.default_rng(3).permutation(some)
+        held_out = {*some[:max(1, round(len(some) * val_fraction))].tolist()}
+    return texts, held_out
 
 
 def open_fineweb(path, config, commit=None):
@@ -183,7 +180,7 @@ def open_fineweb(path, config, commit=None):
 
 
 def streamed(stream, source):
-    """The texts of a stream as tokenize takes them; a row may lack one."""
+    """The texts of a stream, as tokenize takes them. A row without text has no document."""
     with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
         for text in (row['text'] for row in stream):
             yield text, documents_in(text) if isinstance(text, str) else []
@@ -361,7 +358,7 @@ def finish(folder, encoding, source, done, progress):
         if size != done[split]:
             shutil.rmtree(f'{folder}/part')
             raise ValueError(f'{file} has {size:,} bytes, but this process wrote {done[split]:,}: '
-                             'see to it that no other program writes there, and start again')
+                             'start again, with no other program that writes there')
         check(size, f'{source} is too small for a training and a held-out split')
         with (explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
                       'check the file and --tokenizer'), open(file, 'rb') as f):

@@ -1,5 +1,4 @@
 import gc
-import itertools
 import os
 import random
 import shutil
@@ -47,12 +46,6 @@ def make_good():
     return data.make('own', 'good.txt')
 
 
-def in_threads(*calls):
-    """The results of functions that run at the same time."""
-    with ThreadPoolExecutor() as threads:
-        return [future.result() for future in [threads.submit(call) for call in calls]]
-
-
 # tokenizers --------------------------------------------------------------------------------------
 
 def test_bytes_encoding_is_utf8():
@@ -71,6 +64,12 @@ def test_encodings_that_are_unavailable():
         for words in 'ConnectionError: no network.*take bytes', 'has 65537 tokens, and uint16 has':
             with pytest.raises(ValueError, match=words):
                 data.get_encoding('cl100k_base')
+    Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
+    Path('empty.json').write_text('{}')
+    for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
+                            missing='No such file').items():
+        with pytest.raises(ValueError, match=words):
+            data.get_encoding(f'{name}.json')
 
 
 def test_a_tokenizer_json_is_read_byte_by_byte():
@@ -109,15 +108,6 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
     assert pieces == [b'ab', b' ', b'c', b'\n', b'\xc3', b'\xbc']
     assert encoding.decode(ids) == 'ab c\nü'
     assert encoding.decode([encoding.eot_token]) == '</s>'      # not the beginning of a text
-
-
-def test_a_bad_tokenizer_json():
-    Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
-    Path('empty.json').write_text('{}')
-    for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
-                            missing='No such file').items():
-        with pytest.raises(ValueError, match=words):
-            data.get_encoding(f'{name}.json')
 
 
 def test_a_bpe_is_trained_on_the_training_documents_alone(capsys):
@@ -200,23 +190,21 @@ def test_a_folder_is_split_by_document(capsys):
     texts = [f'document number {i}' for i in range(10)]
     for i, text in enumerate(texts):    # a byte order mark is no text
         Path('run[1]', 'deep' if i % 2 else '', f'{i}.txt').write_text(text, encoding='utf-8-sig')
-    held_out, read = None, [*texts[::2], *texts[1::2]]      # in the order of their paths
-    for path in 'run[1]', 'run*/**/*.txt':
-        data.make('own', path, val_fraction=0.2, overwrite=True)
-        val = text_of('own', 'val')
-        assert len(val) == 2 and val == (held_out := held_out or val)
-        assert text_of('own', 'train') == [text for text in read if text not in val]
-    # the first is often a LICENSE.txt
-    assert texts[0] not in val
-    capsys.readouterr()
+    read = [*texts[::2], *texts[1::2]]      # in the order of their paths
+    data.make('own', 'run*/**/*.txt', val_fraction=0.2)
+    val = text_of('own', 'val')
+    assert len(val) == 2 and texts[0] not in val            # the first is often a LICENSE.txt
+    assert text_of('own', 'train') == [text for text in read if text not in val]
+    # only text files that lie there are read, each once
     for link, to in dict(again='.', deep_too='deep', up='..').items():
         os.symlink(to, f'run[1]/{link}')
     os.symlink('0.txt', 'run[1]/zero.txt')
     Path('elsewhere.txt').write_text('not in the folder')
     for other in 'notes.md', 'LOUD.TXT':
         Path('run[1]', other).write_text('other')
-    data.make('own', 'run[1]', val_fraction=0.2, overwrite=True)
-    assert sorted(text_of('own', 'val') + text_of('own', 'train')) == texts
+    data.make('folder', 'run[1]', val_fraction=0.2)
+    for split in data.SPLITS:
+        assert text_of('folder', split) == text_of('own', split)
     assert '5 files and linked folders in run[1] are left out' in capsys.readouterr().err
 
 
@@ -225,10 +213,9 @@ def test_files_that_are_named_as_a_split(capsys):
     for file in 'a', 'train', 'valid', 'test', 'deep/validation/b', 'deep/validation_of_c':
         Path(f'texts/{file}.txt').write_text(f'this is {file}')
     data.make('own', 'texts')
-    assert text_of('own', 'train') == ['this is ' + file
-                                       for file in ('a', 'deep/validation_of_c', 'train')]
-    assert text_of('own', 'val') == ['this is ' + file
-                                     for file in ('deep/validation/b', 'test', 'valid')]
+    for split, files in dict(train=['a', 'deep/validation_of_c', 'train'],
+                             val=['deep/validation/b', 'test', 'valid']).items():
+        assert text_of('own', split) == [f'this is {file}' for file in files]
     assert "3 documents are held out because of their files' names" in capsys.readouterr().err
     # without a name that is held out, the others are
     os.mkdir('two')
@@ -238,30 +225,25 @@ def test_files_that_are_named_as_a_split(capsys):
     assert text_of('two', 'train') + text_of('two', 'val') == ['this is train', 'this is zebra']
 
 
-@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe'])
-def test_an_end_of_text_in_a_text_ends_a_document(tokenizer):
+def test_an_end_of_text_in_a_text_ends_a_document():
     documents = [f'{i}: the quick brown fox\n' * 3 for i in range(8)]
     Path('own.txt').write_text(EOT.join(['', *documents, ' \n']))
-    meta = data.make('own', 'own.txt', **dict(bpe=300) if tokenizer == 'bpe' else {})
+    meta = data.make('own', 'own.txt')
     found = [text_of('own', split) for split in data.SPLITS]
-    assert sorted(itertools.chain(*found)) == documents and len(found[1]) == 1
+    assert sorted(sum(found, [])) == documents and len(found[1]) == 1
     assert [meta[split]['documents'] for split in data.SPLITS] == [7, 1]
     assert meta['train']['bytes'] == sum(map(len, found[0]))
 
 
 # big texts ---------------------------------------------------------------------------------------
 
-def make_strange():
-    """A text of letters that tokenizers look at, in a random order."""
-    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer', '日本',
-             '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
-    return ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
-
-
 def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     """Where this is not certain, a document is not cut."""
     monkeypatch.setattr(encodings, 'PIECE', 8)
-    text = make_strange()
+    # letters that tokenizers look at, in a random order
+    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer', '日本',
+             '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
+    text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
 
     def pieces(cut):
         found = [*encodings.in_pieces(text, 0, len(text), cut)]
@@ -338,6 +320,18 @@ def test_tokens_of_our_own_are_of_the_tokenizer_in_their_meta_json():
 
 # FineWeb -----------------------------------------------------------------------------------------
 
+def make_fineweb(folder, *parts):
+    """A folder of FineWeb's layout, with a file for each of these lists of texts."""
+    files = Path(folder, 'sample', '10BT')
+    files.mkdir(parents=True)
+    for i, texts in enumerate(parts):
+        columns = dict(text=texts, language=['en'] * len(texts), token_count=[3] * len(texts))
+        datasets.Dataset.from_dict(columns).to_parquet(str(files / f'{i:03}_00000.parquet'))
+    Path(folder, 'README.md').write_text(
+        '---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n'
+        '    path: sample/10BT/*\n---\n')
+
+
 @pytest.fixture
 def web(monkeypatch):
     """
@@ -348,13 +342,7 @@ def web(monkeypatch):
     rows = [None if i % 7 == 3 else ' \n' if i % 50 == 0 else f'Web page {i}. ' * (1 + i % 5)
             for i in range(2500)]
     web = SimpleNamespace(rows=rows, texts=[row for row in rows if row and row.strip()], read=[])
-    for i, part in enumerate((rows[:1500], rows[1500:])):
-        columns = dict(text=part, language=['en'] * len(part), token_count=[3] * len(part))
-        os.makedirs('web/sample/10BT', exist_ok=True)
-        datasets.Dataset.from_dict(columns).to_parquet(f'web/sample/10BT/{i:03}_00000.parquet')
-    Path('web/README.md').write_text(
-        '---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n'
-        '    path: sample/10BT/*\n---\n')
+    make_fineweb('web', rows[:1500], rows[1500:])
     iterate = datasets.IterableDataset.__iter__
 
     def rows_of(stream):
@@ -441,9 +429,13 @@ def test_more_tokens_continue_the_stream_and_fewer_are_refused(web):
 
 def test_two_makers_of_the_same_data(web, monkeypatch):
     """One makes it, the other waits and then reads."""
-    metas = in_threads(make_web, make_web)
+    def twice(make):
+        with ThreadPoolExecutor() as threads:
+            one, two = threads.submit(make), threads.submit(make)
+            return one.result(), two.result()
+    one, two = twice(make_web)
     check_web(web)
-    assert metas[0] == metas[1] == data.open_data('fineweb').meta
+    assert one == two == data.open_data('fineweb').meta
 
     def slowly():
         made.append(1)
@@ -452,7 +444,7 @@ def test_two_makers_of_the_same_data(web, monkeypatch):
             yield f'document {i}'
     made = []
     monkeypatch.setattr(data, 'torch_documents', slowly)
-    one, two = in_threads(*[lambda: data.open_data('torchdocs')] * 2)
+    one, two = twice(lambda: data.open_data('torchdocs'))
     assert made == [1] and one.meta == two.meta
 
 
