@@ -15,12 +15,12 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
-A text file is a document, or several, which <|endoftext|> ends. Documents are held out as a whole,
-and a BPE is trained on the others. Of own text those are held out whose file or folder is named
-val, valid, validation or test; if there are none, some of those not named train, drawn by chance
-and always the same. Elsewhere every n-th is. A single document is cut in two, and its last part is
-held out. A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path
-of a tokenizer.json.
+A text file, which must fit into memory, is a document, or several, which <|endoftext|> ends.
+Documents are held out as a whole, and a BPE is trained on the others. Of own text those are held
+out whose file or folder is named val, valid, validation or test; if there are none, some of those
+not named train, drawn by chance and always the same. Elsewhere every n-th is. A single document is
+cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
+tiktoken's, such as gpt2, or the path of a tokenizer.json.
 
 Paper: App. B (FineWeb, 300M tokens).
 
@@ -48,15 +48,7 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import PathName, configure, did_you_mean, explain, run
-from common.encoding import (
-    EOT,
-    WORDS,
-    TokenizerJson,
-    in_pieces,
-    open_encoding,
-    train_bpe,
-    where_to_cut,
-)
+from common.encoding import EOT, documents_in, in_pieces, open_encoding, train_bpe, where_to_cut
 from common.evaluation import spread
 from common.files import write_json
 from tasks import TASKS, check
@@ -75,7 +67,10 @@ overwrite = False                   # replace a data set of this name
 
 SPLITS = ('train', 'val')
 HELD_OUT = {'val', 'valid', 'validation', 'test'}       # the names of files that are held out
-BATCH = 1024            # pieces of documents, or rows of a stream, that are encoded at a time
+# the tokenizer and the part that is held out, by where the text comes from
+DEFAULTS = dict(torchdocs=('bytes', 1 / 48), fineweb=('gpt2', 0.0005), tokens=('gpt2', 0.05),
+                text=('bytes', 0.05))
+BATCH = 1024            # texts that are read, and pieces that are encoded, at a time
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
@@ -139,44 +134,34 @@ def find_files(path):
     return sorted(files.values())
 
 
-def read(file, end=0):
-    """The text of a file in chunks, with an EOT after so many letters."""
-    with (explain(f"cannot read '{file}'", 'give UTF-8 text'),
-          open(file, encoding='utf-8-sig') as f):
-        while chunk := f.read(2 ** 20):
-            yield chunk[:end] + EOT + chunk[end:] if 0 < end <= len(chunk) else chunk
-            end -= len(chunk)
-
-
-def own_text(path, val_fraction):
-    """
-    Text of your own -> texts, a function that gives the text of each file, in chunks; the numbers
-    of the documents that are held out; the sha256 of all.
-    """
-    files, kinds, n_letters, digest = find_files(path), [], 0, hashlib.sha256()
-    root = os.path.commonpath(files)
+def own_text(files, val_fraction):
+    """Text files -> texts as tokenize takes them, and the numbers of the documents held out."""
+    texts, kinds, root = [], [], os.path.commonpath(files)
     for file in files:
-        n = 0
-        for piece in in_pieces(read(file), WORDS):
-            n += piece == EOT
-            n_letters += len(piece)
-            digest.update(piece.encode())
-        check(n, f"cannot read '{file}' (it is empty): give UTF-8 text")
+        with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
+              open(file, encoding='utf-8-sig') as f):
+            text = f.read()
+            documents = documents_in(text)
+            check(documents, 'it is empty')
+        texts.append((text, documents))
         # what the names of the file and its folders say about its documents
         names = {Path(part).stem for part in Path(os.path.relpath(file, root)).parts}
-        kinds += n * ['val' if names & HELD_OUT else 'train' if 'train' in names else '']
+        kind = 'val' if names & HELD_OUT else 'train' if 'train' in names else ''
+        kinds += len(documents) * [kind]
 
-    if len(kinds) == 1:
-        end = int((n_letters - len(EOT)) * (1 - val_fraction))
-        return lambda: [read(files[0], end)], {1}, digest.hexdigest()
-    numbers = {kind: [i for i, one in enumerate(kinds) if one == kind] for kind in {*kinds}}
-    if 'val' in numbers:
-        print(f"{len(numbers['val'])} documents are held out because of their files' names",
+    if len(kinds) == 1:         # a single document is cut in two
+        (start, end), = documents
+        middle = start + int((end - start) * (1 - val_fraction))
+        return [(text, [(start, middle), (middle, end)])], {1}
+    held_out = {i for i, kind in enumerate(kinds) if kind == 'val'}
+    if held_out:
+        print(f"{len(held_out)} documents are held out because of their files' names",
               file=sys.stderr)
     else:       # a draw that hardly ever takes the first
-        some = np.random.default_rng(3).permutation(numbers.get('', range(len(kinds))))
-        numbers['val'] = some[:max(1, round(len(some) * val_fraction))].tolist()
-    return lambda: map(read, files), {*numbers['val']}, digest.hexdigest()
+        some = [i for i, kind in enumerate(kinds) if not kind] or range(len(kinds))
+        some = np.random.default_rng(3).permutation(some)
+        held_out = {*some[:max(1, round(len(some) * val_fraction))].tolist()}
+    return texts, held_out
 
 
 def open_fineweb(path, config, commit=None):
@@ -194,14 +179,11 @@ def open_fineweb(path, config, commit=None):
         return stream.select_columns('text'), source
 
 
-def stream_batches(stream, source, cut, done):
-    """The texts of a stream in pieces, BATCH rows at a time. done: counts rows without text."""
+def streamed(stream, source):
+    """The texts of a stream, as tokenize takes them. A row without text has no document."""
     with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
-        rows = iter(stream)
-        while batch := [row['text'] for row in islice(rows, BATCH)]:
-            batch = [[*in_pieces([text], cut)] if isinstance(text, str) else [] for text in batch]
-            done['skipped'] += batch.count([])
-            yield [*chain(*batch)]
+        for text in (row['text'] for row in stream):
+            yield text, documents_in(text) if isinstance(text, str) else []
 
 
 # writing a data set -------------------------------------------------------------------------------
@@ -212,22 +194,31 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
     unless overwrite; a stream that is to have more tokens than are there continues.
     """
+    # the tokenizer: tokens that data.py has made are of the one in their meta.json
+    kind = kind_of(name, path, tokenizer, bpe)
+    default, fraction = DEFAULTS[kind]
+    val_fraction = fraction if val_fraction is None else val_fraction
+    check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    ours = read_json(f'{path}/meta.json').get('tokenizer') if kind == 'tokens' else None
+    encoding = get_encoding(tokenizer or ours or default, None if tokenizer else path)
+    check(ours in (None, encoding.name), f'these are tokens of {ours}: leave out --tokenizer')
+
     # the text, where it comes from, and the numbers of the documents that are held out
-    are_tokens, encoding, val_fraction = check_knobs(name, path, tokenizer, val_fraction, bpe)
-    texts, stream, source, asked, digest = list, None, path, 0, ''
+    texts, files, stream, source, asked = [], [], None, path, 0
     held_out = range(0, sys.maxsize, round(1 / val_fraction))
-    if name == 'fineweb':
+    if kind == 'fineweb':
         asked = count_tokens(tokens)
         stream, source = open_fineweb(path, config, revision)
-    elif name == 'torchdocs':
-        texts = lambda: ([text] for text in torch_documents())
+        texts = streamed(stream, source)
+    elif kind == 'torchdocs':
         source = f'documentation in torch {torch.__version__}'
-    elif are_tokens:
-        digest = ' '.join(sha256(f'{path}/{split}.bin') for split in SPLITS)
+        texts = ((text, documents_in(text)) for text in torch_documents())
+    elif kind == 'tokens':
+        files = [f'{path}/{split}.bin' for split in SPLITS]
     else:
-        check(path, f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-        texts, held_out, digest = own_text(path, val_fraction)
-    made_of = [source, encoding.name, bpe, val_fraction, digest]
+        files = find_files(path)
+        texts, held_out = own_text(files, val_fraction)
+    made_of = [source, encoding.name, bpe, val_fraction, sha256(*files) if files else '']
     progress = dict(made_of=made_of, asked=asked)
 
     folder, part = f'data/{name}', f'data/{name}/part'
@@ -241,60 +232,53 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         check(not there or before.get('made_of') == made_of and before['asked'] < asked,
               f"{folder} is there, made of {there.get('source')}, and this is other text or less: "
               '--overwrite replaces it, or choose another name')
-        if there and not os.path.exists(f'{part}/progress.json'):       # more of the same stream
+        if there and not os.path.exists(f'{part}/meta.json'):       # more of the same stream
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(folder, part)
-            write_json(before, f'{part}/progress.json')
 
         # the tokens, which replace those of before when all are written
-        if name == 'torchdocs':
+        if kind == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
         if bpe is not None:
             print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
                   file=sys.stderr)
-            encoding = train_bpe(training_pieces(texts, held_out), bpe)
+            texts = list(texts)
+            documents = [(text, *span) for text, spans in texts for span in spans]
+            encoding = train_bpe((piece for number, document in enumerate(documents)
+                                  if number not in held_out for piece in in_pieces(*document)), bpe)
         try:
-            done, cut = resume(part, made_of, stream), where_to_cut(encoding)
-            for split in SPLITS if are_tokens else ():
-                shutil.copyfile(f'{path}/{split}.bin', f'{part}/{split}.bin')
-                done[split] = os.path.getsize(f'{part}/{split}.bin')
-            pieces = chain.from_iterable(in_pieces(text, cut) for text in texts())
-            batches = (stream_batches(stream, source, cut, done) if stream else
-                       iter(lambda: list(islice(pieces, BATCH)), []))
-            for _ in tokenize(batches, encoding, part, held_out, asked, done):
+            done = resume(part, made_of, stream)
+            if kind == 'tokens':
+                for split, file in zip(SPLITS, files):
+                    shutil.copyfile(file, f'{part}/{split}.bin')
+                    done[split] = os.path.getsize(file)
+            for _ in tokenize(texts, encoding, part, held_out, asked, done):
                 if stream:
                     progress |= dict(done=dict(done), stream=stream.state_dict())
-                    write_json(progress, f'{part}/progress.json')
+                    write_json(dict(progress=progress), f'{part}/meta.json')
             return finish(folder, encoding, source, done, progress)
         finally:
             if stream is None:      # a later call starts anew
                 shutil.rmtree(part, ignore_errors=True)
 
 
-def check_knobs(name, path, tokenizer, val_fraction, bpe):
-    """Check what these knobs ask for -> is path a folder of tokens? the encoding, the fraction."""
-    check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS,
-          f"'{name}' cannot be the name of a data set: use letters, digits, _ . and -, and not the "
-          'name of a task, whose problems are made during training')
+def kind_of(name, path, tokenizer, bpe):
+    """Where the text of these knobs comes from, a name in DEFAULTS. ValueError if nowhere."""
+    check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS, f"'{name}' cannot be the name of "
+          'a data set: use letters, digits, _ . and -, and not the name of a task')
     check(not path or name != 'torchdocs',
           f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
-    if val_fraction is None:
-        val_fraction = dict(fineweb=0.0005, torchdocs=1 / 48).get(name, 0.05)
-    check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    are_tokens = all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
-    check(not are_tokens or not os.path.exists(f'{path}/meta.pkl'),
-          f'the tokens in {path} are numbers of characters, by a table in meta.pkl that is not '
-          f'read: take their text, --path={quote(path)}/input.txt')
-    check(bpe is None or not (tokenizer or are_tokens or name == 'fineweb'),
-          '--bpe trains a tokenizer on text of your own: leave out --tokenizer, and give --path a '
-          'file or a folder of .txt files')
-    # tokens that data.py has made are of the tokenizer in their meta.json
-    ours = read_json(f'{path}/meta.json').get('tokenizer') if are_tokens else None
-    default = ours or ('gpt2' if name == 'fineweb' or are_tokens else 'bytes')
-    encoding = get_encoding(tokenizer or default, None if tokenizer else ours and path)
-    check(ours in (None, encoding.name),
-          f'the tokens in {path} are of {ours}, not of {encoding.name}: leave out --tokenizer')
-    return are_tokens, encoding, val_fraction
+    check(path or name in DEFAULTS,
+          f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+    kind = name if name in ('torchdocs', 'fineweb') else 'text'
+    if kind == 'text' and all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS):
+        kind = 'tokens'
+        check(not os.path.exists(f'{path}/meta.pkl'),
+              f'the tokens in {path} are characters, whose table meta.pkl is not read: take their '
+              f'text, --path={quote(path)}/input.txt')
+    check(bpe is None or not tokenizer and kind in ('text', 'torchdocs'),
+          '--bpe trains a tokenizer on text of your own: give its --path, and no --tokenizer')
+    return kind
 
 
 def count_tokens(text):
@@ -307,11 +291,11 @@ def count_tokens(text):
 
 def resume(part, made_of, stream):
     """
-    Make the folder part ready -> {documents, train, val: bytes, skipped: rows}, what is in it. If
+    Make the folder part ready -> {documents, train, val: bytes, skipped: texts}, what is in it. If
     an interrupted call made the same, its whole batches are kept, and the stream goes to their end.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):    # no progress that can be used
-        progress = read_json(f'{part}/progress.json')
+        progress = read_json(f'{part}/meta.json')['progress']
         if progress['made_of'] == made_of:
             for split in SPLITS:
                 size, file = progress['done'][split], f'{part}/{split}.bin'
@@ -324,40 +308,36 @@ def resume(part, made_of, stream):
     return dict(documents=0, train=0, val=0, skipped=0)
 
 
-def training_pieces(texts, held_out):
-    """The pieces of the documents that are not held out."""
-    number = 0
-    for piece in chain.from_iterable(in_pieces(text, WORDS) for text in texts()):
-        if piece == EOT:
-            number += 1
-        elif number not in held_out:
-            yield piece
-
-
-def tokenize(batches, encoding, part, held_out, max_tokens, done):
+def tokenize(texts, encoding, part, held_out, max_tokens, done):
     """
-    Append the tokens of pieces to part/{train.bin, val.bin}, until there are max_tokens, 0 = all.
+    Append the tokens of texts to part/{train.bin, val.bin}, until there are max_tokens, 0 = all.
 
-    batches: lists of what in_pieces gives. held_out: numbers of documents. done: counts documents
-    and the bytes of each split. It yields after each whole batch.
+    texts: pairs of a text and the (start, end) of its documents. held_out: numbers of documents.
+    done: counts documents, the bytes of each split, and texts without a document. It yields when
+    BATCH texts are on the disk.
     """
+    texts, cut = iter(texts), where_to_cut(encoding)
     with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
           tqdm(total=max_tokens or None, initial=(done['train'] + done['val']) // 2,
                unit=' tokens', unit_scale=True, desc=part, leave=False, disable=None) as bar):
-        for batch in batches:
-            rows = encoding.encode_ordinary_batch(batch, num_threads=os.cpu_count() or 1)
-            for piece, ids in zip(batch, rows):
-                split, f = ('val', val) if done['documents'] in held_out else ('train', train)
-                ids = [encoding.eot_token] if piece == EOT else ids
-                f.write(np.array(ids, dtype='<u2').tobytes())
-                done[split] += 2 * len(ids)
-                done['documents'] += piece == EOT
-                if piece == EOT and 0 < 2 * max_tokens <= done['train'] + done['val']:
-                    return
+        while batch := list(islice(texts, BATCH)):
+            pieces = (piece for text, documents in batch for span in documents
+                      for piece in chain(in_pieces(text, *span, cut), [EOT]))
+            while some := list(islice(pieces, BATCH)):
+                rows = encoding.encode_ordinary_batch(some, num_threads=os.cpu_count() or 1)
+                for piece, ids in zip(some, rows):
+                    split, f = ('val', val) if done['documents'] in held_out else ('train', train)
+                    ids = [encoding.eot_token] if piece == EOT else ids
+                    f.write(np.array(ids, dtype='<u2').tobytes())
+                    done[split] += 2 * len(ids)
+                    done['documents'] += piece == EOT
+                    if piece == EOT and 0 < 2 * max_tokens <= done['train'] + done['val']:
+                        return
+                bar.update((done['train'] + done['val']) // 2 - bar.n)
+            done['skipped'] += sum(not documents for _, documents in batch)
             for f in train, val:
                 f.flush()
                 os.fsync(f.fileno())
-            bar.update((done['train'] + done['val']) // 2 - bar.n)
             yield
 
 
@@ -378,7 +358,7 @@ def finish(folder, encoding, source, done, progress):
         if size != done[split]:
             shutil.rmtree(f'{folder}/part')
             raise ValueError(f'{file} has {size:,} bytes, but this process wrote {done[split]:,}: '
-                             'see to it that no other program writes there, and start again')
+                             'start again, with no other program that writes there')
         check(size, f'{source} is too small for a training and a held-out split')
         with (explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
                       'check the file and --tokenizer'), open(file, 'rb') as f):
@@ -397,7 +377,7 @@ def finish(folder, encoding, source, done, progress):
         print(f"{done['skipped']:,} rows of {source} without text were left out", file=sys.stderr)
     for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
-    if isinstance(encoding, TokenizerJson):
+    if '.json' in encoding.name:
         encoding.save(folder)
     write_json(meta, f'{folder}/meta.json')
     shutil.rmtree(f'{folder}/part')
@@ -412,9 +392,13 @@ def read_json(path):
     return {}
 
 
-def sha256(path):
-    with open(path, 'rb') as f:
-        return hashlib.file_digest(f, 'sha256').hexdigest()
+def sha256(*paths):
+    """The sha256 of files, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, 'rb') as f:
+            hashlib.file_digest(f, lambda: digest)
+    return digest.hexdigest()
 
 
 # reading a data set -------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ All have the methods of tiktoken.Encoding that we use, and ids that fit in uint1
 import hashlib
 import os
 import re
-from itertools import chain, pairwise
 
 import tiktoken
 
@@ -24,6 +23,7 @@ BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte]
 # where the tokenizer of GPT-2 and those like it, such as a BPE of our own, always split a text into
 # words: before a blank or newline that follows something else and precedes a letter
 WORDS = re.compile(r'[ \n](?<=\S.)(?=\w)', re.DOTALL)
+NOT_BLANK = re.compile(r'\S')
 PIECE = 2048            # letters of a document that are encoded together, at least
 
 
@@ -69,10 +69,25 @@ def train_bpe(texts, vocab_size):
     return TokenizerJson(tokenizer.to_str(pretty=True))
 
 
+def documents_in(text):
+    """Where each document of a text starts and ends. An EOT ends one; one of blanks is left out."""
+    ends = [*(found.start() for found in re.finditer(re.escape(EOT), text)), len(text)]
+    starts = [0, *(end + len(EOT) for end in ends)]
+    return [span for span in zip(starts, ends) if NOT_BLANK.search(text, *span)]
+
+
+def in_pieces(text, start, end, cut=WORDS):
+    """A document, text[start:end], in pieces of at least PIECE letters, cut where `cut` matches."""
+    while found := cut.search(text, start + PIECE, end):
+        yield text[start:found.start()]
+        start = found.start()
+    yield text[start:end]
+
+
 def where_to_cut(encoding):
     """A pattern for in_pieces, with which the pieces of a document have the tokens of the whole."""
     if encoding.name == 'bytes':
-        return re.compile(r'\S')
+        return NOT_BLANK
     if isinstance(encoding, TokenizerJson):
         split, normalizer = encoding.tokenizer.pre_tokenizer, encoding.tokenizer.normalizer
         added = encoding.tokenizer.get_added_tokens_decoder().values()
@@ -80,29 +95,6 @@ def where_to_cut(encoding):
                 or any(token.rstrip or re.search(r'\s', token.content) for token in added)):
             return re.compile('(?!)')       # nowhere: it may have tokens of several words
     return WORDS
-
-
-def in_pieces(chunks, cut):
-    """
-    A text, which comes in chunks, as pieces of documents, and an EOT after each document.
-
-    An EOT in the text ends a document, and so does the end of the text. Documents without a letter
-    are left out. Long ones are cut where the pattern `cut` matches.
-    """
-    def cut_up(text):
-        starts = [0]        # the end may be the beginning of an EOT
-        while found := cut.search(text, starts[-1] + PIECE, len(text) - len(EOT)):
-            starts.append(found.start())
-        return [text[start:end] for start, end in pairwise([*starts, None])]
-
-    text = ''
-    for chunk in chain(chunks, [EOT]):
-        *documents, text = (text + chunk).split(EOT)
-        for document in filter(str.strip, documents):
-            yield from cut_up(document)
-            yield EOT
-        *pieces, text = cut_up(text)
-        yield from pieces
 
 
 class TokenizerJson:

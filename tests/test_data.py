@@ -1,6 +1,4 @@
 import gc
-import itertools
-import json
 import os
 import random
 import shutil
@@ -18,15 +16,7 @@ import tiktoken
 import torch
 from conftest import small_disk
 from tiktoken_ext.openai_public import r50k_pat_str
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import data
 from common import encoding as encodings
@@ -56,12 +46,6 @@ def make_good():
     return data.make('own', 'good.txt')
 
 
-def in_threads(*calls):
-    """The results of functions that run at the same time."""
-    with ThreadPoolExecutor() as threads:
-        return [future.result() for future in [threads.submit(call) for call in calls]]
-
-
 # tokenizers --------------------------------------------------------------------------------------
 
 def test_bytes_encoding_is_utf8():
@@ -80,48 +64,32 @@ def test_encodings_that_are_unavailable():
         for words in 'ConnectionError: no network.*take bytes', 'has 65537 tokens, and uint16 has':
             with pytest.raises(ValueError, match=words):
                 data.get_encoding('cl100k_base')
-
-
-def make_tokenizer_json(path, size=270):
-    """A small byte-level BPE, as public models have it: bytes, a few merges, an end of text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[EOT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if size > 256 else [])
-    tokenizer.train_from_iterator(['the quick brown fox jumps over the lazy dog'] * 9, trainer)
-    tokenizer.save(str(path))
+    Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
+    Path('empty.json').write_text('{}')
+    for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
+                            missing='No such file').items():
+        with pytest.raises(ValueError, match=words):
+            data.get_encoding(f'{name}.json')
 
 
 def test_a_tokenizer_json_is_read_byte_by_byte():
-    make_tokenizer_json('tokenizer.json')
-    encoding = data.get_encoding('elsewhere/tokenizer.json', '.')     # beside the checkpoint
-    every = ''.join(map(chr, range(256))) + '\u0800日本\U0010ffff'
-    text = 'the quick  fox\n\tgrößer, \x00 and \u05d0' + every
-    ids = encoding.encode(text)
-    pieces = [encoding.decode_single_token_bytes(token) for token in ids]
-    assert b''.join(pieces).decode() == text == encoding.decode(ids)
-    assert len(ids) < len(text.encode())                # merges are used
-    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
-    assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
-    assert encoding.encode('a\ud800b') == encoding.encode('a?b')    # half a pair is no character
-
-
-def test_a_tokenizer_json_neither_cuts_nor_pads_nor_changes_added_letters():
-    make_tokenizer_json('tokenizer.json')
-    tokenizer = Tokenizer.from_file('tokenizer.json')
+    """It neither cuts nor pads, and the letters of an added token are letters, not bytes."""
+    line = 'the quick brown fox jumps over the lazy dog'
+    tokenizer = encodings.train_bpe([line] * 9, 270).tokenizer
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=64)
     tokenizer.add_tokens(['Zoë', 'đem'])
     tokenizer.save('tokenizer.json')
-    encoding = data.get_encoding('tokenizer.json')
-    text = 'the fox, Zoë, and the lazy dog, đem ' * 3
+    encoding = data.get_encoding('elsewhere/tokenizer.json', '.')     # beside the checkpoint
+    every = ''.join(map(chr, range(256))) + '\u0800日本\U0010ffff'
+    text = f'{line}, Zoë\n\tgrößer, \x00 and đem \u05d0' + every
     ids = encoding.encode(text)
-    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
-    assert encoding.n_vocab - 1 in ids
     pieces = [encoding.decode_single_token_bytes(token) for token in ids]
     assert b''.join(pieces).decode() == text == encoding.decode(ids)
+    assert len(ids) < len(text.encode()) and encoding.n_vocab - 1 in ids    # merges, added tokens
+    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
+    assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
+    assert encoding.encode('a\ud800b') == encoding.encode('a?b')    # half a pair is no character
 
 
 def test_a_tokenizer_json_whose_rare_letters_are_bytes():
@@ -140,15 +108,6 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
     assert pieces == [b'ab', b' ', b'c', b'\n', b'\xc3', b'\xbc']
     assert encoding.decode(ids) == 'ab c\nü'
     assert encoding.decode([encoding.eot_token]) == '</s>'      # not the beginning of a text
-
-
-def test_a_bad_tokenizer_json():
-    Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
-    Path('empty.json').write_text('{}')
-    for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
-                            missing='No such file').items():
-        with pytest.raises(ValueError, match=words):
-            data.get_encoding(f'{name}.json')
 
 
 def test_a_bpe_is_trained_on_the_training_documents_alone(capsys):
@@ -231,23 +190,21 @@ def test_a_folder_is_split_by_document(capsys):
     texts = [f'document number {i}' for i in range(10)]
     for i, text in enumerate(texts):    # a byte order mark is no text
         Path('run[1]', 'deep' if i % 2 else '', f'{i}.txt').write_text(text, encoding='utf-8-sig')
-    held_out, read = None, [*texts[::2], *texts[1::2]]      # in the order of their paths
-    for path in 'run[1]', 'run*/**/*.txt':
-        data.make('own', path, val_fraction=0.2, overwrite=True)
-        val = text_of('own', 'val')
-        assert len(val) == 2 and val == (held_out := held_out or val)
-        assert text_of('own', 'train') == [text for text in read if text not in val]
-    # the first is often a LICENSE.txt
-    assert texts[0] not in val
-    capsys.readouterr()
+    read = [*texts[::2], *texts[1::2]]      # in the order of their paths
+    data.make('own', 'run*/**/*.txt', val_fraction=0.2)
+    val = text_of('own', 'val')
+    assert len(val) == 2 and texts[0] not in val            # the first is often a LICENSE.txt
+    assert text_of('own', 'train') == [text for text in read if text not in val]
+    # only text files that lie there are read, each once
     for link, to in dict(again='.', deep_too='deep', up='..').items():
         os.symlink(to, f'run[1]/{link}')
     os.symlink('0.txt', 'run[1]/zero.txt')
     Path('elsewhere.txt').write_text('not in the folder')
     for other in 'notes.md', 'LOUD.TXT':
         Path('run[1]', other).write_text('other')
-    data.make('own', 'run[1]', val_fraction=0.2, overwrite=True)
-    assert sorted(text_of('own', 'val') + text_of('own', 'train')) == texts
+    data.make('folder', 'run[1]', val_fraction=0.2)
+    for split in data.SPLITS:
+        assert text_of('folder', split) == text_of('own', split)
     assert '5 files and linked folders in run[1] are left out' in capsys.readouterr().err
 
 
@@ -256,10 +213,9 @@ def test_files_that_are_named_as_a_split(capsys):
     for file in 'a', 'train', 'valid', 'test', 'deep/validation/b', 'deep/validation_of_c':
         Path(f'texts/{file}.txt').write_text(f'this is {file}')
     data.make('own', 'texts')
-    assert text_of('own', 'train') == ['this is ' + file
-                                       for file in ('a', 'deep/validation_of_c', 'train')]
-    assert text_of('own', 'val') == ['this is ' + file
-                                     for file in ('deep/validation/b', 'test', 'valid')]
+    for split, files in dict(train=['a', 'deep/validation_of_c', 'train'],
+                             val=['deep/validation/b', 'test', 'valid']).items():
+        assert text_of('own', split) == [f'this is {file}' for file in files]
     assert "3 documents are held out because of their files' names" in capsys.readouterr().err
     # without a name that is held out, the others are
     os.mkdir('two')
@@ -269,34 +225,29 @@ def test_files_that_are_named_as_a_split(capsys):
     assert text_of('two', 'train') + text_of('two', 'val') == ['this is train', 'this is zebra']
 
 
-@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe'])
-def test_an_end_of_text_in_a_text_ends_a_document(tokenizer):
+def test_an_end_of_text_in_a_text_ends_a_document():
     documents = [f'{i}: the quick brown fox\n' * 3 for i in range(8)]
     Path('own.txt').write_text(EOT.join(['', *documents, ' \n']))
-    meta = data.make('own', 'own.txt', **dict(bpe=300) if tokenizer == 'bpe' else {})
+    meta = data.make('own', 'own.txt')
     found = [text_of('own', split) for split in data.SPLITS]
-    assert sorted(itertools.chain(*found)) == documents and len(found[1]) == 1
+    assert sorted(sum(found, [])) == documents and len(found[1]) == 1
     assert [meta[split]['documents'] for split in data.SPLITS] == [7, 1]
     assert meta['train']['bytes'] == sum(map(len, found[0]))
 
 
 # big texts ---------------------------------------------------------------------------------------
 
-def make_strange():
-    """A text of letters that tokenizers look at, in a random order."""
-    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer', '日本',
-             '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
-    return ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
-
-
 def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     """Where this is not certain, a document is not cut."""
     monkeypatch.setattr(encodings, 'PIECE', 8)
-    text = make_strange()
+    # letters that tokenizers look at, in a random order
+    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer', '日本',
+             '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
+    text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
 
     def pieces(cut):
-        *found, end = encodings.in_pieces([text[:999], text[999:]], cut)
-        assert ''.join(found) == text and end == EOT
+        found = [*encodings.in_pieces(text, 0, len(text), cut)]
+        assert ''.join(found) == text
         return found
     # the pattern by which GPT-2's tokenizer splits a text into words
     gpt2 = pieces(encodings.WORDS)
@@ -315,23 +266,17 @@ def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     n_pieces = [len(pieces(encodings.where_to_cut(encodings.TokenizerJson(tokenizer.to_str()))))
                 for tokenizer in (bpe.tokenizer, split, metaspace, added, prepended)]
     assert n_pieces == [len(gpt2), 1, 1, 1, 1]
-    # bytes are cut anywhere but in an end of text
-    monkeypatch.setattr(encodings, 'PIECE', 1)
-    text = f'a{EOT}bc{EOT}' * 9
-    chunks = [text[i:i + 3] for i in range(0, len(text), 3)]
-    cut = encodings.where_to_cut(data.get_encoding('bytes'))
-    assert ''.join(encodings.in_pieces(chunks, cut)) == text
 
 
-def test_a_big_text_is_never_in_memory(monkeypatch):
-    """A document of megabytes comes in pieces, and of these only so many at a time are encoded."""
+def test_a_big_document_is_encoded_in_pieces(monkeypatch):
+    """So that only so much text is encoded at a time."""
     line = 'the quick brown fox jumps over the lazy dog\n'
-    Path('big.txt').write_text(line * 200_000)
+    Path('big.txt').write_text(line * 60_000)
     batches, real = [], tiktoken.Encoding.encode_ordinary_batch
     monkeypatch.setattr(tiktoken.Encoding, 'encode_ordinary_batch', lambda self, texts, **how: (
         batches.append(sum(map(len, texts))), real(self, texts, **how))[1])
     meta = data.make('own', 'big.txt')
-    assert max(batches) < 2.2e6 < meta['train']['bytes'] == 200_000 * len(line) * 0.95
+    assert max(batches) < 2.2e6 < meta['train']['bytes'] == 60_000 * len(line) * 0.95
     assert meta['train']['documents'] == meta['val']['documents'] == 1
     assert bytes(data.open_data('own').val[-1 - len(line):-1].tolist()).decode() == line
 
@@ -347,22 +292,16 @@ def test_tokens_of_nanogpt():
     assert text_of('nano', 'val') == ['three']
     assert (meta['train']['documents'], meta['train']['bytes'], meta['val']['tokens']) == (2, 6, 6)
 
-    # bad ones are refused, and the good ones stay
-    for content, reason in (b'\x2c\x01', r' of bytes \(it has the token 300\)'), (b'123', ''):
+    # bad ones and other kinds of numbers are refused, and the good ones stay
+    wide, wider = (np.array(tokens['val'], dtype=kind).tobytes() for kind in ('<u4', '<i8'))
+    for content, reason in ((b'\x2c\x01', 'it has the token 300'), (b'123', 'bytes is odd'),
+                            (wide, 'every second number is 0'), (wider, 'every second number is 0'),
+                            (b'\x93NUMPY\x01\x00' + wide, 'npy')):
         Path('nano/val.bin').write_bytes(content)
-        with pytest.raises(ValueError, match='val.bin cannot be read as uint16 tokens' + reason):
+        with pytest.raises(ValueError, match='val.bin cannot be read as uint16 .*' + reason):
             data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
-    # other kinds of numbers
-    for kind in '<u4', '<i8':
-        np.array(tokens['val'], dtype=kind).tofile('nano/val.bin')
-        with pytest.raises(ValueError, match='val.bin .*every second number is 0'):
-            data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
-    with open('nano/val.bin', 'wb') as f:
-        np.save(f, np.array(tokens['val'], dtype='<u2'))
-    with pytest.raises(ValueError, match='val.bin .*npy'):
-        data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
     # nanoGPT's character data numbers letters by a table in meta.pkl
-    Path('nano/meta.pkl').write_bytes(b'')
+    Path('nano/meta.pkl').touch()
     with pytest.raises(ValueError, match='--path=nano/input.txt'):
         data.make('nano', 'nano')
     assert data.open_data('nano').meta == meta and sorted(os.listdir('data/nano')) == WHOLE
@@ -373,35 +312,53 @@ def test_tokens_of_our_own_are_of_the_tokenizer_in_their_meta_json():
     for name, how in dict(plain={}, merged=dict(bpe=270)).items():
         meta = data.make(name, 'good.txt', **how)
         copy = data.make('copy', f'data/{name}', overwrite=True)
-        assert [copy[key] for key in ('tokenizer', *data.SPLITS)] == [
-            meta[key] for key in ('tokenizer', *data.SPLITS)]
+        assert all(copy[key] == meta[key] for key in ('tokenizer', *data.SPLITS))
         assert text_of('copy', 'val') == text_of(name, 'val')
-    with pytest.raises(ValueError, match='tokens in data/merged are of .*, not of bytes'):
+    with pytest.raises(ValueError, match='these are tokens of .*: leave out'):
         data.make('other', 'data/merged', tokenizer='bytes')
 
 
 # FineWeb -----------------------------------------------------------------------------------------
 
 def make_fineweb(folder, *parts):
-    """A folder of FineWeb's layout and columns, with a file for each of these lists of texts."""
-    files = folder / 'sample' / '10BT'
+    """A folder of FineWeb's layout, with a file for each of these lists of texts."""
+    files = Path(folder, 'sample', '10BT')
     files.mkdir(parents=True)
     for i, texts in enumerate(parts):
-        n = len(texts)
-        rows = dict(text=texts, id=[f'<urn:uuid:{j}>' for j in range(n)], language=['en'] * n,
-                    language_score=[0.9] * n, token_count=[3] * n)      # and more of the kind
-        datasets.Dataset.from_dict(rows).to_parquet(str(files / f'{i:03}_00000.parquet'))
-    (folder / 'README.md').write_text(
+        columns = dict(text=texts, language=['en'] * len(texts), token_count=[3] * len(texts))
+        datasets.Dataset.from_dict(columns).to_parquet(str(files / f'{i:03}_00000.parquet'))
+    Path(folder, 'README.md').write_text(
         '---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n'
         '    path: sample/10BT/*\n---\n')
 
 
 @pytest.fixture
-def web(tmp_path):
-    """The texts of such a folder, in two files."""
-    texts = [f'Web page {i}. ' * (1 + i % 5) for i in range(2500)]
-    make_fineweb(tmp_path / 'web', texts[:1500], texts[1500:])
-    return texts
+def web(monkeypatch):
+    """
+    A folder `web` of FineWeb's layout, in two files. web.rows: its rows; web.texts: those with
+    text. web.breaks(after, error): from now on streams raise the error after so many rows;
+    web.breaks(): no longer. web.read: the rows that they have given since.
+    """
+    rows = [None if i % 7 == 3 else ' \n' if i % 50 == 0 else f'Web page {i}. ' * (1 + i % 5)
+            for i in range(2500)]
+    web = SimpleNamespace(rows=rows, texts=[row for row in rows if row and row.strip()], read=[])
+    make_fineweb('web', rows[:1500], rows[1500:])
+    iterate = datasets.IterableDataset.__iter__
+
+    def rows_of(stream):
+        for i, row in enumerate(iterate(stream)):
+            if i == web.after:
+                raise web.error
+            web.read.append(row['text'])
+            yield row
+
+    def breaks(after=None, error=None):
+        web.after, web.error = after, error
+        web.read.clear()
+    monkeypatch.setattr(datasets.IterableDataset, '__iter__', rows_of)
+    web.breaks = breaks
+    breaks()
+    return web
 
 
 def make_web(**changes):
@@ -411,47 +368,16 @@ def make_web(**changes):
 
 def check_web(web):
     """data/fineweb has every text once, in order, every tenth of them held out."""
-    assert text_of('fineweb', 'val') == web[::10]
-    assert text_of('fineweb', 'train') == [text for i, text in enumerate(web) if i % 10]
+    assert text_of('fineweb', 'val') == web.texts[::10]
+    assert text_of('fineweb', 'train') == [text for i, text in enumerate(web.texts) if i % 10]
     assert sorted(os.listdir('data/fineweb')) == WHOLE
-
-
-@pytest.fixture
-def breaking(web, monkeypatch):
-    """
-    breaking(after, error): from now on streams raise the error after so many rows; breaking(): no
-    longer. breaking.texts: what they have given since. breaking.calls: the source and revision of
-    each call of load_dataset, which always reads the folder web.
-    """
-    real, iterate = datasets.load_dataset, datasets.IterableDataset.__iter__
-
-    def load_dataset(source, **kwargs):
-        call.calls.append((source, kwargs['revision']))
-        return real('web', **kwargs)
-
-    def rows_of(stream):
-        for i, row in enumerate(iterate(stream)):
-            if i == call.after:
-                raise call.error
-            call.texts.append(row['text'])
-            yield row
-
-    def call(after=None, error=None):
-        call.after, call.error = after, error
-        call.texts.clear()
-
-    call.calls, call.texts = [], []
-    monkeypatch.setattr(datasets, 'load_dataset', load_dataset)
-    monkeypatch.setattr(datasets.IterableDataset, '__iter__', rows_of)
-    call()
-    return call
 
 
 def test_fineweb_schema(web):
     # it stops after the document that reaches so many tokens, in the middle of a batch
     assert [*map(data.count_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
     meta = make_web(tokens='1K')
-    lengths = np.cumsum([len(text) + 1 for text in web])
+    lengths = np.cumsum([len(text) + 1 for text in web.texts])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError, match='web sample-10BT is too small for a training'):
         make_web(tokens=5, overwrite=True)
@@ -463,61 +389,53 @@ def test_fineweb_schema(web):
         make_web(config='CC-MAIN-2013-20')
 
 
-def test_a_stream_continues_where_it_broke_off(web, breaking):
+def test_a_stream_continues_where_it_broke_off(web, capsys):
     """No document twice, none lost, the same val split; the old files stay until all is written."""
     before = make_web(val_fraction=0.5)
     for after, error in [(10, ConnectionError('reset')), (1200, RuntimeError('peer closed')),
                          (1030, TimeoutError()), (5, KeyboardInterrupt())]:
-        breaking(after, error)
+        web.breaks(after, error)
         with pytest.raises((ValueError, KeyboardInterrupt), match='what is done is kept|^$'):
             make_web(overwrite=True)
         assert data.open_data('fineweb').meta == before
-    breaking()
-    progress = Path('data/fineweb/part/progress.json').read_text()
+    web.breaks()
+    progress = Path('data/fineweb/part/meta.json').read_text()
+    capsys.readouterr()
     meta = make_web(overwrite=True)
-    assert breaking.texts == web[2048:]         # two batches of 1024 were done
+    assert web.read == web.rows[2048:]          # two batches of 1024 were done
     check_web(web)
-    assert meta['train']['documents'] == 2250
+    # rows without text are counted, before the interruptions too
+    assert f'{2500 - len(web.texts)} rows of web sample-10BT' in capsys.readouterr().err
     # progress that cannot be used is no progress
     for text in progress, progress[:9]:
         Path('data/fineweb/part').mkdir()
-        Path('data/fineweb/part/progress.json').write_text(text)
+        Path('data/fineweb/part/meta.json').write_text(text)
         assert make_web(overwrite=True)['train'] == meta['train']
 
 
-def test_more_tokens_continue_the_stream_and_fewer_are_refused(web, breaking):
+def test_more_tokens_continue_the_stream_and_fewer_are_refused(web):
     meta = make_web(tokens='50K')
-    assert breaking.texts == web[:2048]
-    assert make_web(tokens='50K') == meta and breaking.texts == web[:2048]      # it is there
+    assert web.read == web.rows[:2048]
+    assert make_web(tokens='50K') == meta and web.read == web.rows[:2048]       # it is there
     for changes in dict(tokens='1K'), dict(tokens='60K', val_fraction=0.2):
         with pytest.raises(ValueError, match='data/fineweb is there, made of web .*--overwrite'):
             make_web(**changes)
     assert data.open_data('fineweb').meta == meta
-    breaking()
-    meta = make_web()
-    assert breaking.texts == web[1024:]     # one batch was whole
-    check_web(web)
-    assert make_web(overwrite=True)['train'] == meta['train']
-
-
-def test_rows_without_text_are_left_out(tmp_path, breaking, capsys):
-    texts = [None if i % 7 == 0 else ' \n' if i % 50 == 0 else f'text {i}' for i in range(2500)]
-    shutil.rmtree('web')
-    make_fineweb(tmp_path / 'web', texts)
-    breaking(1500, ConnectionError())
-    with pytest.raises(ValueError, match='cannot stream'):
-        make_web()
-    breaking()
+    web.breaks()
     make_web()
-    check_web([text for text in texts if text and text.strip()])
-    assert '400 rows' in capsys.readouterr().err
+    assert web.read == web.rows[1024:]      # one batch was whole
+    check_web(web)
 
 
 def test_two_makers_of_the_same_data(web, monkeypatch):
     """One makes it, the other waits and then reads."""
-    metas = in_threads(make_web, make_web)
+    def twice(make):
+        with ThreadPoolExecutor() as threads:
+            one, two = threads.submit(make), threads.submit(make)
+            return one.result(), two.result()
+    one, two = twice(make_web)
     check_web(web)
-    assert metas[0] == metas[1] == data.open_data('fineweb').meta
+    assert one == two == data.open_data('fineweb').meta
 
     def slowly():
         made.append(1)
@@ -526,50 +444,47 @@ def test_two_makers_of_the_same_data(web, monkeypatch):
             yield f'document {i}'
     made = []
     monkeypatch.setattr(data, 'torch_documents', slowly)
-    one, two = in_threads(*[lambda: data.open_data('torchdocs')] * 2)
+    one, two = twice(lambda: data.open_data('torchdocs'))
     assert made == [1] and one.meta == two.meta
 
 
-def test_tokens_that_another_wrote_are_noticed(breaking, web):
+def test_tokens_that_another_wrote_are_noticed(web):
     """Where locks do nothing: the files have more bytes than were written."""
-    def rows(stream):
-        for i, text in enumerate(web):
-            if i == 1100:
-                with open('data/fineweb/part/train.bin', 'ab') as f:
-                    f.write(bytes(100))
-            yield dict(text=text)
-    with mock.patch.object(datasets.IterableDataset, '__iter__', rows):
+    def after_a_batch(progress, path):
+        with open('data/fineweb/part/train.bin', 'ab') as f:
+            f.write(bytes(100))
+    with mock.patch.object(data, 'write_json', after_a_batch):
         with pytest.raises(ValueError, match='train.bin has .* bytes.* wrote'):
             make_web()
 
 
-def test_a_stream_from_the_hub_is_of_one_commit(web, breaking, monkeypatch):
+def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
     """Another commit is read from the beginning, and what an earlier one left is not mixed in."""
-    commits = []
+    commits, calls, real = iter('aba'), [], datasets.load_dataset
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
-                        lambda self, name: SimpleNamespace(sha=commits[-1]))
-    for commit, after in ('a', 1100), ('b', 10):
-        commits.append(commit)
-        breaking(after, ConnectionError('reset'))
+                        lambda self, name: SimpleNamespace(sha=next(commits)))
+    monkeypatch.setattr(datasets, 'load_dataset', lambda source, **how: (
+        calls.append((source, how['revision'])), real('web', **how))[1])
+    for after in 1100, 10:
+        web.breaks(after, ConnectionError('reset'))
         with pytest.raises(ValueError):
             make_web(path='')
-    breaking()
-    commits.append('a')
+    web.breaks()
     meta = make_web(path='')
     check_web(web)
-    assert breaking.texts == web
-    assert breaking.calls == [('HuggingFaceFW/fineweb', commit) for commit in commits]
+    assert web.read == web.rows
+    assert calls == [('HuggingFaceFW/fineweb', commit) for commit in 'aba']
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
 
 
-def test_a_full_disk(web, breaking):
+def test_a_full_disk(web):
     """What is done is kept."""
     message = 'cannot write data/fineweb .*: make room, then run the command again'
     with small_disk(90_000), pytest.raises(ValueError, match=message):
         make_web()
-    breaking()
+    web.breaks()
     make_web()
-    assert breaking.texts == web[1024:]
+    assert web.read == web.rows[1024:]
     check_web(web)
 
 
@@ -623,7 +538,7 @@ def test_text_under_a_name_in_use():
     ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "cannot read 'empty.txt' .it is empty"),
     ('latin.txt', {}, "cannot read 'latin.txt' .* position 3.*UTF-8"),
     ('good.txt', dict(bpe=256), 'from 257 to 65536, not 256'),
-    ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')])
+    ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'and no --tokenizer')])
 def test_bad_text_and_nothing_lost(path, how, words):
     before = make_good()
     Path('empty.txt').write_text(' \n')
@@ -649,18 +564,12 @@ def test_bad_names_and_numbers(function, args, words):
         function(*args)
 
 
-@pytest.mark.parametrize('file', ['train.bin', 'meta.json'])
-def test_damaged_data_is_refused(file):
+@pytest.mark.parametrize('file, old, new, reason', [
+    ('train.bin', b'l', b'm', 'does not have the sha256'), ('meta.json', b'{', b'[', ''),
+    ('meta.json', b'"tokens": 26', b'"tokens": 27', 'val.bin does not have 27 tokens')])
+def test_damaged_data_is_refused(file, old, new, reason):
     make_good()
     path = Path('data/own', file)
-    path.write_bytes(path.read_bytes().replace(b'l', b'm'))
-    with pytest.raises(ValueError, match='data/own is damaged .* make it again'):
-        data.open_data('own')
-
-
-def test_a_size_that_is_not_that_of_its_tokens():
-    meta = make_good()
-    meta['val']['tokens'] += 1
-    Path('data/own/meta.json').write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match='data/own is damaged .*val.bin does not have 27 tokens'):
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(ValueError, match=f'data/own is damaged .*{reason}.* make it again'):
         data.open_data('own')
