@@ -380,17 +380,6 @@ def test_fields_of_a_class_are_flags():
     assert "did you mean 'mlp_width'?" in line
 
 
-def test_a_tokenizer_of_its_own_is_no_obstacle(tmp_path):
-    """A run of which out_dir is where its data's tokenizer.json came from."""
-    os.makedirs('out')
-    make_book()
-    data.make('tokens', 'book.txt', bpe=300)
-    shutil.copy('data/tokens/tokenizer.json', 'out/tokenizer.json')
-    data.make('again', 'book.txt', tokenizer='out/tokenizer.json')
-    finished(*TINY, '--dataset=again', '--max_iters=1')
-    assert Path('out/tokenizer.json').read_text() == Path('data/again/tokenizer.json').read_text()
-
-
 def test_an_error_in_the_first_process_does_not_leave_the_others_waiting(monkeypatch):
     barrier = mock.Mock()
     monkeypatch.setattr(distributed, 'WORLD', 2)
