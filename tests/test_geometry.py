@@ -74,11 +74,11 @@ def numbers(figure, *columns, **where):
     return np.array([[float(row[column]) for row in rows] for column in columns])
 
 
-def used_by(model, idx, rule):
+def used_by(model, idx, rule, n_loop=8):
     """The loop steps (G, T) of a rule on one window."""
     trace = []
     with torch.no_grad():
-        model(idx, n_loop=8, exit=make_exit(rule), trace=trace)
+        model(idx, n_loop=n_loop, exit=make_exit(rule), trace=trace)
     return torch.cat([entry['steps_used'] for entry in trace])
 
 
@@ -154,7 +154,7 @@ def test_a_path_keeps_its_jumps():
 def test_the_gif_is_of_the_model(here, monkeypatch):
     """A frame for each loop step until the exit, and the next tokens of that step's state."""
     monkeypatch.setattr('common.plots.save', lambda *args: None)        # the other figures
-    finished(*SMALL, '--animate', script='geometry.py')
+    finished(*SMALL, '--n_loop=3', '--animate', script='geometry.py')
     with Image.open('out/figures/two_scales.gif') as gif:
         gif.seek(gif.n_frames - 1)          # the last picture is held
         assert gif.size == (800, 500) and gif.info['loop'] == 0 and gif.info['duration'] > 900
@@ -162,10 +162,10 @@ def test_the_gif_is_of_the_model(here, monkeypatch):
     model, _ = load_checkpoint('out/ckpt.pt')
     idx, _ = data.open_data('book').held_out([0], 16)
     t = int(rows[0]['token'])
-    used = used_by(model, idx, 'norm_rel')[:, t].clamp(min=2)
+    used = used_by(model, idx, 'norm_rel', 3)[:, t].clamp(min=2)
     assert [row['k'] for row in rows] == [str(k) for n in used for k in range(1, n + 1)]
     with torch.no_grad():
-        p = model(idx, n_loop=[8, int(used[1])])[0][0, t].softmax(-1).topk(5).values
+        p = model(idx, n_loop=[3, int(used[1])])[0][0, t].softmax(-1).topk(5).values
     assert np.allclose([float(rows[-1][f'p_{i}']) for i in range(1, 6)], p, atol=1e-4)
 
 
