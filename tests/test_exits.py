@@ -195,7 +195,7 @@ def test_a_nan_is_no_signal(B):
 @pytest.mark.parametrize('name, hits', [('norm_rel', 1), ('kl', 2), ('accel', 1), ('accel', 2)])
 def test_waiting_is_its_definition(name, hits):
     """On a map that treats tokens apart, the own signals of all tokens are known beforehand."""
-    (f, x), k_max, tau = spiral(), 20, 1.1 * TAUS[name]
+    (f, x), k_max, tau = spiral(), 99, 1.1 * TAUS[name]
     rule, own, memo = make_exit(name, tau, hits=hits, past=True), [], None
     evals = loop(batched(f), x, k_max, rule, four)[2]
     for k in range(k_max):
