@@ -3,28 +3,27 @@ import contextlib
 import json
 import math
 import os
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import conftest
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, finished, read_csv, refused
-from torch._dynamo.testing import CompileCounter
 
 import bench
-import compiled
 import data
 import decode
 from common import evaluation, plots
 from common.checkpoint import load_checkpoint
-from exits import EXITS, make_exit
+from exits import make_exit
 
 SMALL = ['--taus=[0,1e-2,0.3,100.0]', '--budgets=[1,2,5,2]', '--epsilons=[0.0,0.3]', '--n_loop=5',
          '--n_windows=6', '--device=cpu', '--cache=exact', '--past=False', '--n_prompts=2',
-         '--new_tokens=8', '--drafts=[[1,3,4]]', '--waves=[[3,2]]']
-RULES = [name for name in EXITS if name != 'accel_hat']       # bench.py's default
+         '--new_tokens=8', '--drafts=[[1,3,4]]', '--waves=[[3,2]]', '--rules=["norm","accel"]']
 ONE_RULE = [*SMALL, '--rules=["accel"]']
 NINE = [('fixed', 5), ('fixed', 1), ('fixed', 2), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
         ('accel', 100), ('oracle', 0), ('oracle', 0.3)]     # the points of ONE_RULE, in their order
@@ -70,7 +69,7 @@ def held_out(run_folder):
 
 def test_every_point_once(benched, run_folder):
     rows, printed = benched
-    of_rules = [(name, tau) for name in RULES for tau in (0, 1e-2, 0.3, 100)]
+    of_rules = [(name, tau) for name in ('norm', 'accel') for tau in (0, 1e-2, 0.3, 100)]
     fixed, oracles = [('fixed', n) for n in (1, 2, 5)], [('oracle', eps) for eps in (0, 0.3)]
     expected = {('exact', 'False'): fixed + oracles + of_rules, ('exact', 'True'): of_rules,
                 ('latest', 'False'): fixed + oracles, ('latest', 'True'): of_rules}
@@ -90,20 +89,24 @@ def test_every_point_once(benched, run_folder):
         assert os.path.getsize(run_folder / 'out' / f'{name}.png') > 5000
 
 
-def test_runs_beside(here, monkeypatch):
+def test_runs_beside(benched, held_out, here):
     """Each run is measured as it is alone, a plain model at one point. The data must be equal."""
-    finished(*TINY, '--groups=[]', '--out_dir=plain', '--max_iters=2', '--overwrite')
-    finished(*ONE_RULE, '--n_prompts=2', script='bench.py')
-    alone = read_csv('out/bench.csv')
-    finished(*ONE_RULE, '--n_prompts=2', "--beside=['plain']", script='bench.py')
+    finished(*TINY, '--groups=[]', '--out_dir=plain', '--max_iters=2')
+    finished(*ONE_RULE, "--beside=['plain']", script='bench.py')
     *together, plain = read_csv('out/bench.csv')
-    same = 'run', 'name', 'ce', 'identical', 'blocks'
-    assert [[row[key] for key in same] for row in together] == [
-        [row[key] for key in same] for row in alone]
+    alone = {row['name']: row for row in benched[0]}
+    for row in together:
+        for key in 'run', 'ce', 'identical', 'blocks':
+            assert row[key] == alone[row['name']][key], (row['name'], key)
+    _, idx, targets = held_out
+    with torch.no_grad():
+        _, loss = load_checkpoint('plain/ckpt.pt')[0](idx, targets)
+    assert float(plain['ce']) == pytest.approx(loss.item(), rel=1e-6)
     assert (plain['run'], plain['kind'], plain['mean_evals']) == ('plain', 'no loops', '')
-    assert float(plain['ms_per_token']) > 0 and float(plain['identical']) == 1
+    assert float(plain['ms_per_token']) > 0 and plain['identical'] == plain['passes'] == '1.0'
+    assert 'no recurrent groups' in refused('--out_dir=plain', '--calibrate=1', script='bench.py')
     finished(*TINY, '--dataset=calc', '--block_size=16', '--out_dir=other', '--max_iters=2',
-             '--overwrite', '--eval_windows=2')
+             '--eval_windows=2')
     assert 'other was trained on other data' in refused("--beside=['other']", script='bench.py')
 
 
@@ -164,7 +167,7 @@ def test_quality_is_the_models_own(benched, held_out):
 def test_a_rule_with_one_part_changed(here):
     """One hit comes at the first check, at step 2, which is kept: two fixed loops in all."""
     finished(*ONE_RULE, '--hits=1', '--keep=True', '--cache=latest', '--n_windows=1',
-             '--dtype=bfloat16', script='bench.py')
+             '--n_prompts=0', '--dtype=bfloat16', script='bench.py')
     rows = read_csv('out/bench.csv')
     assert value(rows, 'accel', 100, cache='latest', past='True') == value(
         rows, 'fixed', 2, cache='latest')
@@ -178,64 +181,40 @@ def test_budgets_alone(here):
 
 # interrupted --------------------------------------------------------------------------------------
 
-def interrupt(monkeypatch, name, call, before=lambda: None):
-    """From now on the given call of decode.name, counted from 1, is a Ctrl-C. Runs bench.py."""
-    calls, plain = [], getattr(decode, name)
+def interrupt(name, call, before=lambda: None):
+    """Run bench.py with a Ctrl-C in the given call of decode.name, counted from 1."""
+    calls, plain = count(1), getattr(decode, name)
 
-    def count(*args, **how):
-        calls.append(name)
-        if len(calls) == call:
+    def spy(*args, **how):
+        if next(calls) == call:
             before()
             raise KeyboardInterrupt
         return plain(*args, **how)
-    monkeypatch.setattr(decode, name, count)
-    done = conftest.run(*ONE_RULE, script='bench.py')
+    with mock.patch.object(decode, name, spy):
+        done = conftest.run(*ONE_RULE, script='bench.py')
     assert done.returncode == 130 and done.stderr == '\nstopped\n'
 
 
-@torch.no_grad()
-def test_ctrl_c_in_the_quality_phase_loses_nothing(here, held_out, monkeypatch):
+def test_ctrl_c_loses_nothing(here, monkeypatch):
     # before there is anything the old file stays
     Path('out/bench.csv').write_text('of an earlier day')
-    interrupt(monkeypatch, 'teacher_forced', 1)
+    interrupt('teacher_forced', 1)
     assert Path('out/bench.csv').read_text() == 'of an earlier day'
     # two windows at once, and for each two a pass of the seven points and two passes of both
     # oracles: the 14th is that of the third point, in the second two windows
-    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config, most: 2)
-    interrupt(monkeypatch, 'teacher_forced', 14)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, 'windows_at_once', lambda config, most: 2)
+        interrupt('teacher_forced', 14)
     rows = read_csv('out/bench.csv')
-    assert names(rows) == NINE
+    assert names(rows) == NINE and {row['ms_per_token'] for row in rows} == {''}
     assert [row['windows'] for row in rows] == ['4'] * 2 + ['2'] * 7
-    assert {row['ms_per_token'] for row in rows} == {''}
-    model, idx, targets = held_out
-    for n, windows in (1, 4), (2, 2):
-        loss = model(idx[:windows], targets[:windows], n_loop=n)[1].item()
-        assert value(rows, 'fixed', n) == pytest.approx(loss, rel=1e-6)
-
-
-def test_ctrl_c_while_texts_are_written_loses_nothing(here, monkeypatch):
-    """The second text of three of the twelve points that write has been measured."""
-    # each has written an untimed text before
+    # the second text of three of the twelve points that write; each has written an untimed one
     at_hand = []
-    interrupt(monkeypatch, 'stream', 12 + 12 + 4,
-              lambda: at_hand.extend(read_csv('out/bench.csv')))
+    interrupt('stream', 12 + 12 + 4, lambda: at_hand.extend(read_csv('out/bench.csv')))
     for rows, twice in (at_hand, 0), (read_csv('out/bench.csv'), 3):
         assert names(rows)[:9] == NINE and {row['windows'] for row in rows[:9]} == {'6'}
         assert [row['prompts'] for row in rows if row['rule'] != 'oracle'] == (
             ['2'] * twice + ['1'] * (12 - twice))
-
-
-def test_nothing_that_is_timed_compiles(tiny, idx):
-    """The untimed text of a point compiles; later ones do not."""
-    torch.compiler.reset()
-    counter, model, eager = CompileCounter(), tiny(), tiny()
-    compiled.compile_passes(model, backend=counter)
-    bench.continue_prompt(bench.make_point(model, 'fixed', 3, 'latest'), idx[:1, :4], 3)
-    assert counter.frame_count == 1
-    (text, costs), (other, _) = (bench.continue_prompt(
-        bench.make_point(one, 'fixed', 3, 'latest'), idx[1:2, :7], 5) for one in (model, eager))
-    assert counter.frame_count == 1 and torch.equal(text, other)
-    assert (costs['passes'], costs['blocks']) == (1, 9)
 
 
 # quality and the oracle ---------------------------------------------------------------------------
@@ -297,12 +276,11 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, monkeypatch, ca
 
 
 def test_sample_uses_the_thresholds_that_the_command_finds(here):
-    """Of a rule in three ways; of a wave, the largest tau that keeps 80% of the texts."""
-    taus = [10.0 ** n for n in range(-4, 2)]
+    """Of a rule in three ways; of a wave with its share of texts on the odd windows."""
     finished(*SMALL, '--rules=["kl"]', '--cache=["exact","latest"]', '--past=[False,True]',
-             '--calibrate=9', '--n_windows=16', '--fidelity=0.8', f'--taus={taus}',
+             '--calibrate=9', '--n_windows=16', '--fidelity=0.8', '--taus=[1e-3,0.1,10.0]',
              script='bench.py')
-    _, waiting, latest, row = json.loads(Path('out/exits.json').read_text())['exits']
+    _, waiting, latest, wave = json.loads(Path('out/exits.json').read_text())['exits']
     model, _ = load_checkpoint('out/ckpt.pt')
     book = data.open_data('book')
     idx, targets = book.held_out(data.spread(book, 16, 16), 16)
@@ -312,55 +290,26 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1]
                       for exit in (rule, None))
     assert waiting['past'] and waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
-    printed = finished('--exit=kl', '--n_loop=5', '--max_new_tokens=3', script='sample.py')
-    assert latest['cache'] == 'latest'
-    assert f"at most 5 loops, kl with tau = {latest['tau']:g} (out/exits.json)" in printed
+    assert (wave['wave'], wave['rule'], wave['cache']) == ([3, 2], 'norm_rel', 'latest')
+    rule, how, n_equal = make_exit('norm_rel', wave['tau']), dict(temperature=0, n_loop=5), 0
+    for prompt in idx[1::2, :8].split(1):
+        waved = model.generate(prompt, 8, exit=rule, wave=3, wave_steps=2, **how)[0]
+        n_equal += torch.equal(waved, model.generate(prompt, 8, **how)[0])
+    assert wave['identical'] == n_equal / 8
 
-    assert (row['wave'], row['rule'], row['cache']) == ([3, 2], 'norm_rel', 'latest')
-    prompts = idx[:, :8]
-
-    def same(tau, half):
-        rule, n_equal = make_exit('norm_rel', tau), 0
-        for prompt in prompts[half].split(1):
-            full, _ = model.generate(prompt, 8, temperature=0, n_loop=5)
-            waved, _ = model.generate(prompt, 8, temperature=0, n_loop=5, exit=rule, wave=3,
-                                      wave_steps=2)
-            n_equal += torch.equal(waved, full)
-        return n_equal / 8
-    even, odd = slice(0, None, 2), slice(1, None, 2)
-    assert same(row['tau'], even) >= 0.8 and same(row['tau'], odd) == row['identical']
-    larger = [tau for tau in taus if tau > row['tau']]
-    assert not larger or same(larger[0], even) < 0.8
-    printed = finished('--wave=3', '--wave_steps=2', '--n_loop=5', '--max_new_tokens=3',
-                       script='sample.py')
-    assert f"waves of 3 x 2, norm_rel with tau = {row['tau']:g} (out/exits.json)" in printed
+    for flags, line in (['--exit=kl'], f"at most 5 loops, kl with tau = {latest['tau']:g}"), (
+            ['--wave=3', '--wave_steps=2'], f"waves of 3 x 2, norm_rel with tau = {wave['tau']:g}"):
+        printed = finished(*flags, '--n_loop=5', '--max_new_tokens=3', script='sample.py')
+        assert f'{line} (out/exits.json)' in printed
 
 
-# tables and figures -------------------------------------------------------------------------------
-
-def test_each_way_to_decode_has_its_panels(monkeypatch):
-    """Own signals, waiting; a point without times has none in the figure."""
-    drawn = []
-    monkeypatch.setattr(plots, 'save', lambda figure, path: drawn.append(figure))
-    rows = [dict(kind=kind, rule=rule, tau=tau, ce=2 + tau, ppl=7 + tau, ms_per_token=None)
-            for kind, rule in (('rules, exact', 'mine'), ('rules, exact, past', 'norm'))
-            for tau in (1e-3, 1e-2, 0.1)]
-    bench.figure_4(rows, 'figure_4.png')
-    panels = drawn[0].axes
-    assert [ax.get_title() for ax in panels] == ['exact'] * 3 + ['exact, past'] * 3
-    lines = [panels[i].get_lines()[0].get_ydata().astype(float) for i in (0, 1, 5)]
-    assert np.isnan(lines[0]).all()
-    assert [line.tolist() for line in lines[1:]] == [[7.001, 7.01, 7.1], [2.001, 2.01, 2.1]]
-
+# bad input, seeds ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('flag, words', [
-    ('--prompt_tokens=0', 'prompt_tokens must be'), ('--new_tokens=1', 'new_tokens must be'),
-    ('--cache=newest', "unknown cache policy 'newest'"),
-    ('--n_prompts=-1', 'n_prompts must be'), ('--waves=[8]', 'and waves of two'),
-    ('--waves=[[0,1]]', 'wave'), ('--drafts=[[3,3,4]]', 'draft_loops must lie between 1 and'),
-    ('--calibrate=0', 'calibrate must be'), ('--dataset=calc', 'has 13 of calc:p=5'),
-    ('--calibrate=0.1', 'n_windows must be at least 16'),
-    ('--budgets=[0]', 'n_loop must be an int from 1')])
+    ('--new_tokens=1', 'new_tokens must be'), ('--cache=newest', "unknown cache policy 'newest'"),
+    ('--waves=[8]', 'and waves of two'), ('--drafts=[[3,3,4]]', 'draft_loops must lie between'),
+    ('--dataset=calc', 'has 13 of calc:p=5'), ('--budgets=[0]', 'n_loop must be an int from 1'),
+    ('--calibrate=0.1', 'n_windows must be at least 16')])
 def test_bad_input(here, flag, words):
     assert words in refused(*SMALL, flag, script='bench.py')
 
@@ -376,17 +325,3 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
         wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
                                    seed=seed + number)
         assert torch.equal(new, wanted[:, 6:])
-
-
-def test_a_plain_model_is_one_point(here):
-    finished(*TINY, '--groups=[]', '--max_iters=1', '--out_dir=out-plain')
-    finished(*SMALL, '--out_dir=out-plain', script='bench.py')
-    row, = read_csv('out-plain/bench.csv')
-    model, _ = load_checkpoint('out-plain/ckpt.pt')
-    text = data.open_data('book')
-    with torch.no_grad():
-        _, loss = model(*text.held_out(data.spread(text, 6, 16), 16))
-    assert float(row['ce']) == pytest.approx(loss.item(), rel=1e-6)
-    assert (row['passes'], row['identical'], row['mean_evals']) == ('1.0', '1.0', '')
-    assert 'no recurrent groups' in refused('--out_dir=out-plain', '--calibrate=1',
-                                            script='bench.py')

@@ -48,7 +48,7 @@ FILES = dict(
     # knobs of train.py, which this script does not have, may be set and read
     train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\ncount = 4\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
-    bad_type="count = 'three'", broken='rate = = 1', raises='rate = 1 / 0')
+    bad_type="count = 'three'", raises='rate = 1 / 0')
 
 
 @pytest.fixture
@@ -82,10 +82,8 @@ def run_script(*args, stdout=subprocess.PIPE, **settings):
     (['--maybe', '--rate=inf', '--name='], dict(maybe=True, rate=float('inf'), name='')),
     (['--on', '--on=False', '--top', '4', '--top=None', '--loops=[4, 8]'], dict(loops=[4, 8])),
     (['--what=1e9', '--name="q"', '--rule=kl'], dict(what='1e9', name='"q"', rule='kl')),
-    (['--tau=2'], dict(tau=2.0)),
-    (['--what=12', '--pos=rotary', '--rule=kl', '--rule=None', '--mode=[1]'],
-     dict(what=12, pos='rotary', mode=[1])),
-    (['a.py'], dict(rate=6.0, layers=[[0], [1, 2]])),
+    (['--tau=2', '--what=12', '--pos=rotary', '--rule=kl', '--rule=None', '--mode=[1]'],
+     dict(tau=2.0, what=12, pos='rotary', mode=[1])),
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
     (['train.py'], dict(count=4)), (['bom.py'], dict(count=7)),
@@ -103,7 +101,6 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--LIMIT=3'], 'unknown flag --LIMIT (--help lists all)'),
     (['--count=2.5'], 'count must be int, not 2.5'),
     (['--top=2.5'], 'top must be int or None, not 2.5'),
-    (['--layers=[{1}]'], 'layers must be list, not [{1}]'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
     (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
     (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
@@ -113,7 +110,6 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['near_train.py'], "unknown knob 'learning_rte' in config file 'near_train.py': "
      "did you mean 'learning_rate'?"),
     (['bad_type.py'], "count must be int, not 'three'"),
-    (['broken.py'], "config file 'broken.py' failed: SyntaxError: invalid syntax"),
     (['raises.py'], "config file 'raises.py' failed: ZeroDivisionError: division by zero")])
 def test_bad_input_is_one_line_and_status_2(script, args, line, capsys):
     with pytest.raises(SystemExit, match='2'):

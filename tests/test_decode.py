@@ -4,6 +4,7 @@ Decoding: every way of feeding the tokens gives the same model, with exits and w
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from zoo.ouro import Gated
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY, ROTARY = dict(temperature=0), dict(pos='rotary', rope_base=100.0)
+SHORT = dict(n_layer=2, groups=[[1]])
 ROW = make_exit('zoo.huginn:kl')        # all tokens of a row exit together
 
 
@@ -120,12 +122,10 @@ def test_policies_end_at_one_fixed_point_and_latest_is_there_first(problems):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('name', [None, 'norm_rel', 'accel'])
-def test_with_latest_a_prompt_converges(problems, name):
-    """Whatever the rule, where as many loops side by side are not enough."""
-    model, idx, _ = problems
-    rule = make_exit(name, dict(norm_rel=1e-3, accel=1e-2)[name]) if name else None
-    counts = [6]
+@pytest.mark.parametrize('rule', [None, make_exit('norm_rel', 1e-3)])
+def test_with_latest_a_prompt_converges(problems, rule):
+    """With a rule and without, where as many loops side by side are not enough."""
+    (model, idx, _), counts = problems, [6]
     ends = teacher_forced(model, idx, Plan([30]))[0][:, -1]
     cache = make_cache(model, counts, 'latest')
     logits, steps, _ = prefill(model, idx, Plan(counts, rule, cache=cache), True)
@@ -168,20 +168,6 @@ def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes
     of_last_block, _ = model.generate(out[:, -16:], 6, **how, **GREEDY)
     assert torch.equal(long[:, :T + 20], out)
     assert torch.equal(long[:, T + 20:], of_last_block[:, 16:])
-
-
-@pytest.mark.parametrize('name, cache, changes', [
-    (None, 'exact', ROTARY | dict(step_noise=0.05)), ('kl, coda', 'exact', ROTARY),
-    ('accel', None, {}),
-    ('accel, past', 'exact', ROTARY | dict(step_noise=0.05))])
-def test_rows_are_as_alone(tiny, name, cache, changes):
-    """In a batch, past the end of the block of 16."""
-    model = tiny(adapter_init='random', **changes)
-    how = dict(exit=rule_of(name), n_loop=8, cache=cache, **GREEDY)
-    idx = torch.randint(50, (4, 11), generator=torch.Generator().manual_seed(3))
-    together = model.generate(idx, 8, **how)
-    for b in range(4):
-        assert_same([part[b:b + 1] for part in together], model.generate(idx[b:b + 1], 8, **how))
 
 
 @pytest.mark.parametrize('name', [None, 'norm', 'norm, past'])
@@ -278,8 +264,7 @@ def test_numbers_of_numpy_are_numbers(tiny, idx):
     assert_same(tiny().generate(idx[:2], 5, n_loop=n, seed=n, noise_seed=n, **how), plain)
 
 
-@pytest.mark.parametrize('seed, name, tau', [(9, 'norm_rel', 0.3), (15, 'norm_rel', 0.3),
-                                             (16, 'kl', 0.02), (40, 'kl', 0.02)])
+@pytest.mark.parametrize('seed, name, tau', [(9, 'norm_rel', 0.3), (16, 'kl', 0.02)])
 def test_what_a_rejected_draft_signalled_is_forgotten(seed, name, tau):
     """Drafts with a rule that waits for the past give the text and steps of plain decoding."""
     torch.manual_seed(seed)
@@ -294,32 +279,27 @@ def test_what_a_rejected_draft_signalled_is_forgotten(seed, name, tau):
 
 def test_narrow_models_decode_with_one_thread(monkeypatch):
     """But OMP_NUM_THREADS decides if it is set, and wide models keep their threads."""
-    threads = []
-    monkeypatch.setattr(torch, 'set_num_threads', threads.append)
-    for n_embd, settings, expected in ((96, {}, [1]), (768, {}, []),
-                                       (96, {'OMP_NUM_THREADS': '2'}, [])):
+    for n_embd, settings, calls in (96, {}, 1), (768, {}, 0), (96, {'OMP_NUM_THREADS': '2'}, 0):
         monkeypatch.setattr('os.environ', settings)
-        use_one_thread(SimpleNamespace(config=SimpleNamespace(n_embd=n_embd)))
-        assert threads == expected, (n_embd, settings)
-        threads.clear()
+        with mock.patch('torch.set_num_threads') as setter:
+            use_one_thread(SimpleNamespace(config=SimpleNamespace(n_embd=n_embd)))
+        assert setter.call_count == calls, (n_embd, settings)
 
 
 # compiled ----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('how, rows, changes, graphs', [
-    (dict(cache='latest', n_loop=3), 1, {}, 1),
-    (dict(cache='exact', n_loop=3), 3, ROTARY, 1),
-    (dict(cache='exact', n_loop=3, draft_loops=1), 1, {}, 2),
-    (dict(n_loop=6, wave=4, wave_steps=2, exit=make_exit('norm_rel', 0.3)), 1, {}, 1),
+    (dict(cache='latest', n_loop=2), 3, ROTARY | SHORT, 1),
+    (dict(cache='exact', n_loop=2, draft_loops=1), 1, SHORT, 2),
+    (dict(n_loop=6, wave=4, wave_steps=2, exit=make_exit('norm_rel', 0.3)), 1, SHORT, 1),
     # the first step of each length of core, the others, and the plain layers
-    (dict(cache='exact', n_loop=6, exit=make_exit('accel', 2.0)), 1, {}, 4),
-    (dict(cache='ring', ring=2, n_loop=6, exit=rule_of('norm_rel, past')), 1, ROTARY, 4)])
+    (dict(cache='ring', ring=2, n_loop=6, exit=make_exit('accel', 2.0, past=True)), 1, ROTARY, 4)])
 def test_compiled_texts_are_those_of_eager(tiny, how, rows, changes, graphs):
-    """Over three window moves no pass is compiled again, nor in a second text."""
+    """A text of three tokens compiles all passes; another, over window moves, no further one."""
     torch.compiler.reset()
     counter, compiled, eager = CompileCounter(), tiny(**changes), tiny(**changes)
     compile_passes(compiled, 5, backend=counter)
-    for seed, new in (1, 36), (2, 4):
+    for seed, new in (1, 3), (2, 36):
         prompts = torch.arange(3)[None] + torch.arange(rows)[:, None] + seed
         texts = [zip(*model.stream(prompts, new, temperature=0.7, seed=seed, **how))
                  for model in (eager, compiled)]
@@ -330,7 +310,7 @@ def test_compiled_texts_are_those_of_eager(tiny, how, rows, changes, graphs):
 def test_where_compiling_fails_decoding_goes_on(tiny, capsys):
     def fails(graph, inputs):
         raise RuntimeError('there is no compiler')
-    model, how = tiny(), dict(temperature=0, cache='exact', n_loop=3)
+    model, how = tiny(**SHORT), dict(temperature=0, cache='exact', n_loop=1)
     expected = list(model.stream(torch.arange(3)[None], 8, **how))
     compile_passes(model, backend=fails)
     try:

@@ -140,15 +140,14 @@ def test_what_does_not_fit_an_earlier_run_is_refused(whole, flags, words):
         assert Path('out', name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_a_large_vocabulary_is_rounded_up_for_speed():
-    for p, vocab_size in ((600, 1856), (300, 898)):         # of 1,798 and 898 words
-        finished(*TINY, f'--dataset=calc:p={p}', '--max_iters=1', '--eval_loops=[1]', '--overwrite')
-        assert saved('out')['model_args']['vocab_size'] == vocab_size
+def test_a_large_vocabulary_is_rounded_up_for_speed(whole):
+    finished(*TINY, '--dataset=calc:p=600', '--max_iters=1', '--eval_loops=[1]')
+    sizes = [saved(folder)['model_args']['vocab_size'] for folder in ('out', whole)]
+    assert sizes == [1856, 257]         # of 1,798 and 257 words
 
 
 @pytest.mark.parametrize('flags, core_lengths', [
-    ([], 2), ([f'{ROOT}/config/calc.py', '--dataset=calc'], 1),
-    ([f'{ROOT}/config/groups.py', '--dtype=bfloat16'], 2)])
+    (['--dtype=bfloat16'], 2), ([f'{ROOT}/config/calc.py', '--dataset=calc'], 1)])
 def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core_lengths):
     """
     For each length of core three: without gradient, the first step with it, the others. And one
@@ -169,19 +168,27 @@ def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core
 # a run that stops and goes on --------------------------------------------------------------------
 
 def test_killed_and_resumed():
-    """SIGKILL while it starts, and soon after an iteration: it ends as a run never stopped."""
+    """A run whose reader has gone, then SIGKILL: it ends as a run that was never stopped."""
     args = [*TINY, '--dropout=0.1', '--max_iters=20', '--log_interval=1']
     finished(*args, '--out_dir=whole')
-    script = [sys.executable, '-u', os.path.join(ROOT, 'train.py')]
-    for n, seconds in (0, 3), (random.randrange(1, 20), 0.1):
-        process = subprocess.Popen([*script, *args, '--resume'], stdout=subprocess.PIPE, text=True)
-        for line in process.stdout if n else ():
-            if line.startswith('iter ') and int(line[5:].split(':')[0]) >= n:
-                break
-        time.sleep(random.uniform(0, seconds))
-        process.kill()
-        process.wait()
-        assert all(load_checkpoint(path) for path in glob.glob('out/*.pt'))
+    script = [sys.executable, '-u', os.path.join(ROOT, 'train.py'), *args]
+    # `train.py | head`: the step is finished and saved
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(script, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b'')
+    assert saved('out')['iter_num'] == 1
+    # killed soon after an iteration
+    n = random.randrange(1, 20)
+    process = subprocess.Popen([*script, '--resume'], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith('iter ') and int(line[5:].split(':')[0]) >= n:
+            break
+    time.sleep(random.uniform(0, 0.1))
+    process.kill()
+    process.wait()
+    assert all(load_checkpoint(path) for path in glob.glob('out/*.pt'))
     finished(*args, '--resume')
     assert differences('whole', 'out') == []
 
@@ -266,9 +273,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--n_embd=100000000', 'not enough memory: lower a size'),
     ('--grad_clip=-1.0', 'grad_clip'), ('--learning_rate=1e39', 'learning_rate'),
     ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
-    ('--eval_loops=[0]', 'eval_loops'), ('--eval_loops=[2,2]', 'different loop counts'),
-    ('--lr_decay_iters=0', 'lr_decay_iters must be at least 1'),
-    ('--batch_size=0', 'batch_size must be at least 1')])
+    ('--eval_loops=[0]', 'eval_loops'), ('--eval_loops=[2,2]', 'different loop counts')])
 def test_bad_input_is_one_line_and_loses_nothing(flag, words):
     os.mkdir('out')
     Path('out/ckpt.pt').write_text('what was there before')
@@ -368,34 +373,11 @@ def test_two_processes_are_one():
 
 # what a run must survive --------------------------------------------------------------------------
 
-def test_a_reader_that_has_gone_ends_a_run_like_a_signal(tmp_path):
-    """`train.py | head`: the step is finished and saved."""
-    script = [sys.executable, '-u', os.path.join(ROOT, 'train.py'), *TINY, '--log_interval=1',
-              '--max_iters=500']
-    process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(3):
-        process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == ''
-    assert 1 <= saved('out')['iter_num'] < 500
-
-
 def test_fields_of_a_class_are_flags():
     finished(*TINY, '--model=zoo.ouro:Ouro', '--injection=none', '--mlp_width=24', '--max_iters=1')
     assert saved('out')['model_args']['mlp_width'] == 24
     line = refused(*TINY, '--model=zoo.ouro:Ouro', '--mlp_widht=24')
     assert "did you mean 'mlp_width'?" in line
-
-
-def test_a_tokenizer_of_its_own_is_no_obstacle(tmp_path):
-    """A run of which out_dir is where its data's tokenizer.json came from."""
-    os.makedirs('out')
-    make_book()
-    data.make('tokens', 'book.txt', bpe=300)
-    shutil.copy('data/tokens/tokenizer.json', 'out/tokenizer.json')
-    data.make('again', 'book.txt', tokenizer='out/tokenizer.json')
-    finished(*TINY, '--dataset=again', '--max_iters=1')
-    assert Path('out/tokenizer.json').read_text() == Path('data/again/tokenizer.json').read_text()
 
 
 def test_an_error_in_the_first_process_does_not_leave_the_others_waiting(monkeypatch):

@@ -255,11 +255,11 @@ def test_the_class_of_a_checkpoint(tmp_path, monkeypatch):
     make_book()
     (tmp_path / 'foreign.py').write_text('from model import GPT\nclass Mine(GPT):\n    pass\n')
     finished(*TINY, '--max_iters=1', '--model=foreign:Mine')
-    for start in ['--resume'], ['--init_from=out/ckpt.pt', '--out_dir=out-2', *TINY]:
-        monkeypatch.delitem(sys.modules, 'foreign')
-        assert 'train.py --model=foreign:Mine' in refused(*start)
-        assert 'foreign' not in sys.modules
-        finished(*start, '--model=foreign:Mine', '--max_iters=2')
+    monkeypatch.delitem(sys.modules, 'foreign')
+    start = ['--init_from=out/ckpt.pt', '--out_dir=out-2', *TINY]
+    assert 'train.py --model=foreign:Mine' in refused(*start)
+    assert 'foreign' not in sys.modules
+    finished(*start, '--model=foreign:Mine', '--max_iters=1')
 
 
 # public folders -----------------------------------------------------------------------------------
@@ -304,12 +304,10 @@ def put_pointer(name, folder):
 
 @pytest.mark.parametrize('spoil, words', [
     (lambda folder: os.remove(folder / 'config.json'), 'read config.json (FileNotFoundError: '),
-    (partial(put_field, num_attention_heads=0), 'n_head must be positive'),
     (partial(put_field, hidden_act='gelu'), "hidden_act = 'gelu'"),
     (lambda folder: (folder / 'model-0.safetensors').write_bytes(b'cut short'),
      'model-0.safetensors (SafetensorError: Error while deserializing header'),
     (partial(put_tensor, 'lm_head.weight', None), "lacks 'lm_head.weight'"),
-    (partial(put_tensor, 'lm_head.weight', torch.zeros(3, 32)), 'size mismatch for lm_head'),
     (partial(put_tensor, 'more', torch.zeros(2)), 'Unexpected key(s) in state_dict: "more"'),
     (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'more than the 61 tokens'),
     # what turns queries and keys otherwise, or reads fewer of them, in the words of several years
@@ -355,7 +353,7 @@ def test_the_same_model(tmp_path, an_ouro, change):
     read('ouro', folder)
     model, _ = load_checkpoint(str(folder / 'out' / 'ckpt.pt'))
     assert model.config == an_ouro.model.config
-    assert torch.equal(model(an_ouro.idx, n_loop=2)[0], an_ouro.model(an_ouro.idx, n_loop=2)[0])
+    assert same(model.state_dict(), an_ouro.model.state_dict())
 
 
 def test_a_huginn_with_more_tensors(tmp_path, a_huginn):
