@@ -50,7 +50,7 @@ ELSEWHERE = {
     'git worktree': 'the programs of an earlier commit',
     '../measured': 'the same',
     '-m results.': 'the same',
-    '--prompt_tokens=24': 'minutes of work; test_waves.py crosses the window too',
+    "--beside=['recipe'": 'it needs five trainings; test_bench.py has two runs',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'zoo.huginn:kl': 'test_zoo.py',
 }
