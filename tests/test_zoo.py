@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, finished, make_book, refused, same
 from safetensors.torch import load_file, save_file
-from test_data import make_tokenizer_json
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import geometry
 from common.checkpoint import load_checkpoint
@@ -35,6 +35,18 @@ CLASSES = {
 }
 OURO = CLASSES['zoo.ouro:Ouro'][1]
 OWN = ['--batch_size=4', '--device=cpu', '--dataset=book', '--eval_loops=[1,2]', '--eval_windows=2']
+
+
+def make_tokenizer_json(path, size=270):
+    """A small byte-level BPE, as public models have it: bytes, a few merges, an end of text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=['<|endoftext|>'],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if size > 256 else [])
+    tokenizer.train_from_iterator(['the quick brown fox jumps over the lazy dog'] * 9, trainer)
+    tokenizer.save(str(path))
 
 
 def near(got, name, golden):
