@@ -137,7 +137,7 @@ def make_points(model, run=''):
 
 def rule_ways():
     """(rule, cache policy, past) of all rules, each once."""
-    # only `exact` keeps the signals that a single token waits for; elsewhere only prompts wait
+    # under `exact` a token can wait for the past; elsewhere prompts alone do: one variant is enough
     ways = dict.fromkeys((policy, wait or policy != 'exact')
                          for policy in as_list(cache) for wait in as_list(past))
     return [(rule, *how) for how in ways for rule in dict.fromkeys(rules)]
@@ -261,9 +261,9 @@ def time_reading(points, problem):
 
 def largest_tau(make, measured):
     """
-    A row of exits.json: what a threshold is found for, and the largest of the taus that is good
-    enough, or None. make(tau) -> a Point. measured(point, half) -> is it good enough on this half
-    of the data (0 or 1), and a dict of what it costs there; the row has that of half 1.
+    A row of exits.json: what a threshold is found for, the largest of the taus that is good enough
+    on half 0 of the data, or None, and what it costs on half 1. make(tau) -> a Point.
+    measured(point, half) -> is it good enough there, and a dict of its costs.
     """
     way = make(0.0).way
     wave = [way['wave'], way['wave_steps']] if 'wave' in way else None
@@ -393,7 +393,9 @@ def ledger(rows, path):
     markers = {kind: '*' if kind == 'no loops' else 'o^sDvXP<>'[i % 9]
                for i, kind in enumerate(grouped(rows, 'kind'))}
     for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
-        of_budget = {row['tau']: row[y] for row in mine if row['rule'] == 'fixed' and row[y]}
+        # of a budget under several policies `exact` counts, which comes first
+        of_budget = {row['tau']: row[y] for row in reversed(mine)
+                     if row['rule'] == 'fixed' and row[y]}
         for kind, some in grouped(mine, 'kind').items():
             some = [row for row in some if row[y] is not None or row['identical'] >= fidelity]
             heights = [row[y] if row[y] is not None else

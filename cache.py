@@ -14,7 +14,8 @@ token by token must read the same keys, and so the cache has a slot for each loo
 
 Token 1 exited after step 2, so a copy of its key 2 stands in the slots of later steps: a token at
 step k reads each earlier token at step min(k, the last step that was evaluated for it). Key k is
-computed from the state before step k. That is the policy `exact`. With fewer slots than
+computed from the state before step k; so where a rule throws x^(k) away, key k is that of the state
+which the token keeps. That is the policy `exact`. With fewer slots than
 steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % slots. That takes
 less memory and changes the result, because older steps are overwritten.
 
@@ -102,7 +103,7 @@ class KeysValues:
         span.put(self.kv, slot, new)
 
     def fill(self, span, k):
-        """The last tokens have exited at step k: copy its keys to the slots of later steps."""
+        """Step k was the last of a pass: copy its keys to the slots of later steps, if any."""
         if k < self.slots:
             self.kv[k:, :, span.index] = self.kv[k - 1, :, span.index]
 

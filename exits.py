@@ -204,15 +204,13 @@ def loop(f, x, k_max, rule, read=None, signals=None):
         if signals and value is not None:
             value = signals.wait(value, active, k)
         streak, exits = rule.decide(value, streak)
-        # who takes the new state: all that still looped, without those that throw it away
-        exits, takes = active & exits, on_device
+        exits, looped = active & exits, on_device
         if exits.any():
             steps_used[exits], evals[exits] = k - (not rule.keep), k
             active = active & ~exits
             on_device = torch.from_numpy(active).to(x.device, non_blocking=x.is_cuda)
-            if not rule.keep:
-                takes = on_device
-        # a token that has exited keeps its state
+        # who takes the new state: all that looped in this step; without keep, those that go on
+        takes = looped if rule.keep else on_device
         x = x1 if takes is None else torch.where(takes[..., None], x1, x)
         if not active.any():
             break

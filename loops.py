@@ -270,9 +270,8 @@ class RecurrentGroup(nn.Module):
         The block map f of a pass: f(x, k, active), step k from the states x (B, T, C), see
         exits.loop. own: the KeysValues of each block of the core, or empty.
         """
-        # what all steps take from e is computed here, once, so e gets gradients from those steps
-        # that have them
-        # under autocast a product is bf16, but what it is added to must stay float32
+        # e's share of every step, computed once and outside no_grad: the steps with gradients pass
+        # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e, span = self.adapter.from_e(e).to(e.dtype), plan.span
 
         def f(x, k, active=None):

@@ -250,7 +250,7 @@ def train(run, text, dev, autocast):
     for it in range(run.start, max_iters + 1):
         # held-out losses; at the end of the run over all windows
         held_out = {}
-        if it == max_iters or it % eval_interval == 0 and it:
+        if it == max_iters or (it > 0 and it % eval_interval == 0):
             n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
             held_out = evaluation.report(run, it, n_windows, text, eval_counts, dev, autocast)
         stop = held_out is None         # asked to stop meanwhile

@@ -10,6 +10,7 @@ of tokens goes through the whole model side by side, pass by pass: all layers an
 predicts is the input of the next token. Passes of a real wave (positions across; for each token
 what it predicts, and the passes since its input last changed):
 
+    column     1    2    3    4    5    6    7    8    9    10   11
     pass 12   [t5]  e4   _3   o2   o1   _1
     pass 13        [e5]  _4   o3   f1   d2   t1
     pass 14             [_5]  o4   f2   _1   e1   h1
@@ -99,9 +100,10 @@ class Wave:
 
     def next_tokens(self, model, plan, rows, most):
         """One pass -> the tokens that it commits, maybe none."""
-        # a token without states, which has just joined, starts from noise
         wave = self.tokens[:min(self.width, rows.block_size - rows.position, most)]
         w, known = len(wave), self.states[0].shape[1]
+        # NaN: a token that has just joined starts from noise. The rule is applied below, between
+        # passes
         plan = replace(plan, counts=self.steps, exit=None, width=self.width,
                        warm=[F.pad(x, (0, 0, 0, w - known), value=math.nan) for x in self.states],
                        span=Span(rows.position, w, self.idx.device))
@@ -110,8 +112,8 @@ class Wave:
         signals = self.signals([one['x'] for one in found])
 
         # which tokens have settled?
-        for token, token.says, value in zip(wave, rows.numbers(says), signals):
-            token.passes, token.age = token.passes + 1, token.age + 1
+        for token, said, value in zip(wave, rows.numbers(says), signals):
+            token.says, token.passes, token.age = said, token.passes + 1, token.age + 1
             # the rule sees the change from pass to pass: none in the first pass with a new input
             if self.rule:
                 token.streak, exits = self.rule.decide(value if token.age > 1 else None,
