@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from common import plots
-from common.configurator import PathName
+from common.configurator import PathName, configure, given, run
 from common.files import new_file
 from data import get_encoding
 from exits import EXITS
@@ -90,7 +90,6 @@ def page(record, title):
 def main():
     import tasks
     from common.checkpoint import open_run
-    from common.configurator import given
     from sample import read_prompt
 
     # the model, and what it is to read
@@ -121,8 +120,7 @@ def main():
     # the page
     rules = {name: dict(hits=rule.hits, keep=rule.keep) for name, rule in EXITS.items()}
     record = dict(model=for_page(model, noise_seed), words=words, start=text, problem=problem,
-                  loops=n_loop, names=[plots.title(group) for group in model.config.groups],
-                  rules=rules)
+                  names=[*map(plots.title, model.config.groups)], loops=n_loop, rules=rules)
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
         f.write(page(record, f'{os.path.relpath(folder)}: watch it think'))
@@ -131,6 +129,5 @@ def main():
 
 
 if __name__ == '__main__':
-    from common.configurator import configure, run
-    config = configure(globals())
+    configure(globals())
     run(main)
