@@ -389,6 +389,28 @@ def test_weights_are_float16_where_that_loses_nothing(pages):
     assert pages.text.stat().st_size < 2.2e6
 
 
+def test_times(browser, pages):
+    """Printed, not asserted: pytest -s -k times."""
+    browser.open(pages.text)
+    text = 'The method returns a list of all the tensors in '
+    times = browser.value(f"""{{
+        const times = {{}};
+        for (const [name, at] of [['start', 0], ['middle', 24], ['end', 47]])
+          for (const letter of 'xy') {{
+            {type_text(text)};
+            await drawn;
+            const began = performance.now();
+            $('text').value = $('text').value.slice(0, at) + letter + $('text').value.slice(at + 1);
+            await take_text();
+            times[name] = Math.min(times[name] ?? 1e9, performance.now() - began);
+          }}
+        return times;
+    }}""")
+    for name, ms in times.items():
+        print(f'an edit of 48 tokens at 8 loops, at the {name}: {ms:.0f} ms')
+    assert min(times.values()) > 0 and len(times) == 3
+
+
 @pytest.mark.parametrize('flag, words', [
     ('--path=.', 'is a directory'), ('--n_loop=0', 'n_loop must lie between 1 and 30'),
     ('--seed=1', '--seed does nothing'), ('--out_dir=calc --start=1', '--start does nothing')])
