@@ -12,11 +12,13 @@ Writes out_dir/bench.csv, figure_4.png and ledger.png, and prints tables. A row 
 point: a rule at a threshold, a fixed budget, an oracle, drafts or a wave, with its cache policy. On
 Ctrl-C it is written with what has been measured by then; the rest is left empty.
 
-All points but drafts and waves decode held-out windows, which gives their quality, and all points
-but oracles continue held-out prompts in turn, which gives their latency and their fidelity: the
-share of texts that are those of the full budget, n_loop fixed loops under `exact`. In a task the
-windows are problems, and reading them gives the latency. The noise is always the same. 95%
-intervals are bootstrapped over windows or prompts.
+    measured                of                          on
+    ce, accuracy, evals     all but drafts and waves    held-out windows, or problems
+    latency, fidelity       all but oracles             held-out prompts that are continued in turn
+
+Fidelity is the share of texts that are those of the full budget: n_loop fixed loops under `exact`.
+In a task latency is the time to read a problem, and drafts and waves are not measured. The noise is
+always the same. 95% intervals are bootstrapped over windows or prompts.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -70,7 +72,7 @@ new_tokens = 24             # of a text
 temperature = 0.0           # of the texts
 fidelity = 0.95             # required share of texts that are those of the full budget
 compile = False             # torch.compile what is timed: half a minute and more for each point
-calibrate: float | None = None      # nats: find the thresholds that cost at most this
+calibrate: float | None = None  # find thresholds instead: nats that one may cost (waves: fidelity)
 seed = 0                    # of x^(0), the texts and the bootstrap
 device = 'auto'
 dtype = 'float32'           # of matrix products
@@ -137,7 +139,7 @@ def make_points(model, run=''):
 
 def rule_ways():
     """(rule, cache policy, past) of all rules, each once."""
-    # under `exact` a token can wait for the past; elsewhere prompts alone do: one variant is enough
+    # `past` is a choice under `exact` alone; elsewhere rules wait in the prompt, and never after it
     ways = dict.fromkeys((policy, wait or policy != 'exact')
                          for policy in as_list(cache) for wait in as_list(past))
     return [(rule, *how) for how in ways for rule in dict.fromkeys(rules)]
@@ -261,9 +263,10 @@ def time_reading(points, problem):
 
 def largest_tau(make, measured):
     """
-    A row of exits.json: what a threshold is found for, the largest of the taus that is good enough
-    on half 0 of the data, or None, and what it costs on half 1. make(tau) -> a Point.
-    measured(point, half) -> is it good enough there, and a dict of its costs.
+    Try the taus from the largest down; the first that is good enough on half 0 of the data is
+    chosen, and its costs are measured on half 1. Returns a row of exits.json: what the threshold is
+    for, tau (None if none is good enough), and costs. make(tau) -> a Point. measured(point, half)
+    -> (is it good enough there, a dict of its costs).
     """
     way = make(0.0).way
     wave = [way['wave'], way['wave_steps']] if 'wave' in way else None
@@ -279,7 +282,8 @@ def find_thresholds(model, idx, targets, prompts):
     A row for each of rule_ways and, given prompts (N, 1, n), for each wave, with norm_rel.
 
     The paper leaves tau to be tuned by hand. Here one half of the windows idx, targets (N, T)
-    chooses it, and the other measures what it costs.
+    chooses it, by the upper end of the interval of its cost, and the other measures what it costs.
+    Waves are judged by `fidelity`.
     """
     full = [make_point(model, 'fixed', n_loop) for _ in range(2)]
     for half in range(2):
