@@ -403,10 +403,16 @@ def sha256(*paths):
 
 # reading a data set -------------------------------------------------------------------------------
 
-def open_data(name, reads=None, vocab_size=math.inf):
-    """The data set or task `name`, for a model with this tokenizer (reads) and vocabulary."""
+def open_data(name, reads=None, vocab_size=math.inf, folder=None):
+    """
+    The data set or task `name`, for a model with this tokenizer (reads) and vocabulary. A task is
+    written in the tokens of a model that reads text; folder: that of its tokenizer.json.
+    """
     check(name, 'this model came without a data set: name one with --dataset')
-    text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
+    if tasks.is_task(name) and not tasks.is_task(reads or name):
+        text = tasks.Spelled(name, get_encoding(reads, folder))
+    else:
+        text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
     check(reads in (None, text.tokenizer) and text.vocab_size <= vocab_size,
           f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data set '{name}' "
           f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset, or in training '
@@ -423,7 +429,7 @@ def held_out(checkpoint, n, dataset='', dev='cpu'):
     """
     args = checkpoint['model_args']
     text = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                     args['vocab_size'])
+                     args['vocab_size'], checkpoint['folder'])
     T = args['block_size']
     numbers = spread(text, n, T)
     idx, targets = text.held_out(numbers, T)

@@ -98,7 +98,8 @@ def main():
     model, checkpoint, folder, results = open_run(
         out_dir, if_plain='there is no loop to watch: choose another --out_dir')
     dataset, problem = checkpoint['config']['dataset'], None
-    encoding, is_task = get_encoding(checkpoint['tokenizer'], folder), tasks.is_task(dataset)
+    encoding = get_encoding(checkpoint['tokenizer'], folder)
+    is_task = tasks.is_task(checkpoint['tokenizer'] or '')      # not a task in bytes
     unused = 'start' if is_task else 'seed'
     if unused in given:
         raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')

@@ -186,6 +186,23 @@ class Add(Injection):
         return x + from_e
 
 
+class Bridge(nn.Linear):
+    """x + W e. W starts at 0: with x^(0) = e, one loop is then the plain model of these layers."""
+    reads_e = True
+
+    def __init__(self, config):
+        super().__init__(config.n_embd, config.n_embd, bias=False)
+
+    def init_weights(self):
+        nn.init.zeros_(self.weight)
+
+    def from_e(self, e):
+        return F.linear(e, self.weight)
+
+    def join(self, x, from_e):
+        return x + from_e
+
+
 class NoInjection(Injection):
     """x alone; x^(0) is then e."""
     reads_e = False
@@ -195,7 +212,7 @@ class NoInjection(Injection):
 
 
 # to add one, write an Injection and a line here: GPTConfig.injection is one of these names
-INJECTIONS = {'concat': Concat, 'add': Add, 'none': NoInjection}
+INJECTIONS = {'concat': Concat, 'add': Add, 'bridge': Bridge, 'none': NoInjection}
 
 
 # a pass, and the group ----------------------------------------------------------------------------

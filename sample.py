@@ -26,7 +26,7 @@ from common.configurator import PathName, configure, explain, given, run
 from common.distributed import pick_device
 from common.thresholds import calibrated, of_threshold
 from compiled import compile_passes
-from data import EOT, get_encoding
+from data import EOT, get_encoding, open_data
 from decode import stream, teacher_forced, use_one_thread
 from exits import make_exit
 from loops import Plan, as_noise
@@ -146,13 +146,14 @@ def in_words(model, rule, source, way):
     return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
 
 
-def print_problems(model, task, rule, source, way):
+def print_problems(model, checkpoint, task, rule, source, way):
     """Problems of the task that the model has learned, the right answers and the model's."""
     unused = [knob for knob in TEXT_KNOBS if knob in given]
     if unused:
         raise ValueError(f'this model answers problems of {task}: leave out '
                          + ', '.join(f'--{knob}' for knob in unused))
-    problems, T = tasks.Problems(task), model.config.block_size
+    problems = open_data(task, checkpoint['tokenizer'], folder=checkpoint['folder'])
+    T = model.config.block_size
     x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
@@ -218,7 +219,7 @@ def main():
     # problems or text
     with autocast:
         if tasks.is_task(task):
-            print_problems(model, task, rule, source, way)
+            print_problems(model, checkpoint, task, rule, source, way)
         else:
             print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, source, way)
     if show_steps and model.groups:

