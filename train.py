@@ -223,8 +223,9 @@ def main():
     check_knobs()
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
-    text = distributed.make_once(lambda: data.open_data(
-        dataset, before.get('tokenizer'), vocab_size or math.inf, before.get('folder')))
+    reads, folder = before.get('tokenizer'), before.get('folder')
+    text = distributed.make_once(
+        lambda: data.open_data(dataset, reads, vocab_size or math.inf, folder))
     text.check(block_size, batch_size)
     if resumed and before['data'] != text.sha256:
         raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '

@@ -33,7 +33,7 @@ def windows_at_once(config, most=64):
 
 @torch.no_grad()
 def at_labels(model, idx, labelled, n_loop):
-    """Logits (N, V) of a model in evaluation where `labelled` (B, T) is true: not all tokens are."""
+    """Logits (N, V) of the N tokens of idx (B, T) where `labelled` (B, T) is true."""
     plan = Plan(model.loop_counts(n_loop), span=Span(0, idx.shape[1], idx.device))
     return model.lm_head(model.hidden(idx, plan)[0][labelled])
 

@@ -119,7 +119,8 @@ def same(a, b):
 
 def differences(a, b):
     """What differs between the runs in two folders, except knobs and times."""
-    one, other = (saved(folder) | dict(config=None, log=log_of(folder)) for folder in (a, b))
+    one, other = (saved(folder) | dict(config=None, folder=None, log=log_of(folder))
+                  for folder in (a, b))
     return [key for key in one if not same(one[key], other[key])]
 
 

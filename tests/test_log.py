@@ -101,7 +101,7 @@ def test_accuracy_by_depth(tiny, monkeypatch, capsys):
 def test_a_report_is_bounded_by_its_logits(tiny, text):
     """Its losses, and its look at the health of the states."""
     model, sizes = tiny(), []
-    model.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    model.wte.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0))
     row = evaluation.report(run, 7, 10, text, [1], 'cpu', nullcontext())

@@ -69,7 +69,7 @@ def test_held_out_problems_are_not_trained_on():
     x, y = problems.held_out(range(64), 24)
     assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
     assert problems.held_out([0], 8)[0].shape == (1, 8)         # another T after the first
-    checkpoint = dict(config=dict(dataset='hop'), tokenizer=None,
+    checkpoint = dict(config=dict(dataset='hop'), tokenizer=None, folder='',
                       model_args=dict(block_size=24, vocab_size=13))
     _, _, labels, depth = data.held_out(checkpoint, 3, 'calc')
     assert depth.shape == labels.shape == (3, 24) and (depth > 0).any()

