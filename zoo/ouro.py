@@ -30,7 +30,16 @@ from common.configurator import PathName, configure, run
 from exits import Exit
 from loops import Plan, as_noise
 from model import GPT, Block
-from zoo.public import GatedMLP, PublicConfig, adjacent, convert, rename, require, rope_base
+from zoo.public import (
+    GatedMLP,
+    PublicConfig,
+    convert,
+    layer_names,
+    rename,
+    require,
+    rope_base,
+    turned,
+)
 
 # -------------------------------------------------------------------------------------------------
 path: PathName = ''         # the folder
@@ -179,14 +188,8 @@ def translate(public, tensors):
     names = {'wte.weight': 'model.embed_tokens.weight', 'h.0.norm.weight': 'model.norm.weight',
              'gate.weight': 'model.early_exit_gate.weight',
              'gate.bias': 'model.early_exit_gate.bias', 'lm_head.weight': 'lm_head.weight'}
-    for i in range(layers):
-        names |= {f'h.0.core.{i}.{ours}.weight': ' '.join(
-            f'model.layers.{i}.{name}.weight' for name in theirs.split())
-            for ours, theirs in NAMES.items()}
-    turned = ('q_proj.weight', 'k_proj.weight')
-    tensors = {name: adjacent(x, config.n_head) if name.endswith(turned) else x
-               for name, x in tensors.items()}
-    return config, rename(tensors, names)
+    names |= layer_names('h.0.core.', layers, NAMES)
+    return config, rename(turned(public, tensors), names)
 
 
 if __name__ == '__main__':

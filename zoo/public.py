@@ -65,6 +65,16 @@ def rename(tensors, names):
                       and not name.endswith(('rotary_emb.inv_freq', 'freqs_cis'))}
 
 
+def layer_names(ours, n, names):
+    """
+    What `rename` needs for n layers. ours: what comes before the number in our names, such as 'h.'.
+    names: {our name: public names} of the weights of a layer.
+    """
+    return {f'{ours}{i}.{name}.weight': ' '.join(
+        f'model.layers.{i}.{part}.weight' for part in theirs.split())
+        for i in range(n) for name, theirs in names.items()}
+
+
 def adjacent(weight, n_head):
     """
     Weights (rows, C) of queries or keys whose rotary pairs are the rows (i, i + D / 2) of a head ->
@@ -72,6 +82,14 @@ def adjacent(weight, n_head):
     """
     halves = weight.unflatten(0, (n_head, 2, -1))                   # (n_head, 2, D / 2, C)
     return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def turned(public, tensors, turn=adjacent):
+    """The tensors {name: tensor}, those of queries and keys as turn(tensor, its heads)."""
+    H = public['num_attention_heads']
+    heads = dict(q_proj=H, k_proj=public.get('num_key_value_heads') or H)
+    return {name: turn(x, heads[part]) if (part := name.split('.')[-2:][0]) in heads else x
+            for name, x in tensors.items()}
 
 
 # a folder -> a checkpoint -------------------------------------------------------------------------

