@@ -170,10 +170,20 @@ def trace_of(model, idx, n_loop):
     return trace
 
 
+def first_of(states):
+    """
+    The first token that probes count, states (K+1, B, T, C): 1 if token 0 is a sink of attention,
+    with ten times the norm of the others, which would be most of every mean; otherwise 0.
+    """
+    norms = vector_norm(states[-1], dim=-1)                                     # (B, T)
+    return int(norms[:, 0].median() > 10 * norms.median())
+
+
 def measure(model, idx, n_loop):
     """
     The probes of one checkpoint on the tokens idx (B, T): a dict for each group.
 
+        first       the first token that counts, see first_of
         norm, cos   mean and standard deviation over the tokens, (K,) and (K-1,) each
         dlr         {reading: mean and standard deviation}; empty in the last group
         floor       {'float32', 'bfloat16': the rounding floor}
@@ -181,17 +191,18 @@ def measure(model, idx, n_loop):
     """
     trace, measured = trace_of(model, idx, n_loop), []
     for g, (group, entry) in enumerate(zip(model.groups, trace)):
-        states, found = entry['states'], dict(dlr={})
+        first = first_of(entry['states'])
+        states, e, found = entry['states'][:, :, first:], entry['e'][:, first:], dict(dlr={})
         for name, probe in dict(norm=step_norm, cos=step_cos).items():
             values = probe(states).flatten(1)                                   # (K, B * T)
             found[name] = [f(values, dim=1).numpy(force=True) for f in (torch.mean, torch.std)]
-        found['floor'] = {dtype: rounding_floor(group, states, entry['e'], getattr(torch, dtype))
+        found['floor'] = {dtype: rounding_floor(group, states, e, getattr(torch, dtype))
                           for dtype in ('float32', 'bfloat16')}
         found['settled'] = last_clear_cos(states, found['floor']['float32']).nanmean().item()
         for reading, k in READINGS.items() if g + 1 < len(trace) else ():
-            ratio = dlr(states, trace[g + 1]['states'][k])
+            ratio = dlr(states, trace[g + 1]['states'][k][:, first:])
             found['dlr'][reading] = ratio.mean().item(), ratio.std().item()
-        measured.append(found)
+        measured.append(found | dict(first=first))
     return measured
 
 
@@ -388,6 +399,9 @@ def main():
     # all checkpoints
     measured = {it: measure(checkpoint, idx, n_loop) for it, checkpoint in models.items()}
     print_table(measured, groups)
+    if any(found['first'] for found in measured[max(measured)]):
+        print('the first token of a window, a sink of attention with ten times the norm of others, '
+              'is left out')
     if len(groups) > 1:
         figure_2(measured, groups, folder)
     for name in ('norm', 'cos'):

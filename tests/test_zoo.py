@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, make_book, refused, same
+from conftest import ROOT, TINY, finished, make_book, read_csv, refused, same
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -536,7 +536,10 @@ def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four
     assert set(os.listdir('out-etd')) - {'.lock'} == {
-        'angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt'}
+        'angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt', 'walk.csv', 'walk.png'}
+    last = read_csv('out-etd/walk.csv')[-1]
+    assert math.isclose(float(last['update']) / float(last['state']), float(last['relative']),
+                        rel_tol=1e-3)
     finished('--init_from=out-etd/ckpt.pt', '--dataset=book', '--out_dir=trained',
              '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2')
     model, checkpoint = load_checkpoint('trained/ckpt.pt')

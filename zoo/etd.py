@@ -10,8 +10,9 @@ Encode, think, decode: which layers of a plain model to loop (Koishekenov et al.
 
 Prints how far each layer turns the state, the block between the two knees of that curve, and, for
 every block of layers or the candidates, the held-out loss when it loops 1 to 4 times. Writes
-out_dir/ckpt.pt, angles.png and blocks.csv. x^(0) is the input of the block, and no step reads it
-again, or by the injection `bridge` with weights that start at 0: one loop is the plain model.
+out_dir/ckpt.pt, blocks.csv, angles.png, and walk.png: does the loop converge? The block starts from
+its input, x^(0), which later steps do not read again, or by the injection `bridge`, whose weights
+start at 0. So one loop is the plain model.
 
 The curve falls from the front to its lowest layer and rises to the back. The knee of a
 side is its point farthest below the chord from the side's end to the lowest layer, with both axes
@@ -32,6 +33,8 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 import data
+import geometry
+from cache import Span
 from common import plots
 from common.checkpoint import (
     Run,
@@ -45,6 +48,8 @@ from common.configurator import PathName, configure, run
 from common.distributed import pick_device
 from common.evaluation import evaluate
 from common.files import write_csv
+from geometry import step_cos, step_norm
+from loops import Plan
 from model import GPT
 
 # -------------------------------------------------------------------------------------------------
@@ -180,6 +185,32 @@ def draw(curve, block, path):
     plots.save(figure, path, ['layer', 'angle_over_pi'], enumerate(curve))
 
 
+@torch.no_grad()
+def walk(looping, idx, path):
+    """
+    Does the loop converge? Medians of 12 loops over the tokens of idx (B, T), without the first one
+    of a window, which may be a sink of attention with a norm of thousands.
+    """
+    plan = Plan([12], span=Span(0, idx.shape[1], idx.device), keep_states=True)
+    states = looping.hidden(idx, plan)[1][0]['states'][:, :, 1:]                # (13, B, T - 1, C)
+    size, step, cos, accel = (probe.flatten(1).median(1).values.tolist() for probe in (
+        states[:-1].norm(dim=-1), *(f(states) for f in (step_norm, step_cos, geometry.accel))))
+    relative = [a / b for a, b in zip(step, size)]
+    print(f'12 loops: the state grows from {size[0]:.3g} to {size[-1]:.3g}, its update goes from '
+          f'{relative[0]:.2g} to {relative[-1]:.2g} of that, the cosine of two updates from '
+          f'{cos[0]:.2f} to {cos[-1]:.3f}')
+    figure, [[left, right]] = plots.panels(2, 4.4, 3.4)
+    for label, values in {'state': size, 'update': step, 'update / state': relative,
+                          'acceleration': accel}.items():
+        left.plot(range(12 - len(values), 12), values, marker='.', label=label)
+    right.plot(range(1, 12), cos, marker='.')
+    left.set(yscale='log', xlabel='loop step k', ylabel='norm')
+    left.legend(frameon=False, fontsize=8)
+    right.set(xlabel='loop step k', ylabel='cosine of consecutive updates')
+    plots.save(figure, path, ['k', 'state', 'update', 'relative', 'cosine', 'acceleration'],
+               zip(range(12), size, step, relative, [None, *cos], [None, *accel]))
+
+
 def main():
     # the plain model
     dev, _ = pick_device(device, 'float32')
@@ -206,12 +237,13 @@ def main():
         start_over(out_dir, overwrite)
         if rows:
             draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
+            walk(looping, idx[:8], os.path.join(out_dir, 'walk.png'))
             write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
         if '.json' in (tokenizer or ''):
             data.get_encoding(tokenizer, checkpoint['folder']).save(out_dir)
         save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
                  os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f"{out_dir}: ckpt.pt{', blocks.csv, angles.png' if rows else ''}\nnext: python train.py "
+    print(f"{out_dir}: ckpt.pt{', blocks.csv, figures' if rows else ''}\nnext: python train.py "
           f'--init_from={quote(out_dir)}/ckpt.pt --out_dir={quote(out_dir)}-trained')
 
 

@@ -114,10 +114,10 @@ def translate(public, tensors):
 
     names = {'wte.weight': 'model.embed_tokens.weight', 'ln_f.weight': 'model.norm.weight'}
     names['lm_head.weight'] = names['wte.weight'] if config.tied else 'lm_head.weight'
-    names |= hubs.layer_names('h.', config.n_layer, NAMES)
+    names |= hubs.per_layer('h.', config.n_layer, NAMES)
     if config.tied:
         tensors.pop('lm_head.weight', None)
-    return config, hubs.rename(hubs.turned(public, tensors), names)
+    return config, hubs.rename(hubs.turn(public, tensors), names)
 
 
 # a GGUF file --------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def read_gguf(path):
         tensors[name] = x if t.tensor_type.name == 'F32' else x.half()
     public['tie_word_embeddings'] = 'lm_head.weight' not in tensors
     # the reverse of hubs.adjacent: the rotary pairs of a GGUF file are adjacent
-    tensors = hubs.turned(public, tensors, lambda x, heads: x.unflatten(
+    tensors = hubs.turn(public, tensors, lambda x, heads: x.unflatten(
         0, (heads, -1, 2)).transpose(1, 2).reshape(x.shape))
     return public, tensors, TokenizerJson(tokenizer_of(fields))
 

@@ -30,16 +30,7 @@ from common.configurator import PathName, configure, run
 from exits import Exit
 from loops import Plan, as_noise
 from model import GPT, Block
-from zoo.public import (
-    GatedMLP,
-    PublicConfig,
-    convert,
-    layer_names,
-    rename,
-    require,
-    rope_base,
-    turned,
-)
+from zoo.public import GatedMLP, PublicConfig, convert, per_layer, rename, require, rope_base, turn
 
 # -------------------------------------------------------------------------------------------------
 path: PathName = ''         # the folder
@@ -188,8 +179,8 @@ def translate(public, tensors):
     names = {'wte.weight': 'model.embed_tokens.weight', 'h.0.norm.weight': 'model.norm.weight',
              'gate.weight': 'model.early_exit_gate.weight',
              'gate.bias': 'model.early_exit_gate.bias', 'lm_head.weight': 'lm_head.weight'}
-    names |= layer_names('h.0.core.', layers, NAMES)
-    return config, rename(turned(public, tensors), names)
+    names |= per_layer('h.0.core.', layers, NAMES)
+    return config, rename(turn(public, tensors), names)
 
 
 if __name__ == '__main__':

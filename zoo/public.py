@@ -65,7 +65,7 @@ def rename(tensors, names):
                       and not name.endswith(('rotary_emb.inv_freq', 'freqs_cis'))}
 
 
-def layer_names(ours, n, names):
+def per_layer(ours, n, names):
     """
     What `rename` needs for n layers. ours: what comes before the number in our names, such as 'h.'.
     names: {our name: public names} of the weights of a layer.
@@ -84,11 +84,11 @@ def adjacent(weight, n_head):
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
-def turned(public, tensors, turn=adjacent):
-    """The tensors {name: tensor}, those of queries and keys as turn(tensor, its heads)."""
+def turn(public, tensors, how=adjacent):
+    """The tensors {name: tensor}, those of queries and keys as how(tensor, its heads)."""
     H = public['num_attention_heads']
     heads = dict(q_proj=H, k_proj=public.get('num_key_value_heads') or H)
-    return {name: turn(x, heads[part]) if (part := name.split('.')[-2:][0]) in heads else x
+    return {name: how(x, heads[part]) if (part := name.split('.')[-2:][0]) in heads else x
             for name, x in tensors.items()}
 
 
