@@ -237,7 +237,7 @@ def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None,
     depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
     'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
-    stop: the token that ends a row, which then yields `stop` with 0 steps.
+    stop: a list of tokens that end a row, which then yields the first of them with 0 steps.
     The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops,
     draft_tokens: see Drafts), or as a wave (wave, its width; wave_steps; trace, a list: see
     waves.Wave). passes: a list, see loops.Plan.
@@ -261,6 +261,7 @@ def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None,
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
 
     start, made, ended, over = None, 0, [False] * len(idx), None
+    ends = torch.tensor(stop or [], device=idx.device)
     while made < max_new_tokens:
         if cache is None or start != rows.start:
             # a new window is read at once, up to its first new token
@@ -275,15 +276,15 @@ def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None,
             new = way.next_tokens(model, plan, rows, max_new_tokens - made)
         for token, steps, numbers in new:
             if any(ended):
-                token, steps = token.masked_fill(over, stop), steps.masked_fill(over, 0)
+                token, steps = token.masked_fill(over, stop[0]), steps.masked_fill(over, 0)
             yield token, steps
             rows.append(token)
             made += 1
-            if stop is not None:
-                ended = [end or number == stop for end, number in zip(ended, numbers)]
+            if stop:
+                ended = [end or number in stop for end, number in zip(ended, numbers)]
                 if all(ended):
                     return
-                over = token == stop                                            # (B, 1)
+                over = torch.isin(token, ends)                                  # (B, 1)
 
 
 def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,

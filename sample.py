@@ -67,7 +67,7 @@ CONVERGE = ' (prompts: until they have converged)'
 
 def print_sample(row, stop, encoding, text, with_steps):
     """
-    Print the prompt and each token as it comes, up to `stop` -> their loop steps, a list of
+    Print the prompt and each token as it comes, up to one in `stop` -> their loop steps, a list of
     (groups,). row: (a token's number, its loop steps (groups,)), one after another.
     """
     utf8, steps = codecs.getincrementaldecoder('utf-8')('replace'), []
@@ -81,7 +81,7 @@ def print_sample(row, stop, encoding, text, with_steps):
         if with_steps:
             piece = paint(piece, used.float().mean().item())
         print(piece, end='', flush=True)
-        if token == stop:
+        if token in stop:
             break
     print(utf8.decode(b'', final=True))
     return steps
@@ -174,7 +174,7 @@ def print_text(model, encoding, rule, source, way):
     use_one_thread(model)
     if compile:
         compile_passes(model, max(wave, 5))         # 5: four drafts and a token
-    stop = encoding.eot_token if stop_at_end else None
+    stop = getattr(encoding, 'ends', [encoding.eot_token]) if stop_at_end else []
     converges = way['cache'] in POLICIES and POLICIES[way['cache']].converge
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or way['draft_loops'] else num_samples

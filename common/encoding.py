@@ -110,10 +110,10 @@ class TokenizerJson:
         self.tokenizer.no_padding()
         self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
-        self.n_vocab, ends = 1 + max(vocab.values()), [end for end in ENDS if end in vocab]
-        if not ends:
+        self.n_vocab, self.ends = 1 + max(vocab.values()), [vocab[x] for x in ENDS if x in vocab]
+        if not self.ends:
             raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
-        self.eot_token = vocab[ends[0]]
+        self.eot_token = self.ends[0]
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
         self.added = {token: added.content.encode()
                       for token, added in self.tokenizer.get_added_tokens_decoder().items()}

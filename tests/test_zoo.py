@@ -495,6 +495,7 @@ def test_both_stages(book, here, tmp_path, kinds, stage_1, stage_2):
      'must follow one another'),
     (['--init_from=out-plain/ckpt.pt', '--n_windows=4', '--loops=[0]'], 'zoo/etd.py',
      'n_loop must be'),
+    (['--init_from=out-plain/ckpt.pt', '--candidates=[2]'], 'zoo/etd.py', 'pairs [first, last]'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
     (['--model=zoo.ouro:Gated', *TINY, '--groups=[]', '--out_dir=new'], 'train.py',
      'needs groups')])
@@ -536,7 +537,7 @@ def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four
     assert set(os.listdir('out-etd')) - {'.lock'} == {
-        'angles.csv', 'angles.png', 'blocks.csv', 'ckpt.pt', 'walk.csv', 'walk.png'}
+        'blocks.csv', 'ckpt.pt', 'walk.csv', 'walk.png'}
     last = read_csv('out-etd/walk.csv')[-1]
     assert math.isclose(float(last['update']) / float(last['state']), float(last['relative']),
                         rel_tol=1e-3)

@@ -10,9 +10,9 @@ Encode, think, decode: which layers of a plain model to loop (Koishekenov et al.
 
 Prints how far each layer turns the state, the block between the two knees of that curve, and, for
 every block of layers or the candidates, the held-out loss when it loops 1 to 4 times. Writes
-out_dir/ckpt.pt, blocks.csv, angles.png, and walk.png: does the loop converge? The block starts from
-its input, x^(0), which later steps do not read again, or by the injection `bridge`, whose weights
-start at 0. So one loop is the plain model.
+out_dir/ckpt.pt, blocks.csv, and walk.png: does the loop converge? It starts from the input of the
+block, which later steps do not read again, or by the injection `bridge`, whose weights start at 0.
+So one loop is the plain model.
 
 The curve falls from the front to its lowest layer and rises to the back. The knee of a
 side is its point farthest below the chord from the side's end to the lowest layer, with both axes
@@ -124,31 +124,10 @@ def looped(model, block, injection='none'):
     return new.eval()
 
 
-@torch.no_grad()
-def check_one_loop(model, looping, dev):
-    """ValueError unless one loop gives the plain model's logits."""
-    idx = torch.arange(min(64, model.config.block_size), device=dev)[None] % model.config.vocab_size
-    plain, once = model(idx)[0], looping(idx, n_loop=1)[0]
-    error = (once - plain).abs().max().item()
-    print(f'one loop against the plain model: logits differ by {error:.1g}')
-    if not error <= 1e-4 * plain.abs().max():
-        raise ValueError(f'one loop is not the plain model: a {type(model).__name__} does more in '
-                         'a group than in its layers')
-
-
-def measure_blocks(model, blocks, text, dev):
-    """A row for each of the blocks [first, last]: held-out nats a token at each of `loops`."""
-    for first, last in blocks:
-        layers = list(range(first, last + 1))
-        nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
-        yield dict(block=f'{first}-{last}', layers=len(layers)) | {
-            f'loss_{n}': nats[n] for n in loops}
-
-
 def choose(model, text, idx, dev):
     """
-    Print what the curve and the held-out text say -> the block to loop, the curve (L,), the
-    thinking block and the rows of measure_blocks.
+    Print what the angles and the held-out text say -> the block to loop, and a row for each block
+    that was measured: held-out nats a token at each of `loops`.
     """
     n_layer, curve = model.config.n_layer, angles(model, idx)
     thinking = thinking_block(curve)
@@ -161,28 +140,21 @@ def choose(model, text, idx, dev):
               '--block, or --candidates to compare some')
 
     # what the blocks give at these loop counts, without any training
-    blocks = candidates or ([[block[0], block[-1]]] if block else
-                            combinations_with_replacement(range(n_layer), 2))
-    rows = list(measure_blocks(model, blocks, text, dev))
-    best = min(rows, key=lambda row: sum(row[f'loss_{n}'] for n in loops))['block']
-    first, last = map(int, best.split('-'))
-    chosen = block or (list(range(first, last + 1)) if candidates else thinking)
+    blocks, rows = [list(range(first, last + 1)) for first, last in candidates or (
+        combinations_with_replacement(range(n_layer), 2))], []
+    for layers in [block] if block and not candidates else blocks:
+        nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
+        rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers)) | {
+            f'loss_{n}': nats[n] for n in loops})
+    means = [sum(row[f'loss_{n}'] for n in loops) for row in rows]
+    chosen = block or (blocks[means.index(min(means))] if candidates else thinking)
     columns = list(rows[0])[2:]
     print('\nheld-out loss by loops:\n  block     ' + ' '.join(f'{name:>8s}' for name in columns))
     for row in rows:
         mark = '*' if row['block'] == f'{chosen[0]}-{chosen[-1]}' else ' '
         print(f"{mark} {row['block']:9s} " + ' '.join(f'{row[name]:8.4f}' for name in columns))
     print('* the block in ckpt.pt')
-    return chosen, curve, thinking, rows
-
-
-def draw(curve, block, path):
-    """The angle by which each layer turns the state; shaded, the thinking block."""
-    figure, [[ax]] = plots.panels(1, 5.2, 3.4)
-    ax.axvspan(block[0] - 0.4, block[-1] + 0.4, color='0.9')
-    ax.plot(range(len(curve)), curve, marker='o', color=plots.COLOURS[0])
-    ax.set(xlabel='layer', ylabel='angle over pi', title='The thinking block, between two knees')
-    plots.save(figure, path, ['layer', 'angle_over_pi'], enumerate(curve))
+    return chosen, rows
 
 
 @torch.no_grad()
@@ -221,29 +193,35 @@ def main():
                          "'--groups=[]' --out_dir=out-plain")
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in candidates or []):
+        raise ValueError(f'candidates must be pairs [first, last] of layers, not {candidates}')
     check_free(out_dir, overwrite, init_from)
 
     # the block; without held-out text, one that was given is taken as it is
     chosen, rows, name = block, [], dataset or checkpoint['config']['dataset']
     if name or not block:
         text, idx, *_ = data.held_out(checkpoint, n_windows, name, dev)     # (n_windows, T)
-        chosen, curve, thinking, rows = choose(model, text, idx, dev)
+        chosen, rows = choose(model, text, idx, dev)
     looping = looped(model, chosen, injection)      # ValueError if block cannot be a group
-    check_one_loop(model, looping, dev)
+    some = torch.arange(model.config.block_size, device=dev)[None] % model.config.vocab_size
+    with torch.no_grad():
+        error = (looping(some, n_loop=1)[0] - model(some)[0]).abs().max().item()
+    print(f'one loop against the plain model: logits differ by {error:.1g}')
+    if not error < 1e-3:
+        raise ValueError(f'a {type(model).__name__} does more in a group than in its layers')
 
     # files
     knobs, tokenizer = checkpoint['config'] | asdict(looping.config), checkpoint['tokenizer']
     with only_writer(out_dir):
         start_over(out_dir, overwrite)
         if rows:
-            draw(curve, thinking, os.path.join(out_dir, 'angles.png'))
             walk(looping, idx[:8], os.path.join(out_dir, 'walk.png'))
             write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
         if '.json' in (tokenizer or ''):
             data.get_encoding(tokenizer, checkpoint['folder']).save(out_dir)
         save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
                  os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f"{out_dir}: ckpt.pt{', blocks.csv, figures' if rows else ''}\nnext: python train.py "
+    print(f"{out_dir}: ckpt.pt{', blocks.csv, walk.png' if rows else ''}\nnext: python train.py "
           f'--init_from={quote(out_dir)}/ckpt.pt --out_dir={quote(out_dir)}-trained')
 
 
