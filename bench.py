@@ -8,25 +8,26 @@ And is it better than other models, with loops or without?
     python bench.py "--beside=['out-plain']"        the same points of other runs on the same data
     python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
 
-Writes out_dir/bench.csv, figure_4.png and ledger.png, and prints tables. A row of bench.csv is a
-point: a rule at a threshold, a fixed budget, an oracle, drafts or a wave, with its cache policy. On
-Ctrl-C it is written with what has been measured by then; the rest is left empty.
+A row of bench.csv is a point: fixed loops, a rule at a threshold, an oracle, drafts or a wave, with
+its cache policy. `main` makes the points, 224 by default, the full budget first: n_loop fixed loops
+under `exact`. `measure` runs them: first the quality of all, then the first prompt in all ways, the
+second ... `report` prints tables and draws figure_4.png and ledger.png. On Ctrl-C bench.csv has
+what was measured by then.
 
-    measured                of                          on
-    ce, accuracy, evals     all but drafts and waves    held-out windows, or problems
-    latency, fidelity       all but oracles             held-out prompts that are continued in turn
+    of all but drafts and waves, on held-out windows (of a task: problems)
+        ce, ppl, accuracy   nats a token, exp(ce), share of right labels
+        ce_minus_full       ce above that of the full budget; diff_low, diff_high: its interval
+        mean_evals          block maps evaluated (loop steps), of a token and group
+    of all but oracles, on held-out prompts (of a task: ms_per_token alone, of reading a problem,
+    without drafts and waves)
+        identical           share of texts that are those of the full budget of the same run
+        passes, blocks      passes of the model, and layers evaluated in the groups, a new token
+        ms_per_token        median over the prompts, which are read untimed
 
-Fidelity is the share of texts that are those of the full budget: n_loop fixed loops under `exact`.
-In a task latency is the time to read a problem, and drafts and waves are not measured. The noise is
-always the same. 95% intervals are bootstrapped over windows or prompts.
+95% intervals are bootstrapped over windows or prompts. The noise is always the same. tau is a
+rule's threshold, an oracle's epsilon, or the loops of a fixed budget (of drafts: of their check).
 
-Paper: sec. 4, App. D, Fig. 4.
-
-    tau         a rule's threshold, the loop steps of a fixed budget (with drafts, those of the
-                budget that checks them), or the oracle's epsilon
-    evals       block maps evaluated
-    ce, ppl     cross-entropy in nats a token, exp(ce)
-    B, T, V     rows, tokens of a window, vocabulary
+Paper: sec. 4, App. D, Fig. 4. B, T, V: rows, tokens of a window, vocabulary.
 """
 import os
 import time
@@ -71,14 +72,15 @@ prompt_tokens: int | None = None    # of a prompt; None = half a block
 new_tokens = 24             # of a text
 temperature = 0.0           # of the texts
 fidelity = 0.95             # required share of texts that are those of the full budget
-compile = False             # torch.compile what is timed: half a minute and more for each point
+compile = False             # torch.compile passes after a prompt: half a minute and more a point
 calibrate: float | None = None  # find thresholds instead: nats that one may cost (waves: fidelity)
 seed = 0                    # of x^(0), the texts and the bootstrap
 device = 'auto'
 dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
-# columns of bench.csv, of windows and of texts, and how tables show them
+# columns of bench.csv, of windows and of texts, and how tables show them. To add one, write it here
+# and measure it under this name in quality or continue_prompt: its mean is the column
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
                   accuracy='.3f', mean_evals='.2f')
 OF_TEXTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
@@ -89,24 +91,22 @@ OF_TEXTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f',
 
 @dataclass(eq=False)
 class Point:
-    """One way to decode, and what has been measured of it so far."""
+    """
+    One way to decode, and what has been measured of it so far. A new kind of point: a knob, and a
+    line in make_points, make_point (its name) and measure (what is measured of it).
+    """
     run: str            # the folder of its model
     model: torch.nn.Module
     rule: str           # an exit rule, 'fixed' or 'oracle'
     tau: float
-    kind: str           # the kind of decoding, in words
+    kind: str           # what tables group by: 'drafts', 'waves', 'no loops', 'rules, exact' ...
     name: str
     way: dict           # arguments of decode.stream: n_loop, exit, cache, ring, drafts or a wave
-    # {what is measured: a value for each window or prompt}
-    measured: dict = field(default_factory=lambda: defaultdict(list))
+    measured: dict = field(default_factory=lambda: defaultdict(list))   # a value a window or prompt
 
 
-def make_point(model, rule, tau, cache='exact', past=False, **more):
-    """
-    A way to decode. past: see make_exit. more: stream's arguments for drafts or a wave, and `run`,
-    the folder of the model.
-    """
-    run = more.pop('run', '')
+def make_point(model, rule, tau, cache='exact', past=False, run='', **more):
+    """A way to decode. past: see make_exit. more: stream's arguments for drafts or a wave."""
     exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, past)
     loops = model.loop_counts(tau if rule == 'fixed' else n_loop)
     how = cache + (', past' if past and cache == 'exact' else '')
@@ -123,26 +123,27 @@ def make_point(model, rule, tau, cache='exact', past=False, **more):
 
 def make_points(model, run=''):
     """The points that the knobs ask for, each once. The first is the full budget."""
-    policies, full = as_list(cache), ('fixed', n_loop, 'exact')
     if not model.groups:        # nothing loops: a pass is all there is
         return [make_point(model, 'fixed', 1, run=run)]
-    asked = [full, *(('fixed', n, policy) for policy in policies for n in (*budgets, n_loop)),
-             *((rule, tau, *how) for rule, *how in rule_ways() for tau in taus),
-             *(('oracle', epsilon, policy) for policy in policies for epsilon in epsilons)]
-    points = [make_point(model, *one, run=run) for one in dict.fromkeys(asked)]
-    points += [make_point(model, 'fixed', n, run=run, draft_loops=loops, draft_tokens=ahead)
-               for loops, n, ahead in drafts]
-    waved = [make_point(model, rule, tau, 'latest', run=run, wave=width, wave_steps=steps)
-             for width, steps in waves for rule in rules for tau in taus]
-    return points + [point for point in waved if can_wave(model, point.way['exit'])]
+    # (rule, tau, cache policy) and, of rules, past
+    policies = as_list(cache)
+    fixed = [('fixed', n, policy) for policy in policies for n in (*budgets, n_loop)]
+    ruled = [(rule, tau, *how) for rule, *how in rule_ways() for tau in taus]
+    oracles = [('oracle', epsilon, policy) for policy in policies for epsilon in epsilons]
+    asked = dict.fromkeys([('fixed', n_loop, 'exact'), *fixed, *ruled, *oracles])
+    return [*(make_point(model, *one, run=run) for one in asked),
+            *(make_point(model, 'fixed', n, run=run, draft_loops=loops, draft_tokens=ahead)
+              for loops, n, ahead in drafts),
+            *(make_point(model, rule, tau, 'latest', run=run, wave=width, wave_steps=steps)
+              for width, steps in waves for rule in rules if can_wave(model, make_exit(rule))
+              for tau in taus)]
 
 
 def rule_ways():
     """(rule, cache policy, past) of all rules, each once."""
     # `past` is a choice under `exact` alone; elsewhere rules wait in the prompt, and never after it
-    ways = dict.fromkeys((policy, wait or policy != 'exact')
-                         for policy in as_list(cache) for wait in as_list(past))
-    return [(rule, *how) for how in ways for rule in dict.fromkeys(rules)]
+    return list(dict.fromkeys((rule, policy, wait or policy != 'exact') for policy in as_list(cache)
+                              for wait in as_list(past) for rule in rules))
 
 
 def as_list(value):
@@ -172,8 +173,12 @@ def oracle(epsilon):
 # quality ------------------------------------------------------------------------------------------
 
 def decode_given(point, idx):
-    """Decode given idx (B, T) -> logits (B, T, V) and block maps (B, T, groups)."""
+    """
+    Decode given idx (B, T) -> logits (B, T, V) and block maps (B, T, groups); but under `exact`
+    token by token, and without a prompt that converges.
+    """
     way = point.way
+    # an oracle takes two passes, of which the second counts
     for exit in oracle(point.tau) if point.rule == 'oracle' else [way['exit']]:
         plan = Plan(way['n_loop'], exit, as_noise(seed))
         logits, _, evals = teacher_forced(point.model, idx, plan, way['cache'], way['ring'])
@@ -237,80 +242,75 @@ def continue_prompt(point, prompt, new, number=0):
                                         blocks=blocks / n)
 
 
-def time_texts(points, prompt, number):
+def read_problem(point, problem, new=0, number=0):
+    """The same of a problem (1, T), which is only read: no text, and ms_per_token."""
+    begin = time.perf_counter()
+    decode_given(point, problem)[0].argmax(-1).tolist()     # the host waits for the answers
+    return None, dict(ms_per_token=1e3 * (time.perf_counter() - begin) / problem.shape[1])
+
+
+def time_in_turn(points, prompt, number, decode):
     """
-    Continue prompt `number`, (1, n), at every point, the first of each run being its full budget.
-    Adds to each what continue_prompt measures, and identical: is the text that of the full budget?
+    Decode prompt `number`, (1, n), at every point, by continue_prompt or read_problem. Adds to each
+    what that costs and whether its text is identical to that of its run's first, the full budget.
     """
-    full = {}
+    full = {}           # the text of each run's full budget
     for point in points:
-        text, costs = continue_prompt(point, prompt, new_tokens, number)
-        same = torch.equal(text, full.setdefault(point.run, text))
-        for name, value in (costs | dict(identical=same)).items():
+        text, costs = decode(point, prompt, new_tokens, number)
+        if text is not None:
+            costs['identical'] = torch.equal(text, full.setdefault(point.run, text))
+        for name, value in costs.items():
             point.measured[name].append(value)
-
-
-def time_reading(points, problem):
-    """Read a problem (1, T) at every point that can. Adds ms_per_token to each."""
-    for point in points:
-        begin = time.perf_counter()
-        decode_given(point, problem)[0].argmax(-1).tolist()     # the host waits for the answers
-        point.measured['ms_per_token'].append(
-            1e3 * (time.perf_counter() - begin) / problem.shape[1])
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
 
-def largest_tau(make, measured):
-    """
-    Try the taus from the largest down; the first that is good enough on half 0 of the data is
-    chosen, and its costs are measured on half 1. Returns a row of exits.json: what the threshold is
-    for, tau (None if none is good enough), and costs. make(tau) -> a Point. measured(point, half)
-    -> (is it good enough there, a dict of its costs).
-    """
-    way = make(0.0).way
-    wave = [way['wave'], way['wave_steps']] if 'wave' in way else None
-    row = of_threshold(way['exit'], way['cache'], way['ring'], way['n_loop'], wave)
-    for tau in sorted(taus, reverse=True):
-        if measured(make(tau), 0)[0]:
-            return row | dict(tau=tau) | measured(make(tau), 1)[1]
-    return row | dict(tau=None)
-
-
 def find_thresholds(model, idx, targets, prompts):
     """
-    A row for each of rule_ways and, given prompts (N, 1, n), for each wave, with norm_rel.
+    Yield a row of exits.json for each of rule_ways and, given prompts (N, 1, n), for each wave.
 
-    The paper leaves tau to be tuned by hand. Here one half of the windows idx, targets (N, T)
-    chooses it, by the upper end of the interval of its cost, and the other measures what it costs.
-    Waves are judged by `fidelity`.
+    The paper leaves tau to be tuned by hand. Here the even windows and prompts choose it, half 0,
+    and the odd ones report what it costs. A rule is good enough if the interval of its excess ends
+    at `calibrate` or below, a wave if a share `fidelity` of its texts is that of the full budget.
     """
-    full = [make_point(model, 'fixed', n_loop) for _ in range(2)]
+    full = [make_point(model, 'fixed', n_loop) for half in range(2)]
     for half in range(2):
         quality([full[half]], idx[half::2], targets[half::2])
 
-    def cost(point, half):
+    def by_loss(point, half):
         quality([point], idx[half::2], targets[half::2])
         mean, low, high = excess(point, full[half])
         return high <= calibrate, dict(cost=mean, cost_low=low, cost_high=high,
                                        evals=np.mean(point.measured['evals']))
-    for rule, policy, wait in rule_ways():
-        yield largest_tau(lambda tau: make_point(model, rule, tau, policy, wait), cost)
 
-    # waves, by their texts
-    use_one_thread(model)
-    texts = [continue_prompt(full[0], prompt, new_tokens)[0] for prompt in prompts]
-
-    def share(point, half):
+    def by_texts(point, half):
         same = np.mean([torch.equal(continue_prompt(point, prompt, new_tokens)[0], text)
                         for prompt, text in zip(prompts[half::2], texts[half::2])])
         return same >= fidelity, dict(identical=same)
+
+    for way in rule_ways():
+        yield largest_tau(by_loss, model, *way)
+    use_one_thread(model)
+    texts = [continue_prompt(full[0], prompt, new_tokens)[0] for prompt in prompts]
     for width, steps in waves if texts and can_wave(model) else []:
-        yield largest_tau(lambda tau: make_point(model, 'norm_rel', tau, 'latest', wave=width,
-                                                 wave_steps=steps), share)
+        yield largest_tau(by_texts, model, 'norm_rel', 'latest', wave=width, wave_steps=steps)
 
 
-# tables and figures -------------------------------------------------------------------------------
+def largest_tau(judge, model, rule, *how, **wave):
+    """
+    The largest of `taus` that is good enough on half 0, None if none is, and its costs on half 1.
+    judge(point, half) -> (is it good enough there?, a dict of its costs).
+    """
+    way = make_point(model, rule, 0.0, *how, **wave).way
+    row = of_threshold(way['exit'], way['cache'], ring, way['n_loop'], list(wave.values()) or None)
+    for tau in sorted(taus, reverse=True):
+        if judge(make_point(model, rule, tau, *how, **wave), 0)[0]:
+            _, costs = judge(make_point(model, rule, tau, *how, **wave), 1)
+            return row | dict(tau=tau) | costs
+    return row | dict(tau=None)
+
+
+# tables -------------------------------------------------------------------------------------------
 
 def make_row(point, points):
     """What is known of a point so far: its row of bench.csv, with None for the rest."""
@@ -322,18 +322,17 @@ def make_row(point, points):
     row |= {name: way.get(name) for name in ('cache', 'draft_loops', 'draft_tokens', 'wave',
                                              'wave_steps')}
     row |= dict.fromkeys(['windows', *OF_WINDOWS, *groups, 'prompts', *OF_TEXTS])
+    row |= {name: np.mean(known[name]) for name in row if name in known}
     if 'ce' in known:
         above, low, high = excess(point, full)
-        ce, evals = np.mean(known['ce']), np.mean(known['evals'], axis=0)           # (groups,)
-        row |= dict(windows=len(known['ce']), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
-                    diff_low=low, diff_high=high, accuracy=np.mean(known['accuracy']),
-                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)))
+        evals = np.mean(known['evals'], axis=0)                                     # (groups,)
+        row |= dict(windows=len(known['ce']), ppl=np.exp(row['ce']), ce_minus_full=above,
+                    diff_low=low, diff_high=high, mean_evals=evals.mean() if groups else None,
+                    **dict(zip(groups, evals)))
     if 'ms_per_token' in known:
         ms = np.array(known['ms_per_token'])
         low, high = interval(ms, np.median)
         row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high)
-    if 'identical' in known:
-        row |= {name: np.mean(known[name]) for name in ('identical', 'passes', 'blocks')}
     return row
 
 
@@ -354,70 +353,6 @@ def print_rows(title, rows, formats):
     print(f'\n{title}')
     for first, *others in lines:
         print(first.ljust(widths[0]), *map(str.rjust, others, widths[1:]), sep='  ')
-
-
-def grouped(rows, column):
-    """{value: the rows that have it in this column}, all in their order."""
-    values = dict.fromkeys(row[column] for row in rows)
-    return {value: [row for row in rows if row[column] == value] for value in values}
-
-
-def draw_lines(ax, rows, by, x, y, **how):
-    """Column y against column x, for each value of the column `by` in its colour and marker."""
-    for i, (label, mine) in enumerate(grouped(rows, by).items()):
-        ax.plot([row[x] for row in mine], [row[y] for row in mine], marker='o^sDvX'[i % 6], ms=4,
-                color=plots.colour_of(i), label=label, **how)
-
-
-def figure_4(rows, path):
-    """Fig. 4: costs and quality of each rule against tau."""
-    columns = dict(ms_per_token='ms a token', ppl='perplexity', ce='cross-entropy (nats a token)')
-    kinds = grouped(rows, 'kind')
-    figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
-    for axes, (kind, mine) in zip(grid, kinds.items()):
-        for ax, (column, label) in zip(axes, columns.items()):
-            draw_lines(ax, mine, 'rule', 'tau', column, lw=1)
-            ax.set(xscale='log', xlabel='tau', ylabel=label)
-            ax.set_title(kind.removeprefix('rules, '), fontsize=9)
-    grid[0][0].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    plots.save(figure, path)
-
-
-def ledger(rows, path):
-    """
-    Quality against time: a colour for each run, a marker for each kind of decoding, and a star
-    where nothing loops. Drafts and waves are drawn at the quality of the budget whose texts they
-    write, those that write fewer than a share `fidelity` not at all. Losses more than a fifth above
-    the least are beyond the edge.
-    """
-    is_task = all(row['identical'] is None for row in rows)
-    y = 'accuracy' if is_task else 'ce'
-    figure, [[ax]] = plots.panels(1, 8, 4.5)
-    markers = {kind: '*' if kind == 'no loops' else 'o^sDvXP<>'[i % 9]
-               for i, kind in enumerate(grouped(rows, 'kind'))}
-    for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
-        # of a budget under several policies `exact` counts, which comes first
-        of_budget = {row['tau']: row[y] for row in reversed(mine)
-                     if row['rule'] == 'fixed' and row[y]}
-        for kind, some in grouped(mine, 'kind').items():
-            some = [row for row in some if row[y] is not None or row['identical'] >= fidelity]
-            heights = [row[y] if row[y] is not None else
-                       of_budget.get(row['tau'] if kind == 'drafts' else n_loop) for row in some]
-            ax.plot([row['ms_per_token'] for row in some], heights, markers[kind], ls='',
-                    ms=12 if kind == 'no loops' else 5, color=plots.colour_of(i), alpha=0.8)
-        ax.plot([], [], 'o', color=plots.colour_of(i), label=os.path.basename(run))
-    for kind, marker in markers.items():
-        ax.plot([], [], marker, color='0.4', label=kind)
-    ax.set(xlabel='ms a token', xscale='log',
-           ylabel='share of right answers' if is_task else 'held-out loss (nats a token)')
-    for axis in ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter:
-        axis('{x:g}')
-    if not is_task:
-        ax.set_ylim(top=1.2 * min(row[y] for row in rows if row[y] is not None))
-    ax.legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
-    figure.tight_layout()
-    plots.save(figure, path)
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -448,18 +383,15 @@ def measure(points, idx, targets, prompts, folder, is_task):
         quality(of_windows, idx, targets)
         save(points, folder)
         use_one_thread(points[0].model)
-        for model in dict.fromkeys(point.model for point in points) if compile else []:
-            compile_passes(model, max([1, *(width for width, _ in waves),
-                                       *(1 + ahead for _, _, ahead in drafts)]))
-        # first calls, which may compile and are not timed
-        for point in of_texts if len(prompts) and not is_task else []:
-            continue_prompt(point, prompts[0], 3)
+        width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
+        for model in {point.model for point in points} if compile else []:
+            compile_passes(model, width)
+        decode = read_problem if is_task else continue_prompt
+        for point in of_texts if len(prompts) else []:      # first calls, which may compile
+            decode(point, prompts[0], 3)
         for i, prompt in enumerate(prompts):
             print(f'{i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
-            if is_task:
-                time_reading(of_texts, prompt)
-            else:
-                time_texts(of_texts, prompt, i)
+            time_in_turn(of_texts, prompt, i, decode)
             save(points, folder)
     finally:
         save(points, folder)
@@ -471,15 +403,15 @@ def report(points, folder):
     named = dict(run='', name='') if beside else dict(name='')
     print_rows('all points:', found, named | OF_WINDOWS | OF_TEXTS)
     if of_rules := [row for row in found if row['kind'].startswith('rules')]:
-        figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
+        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
     if timed := [row for row in found if row['prompts']]:
-        ledger(timed, os.path.join(folder, 'ledger.png'))
+        plots.ledger(timed, os.path.join(folder, 'ledger.png'), n_loop, fidelity)
     if good := [row for row in timed if row['identical'] is not None
                 and row['identical'] >= fidelity]:
         good.sort(key=lambda row: row['ms_per_token'])
         print_rows(f"the fastest of each kind with {100 * fidelity:g}% of the full budget's texts:",
-                   [mine[0] for of_run in grouped(good, 'run').values()
-                    for mine in grouped(of_run, 'kind').values()], named | OF_TEXTS)
+                   [mine[0] for of_run in plots.grouped(good, 'run').values()
+                    for mine in plots.grouped(of_run, 'kind').values()], named | OF_TEXTS)
     print(f'\n{folder}: bench.csv and the figures')
 
 
@@ -519,7 +451,7 @@ def main():
                'others:', found, dict(rule='', cache='', past='', wave='', tau='g', cost='+.4f',
                cost_low='+.4f', cost_high='+.4f', evals='.2f', identical='.3f'))
     save_thresholds(folder, checkpoint, found, nats=calibrate)
-    print(f'{folder}/exits.json: python sample.py --exit=norm_rel uses it')
+    print(f'{folder}/exits.json: python sample.py --exit=RULE uses it')
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """
-What all figures share, the two GIFs, and the figures of train.py. Nothing else imports matplotlib.
+What all figures share, the two GIFs, and the figures of bench.py and train.py. Nothing else imports
+matplotlib.
 
 Not run by itself. A function takes numbers, and writes a PNG or a GIF and the same numbers as CSV
 beside it, unless they are in log.csv or bench.csv.
@@ -193,6 +194,67 @@ def wave(passes, start, text_of, steps, path):
 
     movie((8, 7), draw, [(n,) for n in range(1, last + 1)], path,
           ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised'], table)
+
+
+# bench.py: the numbers are in bench.csv -----------------------------------------------------------
+
+def grouped(rows, column):
+    """{value: the rows that have it in this column}, all in their order."""
+    values = dict.fromkeys(row[column] for row in rows)
+    return {value: [row for row in rows if row[column] == value] for value in values}
+
+
+def figure_4(rows, path):
+    """Fig. 4: costs and quality of each rule against tau."""
+    columns = dict(ms_per_token='ms a token', ppl='perplexity', ce='cross-entropy (nats a token)')
+    kinds = grouped(rows, 'kind')
+    figure, grid = panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
+    for axes, (kind, mine) in zip(grid, kinds.items()):
+        for ax, (column, label) in zip(axes, columns.items()):
+            for i, (rule, line) in enumerate(grouped(mine, 'rule').items()):
+                ax.plot([row['tau'] for row in line], [row[column] for row in line], lw=1, ms=4,
+                        marker='o^sDvX'[i % 6], color=colour_of(i), label=rule)
+            ax.set(xscale='log', xlabel='tau', ylabel=label)
+            ax.set_title(kind.removeprefix('rules, '), fontsize=9)
+    grid[0][0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    save(figure, path)
+
+
+def ledger(rows, path, n_loop, fidelity):
+    """
+    Quality against time: a colour for each run, a marker for each kind of decoding, and a star
+    where nothing loops. Drafts and waves are drawn at the quality of the budget whose texts they
+    write, those that write fewer than a share `fidelity` not at all. Losses more than a fifth above
+    the least are beyond the edge.
+    """
+    is_task = all(row['identical'] is None for row in rows)
+    y = 'accuracy' if is_task else 'ce'
+    figure, [[ax]] = panels(1, 8, 4.5)
+    markers = {kind: '*' if kind == 'no loops' else 'o^sDvXP<>'[i % 9]
+               for i, kind in enumerate(grouped(rows, 'kind'))}
+    for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
+        # of a budget under several policies `exact` counts, which comes first
+        of_budget = {row['tau']: row[y] for row in reversed(mine)
+                     if row['rule'] == 'fixed' and row[y]}
+        for kind, some in grouped(mine, 'kind').items():
+            some = [row for row in some if row[y] is not None or row['identical'] >= fidelity]
+            heights = [row[y] if row[y] is not None else
+                       of_budget.get(row['tau'] if kind == 'drafts' else n_loop) for row in some]
+            ax.plot([row['ms_per_token'] for row in some], heights, markers[kind], ls='',
+                    ms=12 if kind == 'no loops' else 5, color=colour_of(i), alpha=0.8)
+        ax.plot([], [], 'o', color=colour_of(i), label=os.path.basename(run))
+    for kind, marker in markers.items():
+        ax.plot([], [], marker, color='0.4', label=kind)
+    ax.set(xlabel='ms a token', xscale='log',
+           ylabel='share of right answers' if is_task else 'held-out loss (nats a token)')
+    for axis in ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter:
+        axis('{x:g}')
+    if not is_task:
+        ax.set_ylim(top=1.2 * min(row[y] for row in rows if row[y] is not None))
+    ax.legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    figure.tight_layout()
+    save(figure, path)
 
 
 # train.py: the numbers are in log.csv -------------------------------------------------------------
