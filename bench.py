@@ -174,8 +174,8 @@ def oracle(epsilon):
 
 def decode_given(point, idx):
     """
-    Decode given idx (B, T) -> logits (B, T, V) and block maps (B, T, groups); but under `exact`
-    token by token, and without a prompt that converges.
+    Decode given idx (B, T) -> logits (B, T, V) and block maps (B, T, groups): under `exact` all
+    tokens in one pass, elsewhere one by one.
     """
     way = point.way
     # an oracle takes two passes, of which the second counts

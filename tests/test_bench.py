@@ -308,7 +308,7 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
 @pytest.mark.parametrize('flag, words', [
     ('--new_tokens=1', 'new_tokens must be'), ('--cache=newest', "unknown cache policy 'newest'"),
     ('--waves=[8]', 'and waves of two'), ('--drafts=[[3,3,4]]', 'draft_loops must lie between'),
-    ('--dataset=group', 'the same number of tokens'), ('--budgets=[0]', 'n_loop must be an int from 1'),
+    ('--dataset=group', 'same number of tokens'), ('--budgets=[0]', 'n_loop must be an int from 1'),
     ('--calibrate=0.1', 'n_windows must be at least 16')])
 def test_bad_input(here, flag, words):
     assert words in refused(*SMALL, flag, script='bench.py')
