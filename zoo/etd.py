@@ -177,8 +177,9 @@ def walk(looping, idx, path):
         left.plot(range(12 - len(values), 12), values, marker='.', label=label)
     right.plot(range(1, 12), cos, marker='.')
     left.set(yscale='log', xlabel='loop step k', ylabel='norm')
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=8, ncols=2, loc=(0.02, 0.31))
     right.set(xlabel='loop step k', ylabel='cosine of consecutive updates')
+    figure.tight_layout()
     plots.save(figure, path, ['k', 'state', 'update', 'relative', 'cosine', 'acceleration'],
                zip(range(12), size, step, relative, [None, *cos], [None, *accel]))
 
