@@ -212,7 +212,7 @@ def test_one_loop_is_the_plain_model(a_llama, injection):
         x = model.h[i](x)
     torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
     if injection == 'bridge':           # what W brings in
-        looping.groups[0].adapter.weight.fill_diagonal_(0.5)
+        looping.groups[0].adapter.w.weight.fill_diagonal_(0.5)
         x = model.h[0](model.embed(idx, torch.arange(idx.shape[1])))
         for i in (1, 2, 3):
             x = model.h[i](x if i != 1 else x + 0.5 * x)
