@@ -223,7 +223,8 @@ def main():
         save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
                  os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f"{out_dir}: ckpt.pt{', blocks.csv, walk.png' if rows else ''}\nnext: python train.py "
-          f'--init_from={quote(out_dir)}/ckpt.pt --out_dir={quote(out_dir)}-trained')
+          f"--init_from={quote(out_dir)}/ckpt.pt --dataset={quote(name or 'NAME')} "
+          f'--out_dir={quote(out_dir)}-trained')
 
 
 if __name__ == '__main__':
