@@ -135,33 +135,29 @@ def find_files(path):
 
 
 def own_text(files, val_fraction):
-    """Text files -> texts as tokenize takes them, and the numbers of the documents held out."""
-    texts, kinds, root = [], [], os.path.commonpath(files)
+    """Text files -> their documents, and the numbers of those that are held out."""
+    documents, numbers, root = [], dict(val=[], train=[], other=[]), os.path.commonpath(files)
     for file in files:
         with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
               open(file, encoding='utf-8-sig') as f):
-            text = f.read()
-            documents = documents_in(text)
-            check(documents, 'it is empty')
-        texts.append((text, documents))
+            found = documents_in(f.read())
+            check(found, 'it is empty')
         # what the names of the file and its folders say about its documents
         names = {Path(part).stem for part in Path(os.path.relpath(file, root)).parts}
-        kind = 'val' if names & HELD_OUT else 'train' if 'train' in names else ''
-        kinds += len(documents) * [kind]
+        kind = 'val' if names & HELD_OUT else 'train' if 'train' in names else 'other'
+        numbers[kind] += range(len(documents), len(documents) + len(found))
+        documents += found
 
-    if len(kinds) == 1:         # a single document is cut in two
-        (start, end), = documents
-        middle = start + int((end - start) * (1 - val_fraction))
-        return [(text, [(start, middle), (middle, end)])], {1}
-    held_out = {i for i, kind in enumerate(kinds) if kind == 'val'}
-    if held_out:
-        print(f"{len(held_out)} documents are held out because of their files' names",
+    if len(documents) == 1:         # it is cut in two
+        middle = int(len(documents[0]) * (1 - val_fraction))
+        return [documents[0][:middle], documents[0][middle:]], {1}
+    if numbers['val']:
+        print(f"{len(numbers['val'])} documents are held out because of their files' names",
               file=sys.stderr)
-    else:       # a draw that hardly ever takes the first
-        some = [i for i, kind in enumerate(kinds) if not kind] or range(len(kinds))
-        some = np.random.default_rng(3).permutation(some)
-        held_out = {*some[:max(1, round(len(some) * val_fraction))].tolist()}
-    return texts, held_out
+        return documents, {*numbers['val']}
+    # a draw that hardly ever takes the first
+    drawn = np.random.default_rng(3).permutation(numbers['other'] or numbers['train'])
+    return documents, {*drawn[:max(1, round(len(drawn) * val_fraction))]}
 
 
 def open_fineweb(path, config, commit=None):
@@ -180,10 +176,10 @@ def open_fineweb(path, config, commit=None):
 
 
 def streamed(stream, source):
-    """The texts of a stream, as tokenize takes them. A row without text has no document."""
+    """The documents of each row of a stream; a row without text has none."""
     with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
-        for text in (row['text'] for row in stream):
-            yield text, documents_in(text) if isinstance(text, str) else []
+        for row in stream:
+            yield documents_in(row['text']) if isinstance(row['text'], str) else []
 
 
 # writing a data set -------------------------------------------------------------------------------
@@ -212,12 +208,13 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         texts = streamed(stream, source)
     elif kind == 'torchdocs':
         source = f'documentation in torch {torch.__version__}'
-        texts = ((text, documents_in(text)) for text in torch_documents())
+        texts = map(documents_in, torch_documents())
     elif kind == 'tokens':
         files = [f'{path}/{split}.bin' for split in SPLITS]
     else:
         files = find_files(path)
-        texts, held_out = own_text(files, val_fraction)
+        documents, held_out = own_text(files, val_fraction)
+        texts = [documents]
     made_of = [source, encoding.name, bpe, val_fraction, sha256(*files) if files else '']
     progress = dict(made_of=made_of, asked=asked)
 
@@ -243,9 +240,8 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
             print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
                   file=sys.stderr)
             texts = list(texts)
-            documents = [(text, *span) for text, spans in texts for span in spans]
-            encoding = train_bpe((piece for number, document in enumerate(documents)
-                                  if number not in held_out for piece in in_pieces(*document)), bpe)
+            encoding = train_bpe((piece for number, document in enumerate(chain(*texts))
+                                  if number not in held_out for piece in in_pieces(document)), bpe)
         try:
             done = resume(part, made_of, stream)
             if kind == 'tokens':
@@ -312,7 +308,7 @@ def tokenize(texts, encoding, part, held_out, max_tokens, done):
     """
     Append the tokens of texts to part/{train.bin, val.bin}, until there are max_tokens, 0 = all.
 
-    texts: pairs of a text and the (start, end) of its documents. held_out: numbers of documents.
+    texts: for each text the list of its documents. held_out: numbers of documents.
     done: counts documents, the bytes of each split, and texts without a document. It yields when
     BATCH texts are on the disk.
     """
@@ -321,8 +317,8 @@ def tokenize(texts, encoding, part, held_out, max_tokens, done):
           tqdm(total=max_tokens or None, initial=(done['train'] + done['val']) // 2,
                unit=' tokens', unit_scale=True, desc=part, leave=False, disable=None) as bar):
         while batch := list(islice(texts, BATCH)):
-            pieces = (piece for text, documents in batch for span in documents
-                      for piece in chain(in_pieces(text, *span, cut), [EOT]))
+            pieces = (piece for document in chain(*batch)
+                      for piece in chain(in_pieces(document, cut), [EOT]))
             while some := list(islice(pieces, BATCH)):
                 rows = encoding.encode_ordinary_batch(some, num_threads=os.cpu_count() or 1)
                 for piece, ids in zip(some, rows):
@@ -334,7 +330,7 @@ def tokenize(texts, encoding, part, held_out, max_tokens, done):
                     if piece == EOT and 0 < 2 * max_tokens <= done['train'] + done['val']:
                         return
                 bar.update((done['train'] + done['val']) // 2 - bar.n)
-            done['skipped'] += sum(not documents for _, documents in batch)
+            done['skipped'] += batch.count([])
             for f in train, val:
                 f.flush()
                 os.fsync(f.fileno())

@@ -23,7 +23,7 @@ BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte]
 # where the tokenizer of GPT-2 and those like it, such as a BPE of our own, always split a text into
 # words: before a blank or newline that follows something else and precedes a letter
 WORDS = re.compile(r'[ \n](?<=\S.)(?=\w)', re.DOTALL)
-NOT_BLANK = re.compile(r'\S')
+ANYWHERE, NOWHERE = re.compile(r'[\s\S]'), re.compile('(?!)')
 PIECE = 2048            # letters of a document that are encoded together, at least
 
 
@@ -70,30 +70,29 @@ def train_bpe(texts, vocab_size):
 
 
 def documents_in(text):
-    """Where each document of a text starts and ends. An EOT ends one; one of blanks is left out."""
-    ends = [*(found.start() for found in re.finditer(re.escape(EOT), text)), len(text)]
-    starts = [0, *(end + len(EOT) for end in ends)]
-    return [span for span in zip(starts, ends) if NOT_BLANK.search(text, *span)]
+    """The documents of a text: an EOT ends one, and one of blanks is left out."""
+    return [document for document in text.split(EOT) if document.strip()]
 
 
-def in_pieces(text, start, end, cut=WORDS):
-    """A document, text[start:end], in pieces of at least PIECE letters, cut where `cut` matches."""
-    while found := cut.search(text, start + PIECE, end):
-        yield text[start:found.start()]
+def in_pieces(document, cut=WORDS):
+    """A document in pieces of at least PIECE letters, cut where `cut` matches."""
+    start = 0
+    while found := cut.search(document, start + PIECE):
+        yield document[start:found.start()]
         start = found.start()
-    yield text[start:end]
+    yield document[start:]
 
 
 def where_to_cut(encoding):
     """A pattern for in_pieces, with which the pieces of a document have the tokens of the whole."""
     if encoding.name == 'bytes':
-        return NOT_BLANK
+        return ANYWHERE
     if isinstance(encoding, TokenizerJson):
         split, normalizer = encoding.tokenizer.pre_tokenizer, encoding.tokenizer.normalizer
         added = encoding.tokenizer.get_added_tokens_decoder().values()
         if (normalizer or not re.match(r'ByteLevel\(.*use_regex=True', str(split))
                 or any(token.rstrip or re.search(r'\s', token.content) for token in added)):
-            return re.compile('(?!)')       # nowhere: it may have tokens of several words
+            return NOWHERE      # it may have tokens of several words
     return WORDS
 
 

@@ -246,7 +246,7 @@ def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
 
     def pieces(cut):
-        found = [*encodings.in_pieces(text, 0, len(text), cut)]
+        found = [*encodings.in_pieces(text, cut)]
         assert ''.join(found) == text
         return found
     # the pattern by which GPT-2's tokenizer splits a text into words
