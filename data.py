@@ -356,16 +356,15 @@ def finish(folder, encoding, source, done, progress):
             raise ValueError(f'{file} has {size:,} bytes, but this process wrote {done[split]:,}: '
                              'start again, with no other program that writes there')
         check(size, f'{source} is too small for a training and a held-out split')
-        with (explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
-                      'check the file and --tokenizer'), open(file, 'rb') as f):
+        with explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
+                     'check the file and --tokenizer'):
             check(size % 2 == 0, 'its number of bytes is odd')
-            # how often each token occurs, some millions at a time; are there odd zeros alone?
-            occurs, odd = np.zeros(2 ** 16, dtype=np.int64), 0
-            while len(ids := np.fromfile(f, '<u2', 2 ** 22)):
-                check(occurs.any() or bytes(ids[:3]) != b'\x93NUMPY', 'it is a .npy file')
-                occurs += np.bincount(ids, minlength=2 ** 16)
-                odd |= ids[1::2].any()
-            check(size < 8 or odd, 'every second number is 0, as in 32 or 64 bits')
+            ids = np.memmap(file, '<u2', mode='r')
+            check(bytes(ids[:3]) != b'\x93NUMPY', 'it is a .npy file')
+            check(size < 8 or ids[1::2].any(), 'every second number is 0, as in 32 or 64 bits')
+            # how often each token occurs, some millions at a time
+            parts = np.array_split(ids, 1 + len(ids) // 2 ** 22)
+            occurs = sum(np.bincount(part, minlength=2 ** 16) for part in parts)
             check(not occurs[n_vocab:].any(), f'it has the token {occurs.nonzero()[0][-1]}')
         meta[split] = dict(documents=int(occurs[eot]), tokens=size // 2,
                            bytes=int(occurs[:n_vocab] @ text_bytes), sha256=sha256(file))
