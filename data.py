@@ -326,10 +326,10 @@ def tokenize(texts, encoding, part, held_out, max_tokens, done):
                     ids = [encoding.eot_token] if piece == EOT else ids
                     f.write(np.array(ids, dtype='<u2').tobytes())
                     done[split] += 2 * len(ids)
+                    bar.update(len(ids))
                     done['documents'] += piece == EOT
                     if piece == EOT and 0 < 2 * max_tokens <= done['train'] + done['val']:
                         return
-                bar.update((done['train'] + done['val']) // 2 - bar.n)
             done['skipped'] += batch.count([])
             for f in train, val:
                 f.flush()
@@ -381,9 +381,8 @@ def finish(folder, encoding, source, done, progress):
 
 def read_json(path):
     """The dict in a JSON file, {} if there is none."""
-    with suppress(OSError, ValueError), open(path, encoding='utf-8') as f:
-        found = json.load(f)
-        return found if isinstance(found, dict) else {}
+    with suppress(OSError, ValueError, TypeError), open(path, encoding='utf-8') as f:
+        return dict(json.load(f))
     return {}
 
 
@@ -449,8 +448,7 @@ class Text:
                   f'(text is prepared with python data.py {name} {flag})')
             make(name)
         with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
-            with open(f'{folder}/meta.json') as f:
-                self.meta = json.load(f)
+            self.meta = json.loads(Path(folder, 'meta.json').read_text())
             for split in SPLITS:
                 file, wanted = f'{folder}/{split}.bin', self.meta[split]
                 check(os.path.getsize(file) == 2 * wanted['tokens'],
@@ -462,7 +460,6 @@ class Text:
             self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
             if '.json' in self.tokenizer:       # is it there, and the one that made the tokens?
                 self.encoding = get_encoding(self.tokenizer, folder)
-                self.tokenizer = self.encoding.name
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
         if name == 'torchdocs' and self.sha256 != TORCHDOCS:
