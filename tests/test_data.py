@@ -505,7 +505,7 @@ def test_windows_of_a_text_and_what_fits_it():
     assert text.n_held_out(5) == 5 and x.shape == (2, 5)
     assert (x[0].tolist(), y[1].tolist()) == (text.val[:5].tolist(), text.val[21:].tolist())
     # windows for a checkpoint's model, evenly spread over the held-out part
-    checkpoint = dict(config=dict(dataset='own'), tokenizer='bytes',
+    checkpoint = dict(config=dict(dataset='own'), tokenizer='bytes', folder='',
                       model_args=dict(block_size=5, vocab_size=257))
     _, *x_and_y, depth = data.held_out(checkpoint, 3)
     assert depth is None and all(map(torch.equal, x_and_y, text.held_out([0, 2, 4], 5)))
