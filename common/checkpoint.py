@@ -17,7 +17,7 @@ model.py and zoo/ alone.
 import glob
 import os
 import warnings
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from shlex import quote
@@ -173,23 +173,17 @@ def check_free(out_dir, overwrite, init_from=''):
                          ' over, python train.py --resume continues it, or give another --out_dir')
 
 
-@contextmanager
 def only_writer(out_dir):
     """`with only_writer(out_dir):` ValueError if another program writes into out_dir now."""
     if RANK > 0:
-        yield
-        return
+        return nullcontext()
     os.makedirs(out_dir, exist_ok=True)
-    lock = FileLock(f'{out_dir}/.lock', timeout=0)      # the system frees it if we are killed
     try:
-        lock.acquire()
+        # the end of the block frees it, or the system if we are killed
+        return FileLock(f'{out_dir}/.lock', timeout=0).acquire()
     except Timeout:
         raise ValueError(f'another program writes into {out_dir}: wait for its end, or give '
                          'another --out_dir') from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def start_over(out_dir, overwrite):
