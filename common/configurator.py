@@ -177,10 +177,10 @@ def knobs_of_train():
         lines = ast.parse(f.read()).body
     knobs = {}
     for line in lines:
-        if isinstance(line, (ast.Assign, ast.AnnAssign)):
-            target = line.targets[0] if isinstance(line, ast.Assign) else line.target
-            with suppress(ValueError):          # no literal
-                knobs[ast.unparse(target)] = ast.literal_eval(line.value)
+        match line:
+            case ast.Assign([ast.Name(knob)]) | ast.AnnAssign(ast.Name(knob)):
+                with suppress(ValueError):      # no literal
+                    knobs[knob] = ast.literal_eval(line.value)
     return knobs
 
 
