@@ -75,11 +75,10 @@ def print_sample(row, stop, encoding, text, with_steps):
         if not steps:
             print(text, end='')
         steps.append(used.float())
-        piece = ''
-        if token < encoding.n_vocab:                # a padded vocabulary has tokens without text
-            piece = utf8.decode(encoding.decode_single_token_bytes(token))
+        has_text = token < encoding.n_vocab         # some tokens of a padded vocabulary have none
+        piece = utf8.decode(encoding.decode_single_token_bytes(token)) if has_text else ''
         if with_steps:
-            piece = paint(piece, used.float().mean().item())
+            piece = paint(piece, steps[-1].mean().item())
         print(piece, end='', flush=True)
         if token in stop:
             break
@@ -135,8 +134,7 @@ def rule_of(model, checkpoint, folders, way):
 
 def in_words(model, rule, source, way):
     """How the tokens are made: the line below a text."""
-    counts = model.loop_counts(n_loop, rule)
-    loops = '-'.join(map(str, dict.fromkeys(counts))) if counts else 'no'
+    loops = '-'.join(map(str, dict.fromkeys(model.loop_counts(n_loop, rule)))) or 'no'
     if way['draft_loops']:
         how = f"drafts of {way['draft_loops']} loop(s), checked by {loops}"
     elif wave:
@@ -146,26 +144,20 @@ def in_words(model, rule, source, way):
     return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
 
 
-def print_problems(model, checkpoint, task, rule, source, way):
+def print_problems(model, problems, rule, way, how):
     """Problems of the task that the model has learned, the right answers and the model's."""
-    unused = [knob for knob in TEXT_KNOBS if knob in given]
-    if unused:
-        raise ValueError(f'this model answers problems of {task}: leave out '
-                         + ', '.join(f'--{knob}' for knob in unused))
-    problems = open_data(task, checkpoint['tokenizer'], folder=checkpoint['folder'])
-    T = model.config.block_size
-    x, y, _ = problems.make(np.random.default_rng(seed), num_samples, T)
+    x, y, _ = problems.make(np.random.default_rng(seed), num_samples, model.config.block_size)
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
     logits, steps, _ = teacher_forced(model, idx, plan, way['cache'], ring)
     steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
     coloured = paint if show_steps else lambda text, steps: text
     problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
-    print(f'{in_words(model, rule, source, way)}; mean loop steps {steps.mean():.2f}')
+    print(f'{how}; mean loop steps {steps.mean():.2f}')
 
 
-def print_text(model, encoding, rule, source, way):
-    """num_samples continuations of the prompt. rule, source, way: see rule_of and way_of."""
+def print_text(model, encoding, rule, way, how):
+    """num_samples continuations of the prompt. rule, way, how: see rule_of, way_of and in_words."""
     text, groups, dev = read_prompt(start), model.config.groups, model.lm_head.weight.device
     prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > model.config.block_size:
@@ -189,7 +181,7 @@ def print_text(model, encoding, rule, source, way):
             row = ((token[b].item(), steps[b]) for token, steps in tokens)
             steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
             rate = len(steps) / (time.perf_counter() - begin)
-            print(f'--- {rate:.1f} tokens/s, {in_words(model, rule, source, way)}')
+            print(f'--- {rate:.1f} tokens/s, {how}')
             if groups:
                 means = (f'{mean:.2f} in group {group}' for mean, group
                          in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
@@ -202,26 +194,31 @@ def main():
     no_exit = 'there is nothing to exit from: leave --exit and --wave out'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
     task = checkpoint['config']['dataset']
+    is_task = tasks.is_task(task)
+    way = way_of(model, is_task)
+    unused = ', '.join(f'--{knob}' for knob in TEXT_KNOBS if is_task and knob in given)
     for wrong, what in (
+            (unused, f'this model answers problems of {task}: leave out {unused}'),
             ((past or (tau, hits) != (None, None)) and not (exit or wave),
              '--past, --tau and --hits need an exit rule: add --exit=norm_rel, or --wave=8'),
             (num_samples < 1, f'num_samples must be at least 1, not {num_samples}'),
             ('wave_steps' in given and not wave, '--wave_steps needs a wave: add --wave=8'),
             (compile and cache is None, '--compile needs a cache: leave out --cache=None'),
-            ('ring' in given and cache != 'ring', '--ring needs --cache=ring')):
+            ('ring' in given and cache != 'ring', '--ring needs --cache=ring'),
+            (past and way['cache'] == 'latest',
+             '--past needs what the exact cache keeps: leave out --cache and --wave')):
         if wrong:
             raise ValueError(what)
-    way = way_of(model, tasks.is_task(task))
-    if past and way['cache'] == 'latest':
-        raise ValueError('--past needs what the exact cache keeps: leave out --cache and --wave')
     rule, source = rule_of(model, checkpoint, (results, folder), way)
+    how = in_words(model, rule, source, way)
 
     # problems or text
     with autocast:
-        if tasks.is_task(task):
-            print_problems(model, checkpoint, task, rule, source, way)
+        if is_task:
+            problems = open_data(task, checkpoint['tokenizer'], folder=folder)
+            print_problems(model, problems, rule, way, how)
         else:
-            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, source, way)
+            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, way, how)
     if show_steps and model.groups:
         print_legend()
 
