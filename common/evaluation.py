@@ -78,13 +78,11 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
     depths = depth.unique().tolist()
     say('accuracy by depth of the label (across) and loops (down):')
     say('      ' + ''.join(f'{d:6d}' for d in depths))
+    at_once = windows_at_once(model.config)
     for n_loop in loops:
-        guesses = []
-        at_once = windows_at_once(model.config)
-        for part, labelled in zip(x.split(at_once), known.split(at_once)):
-            with autocast, torch.compiler.set_stance('force_eager'):
-                logits = at_labels(model, part.to(dev), labelled.to(dev), n_loop)
-            guesses.append(logits.argmax(-1).cpu())
+        with autocast, torch.compiler.set_stance('force_eager'):
+            guesses = [at_labels(model, part.to(dev), labelled.to(dev), n_loop).argmax(-1).cpu()
+                       for part, labelled in zip(x.split(at_once), known.split(at_once))]
         right = torch.cat(guesses) == y
         shares = [right[depth == d].double() for d in depths]
         rows += [dict(loops=n_loop, depth=d, labels=len(share), accuracy=share.mean().item())
