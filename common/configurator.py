@@ -213,10 +213,9 @@ def allowed(annotation):
 def parse(key, text, annotation):
     """A flag's text as a value of the knob `key`: a Python literal that fits it, or the text."""
     types, _ = allowed(annotation)
-    try:
+    value = text
+    with suppress(Exception):           # no literal
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = text
     if float in types and (type(value) is int or text == 'inf'):
         value = float(text)
     text_fits = str in types or PathName in types
