@@ -208,8 +208,8 @@ def measure(model, idx, n_loop):
 
 def logits_of(model, g, x):
     """What the states x (T, C) of group g predict, (T, V): in the last group through the coda."""
-    last = g in (-1, len(model.groups) - 1)
-    return (model.through_coda if last else model.readout)(x[None])[0]
+    is_last = model.groups[g] is model.groups[-1]
+    return (model.through_coda if is_last else model.readout)(x[None])[0]
 
 
 def texts_of(tokens, encoding):
@@ -267,9 +267,9 @@ def figure_3a_or_5(name, measured, groups, folder):
             clear = norm[k] > least * floor['float32']
             table += [[groups[g], it, *row] for row in zip(k, mean, std, clear.astype(int))]
 
-            # the band keeps to the values that are possible: norms above 0, cosines up to 1
-            low = np.maximum(mean - std, mean / 10) if is_norm else mean - std
-            high = mean + std if is_norm else np.minimum(mean + std, 1)
+            # the band keeps to the values that are possible: norms above 0, cosines from -1 to 1
+            possible = (mean / 10, np.inf) if is_norm else (-1, 1)
+            low, high = np.clip([mean - std, mean + std], *possible)
             colour = plots.shade(i, len(measured))
             ax.plot(k, mean, color='0.8', lw=1)
             ax.plot(k, np.where(clear, mean, np.nan), color=colour, lw=1.5, label=f'iteration {it}')
