@@ -20,6 +20,7 @@ import torch
 from conftest import ROOT
 from matplotlib.figure import Figure
 from test_data import make_fineweb
+from test_llama import write_gguf
 
 from common import plots
 
@@ -40,6 +41,7 @@ SMALL = {
     'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
     'waves.py': ['--max_new_tokens=3'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
+    'zoo/llama.py': ['--path=tiny.gguf'],
 }
 
 # words of the commands that are run elsewhere, and where
@@ -52,6 +54,8 @@ ELSEWHERE = {
     '-m results.': 'the same',
     "--beside=['recipe'": 'it needs five trainings; test_bench.py has two runs',
     '--path=FOLDER': 'test_zoo.py reads such folders',
+    'out-128': 'test_llama.py does the same with a smaller model',
+    '--path=ARTICLES': 'the same',
     'zoo.huginn:kl': 'test_zoo.py',
 }
 
@@ -106,6 +110,11 @@ def run(folder, command, project=ROOT):
     args += SMALL[script]
     if 'out-calc' in command or 'pretrained/calc' in command:     # flags of text are refused there
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
+    if 'smollm2' in command or 'zoo.llama' in command:
+        pytest.importorskip('gguf')
+        if not os.path.exists(folder / 'tiny.gguf'):
+            write_gguf(folder / 'tiny.gguf')
+        args = [arg.replace('[12,13,14,15]', '[1,2]') for arg in args]      # it has four layers
     if '--calibrate' in command:                        # of each rule it takes seconds
         args.append("--rules=['accel']")
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
