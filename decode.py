@@ -237,7 +237,8 @@ def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None,
     depends on the position in the whole prompt.
     cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
     'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
-    stop: a list of tokens that end a row, which then yields the first of them with 0 steps.
+    stop: the token, or a list of tokens, that end a row, which then yields the first one with 0
+    steps.
     The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops,
     draft_tokens: see Drafts), or as a wave (wave, its width; wave_steps; trace, a list: see
     waves.Wave). passes: a list, see loops.Plan.
@@ -261,7 +262,8 @@ def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None,
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
 
     start, made, ended, over = None, 0, [False] * len(idx), None
-    ends = torch.tensor(stop or [], device=idx.device)
+    stop = [stop] if isinstance(stop, int) else stop or []
+    ends = torch.tensor(stop, device=idx.device)
     while made < max_new_tokens:
         if cache is None or start != rows.start:
             # a new window is read at once, up to its first new token

@@ -177,7 +177,7 @@ def test_rows_stop_at_a_token(tiny, idx, name):
     new = free[:, 5:].tolist()
     # one that row 0 or 1 says while the last row goes on
     stop = next(token for said in zip(*new) for token in said[:2] if token not in new[2][:5])
-    out, steps = model.generate(idx[:, :5], 20, stop=[stop], **how, **GREEDY)
+    out, steps = model.generate(idx[:, :5], 20, stop=stop, **how, **GREEDY)
     lengths = [row.index(stop) + 1 if stop in row else 20 for row in new]
     for b, n in enumerate(lengths):
         assert_same((out[b, :5 + n], steps[b, :n]), (free[b, :5 + n], free_steps[b, :n]))
@@ -213,7 +213,7 @@ def test_speculative_is_greedy(tiny, idx, name, draft_loops, new, changes):
     tokens = plain[0][0, 6:].tolist()
     stop = tokens[-2]
     n = tokens.index(stop) + 1
-    stopped = model.generate(prompt, new, stop=[stop], draft_loops=draft_loops, **how)
+    stopped = model.generate(prompt, new, stop=[257, stop], draft_loops=draft_loops, **how)
     assert_same(stopped, (plain[0][:, :6 + n], plain[1][:, :n]))
 
 

@@ -137,7 +137,7 @@ def test_a_wave_ends_at_stop(trained):
     one = next(one for one in trace if one['leave'] > 1)
     n = one['position'] - 19 + 2
     assert tokens.index(tokens[n - 1]) == n - 1
-    stopped, _ = model.generate(prompt, 20, stop=[tokens[n - 1]], **how)
+    stopped, _ = model.generate(prompt, 20, stop=tokens[n - 1], **how)
     assert stopped[0, 19:].tolist() == tokens[:n]
 
 
