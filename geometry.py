@@ -105,12 +105,13 @@ def paths(states):
 
 
 @torch.no_grad()
-def rounding_floor(group, states, e, dtype):
+def rounding_floor(group, states, e, dtype, first=0):
     """
     The error that rounding adds to one step: mean ||f_dtype(x) - f_float64(x)|| at the last states.
 
     Step norms below this floor, and the cosines of such steps, consist of rounding. dtype: of the
-    matrix products. states (K+1, B, T, C), e (B, T, C); the first four rows of B are enough.
+    matrix products. states (K+1, B, T, C), e (B, T, C); the first four rows of B are enough. first:
+    the first token that counts.
     """
     x, e = states[-1, :4].cpu(), e[:4].cpu()        # on the CPU: not every device has float64
     group = copy.deepcopy(group).cpu()
@@ -118,7 +119,7 @@ def rounding_floor(group, states, e, dtype):
     with torch.autocast('cpu', torch.bfloat16, enabled=dtype == torch.bfloat16):
         rounded = group.step(x, e)
     difference = rounded.double() - exact.step(x.double(), e.double())
-    return vector_norm(difference, dim=-1).mean().item()
+    return vector_norm(difference, dim=-1)[:, first:].mean().item()
 
 
 def last_clear_cos(states, floor):
@@ -192,11 +193,12 @@ def measure(model, idx, n_loop):
     trace, measured = trace_of(model, idx, n_loop), []
     for g, (group, entry) in enumerate(zip(model.groups, trace)):
         first = first_of(entry['states'])
-        states, e, found = entry['states'][:, :, first:], entry['e'][:, first:], dict(dlr={})
+        states, found = entry['states'][:, :, first:], dict(dlr={})
         for name, probe in dict(norm=step_norm, cos=step_cos).items():
             values = probe(states).flatten(1)                                   # (K, B * T)
             found[name] = [f(values, dim=1).numpy(force=True) for f in (torch.mean, torch.std)]
-        found['floor'] = {dtype: rounding_floor(group, states, e, getattr(torch, dtype))
+        found['floor'] = {dtype: rounding_floor(group, entry['states'], entry['e'],
+                                                getattr(torch, dtype), first)
                           for dtype in ('float32', 'bfloat16')}
         found['settled'] = last_clear_cos(states, found['floor']['float32']).nanmean().item()
         for reading, k in READINGS.items() if g + 1 < len(trace) else ():

@@ -187,7 +187,8 @@ class Add(Injection):
 
 
 class Bridge(Add):
-    """x + W e. W starts at 0: with x^(0) = e, one loop is then the plain model of these layers."""
+    """x + W e, x^(0) = e. W starts at 0: one loop is then the plain model of these layers."""
+    reads_e = False             # at first
 
     def __init__(self, config):
         super().__init__(config)

@@ -368,6 +368,7 @@ class Spelled(Problems):
               f'the same number of tokens of {encoding.name}: choose other knobs of the task')
         self.spelled = np.array(spelled)                                        # (words, n)
         self.tokenizer, self.vocab_size = encoding.name, encoding.n_vocab
+        self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
         self.encode, self.decode = encoding.encode, encoding.decode
         self.encoding = encoding if isinstance(encoding, TokenizerJson) else None
 
@@ -376,7 +377,7 @@ class Spelled(Problems):
               f'a multiple of that, not {T}')
         words, labels, steps = super().make(rng, rows, T // self.n)
         y, depth = np.full((rows, T), NOT_ASKED), np.zeros((rows, T), dtype=np.int64)
-        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, self.spelled[labels, -1])
+        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, self.spelled[labels.clip(0), -1])
         depth[:, self.n - 1::self.n] = steps
         return self.spelled[words].reshape(rows, T), y, depth
 

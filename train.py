@@ -60,7 +60,7 @@ vocab_size: int | None = None   # None = the data set's, a large one rounded up 
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
-loop_cap: int | None = None     # the most loops of a draw; --resume can raise it
+loop_cap: int | None = None     # the most loops of a draw; --resume may change it
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
 adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
@@ -148,7 +148,7 @@ def check_knobs():
     """ValueError for a knob that is out of range."""
     least = dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, eval_interval=1,
                  eval_windows=1, log_interval=1, save_interval=1, learning_rate=0, min_lr=0,
-                 warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1)
+                 warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1, loop_cap=1)
     for knob, bound in least.items():
         if knobs[knob] is not None and not bound <= knobs[knob] < 1e30:
             raise ValueError(f'{knob} must be at least {bound} and finite, not {knobs[knob]}')
@@ -170,6 +170,9 @@ def freeze(gpt):
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < n_layer):
         raise ValueError(f'train_only must be FIRST-LAST, two layers from 0 to {n_layer - 1}, not '
                          f"'{train_only}'")
+    if groups and not INJECTIONS[injection].reads_e and int(last) < groups[-1][0]:
+        raise ValueError(f'train_only = {train_only}: no gradient passes a group that loops more '
+                         'than bptt_k times and does not read its input; add layers behind it')
     gpt.requires_grad_(False)
     number = 0
     for layer in gpt.h:

@@ -29,8 +29,7 @@ from common.configurator import explain, given
 from common.distributed import RANK, say
 from common.files import new_file
 
-# knobs that may change within a run: no column of the log depends on them, and no weight, but on
-# the cap of its loops
+# knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
               'log_interval', 'save_interval', 'keep_iters', 'device', 'compile', 'loop_cap'}
 # what every checkpoint has
@@ -118,7 +117,7 @@ def load_checkpoint(path, device='cpu', trusted=''):
         model.load_state_dict(weights, assign=True)
         model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
-    checkpoint['folder'] = os.path.dirname(path)        # of its tokenizer.json
+    checkpoint['folder'] = os.path.dirname(path) or '.' # of its tokenizer.json
     return model.float().to(device).eval(), checkpoint
 
 
@@ -237,8 +236,8 @@ def earlier_run(script):
             return {}, ''
         before = load_checkpoint(init_from, trusted=script['model'])[1]
         earlier, free = before['model_args'], FREE_FIELDS
-        if earlier['pos'] == 'rotary':          # no weight depends on the length of a window
-            free = free | {'block_size'}
+        if earlier['pos'] == 'rotary' and knobs['block_size'] <= earlier['block_size']:
+            free = free | {'block_size'}        # no weight depends on it
     earlier = earlier | dict(model=before['model_class'], out_dir=out_dir)
 
     # the knobs of the earlier run, except those that were given

@@ -140,9 +140,10 @@ def choose(model, text, idx, dev):
               '--block, or --candidates to compare some')
 
     # what the blocks give at these loop counts, without any training
-    blocks, rows = [list(range(first, last + 1)) for first, last in candidates or (
-        combinations_with_replacement(range(n_layer), 2))], []
-    for layers in [block] if block and not candidates else blocks:
+    pairs = candidates or ([[block[0], block[-1]]] if block else
+                           combinations_with_replacement(range(n_layer), 2))
+    blocks, rows = [list(range(first, last + 1)) for first, last in pairs], []
+    for layers in blocks:
         nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
         rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers)) | {
             f'loss_{n}': nats[n] for n in loops})
@@ -168,7 +169,7 @@ def walk(looping, idx, path):
     size, step, cos, accel = (probe.flatten(1).median(1).values.tolist() for probe in (
         states[:-1].norm(dim=-1), *(f(states) for f in (step_norm, step_cos, geometry.accel))))
     relative = [a / b for a, b in zip(step, size)]
-    print(f'12 loops: the state grows from {size[0]:.3g} to {size[-1]:.3g}, its update goes from '
+    print(f'12 loops: the state goes from {size[0]:.3g} to {size[-1]:.3g}, its update goes from '
           f'{relative[0]:.2g} to {relative[-1]:.2g} of that, the cosine of two updates from '
           f'{cos[0]:.2f} to {cos[-1]:.3f}')
     figure, [[left, right]] = plots.panels(2, 4.4, 3.4)
@@ -194,8 +195,11 @@ def main():
                          "'--groups=[]' --out_dir=out-plain")
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in candidates or []):
+    if not all(isinstance(pair, list) and [*map(type, pair)] == [int, int]
+               for pair in candidates or []):
         raise ValueError(f'candidates must be pairs [first, last] of layers, not {candidates}')
+    if [] in (block, candidates, loops) or not all(type(n) is int for n in loops):
+        raise ValueError('block, candidates and loops must not be empty, and loops whole numbers')
     check_free(out_dir, overwrite, init_from)
 
     # the block; without held-out text, one that was given is taken as it is
@@ -211,7 +215,7 @@ def main():
     if not error < 1e-3:
         raise ValueError(f'a {type(model).__name__} does more in a group than in its layers')
 
-    # files
+    # files, with as many bits of a weight as before
     knobs, tokenizer = checkpoint['config'] | asdict(looping.config), checkpoint['tokenizer']
     with only_writer(out_dir):
         start_over(out_dir, overwrite)
@@ -220,6 +224,8 @@ def main():
             write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
         if '.json' in (tokenizer or ''):
             data.get_encoding(tokenizer, checkpoint['folder']).save(out_dir)
+        for key, weight in model.named_parameters():
+            weight.data = weight.to(checkpoint['model'][key].dtype)
         save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
                  os.path.join(out_dir, 'ckpt.pt'), whole=False)
     print(f"{out_dir}: ckpt.pt{', blocks.csv, walk.png' if rows else ''}\nnext: python train.py "

