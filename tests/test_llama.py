@@ -242,7 +242,8 @@ def spelled(tmp_path_factory):
     printed = finished(f'--init_from={folder}/out/ckpt.pt', '--dataset=calc:p=3', '--n_windows=4',
                        '--candidates=[[1,1],[1,2]]', '--block=[1,2]',
                        f'--out_dir={folder}/out-etd', script='zoo/etd.py')
-    assert all(words in printed for words in ('differ by 0', '--dataset=calc:p=3 ', '  1-1 ', '* 1-2 '))
+    assert all(words in printed for words in (
+        'differ by 0', '--dataset=calc:p=3 ', '  1-1 ', '* 1-2 '))
     finished(f'--init_from={folder}/out-etd/ckpt.pt', '--train_only=2-3',
              f'--out_dir={folder}/out-calc', *TRAIN)
     return folder
