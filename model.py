@@ -316,6 +316,14 @@ class GPT(nn.Module):
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return logits, loss
 
+    def logits_at(self, idx, where, n_loop=None):
+        """
+        The logits (N, V) of forward for the N tokens of idx (B, T) where the mask `where` (B, T) is
+        true: on a task the head is for the tokens with labels alone.
+        """
+        plan = Plan(self.loop_counts(n_loop), span=Span(0, idx.shape[1], idx.device))
+        return self.lm_head(self.hidden(idx, plan)[0][where])
+
     def hidden(self, idx, plan):
         """
         forward up to the head: idx (B, T) -> what the head reads (B, T, C), and what each group

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from cache import Span
 from common.distributed import RANK, WORLD, add_up, any_stop, say
-from loops import Plan
 
 
 def spread(text, n, T):
@@ -29,13 +27,6 @@ def spread(text, n, T):
 def windows_at_once(config, most=64):
     """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
     return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
-
-
-@torch.no_grad()
-def at_labels(model, idx, labelled, n_loop):
-    """Logits (N, V) of the N tokens of idx (B, T) where `labelled` (B, T) is true."""
-    plan = Plan(model.loop_counts(n_loop), span=Span(0, idx.shape[1], idx.device))
-    return model.lm_head(model.hidden(idx, plan)[0][labelled])
 
 
 @torch.no_grad()
@@ -57,7 +48,7 @@ def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
             x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
             known = y >= 0
             with autocast:
-                logits = at_labels(model, x, known, n_loop)
+                logits = model.logits_at(x, known, n_loop)
             loss, right = F.cross_entropy(logits.float(), y[known]), logits.argmax(-1) == y[known]
             sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
         if any_stop(dev):
@@ -81,7 +72,7 @@ def report_depth(model, text, loops, dev, autocast, out_dir):
     at_once = windows_at_once(model.config)
     for n_loop in loops:
         with autocast, torch.compiler.set_stance('force_eager'):
-            guesses = [at_labels(model, part.to(dev), labelled.to(dev), n_loop).argmax(-1).cpu()
+            guesses = [model.logits_at(part.to(dev), labelled.to(dev), n_loop).argmax(-1).cpu()
                        for part, labelled in zip(x.split(at_once), known.split(at_once))]
         right = torch.cat(guesses) == y
         shares = [right[depth == d].double() for d in depths]

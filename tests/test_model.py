@@ -165,7 +165,7 @@ def test_flops_of_a_token_by_hand():
 @pytest.mark.parametrize('changes, words', [
     (dict(n_embd=16, n_head=3), 'not divisible'), (dict(n_layer=0), 'n_layer must be positive'),
     (dict(mean_recurrence=math.inf), 'mean_recurrence must be positive and at most 1000, not inf'),
-    (dict(injection='ad'), "injection must be one of concat, add, none, not 'ad'"),
+    (dict(injection='ad'), "injection must be one of concat, add, bridge, none, not 'ad'"),
     (dict(n_embd=6, n_head=2, pos='rotary'), 'n_embd / n_head must be even, not 3'),
     *((dict(groups=groups), 'must follow one another, from 0 to n_layer - 1 = 4')
       for groups in ([[1, 2], [2]], [[5]], [[-1]], [[1, 3]], [[]], [['1']], [[1.0]], [1]))])

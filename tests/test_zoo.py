@@ -536,12 +536,12 @@ def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
 def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four
-    assert set(os.listdir('out-etd')) - {'.lock'} == {
+    assert set(os.listdir('out-plain-etd')) - {'.lock'} == {
         'blocks.csv', 'ckpt.pt', 'walk.csv', 'walk.png'}
-    last = read_csv('out-etd/walk.csv')[-1]
+    last = read_csv('out-plain-etd/walk.csv')[-1]
     assert math.isclose(float(last['update']) / float(last['state']), float(last['relative']),
                         rel_tol=1e-3)
-    finished('--init_from=out-etd/ckpt.pt', '--dataset=book', '--out_dir=trained',
+    finished('--init_from=out-plain-etd/ckpt.pt', '--dataset=book', '--out_dir=trained',
              '--max_iters=2', '--eval_loops=[1,2]', '--eval_windows=2')
     model, checkpoint = load_checkpoint('trained/ckpt.pt')
     assert len(model.groups) == 1 and checkpoint['model_class'] == 'zoo.etd:Looped'

@@ -2,8 +2,8 @@
 Encode, think, decode: which layers of a plain model to loop (Koishekenov et al. 2025, ETD).
 
     python train.py '--groups=[]' --out_dir=out-plain       a plain model
-    python -m zoo.etd --init_from=out-plain/ckpt.pt         finds its thinking block -> out-etd
-    python train.py --init_from=out-etd/ckpt.pt --out_dir=out-etd-trained --max_iters=500
+    python -m zoo.etd --init_from=out-plain/ckpt.pt         finds its thinking block
+    python train.py --init_from=out-plain-etd/ckpt.pt --out_dir=out-trained --max_iters=500
                                                             mid-training, with loops
     python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--block=[12,13,14,15]'
                                                             these layers, of any plain model
@@ -54,7 +54,7 @@ from model import GPT
 
 # -------------------------------------------------------------------------------------------------
 init_from: PathName = 'out-plain/ckpt.pt'   # a model without groups
-out_dir: PathName = 'out-etd'
+out_dir: PathName | None = None     # None = beside the folder of init_from, with -etd behind it
 overwrite = False           # replace the run that out_dir holds
 dataset: str | None = None          # held-out text; None = the run's own
 block: list | None = None           # loop these layers; None = the best candidate, or by the knees
@@ -200,7 +200,8 @@ def main():
         raise ValueError(f'candidates must be pairs [first, last] of layers, not {candidates}')
     if [] in (block, candidates, loops) or not all(type(n) is int for n in loops):
         raise ValueError('block, candidates and loops must not be empty, and loops whole numbers')
-    check_free(out_dir, overwrite, init_from)
+    out = out_dir or (os.path.dirname(init_from) + '-etd').lstrip('-')
+    check_free(out, overwrite, init_from)
 
     # the block; without held-out text, one that was given is taken as it is
     chosen, rows, name = block, [], dataset or checkpoint['config']['dataset']
@@ -217,20 +218,20 @@ def main():
 
     # files, with as many bits of a weight as before
     knobs, tokenizer = checkpoint['config'] | asdict(looping.config), checkpoint['tokenizer']
-    with only_writer(out_dir):
-        start_over(out_dir, overwrite)
+    with only_writer(out):
+        start_over(out, overwrite)
         if rows:
-            walk(looping, idx[:8], os.path.join(out_dir, 'walk.png'))
-            write_csv(rows, os.path.join(out_dir, 'blocks.csv'))
+            walk(looping, idx[:8], os.path.join(out, 'walk.png'))
+            write_csv(rows, os.path.join(out, 'blocks.csv'))
         if '.json' in (tokenizer or ''):
-            data.get_encoding(tokenizer, checkpoint['folder']).save(out_dir)
+            data.get_encoding(tokenizer, checkpoint['folder']).save(out)
         for key, weight in model.named_parameters():
             weight.data = weight.to(checkpoint['model'][key].dtype)
         save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
-                 os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f"{out_dir}: ckpt.pt{', blocks.csv, walk.png' if rows else ''}\nnext: python train.py "
-          f"--init_from={quote(out_dir)}/ckpt.pt --dataset={quote(name or 'NAME')} "
-          f'--out_dir={quote(out_dir)}-trained')
+                 os.path.join(out, 'ckpt.pt'), whole=False)
+    print(f"{out}: ckpt.pt{', blocks.csv, walk.png' if rows else ''}\nnext: python train.py "
+          f"--init_from={quote(out)}/ckpt.pt --dataset={quote(name or 'NAME')} "
+          f'--out_dir={quote(out)}-trained')
 
 
 if __name__ == '__main__':
