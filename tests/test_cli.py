@@ -55,6 +55,7 @@ ELSEWHERE = {
     "--beside=['recipe'": 'it needs five trainings; test_bench.py has two runs',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'out-128': 'test_llama.py does the same with a smaller model',
+    '--train_only': 'the same',
     '--path=ARTICLES': 'the same',
     'zoo.huginn:kl': 'test_zoo.py',
 }
