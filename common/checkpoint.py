@@ -236,8 +236,8 @@ def earlier_run(script):
             return {}, ''
         before = load_checkpoint(init_from, trusted=script['model'])[1]
         earlier, free = before['model_args'], FREE_FIELDS
-        if earlier['pos'] == 'rotary' and knobs['block_size'] <= earlier['block_size']:
-            free = free | {'block_size'}        # no weight depends on it
+        if earlier['pos'] == 'rotary':          # no weight depends on the length of a window
+            free = free | {'block_size'}
     earlier = earlier | dict(model=before['model_class'], out_dir=out_dir)
 
     # the knobs of the earlier run, except those that were given
