@@ -49,6 +49,23 @@ def test_pca_keeps_the_distances_of_a_plane():
     assert geo.pca_2d(torch.tensor([[3.0], [1.0], [2.0]])).tolist() == [[1, 0], [-1, 0], [0, 0]]
 
 
+def test_a_sink_is_left_out(tiny, idx):
+    """A first token of a hundred times the norm; all probes are then those of the others."""
+    states = torch.randn(5, 2, 16, 8)
+    assert geo.first_of(states) == 0
+    states[:, :, 0] *= 100
+    assert geo.first_of(states) == 1
+    model = tiny(groups=[[1]])
+    plain, = geo.measure(model, idx, 4)
+    trace = geo.trace_of(model, idx, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geo, 'first_of', lambda states: 1)
+        found, = geo.measure(model, idx, 4)
+    others = geo.step_norm(trace[0]['states'][:, :, 1:]).flatten(1).mean(dim=1)
+    np.testing.assert_allclose(found['norm'][0], others, rtol=1e-6)
+    assert (plain['first'], found['first']) == (0, 1) and plain['floor'] != found['floor']
+
+
 def test_rounding_floor_tells_the_dtypes_apart(tiny):
     group = tiny().groups[0]
     e = torch.randn(2, 6, 16)
