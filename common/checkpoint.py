@@ -117,7 +117,7 @@ def load_checkpoint(path, device='cpu', trusted=''):
         model.load_state_dict(weights, assign=True)
         model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
-    checkpoint['folder'] = os.path.dirname(path) or '.' # of its tokenizer.json
+    checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
     return model.float().to(device).eval(), checkpoint
 
 
