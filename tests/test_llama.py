@@ -167,6 +167,10 @@ def test_few_bits_become_float16(tmp_path, a_llama):
         torch.float16, torch.float32}
     assert all(torch.equal(p, q.half().float() if q.dim() > 1 else q) for p, q in zip(
         model_of(tmp_path).parameters(), model.parameters()))
+    # and stay so when layers loop
+    finished(f'--init_from={tmp_path}/out/ckpt.pt', '--block=[1]', script='zoo/etd.py')
+    looped = torch.load(tmp_path / 'out-etd' / 'ckpt.pt')['model']
+    assert torch.equal(looped['wte.weight'], weights['wte.weight'])
 
 
 def cut_short(path):
@@ -253,6 +257,7 @@ def test_a_task_in_the_tokens_of_a_model(spelled):
     """The right answers are those of the words; each part that reads a task reads this one."""
     text, idx, targets, depth = data.held_out(saved(f'{spelled}/out-calc'), 8)
     words, labels, steps = tasks.Problems('calc:p=3', held_out=512).with_depth(8)
+    assert text.sha256 != tasks.Problems('calc:p=3').sha256         # other tokens: other data
     first = np.linspace(0, 511, 8).round().astype(int)
     assert text.words[words[first[3], 2]] == text.decode(idx[3, 4:6].tolist())
     assert (targets[:, ::2] == tasks.NOT_ASKED).all()
@@ -276,6 +281,16 @@ def test_a_task_in_the_tokens_of_a_model(spelled):
     assert (last.make(np.random.default_rng(0), 5, 16)[1] >= 0).sum(axis=1).tolist() == [1] * 5
     finished(out, '--n_windows=2', '--n_loop=4', script='geometry.py')
     assert {row['depth'] for row in read_csv(f'{spelled}/out-calc/depth.csv')} >= {'0', '1'}
+
+
+def test_a_text_ends_at_each_token_that_ends_one(spelled, monkeypatch):
+    """As if all tokens did: the first one is the last."""
+    args = f'--out_dir={spelled}/out', '--start=the', '--temperature=0', '--max_new_tokens=4'
+    free = finished(*args, script='sample.py').split('\n---')[0]
+    tokens = TokenizerJson((spelled / 'out' / 'tokenizer.json').read_text()).tokenizer.get_vocab()
+    monkeypatch.setattr('common.encoding.ENDS', ('<|endoftext|>', *sorted(tokens)))
+    stopped = finished(*args, script='sample.py').split('\n---')[0]
+    assert free.startswith(stopped) and len('the') < len(stopped) < len(free)
 
 
 def test_train_only(spelled):

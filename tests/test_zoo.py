@@ -533,6 +533,19 @@ def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
     torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
 
 
+def test_the_block_is_chosen(tiny, idx, monkeypatch, capsys):
+    """By the knees, which may say little; of the candidates the one with the least mean loss."""
+    nats = iter([{1: 2.0, 2: 2.5}, {1: 2.0, 2: 2.1}, {1: 2.0, 2: 3.0}] * 9)
+    for name, value in dict(loops=[1, 2], thinking_block=lambda curve: [1, 2, 3],
+                            evaluate=lambda *_: (next(nats), {})).items():
+        monkeypatch.setattr(etd, name, value)
+    assert etd.choose(tiny(groups=[]), None, idx, 'cpu')[0] == [1, 2, 3]
+    assert 'the knees say little: their block is 3 of 5 layers' in capsys.readouterr().out
+    monkeypatch.setattr(etd, 'candidates', [[0, 0], [1, 2], [3, 4]])
+    assert etd.choose(tiny(groups=[]), None, idx, 'cpu')[0] == [1, 2]
+    assert 'the knees' not in capsys.readouterr().out
+
+
 def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four
