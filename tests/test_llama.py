@@ -170,6 +170,7 @@ def test_few_bits_become_float16(tmp_path, a_llama):
     # and stay so when layers loop
     finished(f'--init_from={tmp_path}/out/ckpt.pt', '--block=[1]', script='zoo/etd.py')
     looped = torch.load(tmp_path / 'out-etd' / 'ckpt.pt')['model']
+    assert looped['wte.weight'].dtype == torch.float16
     assert torch.equal(looped['wte.weight'], weights['wte.weight'])
 
 
