@@ -33,6 +33,7 @@ def test_load_checkpoint(tiny, idx):
     loaded, dictionary = load_checkpoint('good.pt')
     assert not loaded.training and torch.equal(loaded(idx)[0], model(idx)[0])
     assert dictionary.keys() == good.keys() | {'folder'}
+    assert dictionary['folder'] == '.'
 
     # what is no checkpoint, or not a whole one
     start = Path('good.pt').read_bytes()[:5000]
