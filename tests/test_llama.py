@@ -16,6 +16,7 @@ import tasks
 from common.checkpoint import load_checkpoint
 from common.encoding import TokenizerJson
 from decode import generate
+from waves import can_wave
 from zoo import etd, llama
 
 GOLDEN = np.load(os.path.join(ROOT, 'tests', 'golden', 'llama.npz'))
@@ -218,6 +219,7 @@ def test_one_loop_is_the_plain_model(a_llama, injection):
     model, idx = a_llama
     looping = etd.looped(model, [1, 2], injection)
     assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
+    assert not can_wave(looping)            # its input comes in by x^(0) alone, or mostly
     x = model.embed(idx, torch.arange(idx.shape[1]))
     for i in (0, 1, 2, 1, 2, 3):
         x = model.h[i](x)
