@@ -544,6 +544,11 @@ def test_the_block_is_chosen(tiny, idx, monkeypatch, capsys):
     monkeypatch.setattr(etd, 'candidates', [[0, 0], [1, 2], [3, 4]])
     assert etd.choose(tiny(groups=[]), None, idx, 'cpu')[0] == [1, 2]
     assert 'the knees' not in capsys.readouterr().out
+    # a block that is given is taken, and measured beside the candidates
+    monkeypatch.setattr(etd, 'block', [2, 3])
+    chosen, rows = etd.choose(tiny(groups=[]), None, idx, 'cpu')
+    assert chosen == [2, 3] and [row['block'] for row in rows] == ['0-0', '1-2', '3-4', '2-3']
+    assert '* 2-3 ' in capsys.readouterr().out
 
 
 def test_etd_then_mid_training(book, here):

@@ -140,9 +140,9 @@ def choose(model, text, idx, dev):
               '--block, or --candidates to compare some')
 
     # what the blocks give at these loop counts, without any training
-    pairs = candidates or ([[block[0], block[-1]]] if block else
-                           combinations_with_replacement(range(n_layer), 2))
+    pairs = candidates or ([] if block else combinations_with_replacement(range(n_layer), 2))
     blocks, rows = [list(range(first, last + 1)) for first, last in pairs], []
+    blocks += [block] if block and block not in blocks else []
     for layers in blocks:
         nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
         rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers)) | {
