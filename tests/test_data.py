@@ -241,8 +241,8 @@ def test_pieces_of_a_document_have_its_tokens(monkeypatch):
     """Where this is not certain, a document is not cut."""
     monkeypatch.setattr(encodings, 'PIECE', 8)
     # letters that tokenizers look at, in a random order
-    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer', '日本',
-             '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
+    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer',
+             '日本', '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
     text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
 
     def pieces(cut):

@@ -551,6 +551,16 @@ def test_the_block_is_chosen(tiny, idx, monkeypatch, capsys):
     assert '* 2-3 ' in capsys.readouterr().out
 
 
+def test_a_group_that_does_more_than_its_layers(book, here, monkeypatch):
+    """A model whose group has a norm of its own is refused, and nothing is written."""
+    for name, value in dict(Looped=etd.GPT, init_from='out-plain/ckpt.pt', block=[1, 2],
+                            n_windows=4).items():
+        monkeypatch.setattr(etd, name, value)
+    with pytest.raises(ValueError, match='does more in a group'):
+        etd.main()
+    assert not os.path.exists('out-plain-etd/ckpt.pt')
+
+
 def test_etd_then_mid_training(book, here):
     printed = finished('--init_from=out-plain/ckpt.pt', '--n_windows=4', script='zoo/etd.py')
     assert printed.count('\n  ') + printed.count('\n* ') >= 10     # every block of four

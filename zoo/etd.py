@@ -108,7 +108,7 @@ class Looped(GPT):
 def looped(model, block, injection='none'):
     """
     A plain model -> a model of the same modules that loops the layers `block`, x^(0) = e. Its class
-    is Looped for a GPT, and otherwise the model's own.
+    is Looped for a GPT, and otherwise the model's own. ValueError if its groups have more weights.
     """
     config = replace(model.config, groups=[block], injection=injection, x0='e', mean_recurrence=2)
     with torch.device('meta'):          # the plain model's modules replace these
@@ -121,6 +121,8 @@ def looped(model, block, injection='none'):
     new.h = nn.ModuleList([*before, group, *after])
     for name in ('wte', 'wpe', 'ln_f', 'lm_head'):
         setattr(new, name, getattr(model, name))
+    if any(weight.is_meta for weight in new.parameters()):
+        raise ValueError(f'a {type(model).__name__} does more in a group than in its layers')
     return new.eval()
 
 
@@ -214,7 +216,7 @@ def main():
         error = (looping(some, n_loop=1)[0] - model(some)[0]).abs().max().item()
     print(f'one loop against the plain model: logits differ by {error:.1g}')
     if not error < 1e-3:
-        raise ValueError(f'a {type(model).__name__} does more in a group than in its layers')
+        raise ValueError(f'one loop of a {type(model).__name__} is not the plain model')
 
     # files, with as many bits of a weight as before
     knobs, tokenizer = checkpoint['config'] | asdict(looping.config), checkpoint['tokenizer']
