@@ -51,6 +51,7 @@ class GPTConfig:
     step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
     pos: str = 'learned'            # positions: 'learned' (the paper) or 'rotary'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
+    window: int | None = None       # attention reads the last `window` tokens; None = all of them
     norm_eps: float = 1e-6          # of all norms
 
     def __post_init__(self):
@@ -67,8 +68,8 @@ class GPTConfig:
                                  f'{getattr(self, name)!r}')
         most = dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
-                     'bptt_k', 'rope_base', 'norm_eps'):
-            if not 0 < getattr(self, name) <= most.get(name, 1e30):
+                     'bptt_k', 'rope_base', 'norm_eps', 'window'):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) <= most.get(name, 1e30):
                 raise ValueError(f'{name} must be positive and at most {most.get(name, 1e30):g}, '
                                  f'not {getattr(self, name)}')
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
@@ -129,6 +130,7 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
+        self.window = config.window
 
     def qkv(self, x):
         """x (B, T, C) -> queries, keys and values (B, T, 3C), before rotary positions."""
@@ -150,11 +152,20 @@ class CausalSelfAttention(nn.Module):
         else:
             kv, mask = hook(qkv[:, :, 1:])                                      # (B, end, 2, H, D)
             q, (k, v) = qkv[:, :, 0].transpose(1, 2), kv.transpose(1, 3).unbind(2)
+        if self.window is not None and k.shape[2] > self.window:
+            mask = self.near(mask, pos, k.shape[2], x.device)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
             is_causal=mask is None and T > 1)
         y = y.transpose(1, 2).reshape(B, T, C)
         return self.c_proj(y)
+
+    def near(self, mask, pos, end, device):
+        """The mask (T, end) of the last `window` tokens of each new one, itself included."""
+        place = torch.arange(end, device=device)
+        pos = place if pos is None else pos
+        near = place > pos[:, None] - self.window
+        return near & (place <= pos[:, None] if mask is None else mask)
 
 
 class MLP(nn.Module):

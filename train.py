@@ -69,6 +69,7 @@ norm_inside = True          # the norm of the core in every step; False = once, 
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
 pos = 'learned'             # positions: learned, rotary
 rope_base = 10000.0         # of rotary positions; 100 for short problems
+window: int | None = None   # attention reads the last `window` tokens; None = all
 # training
 train_only = ''             # layers whose weights may change, such as 12-29; '' = all weights
 batch_size = 16             # sequences of a step, split among all processes
