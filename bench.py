@@ -39,16 +39,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from common import plots
-from common.checkpoint import open_run
+from common.checkpoint import of_threshold, open_run, save_thresholds
 from common.configurator import PathName
-from common.evaluation import windows_at_once
 from common.files import write_csv
-from common.thresholds import of_threshold, save_thresholds
-from compiled import compile_passes
+from common.report import windows_at_once
 from decode import stream, teacher_forced, use_one_thread
+from decode.compiled import compile_passes
+from decode.wave import can_wave
 from exits import EXITS, Exit, make_exit
 from loops import Plan, as_noise
-from waves import can_wave
 
 # --------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model

@@ -49,8 +49,8 @@ from tqdm import tqdm
 import tasks
 from common.configurator import PathName, configure, did_you_mean, explain, run
 from common.encoding import EOT, documents_in, in_pieces, open_encoding, train_bpe, where_to_cut
-from common.evaluation import spread
 from common.files import write_json
+from common.report import spread
 from tasks import TASKS, check
 
 # --------------------------------------------------------------------------------------------------
@@ -80,6 +80,27 @@ def get_encoding(name, folder=None):
     check(name, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
     return tasks.Problems(name) if tasks.is_task(name) else open_encoding(name, folder)
+
+
+def texts_of(tokens, encoding):
+    """
+    The text of each token; bytes that are not UTF-8 as \\xNN, tokens without text as #NUMBER.
+
+    encoding: of data.get_encoding, or None for a model that came without a tokenizer.
+    """
+    n_vocab = encoding.n_vocab if encoding else 0
+    return [encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
+            if token < n_vocab else f'#{token}' for token in tokens]
+
+
+def read_prompt(start):
+    """The knob `start` -> the text, from a file if it is FILE:PATH."""
+    if not start.startswith('FILE:'):
+        return start
+    path = os.path.expanduser(start.removeprefix('FILE:'))
+    with (explain(f"cannot read '{path}'", 'a prompt is text in UTF-8', UnicodeDecodeError),
+          open(path, encoding='utf-8-sig') as f):
+        return f.read()
 
 
 # where text comes from ----------------------------------------------------------------------------

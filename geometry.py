@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName
+from data import texts_of
 from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------
@@ -212,17 +213,6 @@ def logits_of(model, g, x):
     """What the states x (T, C) of group g predict, (T, V): in the last group through the coda."""
     is_last = model.groups[g] is model.groups[-1]
     return (model.through_coda if is_last else model.readout)(x[None])[0]
-
-
-def texts_of(tokens, encoding):
-    """
-    The text of each token; bytes that are not UTF-8 as \\xNN, tokens without text as #NUMBER.
-
-    encoding: of data.get_encoding, or None for a model that came without a tokenizer.
-    """
-    n_vocab = encoding.n_vocab if encoding else 0
-    return [encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
-            if token < n_vocab else f'#{token}' for token in tokens]
 
 
 # figures: each writes a PNG, and its numbers as CSV -----------------------------------------------
@@ -416,7 +406,8 @@ def main():
         model(idx, n_loop=n_loop, exit=make_exit(rule), trace=(trace := []))
         used[rule] = torch.cat([entry['steps_used'] for entry in trace]).numpy(force=True)  # (G, T)
     encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
-    words = [repr(text)[1:-1] for text in texts_of(idx[0].tolist(), encoding)]  # a line break as \n
+    texts = texts_of(idx[0].tolist(), encoding)
+    words = [repr(text)[1:-1] for text in texts]        # a line break as \n
     figure_1(states, used, words, groups, folder)
     convergence(states, None if depth is None else depth[0], words, groups, folder)
     if animate:

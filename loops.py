@@ -353,6 +353,11 @@ class RecurrentGroup(nn.Module):
         return self.output(x), found
 
 
+def of_groups(found, name, idx):
+    """steps_used or evals of all groups, (B, T, groups); a model may have no groups."""
+    return torch.stack([one[name] for one in found], -1) if found else idx.new_zeros(*idx.shape, 0)
+
+
 # the demonstration --------------------------------------------------------------------------------
 
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1

@@ -25,7 +25,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, sample_n_loop
+from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
 MOST_LOOPS, MOST_LAYERS = 10_000, 1000
 
@@ -68,13 +68,15 @@ class GPTConfig:
                                  f'{getattr(self, name)!r}')
         most = dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
-                     'bptt_k', 'rope_base', 'norm_eps', 'window'):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) <= most.get(name, 1e30):
+                     'bptt_k', 'rope_base', 'norm_eps'):
+            if not 0 < getattr(self, name) <= most.get(name, 1e30):
                 raise ValueError(f'{name} must be positive and at most {most.get(name, 1e30):g}, '
                                  f'not {getattr(self, name)}')
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
             raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
                              f'{self.dropout} and {self.step_noise}')
+        if self.window is not None and self.window < 1:
+            raise ValueError(f'window must be at least 1 token, or None, not {self.window}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
         if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
@@ -367,9 +369,14 @@ class GPT(nn.Module):
         return generate(self, *prompts, **how)
 
 
-def of_groups(found, name, idx):
-    """steps_used or evals of all groups, (B, T, groups); a model may have no groups."""
-    return torch.stack([one[name] for one in found], -1) if found else idx.new_zeros(*idx.shape, 0)
+def compile_layers(model, **how):
+    """Compile each block and loop step; loop counts never recompile. how: for torch.compile."""
+    # in training three graphs for each core length: no gradients, the first step with them, later
+    # ones; bench.py needs more, one for each of its settings
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.h:
+        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
+        setattr(layer, name, torch.compile(getattr(layer, name), **how))
 
 
 # what a shape costs -------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ It needs only a checkpoint, not the data, and uses a pretrained one if you have 
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 """
 import codecs
-import os
 import time
 from dataclasses import replace
 
@@ -20,14 +19,13 @@ import torch
 
 import tasks
 from cache import POLICIES
-from common.checkpoint import open_run
+from common.checkpoint import calibrated, of_threshold, open_run
 from common.colours import paint, print_legend
-from common.configurator import PathName, configure, explain, given, run
+from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
-from common.thresholds import calibrated, of_threshold
-from compiled import compile_passes
-from data import EOT, get_encoding, open_data
+from data import EOT, get_encoding, open_data, read_prompt
 from decode import stream, teacher_forced, use_one_thread
+from decode.compiled import compile_passes
 from exits import make_exit
 from loops import Plan, as_noise
 
@@ -84,16 +82,6 @@ def print_sample(row, stop, encoding, text, with_steps):
             break
     print(utf8.decode(b'', final=True))
     return steps
-
-
-def read_prompt(start):
-    """The knob `start` -> the text, from a file if it is FILE:PATH."""
-    if not start.startswith('FILE:'):
-        return start
-    path = os.path.expanduser(start.removeprefix('FILE:'))
-    with (explain(f"cannot read '{path}'", 'a prompt is text in UTF-8', UnicodeDecodeError),
-          open(path, encoding='utf-8-sig') as f):
-        return f.read()
 
 
 def way_of(model, is_task=False):

@@ -33,14 +33,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import configurator, distributed, evaluation, log
+from common import configurator, distributed, report
 from common.checkpoint import Run, class_of, earlier_run, only_writer, save_run, start_over
 from common.configurator import PathName
 from common.distributed import RANK, WORLD, say
 from common.optim import make_optimizers
-from compiled import compile_layers
 from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
-from model import MOST_LOOPS, flops_per_token
+from model import MOST_LOOPS, compile_layers, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -265,7 +264,7 @@ def train(run, text, dev, autocast):
         f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
     eval_counts = eval_loops if gpt.groups else [1]
     all_windows = text.n_held_out(block_size)
-    run_log = log.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
+    run_log = report.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
                       accuracy=text.is_task)
     if RANK == 0 and text.encoding:     # sample.py needs the tokenizer.json beside the checkpoint
         text.encoding.save(out_dir)
@@ -276,7 +275,7 @@ def train(run, text, dev, autocast):
         held_out = {}
         if it == max_iters or (it > 0 and it % eval_interval == 0):
             n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
-            held_out = evaluation.report(run, it, n_windows, text, eval_counts, dev, autocast)
+            held_out = report.report(run, it, n_windows, text, eval_counts, dev, autocast)
         stop = held_out is None         # asked to stop meanwhile
         if stop or it == max_iters:
             break
@@ -308,7 +307,7 @@ def train(run, text, dev, autocast):
         status[1] += len(distributed.stop_signals)
         status[2] = norm / WORLD                # each process has the same
         loss, stop, norm = distributed.add_up(status).tolist()
-        log.check_finite(loss, norm, n_loop, it, lr, out_dir)
+        report.check_finite(loss, norm, n_loop, it, lr, out_dir)
         for one in run.optimizers.values():
             for group in one.param_groups:
                 group['lr'] = lr
@@ -316,7 +315,7 @@ def train(run, text, dev, autocast):
             one.zero_grad(set_to_none=True)
 
         # log
-        if log.is_spike(loss, run.trend):
+        if report.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
         run_log.steps.append((time.time() - clock, tokens, flops))
@@ -336,9 +335,10 @@ def train(run, text, dev, autocast):
         run_log.add(dict(iter=it) | held_out)
         if RANK == 0:
             from common import plots  # here, since matplotlib takes a second to import
-            plots.losses(log.read_log(run_log.path), eval_counts, os.path.join(out_dir, 'loss.png'))
+            plots.losses(report.read_log(run_log.path), eval_counts,
+                         os.path.join(out_dir, 'loss.png'))
             if text.is_task:
-                evaluation.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
+                report.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
         say(f'done in {time.time() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png\n'
             f"next: python sample.py{' --exit accel' if gpt.groups else ''}{flag}")
     return stop

@@ -15,6 +15,8 @@ model.py and zoo/ alone.
     and to resume: optimizer, muon {parameter number: state}, trend, spikes (log.py)
 """
 import glob
+import hashlib
+import json
 import os
 import warnings
 from contextlib import nullcontext
@@ -27,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from common.configurator import explain, given
 from common.distributed import RANK, say
-from common.files import new_file
+from common.files import new_file, write_json
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
@@ -153,6 +155,48 @@ def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
     if if_plain and not model.groups:
         raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
     return model, checkpoint, folder, results
+
+
+# calibrated thresholds: written by bench.py --calibrate, read by sample.py ----------------------
+#
+# A threshold belongs to the weights, the rule and the way of decoding for which it was found.
+
+def hash_of_weights(checkpoint):
+    """sha256 of a checkpoint's weights: its thresholds belong to them alone."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(checkpoint['model'].items()):
+        digest.update(name.encode() + weight.float().numpy(force=True).tobytes())
+    return digest.hexdigest()
+
+
+def save_thresholds(out_dir, checkpoint, rows, **about):
+    """Write out_dir/exits.json. rows: dicts of cache, rule, past, tau and costs."""
+    write_json(dict(weights=hash_of_weights(checkpoint)) | about | dict(exits=rows),
+               os.path.join(out_dir, 'exits.json'))
+
+
+def of_threshold(exit, cache, ring, n_loop, wave=None):
+    """All that a threshold was found for, as plain values. n_loop: counts; wave: [width, steps]."""
+    cache = cache or 'exact'            # without a cache the result is that of exact
+    return dict(rule=exit.name, hits=exit.hits, keep=exit.keep, cache=cache,
+                past=exit.past or cache != 'exact',             # prompts wait
+                ring=ring if cache == 'ring' else None, n_loop=n_loop, wave=wave)
+
+
+def calibrated(out_dir, checkpoint, wanted):
+    """
+    The threshold in out_dir/exits.json for what of_threshold returns. None if there is none, or if
+    the file is of other weights. ValueError if it cannot be read.
+    """
+    path = os.path.join(out_dir, 'exits.json')
+    if not os.path.exists(path):
+        return None
+    with explain(f"cannot read '{path}'", 'make it again: python bench.py --calibrate=0.005'):
+        with open(path) as f:
+            found = json.load(f)
+        taus = [row['tau'] for row in found['exits'] if wanted.items() <= row.items()]
+        fits = found['weights'] == hash_of_weights(checkpoint)
+    return taus[0] if fits and taus else None
 
 
 # where a run begins -------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ import exits  # noqa: E402
 import tasks  # noqa: E402
 from cache import Signals  # noqa: E402
 from common.checkpoint import load_checkpoint  # noqa: E402
-from common.log import read_log  # noqa: E402
+from common.report import read_log  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model

@@ -17,7 +17,7 @@ from conftest import TINY, finished, read_csv, refused
 import bench
 import data
 import decode
-from common import evaluation, plots
+from common import plots, report
 from common.checkpoint import load_checkpoint
 from exits import make_exit
 
@@ -203,7 +203,7 @@ def test_ctrl_c_loses_nothing(here, monkeypatch):
     # two windows at once, and for each two a pass of the seven points and two passes of both
     # oracles: the 14th is that of the third point, in the second two windows
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, 'windows_at_once', lambda config, most: 2)
+        patch.setattr(report, 'windows_at_once', lambda config, most: 2)
         interrupt('teacher_forced', 14)
     rows = read_csv('out/bench.csv')
     assert names(rows) == NINE and {row['ms_per_token'] for row in rows} == {''}

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, TINY, differences, finished, refused, saved, small_disk
 
 import tasks
-from common import checkpoint, thresholds
+from common import checkpoint
 from common.checkpoint import find_run, load_checkpoint, save_checkpoint
 from common.files import new_file, write_json
 from exits import make_exit
@@ -107,25 +107,25 @@ def test_the_pretrained_models_have_learned():
 def test_thresholds_belong_to_the_weights(tiny):
     stored = dict(model=tiny().state_dict())
     def found_for(rule, cache='latest', ring=8, n_loop=30, wave=None):
-        return thresholds.of_threshold(rule, cache, ring, [n_loop], wave)
+        return checkpoint.of_threshold(rule, cache, ring, [n_loop], wave)
 
     kl, accel = make_exit('kl'), make_exit('accel')
-    thresholds.save_thresholds('out', stored, [found_for(kl) | dict(tau=0.5),
+    checkpoint.save_thresholds('out', stored, [found_for(kl) | dict(tau=0.5),
                                                found_for(accel) | dict(tau=None),
                                                found_for(kl, 'ring', 4) | dict(tau=0.25)])
-    assert thresholds.calibrated('out', stored, found_for(kl)) == 0.5
-    assert thresholds.calibrated('out', stored, found_for(kl, 'ring', 4)) == 0.25
+    assert checkpoint.calibrated('out', stored, found_for(kl)) == 0.5
+    assert checkpoint.calibrated('out', stored, found_for(kl, 'ring', 4)) == 0.25
     # calibration has found none, or has not looked
     for other in (found_for(accel), found_for(make_exit('norm')), found_for(kl, 'exact'),
                   found_for(make_exit('kl', hits=2)), found_for(make_exit('kl', keep=False)),
                   found_for(kl, 'ring', 8), found_for(kl, n_loop=8), found_for(kl, wave=[8, 1])):
-        assert thresholds.calibrated('out', stored, other) is None
-    assert thresholds.calibrated('nowhere', stored, found_for(kl)) is None
+        assert checkpoint.calibrated('out', stored, other) is None
+    assert checkpoint.calibrated('nowhere', stored, found_for(kl)) is None
     stored['model']['lm_head.weight'][0, 0] += 1e-3         # other weights
-    assert thresholds.calibrated('out', stored, found_for(kl)) is None
+    assert checkpoint.calibrated('out', stored, found_for(kl)) is None
     Path('out/exits.json').write_text('{"weights"')
     with pytest.raises(ValueError, match="cannot read 'out/exits.json'.*make it again"):
-        thresholds.calibrated('out', stored, found_for(kl))
+        checkpoint.calibrated('out', stored, found_for(kl))
 
 
 def test_a_file_is_whole_or_as_it_was(monkeypatch):

@@ -36,10 +36,10 @@ SMALL = {
         '--taus=[1e-2]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4', '--n_windows=16',
         '--n_prompts=1', '--new_tokens=4', '--waves=[[2,1]]'],
     'tasks.py': ['--rows=20'],
-    'explore.py': ['--n_loop=3', '--start=The'],
+    'page/__main__.py': ['--n_loop=3', '--start=The'],
     'model.py': [], 'loops.py': [], 'exits.py': [], 'cache.py': [],
-    'decode.py': ['--max_new_tokens=2', '--n_loop=3'],
-    'waves.py': ['--max_new_tokens=3'],
+    'decode/__main__.py': ['--max_new_tokens=2', '--n_loop=3'],
+    'decode/wave.py': ['--max_new_tokens=3'],
     'zoo/etd.py': ['--n_windows=2', '--loops=[1,2]'],
     'zoo/llama.py': ['--path=tiny.gguf'],
 }
@@ -71,7 +71,8 @@ def commands():
     lines = [line for line in lines if line and not any(word in line for word in ELSEWHERE)]
     # in a sentence of README.md
     lines += ['python model.py config/groups.py',
-              *(f'python {name}.py' for name in ('loops', 'exits', 'cache', 'decode', 'waves'))]
+              *(f'python {name}.py' for name in ('loops', 'exits', 'cache')),
+              'python -m decode', 'python -m decode.wave']
     # the other configs, on top of the paper's, as they are meant to be used
     lines += [f'python train.py config/groups.py config/{name}'
               for name in sorted(os.listdir(os.path.join(ROOT, 'config')))
@@ -106,7 +107,8 @@ def run(folder, command, project=ROOT):
     python, *words = shlex.split(command)
     assert python == 'python', command
     if words[0] == '-m':
-        words[:2] = [words[1].replace('.', '/') + '.py']
+        module = words[1].replace('.', '/')
+        words[:2] = [module + ('/__main__.py' if os.path.isdir(f'{ROOT}/{module}') else '.py')]
     script, *args = words
     args += SMALL[script]
     if 'out-calc' in command or 'pretrained/calc' in command:     # flags of text are refused there
@@ -141,14 +143,14 @@ LAST_WORDS = {
     '--out_dir=out-calc': 'answers right',
     'tasks.py': '20 problems: the oracle disagrees with 0',
     'zoo.etd': 'next: python train.py',
-    'explore.py': 'open it in a browser',
+    'page': 'open it in a browser',
     'model.py': r'effective depth 56(.*\n)*.* 2,480.6 MFLOPs a token, forward and backward',
     'loops.py': 'lognormal draws at r = 4: mean [45]',
     'exits.py': r'kept +9 +16 +11 +10 +2 +16(.*\n)*algorithm_1 keeps 10',
     'cache.py': r'exact +8 +reads +1,1(.*\n)*ring.* 3,7 +4,8 +1,5',
-    'decode.py': r'exact, fixed +2 of 2 +3.00(.*\n)*exact, drafts of 2 loops +2 of 2',
+    '-m decode': r'exact, fixed +2 of 2 +3.00(.*\n)*exact, drafts of 2 loops +2 of 2',
     # each token but the first is committed by a wave
-    'waves.py': r'\*: certain([^*]*\*){2}[^*]* 3 tokens are those of 30 fixed loops',
+    'decode.wave': r'\*: certain([^*]*\*){2}[^*]* 3 tokens are those of 30 fixed loops',
 }
 
 
@@ -176,7 +178,8 @@ def shown(file):
     return strings + re.findall('#.*', source)
 
 
-@pytest.mark.parametrize('folder', ['', 'common', 'config', 'pretrained', 'results', 'zoo'])
+@pytest.mark.parametrize('folder', [
+    '', 'common', 'config', 'decode', 'page', 'pretrained', 'results', 'zoo'])
 def test_brackets_are_quoted(folder):
     files = [os.path.join(folder, name) for name in os.listdir(os.path.join(ROOT, folder))
              if name.endswith(('.md', '.py'))]
@@ -205,37 +208,39 @@ def imports(file):
 def test_imports_point_one_way():
     """Only plots.py imports matplotlib, and common/ imports nothing that stands above it."""
     root = glob.glob('*.py', root_dir=ROOT)
-    files = [file for folder in ('common', 'config', 'zoo')
+    files = [file for folder in ('common', 'config', 'decode', 'page', 'zoo')
              for file in glob.glob(f'{folder}/**/*.py', root_dir=ROOT, recursive=True)]
     found = {file: {name.split('.')[0] for name in imports(file)} for file in root + files}
     assert [file for file, names in found.items() if 'matplotlib' in names] == ['common/plots.py']
-    above = {file.removesuffix('.py') for file in root} | {'config', 'zoo'}
+    above = {file.removesuffix('.py') for file in root} | {'config', 'decode', 'page', 'zoo'}
     assert above > {'model', 'loops', 'train', 'data'} and 'common/checkpoint.py' in found
     assert not {file: names & above for file, names in found.items()
                 if file.startswith('common/') and names & above}
-    # no circles among the files of the root; model.py imports the decoders when it is asked to
+    # no circles; model.py imports the decoders when it is asked to
     tops = {}
-    for file in root:
+    for file in root + [file for file in files if file.startswith(('decode', 'page'))]:
         with open(os.path.join(ROOT, file), encoding='utf-8') as f:
-            tops[file.removesuffix('.py')] = above & {
-                *re.findall(r'^(?:from|import) (\w+)', f.read(), re.M)}
+            names = {*re.findall(r'^(?:from|import) ([\w.]+)', f.read(), re.M)}
+        module = file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')
+        tops[module] = {name for name in names if name.split('.')[0] in above}
     TopologicalSorter(tops).prepare()
-    assert not set().union(*tops.values()) & {'zoo'}
+    assert not {name for names in tops.values() for name in names if name.startswith('zoo')}
     # the ways of decoding are no part of training
     loaded, new = set(), {'train'}
     while new:
         loaded |= new
         new = set().union(*(tops[name] for name in new)) - loaded
-    assert {'model', 'data'} < loaded and not loaded & {'decode', 'waves'}
+    assert {'model', 'data'} < loaded and not [name for name in loaded if name.startswith('decode')]
 
 
 @contextlib.contextmanager
 def project_in(folder):
     """In this context the project's modules are those in another folder, and that is current."""
     names = [file.removesuffix('.py') for file in glob.glob('*.py', root_dir=ROOT)]
+    names += ['common', 'decode', 'page', 'zoo']
 
     def take_out():
-        ours = [name for name in sys.modules if name.split('.')[0] in (*names, 'common', 'zoo')]
+        ours = [name for name in sys.modules if name.split('.')[0] in names]
         return {name: sys.modules.pop(name) for name in ours}
     before, path = take_out(), [str(folder), *(p for p in sys.path if p not in ('', ROOT))]
     try:

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from cache import make_cache
 from common.checkpoint import load_checkpoint
-from compiled import compile_passes
-from decode import choose, prefill, stream, teacher_forced, use_one_thread, window
+from decode import prefill, stream, teacher_forced, use_one_thread
+from decode.compiled import compile_passes
+from decode.rows import choose, window
 from exits import make_exit
 from loops import Plan, as_noise
 from model import GPT, GPTConfig

@@ -22,7 +22,7 @@ from conftest import ROOT, TINY, finished, log_of, saved
 from pretend import NAME
 
 import decode
-from common import log, plots
+from common import plots, report
 from common.checkpoint import load_checkpoint
 from exits import make_exit
 from loops import Plan
@@ -82,12 +82,12 @@ def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how):
         def spy(logits, *rest):
             seen.append([logits.cpu(), choose(logits, *rest).cpu()])
             return choose(logits, *rest)
-        monkeypatch.setattr(decode, 'choose', spy)
+        monkeypatch.setattr(decode.rows, 'choose', spy)
         texts = b'return ' * 7, b'self.weight ' * 4
         prompts = torch.tensor([[*text[-rows[1]:]] for text in texts[:rows[0]]], device=device)
         _, steps = zip(*model.stream(prompts, 5, 0.8, n_loop=4, seed=1, **how))
         return *map(torch.cat, zip(*seen)), torch.cat(steps).cpu()
-    choose = decode.choose
+    choose = decode.rows.choose
     with pretend.device():
         logits, tokens, steps = found(NAME)
     cpu_logits, cpu_tokens, cpu_steps = found('cpu')
@@ -150,7 +150,7 @@ def test_training_finds_what_it_finds_on_the_cpu(here, monkeypatch, optimizer):
              '--eval_windows=2', '--lr_decay_iters=6', '--compile=False', '--overwrite']
     monkeypatch.setattr(plots, 'losses', lambda *_: None)
     marks = []
-    monkeypatch.setattr(log, 'is_spike', lambda *_: marks.append(totals(pretend.counts)))
+    monkeypatch.setattr(report, 'is_spike', lambda *_: marks.append(totals(pretend.counts)))
     for n, device in (2, 'auto'), (4, 'cpu'), (6, 'auto'):
         with pretend.device() if device == 'auto' else nullcontext():
             finished(*(flags if n == 2 else ['--resume']), f'--max_iters={n}', f'--device={device}')

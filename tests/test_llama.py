@@ -16,7 +16,7 @@ import tasks
 from common.checkpoint import load_checkpoint
 from common.encoding import TokenizerJson
 from decode import generate
-from waves import can_wave
+from decode.wave import can_wave
 from zoo import etd, llama
 
 GOLDEN = np.load(os.path.join(ROOT, 'tests', 'golden', 'llama.npz'))

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 import data
 import tasks
-from common import log
+from common import report
 
 
 def made(text, rows=200, T=24):
@@ -166,6 +166,6 @@ def test_an_oracle_answers_each_word(monkeypatch, n_answers):
 def test_a_loss_that_is_not_finite_names_a_checkpoint_if_there_is_one(tmp_path):
     for advice in 'start again', 'continue from':
         with pytest.raises(ValueError, match=f'not finite at iteration 7.*{advice}') as error:
-            log.check_finite(math.nan, 1.0, [4], 7, 1e-3, str(tmp_path))
+            report.check_finite(math.nan, 1.0, [4], 7, 1e-3, str(tmp_path))
         assert ('--init_from=' in str(error.value)) == (advice == 'continue from')
         (tmp_path / 'ckpt.pt').touch()

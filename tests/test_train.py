@@ -19,7 +19,7 @@ from torch._dynamo.testing import CompileCounter
 
 import data
 import train
-from common import distributed, log, plots
+from common import distributed, plots, report
 from common.checkpoint import load_checkpoint
 from model import GPT
 
@@ -156,7 +156,7 @@ def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core
     counter, graphs = CompileCounter(), []
     torch._dynamo.reset()
     monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend=counter))
-    monkeypatch.setattr(log, 'is_spike', lambda *args: graphs.append(counter.frame_count))
+    monkeypatch.setattr(report, 'is_spike', lambda *args: graphs.append(counter.frame_count))
     monkeypatch.setattr(plots, 'depth', lambda *args: None)
     finished(*flags[:1], '--dataset=book', '--n_head=2', '--n_embd=16', '--block_size=16',
              '--batch_size=2', '--max_iters=30', '--eval_interval=10', '--eval_windows=8',

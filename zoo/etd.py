@@ -46,8 +46,8 @@ from common.checkpoint import (
 )
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
-from common.evaluation import evaluate
 from common.files import write_csv
+from common.report import evaluate
 from geometry import step_cos, step_norm
 from loops import Plan
 from model import GPT

@@ -1,7 +1,7 @@
 """
 Decode several tokens at once, each at its own depth.
 
-    python waves.py                      a prompt continued by a wave, pass by pass
+    python -m decode.wave                    a prompt continued by a wave, pass by pass
     python waves.py --wave=12 --wave_steps=3 --tau=0.03
 
 An exit rule says when a token is certain, but the tokens after it can start before that. So a wave
@@ -65,7 +65,7 @@ class Token:
 
 class Wave:
     """
-    A wave of tokens: a way to make the next tokens, see decode.py.
+    A wave of tokens: a way to make the next tokens, see passes.py.
 
     plan: a loops.Plan, whose rule is applied to the change of a token's states from one pass to the
     next; the token keeps its last states, whatever rule.keep says. The front token is committed

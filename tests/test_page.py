@@ -1,4 +1,4 @@
-"""The page of explore.py: in a browser, the model of model.js is that of model.py."""
+"""The page of page/: in a browser, the model of model.js is that of model.py."""
 import contextlib
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, finished, make_book, refused
 
-import explore
+import page
 import tasks
 from common.checkpoint import load_checkpoint
 from exits import EXITS, make_exit
@@ -36,9 +36,9 @@ def pages(tmp_path_factory, wave):
         shutil.copytree(wave / 'out', folder / 'out-wave')
         for name in ('text', 'calc'):
             shutil.copytree(f'{ROOT}/pretrained/{name}', folder / name)
-            finished(f'--out_dir={name}', '--n_loop=8', script='explore.py')
-        finished('--start=FILE:prompt.txt', '--n_loop=9', script='explore.py')
-        finished('--out_dir=out-wave', '--n_loop=12', '--seed=3', script='explore.py')
+            finished(f'--out_dir={name}', '--n_loop=8', script='page/__main__.py')
+        finished('--start=FILE:prompt.txt', '--n_loop=9', script='page/__main__.py')
+        finished('--out_dir=out-wave', '--n_loop=12', '--seed=3', script='page/__main__.py')
     return SimpleNamespace(folder=folder, tiny=folder / 'out/explore.html',
                            task=folder / 'out-wave/explore.html', text=folder / 'text/explore.html',
                            calc=folder / 'calc/explore.html')
@@ -364,7 +364,7 @@ def test_a_problem_can_be_edited(browser, pages):
     record = record_of(pages.calc)
     record['problem']['p'] = None
     other = pages.folder / 'other.html'
-    other.write_text(explore.page(record, ''), encoding='utf-8')
+    other.write_text(page.fill(record, ''), encoding='utf-8')
     browser.open(other)
     text = ' '.join([words_of(other, record['problem']['ids'][:6]), '=0 =1'])
     *_, before = browser.value(known)
@@ -378,7 +378,7 @@ def test_the_page_needs_no_network_and_no_text_is_code(pages):
     text = pages.tiny.read_text(encoding='utf-8')
     assert text.count('<script') == 3 and text.count('</script>') == 3
     assert record_of(pages.tiny)['start'] == NASTY
-    assert explore.page(NASTY, NASTY).count('<script') == 3
+    assert page.fill(NASTY, NASTY).count('<script') == 3
     assert "default-src 'none'" in text
     addresses = set(re.findall(r'\bhttps?://[^\'"]*|\b(?:src|href)="[^"]*', text))
     assert addresses == {'http://www.w3.org/2000/svg', 'href="data:,'}
@@ -416,7 +416,7 @@ def test_times(browser, pages):
     ('--seed=1', '--seed does nothing'), ('--out_dir=calc --start=1', '--start does nothing')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)
-    assert words in refused(*flag.split(), script='explore.py')
+    assert words in refused(*flag.split(), script='page/__main__.py')
 
 
 def test_what_the_page_cannot_run(pages):
@@ -427,8 +427,8 @@ def test_what_the_page_cannot_run(pages):
             (Mine, {}, 'without Mine'), (GPT, dict(injection='add'), 'injection = add'),
             (GPT, dict(bias=True, x0='e'), 'bias = True, x0 = e'), (GPT, dict(n_embd=208), '1,0')):
         with pytest.raises(ValueError, match=words):
-            explore.for_page(cls(GPTConfig(**shape | change)))
+            page.for_page(cls(GPTConfig(**shape | change)))
     model = GPT(GPTConfig(**shape))
     model.wte.weight.data[3, 3] = float('nan')
     with pytest.raises(ValueError, match='holds a NaN'):
-        explore.for_page(model)
+        page.for_page(model)

@@ -9,7 +9,7 @@ import torch
 
 import data
 import tasks
-from common import evaluation, log, plots
+from common import plots, report
 
 
 @pytest.fixture
@@ -22,15 +22,15 @@ def text():
 
 def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     path = str(tmp_path / 'log.csv')
-    log.Log(path, [1, 4], start=0, max_iters=9).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
+    report.Log(path, [1, 4], start=0, max_iters=9).add(dict(iter=3, loss=2.5, val_loss_4=2.25))
     with open(path, 'a') as f:
         f.write('8,2.0,' + ',' * 10 + '\n9,1.0')         # a whole row, and one cut short by a kill
-    assert [row['iter'] for row in log.read_log(path)] == ['3', '8']
-    assert [row['iter'] for row in log.read_log(path, before=8)] == ['3']
+    assert [row['iter'] for row in report.read_log(path)] == ['3', '8']
+    assert [row['iter'] for row in report.read_log(path, before=8)] == ['3']
 
     # the log of a run that goes on from iteration 4
-    log.Log(path, [1, 4], start=4, max_iters=9).add(dict(iter=4, val_loss_1=2.125))
-    rows = log.read_log(path)
+    report.Log(path, [1, 4], start=4, max_iters=9).add(dict(iter=4, val_loss_1=2.125))
+    rows = report.read_log(path)
     assert [row['iter'] for row in rows] == ['3', '4']
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
     assert rows[1]['val_loss_1'] == '2.125'
@@ -40,7 +40,7 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
 def test_a_log_that_a_spreadsheet_has_saved(tmp_path, text):
     (tmp_path / 'log.csv').write_text(text)
     with pytest.raises(ValueError, match='log.csv. is not as this program writes it .*: move it'):
-        log.read_log(tmp_path / 'log.csv')
+        report.read_log(tmp_path / 'log.csv')
 
 
 def test_the_figure_of_a_log(monkeypatch):
@@ -61,9 +61,9 @@ def test_the_figure_of_a_log(monkeypatch):
 @pytest.mark.parametrize('n_windows, windows', [(10, range(10)), (4, [0, 3, 6, 9])])
 def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, windows, monkeypatch):
     """Fewer are spread evenly."""
-    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 3)
+    monkeypatch.setattr(report, 'windows_at_once', lambda config: 3)
     model = tiny()
-    losses, _ = evaluation.evaluate(model, text, n_windows, [1, 4], 'cpu')
+    losses, _ = report.evaluate(model, text, n_windows, [1, 4], 'cpu')
     x, y = text.held_out(windows, 16)
     assert list(losses) == [1, 4]
     for n_loop, loss in losses.items():
@@ -72,9 +72,9 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, window
 
 def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     """Against the logits, on a task that asks at one token of a row."""
-    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 7)
+    monkeypatch.setattr(report, 'windows_at_once', lambda config: 7)
     model, problems = tiny(vocab_size=13), tasks.Problems('calc:dense=False', held_out=40)
-    _, accuracies = evaluation.evaluate(model, problems, 40, [1, 3], 'cpu')
+    _, accuracies = report.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
     for n_loop, share in accuracies.items():
         right = model(x, n_loop=n_loop)[0][:, -1].argmax(-1) == y[:, -1]
@@ -86,7 +86,7 @@ def test_accuracy_by_depth(tiny, monkeypatch, capsys):
     rows = []
     monkeypatch.setattr(plots, 'depth', lambda found, path: rows.extend(found))
     model, problems = tiny(vocab_size=13), tasks.Problems('calc', held_out=30)
-    evaluation.report_depth(model, problems, [1, 2], 'cpu', nullcontext(), 'out')
+    report.report_depth(model, problems, [1, 2], 'cpu', nullcontext(), 'out')
     *_, printed = capsys.readouterr().out.splitlines()
     assert printed.split() == ['2', *(f"{row['accuracy']:.3f}" for row in rows[len(rows) // 2:])]
     x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
@@ -104,7 +104,7 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model.wte.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0))
-    row = evaluation.report(run, 7, 10, text, [1], 'cpu', nullcontext())
+    row = report.report(run, 7, 10, text, [1], 'cpu', nullcontext())
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
@@ -113,13 +113,13 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
 def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     """Nine windows, of which one has five: they look for signals equally often all the same."""
     model, parts, looks = tiny(), [], []
-    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 2)
-    whole, _ = evaluation.evaluate(model, text, 9, [4], 'cpu')
-    monkeypatch.setattr(evaluation, 'WORLD', 2)
+    monkeypatch.setattr(report, 'windows_at_once', lambda config: 2)
+    whole, _ = report.evaluate(model, text, 9, [4], 'cpu')
+    monkeypatch.setattr(report, 'WORLD', 2)
     for rank in range(2):
-        monkeypatch.setattr(evaluation, 'RANK', rank)
-        monkeypatch.setattr(evaluation, 'any_stop', lambda dev: looks.append(rank))
-        parts.append(evaluation.evaluate(model, text, 9, [4], 'cpu')[0][4])
+        monkeypatch.setattr(report, 'RANK', rank)
+        monkeypatch.setattr(report, 'any_stop', lambda dev: looks.append(rank))
+        parts.append(report.evaluate(model, text, 9, [4], 'cpu')[0][4])
     assert parts[0] > parts[1] and math.isclose(sum(parts), whole[4], rel_tol=1e-5)
     assert looks == [0] * 3 + [1] * 3
 
@@ -127,15 +127,15 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
 def test_spikes():
     trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
     losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]      # falls, with noise
-    assert not any(log.is_spike(loss, trend) for loss in losses)
-    assert log.is_spike(2.0, trend)
-    assert not log.is_spike(0.2, trend)
+    assert not any(report.is_spike(loss, trend) for loss in losses)
+    assert report.is_spike(2.0, trend)
+    assert not report.is_spike(0.2, trend)
 
 
 def test_health_shows_the_two_collapses(tiny, idx):
     model, trace = tiny(), []
-    values = evaluation.health(model, idx)
-    assert not list(evaluation.warnings_of(values, model.config.groups))
+    values = report.health(model, idx)
+    assert not list(report.warnings_of(values, model.config.groups))
     # the correlation is the mean cosine of pairs of tokens
     model(idx, n_loop=3, trace=trace)
     for (token_corr, _), entry in zip(values, trace, strict=True):
@@ -149,10 +149,10 @@ def test_health_shows_the_two_collapses(tiny, idx):
         # a core that ignores its state: no weight on x, the left half of [x ; e]
         for group in model.groups:
             group.adapter.weight[:, :16] = 0
-    values = evaluation.health(model, idx)
+    values = report.health(model, idx)
     for token_corr, state_use in values:
         assert token_corr > 0.999 and state_use < 1e-5
     # values just within the bounds, and just beyond them
-    lines = list(evaluation.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
+    lines = list(report.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
     assert len(lines) == 2 and 'nearly the same' in lines[0] and 'ignores its state' in lines[1]
     assert all('group [2, 3]' in line for line in lines)

@@ -9,7 +9,8 @@ from test_decode import ROTARY, assert_same, rule_of
 
 from cache import Span, make_cache
 from common.checkpoint import open_run
-from decode import choose, prefill
+from decode import prefill
+from decode.rows import choose
 from exits import Exit, make_exit
 from loops import Plan
 
@@ -144,7 +145,7 @@ def test_a_wave_ends_at_stop(trained):
 def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
     """A frame for each pass; the framed cells are the text, from its second new token on."""
     monkeypatch.chdir(tmp_path)
-    shown = finished('--animate', '--max_new_tokens=6', script='waves.py')
+    shown = finished('--animate', '--max_new_tokens=6', script='decode/wave.py')
     with Image.open('out/text/figures/wave.gif') as gif:
         assert gif.n_frames == shown.count('\n   ') and gif.info['loop'] == 0
     rows = read_csv('out/text/figures/wave.csv')
@@ -154,8 +155,8 @@ def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
     text = model.generate(prompt, 6, temperature=0, n_loop=30, cache='latest')[0]
     assert committed == bytes(text[0, 20:].tolist()).decode()
     assert any(row['revised'] == '1' for row in rows) and rows[0]['loop_steps'] == '1'
-    assert 'there are none' in refused('--animate', '--max_new_tokens=1', script='waves.py')
-    assert '--wave must be at least 1' in refused('--wave=0', script='waves.py')
+    assert 'there are none' in refused('--animate', '--max_new_tokens=1', script='decode/wave.py')
+    assert '--wave must be at least 1' in refused('--wave=0', script='decode/wave.py')
 
 
 @pytest.mark.parametrize('how, words', [

@@ -1,7 +1,7 @@
 """
 torch.compile: blocks and loop steps in training, whole passes in decoding.
 
-    python compiled.py                  ms a token, eager and compiled: fixed loops, a rule, a wave
+    python -m decode.compiled       ms a token, eager and compiled: fixed loops, a rule, a wave
 
 A model is compiled by `compile_layers` for training, or by `compile_passes` for decoding, and used
 as before. All that the compiler asks for stands here: a graph must not depend on where the new
@@ -20,18 +20,8 @@ import torch
 from torch.nn import functional as F
 
 from cache import KeysValues, Span
-from loops import RecurrentGroup
-from model import of_groups
-
-
-def compile_layers(model, **how):
-    """Compile each block and loop step; loop counts never recompile. how: for torch.compile."""
-    # in training three graphs for each core length: no gradients, the first step with them, later
-    # ones; bench.py needs more, one for each of its settings
-    torch._dynamo.config.recompile_limit = 64
-    for layer in model.h:
-        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
-        setattr(layer, name, torch.compile(getattr(layer, name), **how))
+from loops import of_groups
+from model import compile_layers
 
 
 class AnyPlace(Span):

@@ -1,0 +1,103 @@
+"""
+One pass of the model: a prompt, one token, or given tokens; and the plainest decoder.
+
+Geiping 5, App. D.6: ring, warm start.
+
+    B, T, V    rows; tokens of a pass; vocab_size
+    plan       a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
+"""
+from dataclasses import replace
+
+import torch
+
+from cache import Span, make_cache
+from exits import make_exit
+from loops import of_groups
+
+# without a rule, a prompt has converged once no state moves by 1% of its norm or more
+CONVERGED = make_exit('norm_rel', 1e-2, past=True)
+
+
+def prefill(model, idx, plan, converge=False):
+    """
+    Run all tokens idx (B, T) at once; each exits on its own. plan.cache must be empty or None.
+
+    converge: loop until all tokens have converged, so that later ones can read them. Returns the
+    logits (B, V) after the last token, its steps_used (B, groups), and each group's output for it
+    (B, 1, C).
+    """
+    T = idx.shape[1]
+    if converge and T > 1:
+        # information needs up to T - 1 extra loop steps to reach the last token
+        rule = replace(plan.exit, past=True) if plan.exit else CONVERGED
+        plan = replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
+    return last_of(model, idx, replace(plan, span=Span(0, T, idx.device)))
+
+
+def one_token(model, token, position, plan, warm=None):
+    """
+    One token (B, 1) at this position; returns what prefill does. warm: a first state for each
+    group, in place of noise.
+    """
+    return last_of(model, token, replace(plan, span=Span(position, 1, token.device), warm=warm))
+
+
+def last_of(model, idx, plan):
+    """A pass over idx (B, T) -> logits, steps_used and states of the last token."""
+    x, found = model.hidden(idx, plan)
+    states = [group.output(one['x'][:, -1:]) for group, one in zip(model.groups, found)]
+    return model.lm_head(x[:, -1]), of_groups(found, 'steps_used', idx)[:, -1], states
+
+
+@torch.no_grad()
+def teacher_forced(model, idx, plan, policy='exact', ring=8):
+    """
+    Given tokens idx (B, T), decoded with a cache policy -> logits (B, T, V), and the loop steps
+    kept and block maps evaluated of each group, both (B, T, groups).
+
+    With `exact`, or without a cache (None), one pass over the whole sequence is what decoding token
+    by token gives. With any other policy, or a rule by_row, each token runs alone and reads what
+    earlier ones have kept.
+    """
+    whole = policy in ('exact', None) and not (plan.exit and plan.exit.by_row)
+    n = idx.shape[1] if whole else 1                # tokens of a pass
+    cache = None if whole else make_cache(model, plan.counts, policy or 'exact', ring, idx.shape[1])
+    parts = []
+    for i, tokens in enumerate(idx.split(n, dim=1)):
+        span = Span(i * n, n, idx.device)
+        x, found = model.hidden(tokens, replace(plan, span=span, cache=cache))
+        parts.append((model.lm_head(x), *(of_groups(found, name, tokens)
+                                          for name in ('steps_used', 'evals'))))
+    return tuple(torch.cat(part, dim=1) for part in zip(*parts))
+
+
+# three ways to make the next tokens: OneByOne, drafts.Drafts, wave.Wave -------------------------
+#
+#     cache                     the only cache policy that it works with, None = any
+#     begin(token, states)      a window has been read: its first new token (B, 1), and what the
+#                               groups put out for the token before that, (B, 1, C) each
+#     next_tokens(model, plan, rows, most)
+#                               at most `most` tokens, [(token (B, 1), steps_used (B, groups), its
+#                               B numbers), ...]
+
+class OneByOne:
+    """
+    A token a pass. warm_start: its loops start from what the groups put out for the token before
+    it, not from noise (Geiping App. D.6).
+    """
+    cache = None
+
+    def __init__(self, model, warm_start=False):
+        if warm_start and not all(group.adapter.reads_e for group in model.groups):
+            raise ValueError('warm_start begins with the states of another token, so it needs a '
+                             'model whose loop steps read their input')
+        self.warm_start, self.states = warm_start, None
+
+    def begin(self, token, states):
+        self.states = states
+
+    def next_tokens(self, model, plan, rows, most):
+        warm = self.states if self.warm_start else None
+        logits, steps, self.states = one_token(model, rows.last, rows.position, plan, warm)
+        token = rows.draw(logits[:, None])
+        return [(token, steps, rows.numbers(token))]
