@@ -424,10 +424,7 @@ def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     written in the tokens of a model that reads text; folder: that of its tokenizer.json.
     """
     check(name, 'this model came without a data set: name one with --dataset')
-    if tasks.is_task(name) and not tasks.is_task(reads or name):
-        text = tasks.Spelled(name, get_encoding(reads, folder))
-    else:
-        text = tasks.Problems(name) if tasks.is_task(name) else Text(name)
+    text = tasks.open_problems(name, reads, folder) if tasks.is_task(name) else Text(name)
     check(reads in (None, text.tokenizer) and text.vocab_size <= vocab_size,
           f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data set '{name}' "
           f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset, or in training '
@@ -435,17 +432,18 @@ def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     return text
 
 
-def held_out(checkpoint, n, dataset='', dev='cpu'):
+def held_out(checkpoint, n, dataset='', dev='cpu', length=None):
     """
     n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
 
-    Returns the data set, as open_data does, idx and targets (n, T), and on a task the depth (n, T)
-    of each label, otherwise None.
+    length: T, the tokens in a window; None = the model's block_size. Returns the data set, as
+    open_data does, idx and targets (n, T), and on a task the depth (n, T) of each label, otherwise
+    None.
     """
     args = checkpoint['model_args']
     text = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                      args['vocab_size'], checkpoint['folder'])
-    T = args['block_size']
+    T = length or args['block_size']
     numbers = spread(text, n, T)
     idx, targets = text.held_out(numbers, T)
     depth = text.with_depth(T)[2][numbers] if text.is_task else None

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 
 from common import configurator
-from common.configurator import did_you_mean
-from common.encoding import TokenizerJson
+from common.configurator import did_you_mean, explain
+from common.encoding import TokenizerJson, open_encoding
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -48,6 +48,7 @@ seed = 0
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
 MOST_REDRAWS = 1000         # of problems whose last letter has no answer
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
+MOST_HELD_OUT = 2 ** 20     # the most tokens in the held-out problems, unless more are asked for
 
 
 def check(good, message):
@@ -96,6 +97,7 @@ class Calc:
 
     def oracle(self, words, p):
         """Compute with Python's unlimited integers, and take the remainder only in the answers."""
+        check(words[0][0] == '=', 'it must begin with =v')
         answers, value = [], None
         for word in words:
             op, v = word[0], int(word[1:])
@@ -158,10 +160,12 @@ class Hop:
 
     def oracle(self, words):
         """Search for each hop letter by letter, as the definition says."""
-        p, v = int(words[0]), words[1:]
+        p, v = words[0], words[1:]
+        check(p.isdigit() and all(letter.isalpha() for letter in v),
+              'it must be a number of hops and then letters')
         answers = [None]
         for i in range(len(v)):
-            for _ in range(p):
+            for _ in range(int(p)):
                 i = max((j for j in range(1, i + 1) if v[j - 1] == v[i]), default=None)
                 if i is None:
                     break
@@ -203,6 +207,7 @@ class Group:
 
     def oracle(self, words, name):
         """Multiply permutation matrices."""
+        check(words[0][0] == '=', 'it must begin with =g')
         eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
         for word in words:
             matrix = eye[:, [int(digit) for digit in word.lstrip('=')]]
@@ -237,6 +242,31 @@ def parse(text):
 def is_task(dataset):
     """Does the knob `dataset` name a task, with or without knobs of its own, and not a text?"""
     return dataset.partition(':')[0] in TASKS
+
+
+def open_problems(dataset, reads=None, folder=None):
+    """
+    The problems of a task for a model whose tokenizer is `reads`, None = whatever the task has.
+
+    A model that reads text gets the problems in its own tokens (Spelled); folder: where its
+    tokenizer.json is. ValueError if the model has learned other words.
+    """
+    parse(dataset)
+    if reads is not None and not is_task(reads):
+        return Spelled(dataset, open_encoding(reads, folder))
+    problems = Problems(dataset)
+    check(reads in (None, problems.tokenizer), f'the model knows the words of {reads}, and those '
+          f'of {dataset} are {problems.tokenizer}: choose a task with the same words')
+    return problems
+
+
+def problems_of(checkpoint, dataset=None):
+    """
+    The problems that a checkpoint's model solves: those of its own task, or of `dataset`, the same
+    task with other knobs: calc:reset=0.01 has deeper problems than calc. Any T can be asked for.
+    """
+    return open_problems(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
+                         checkpoint['folder'])
 
 
 class Problems:
@@ -283,14 +313,18 @@ class Problems:
         return {knob: value for knob, value in self.knobs.items()
                 if knob in inspect.signature(method).parameters}
 
+    def answers(self, words):
+        """The oracle's answers to a problem in words: words, None where it has none."""
+        answers = self.task.oracle(words, **self.knobs_of(self.task.oracle))
+        check(len(answers) == len(words), f'the oracle of {self.name} gave {len(answers)} answers '
+              f'to {len(words)} words')
+        return answers
+
     def n_wrong(self, x, y):
         """The number of rows in which a label of y is not the oracle's answer to x (rows, T)."""
         wrong = 0
         for tokens, labels in zip(x, y):
-            words = [self.words[token] for token in tokens]
-            answers = self.task.oracle(words, **self.knobs_of(self.task.oracle))
-            check(len(answers) == len(words), f'the oracle of {self.name} gave {len(answers)} '
-                  f'answers to {len(words)} words')
+            answers = self.answers([self.words[token] for token in tokens])
             wrong += any(label != NOT_ASKED and self.words[label] != answer
                          for label, answer in zip(labels, answers))
         return wrong
@@ -306,7 +340,8 @@ class Problems:
         return torch.from_numpy(x[mine]), torch.from_numpy(y[mine])
 
     def n_held_out(self, T):
-        return self.rows
+        """How many held-out problems of T tokens there are; of long ones there are fewer."""
+        return max(1, min(self.rows, MOST_HELD_OUT // T))
 
     def held_out(self, numbers, T):
         """The held-out problems of these numbers -> x, y (N, T)."""
@@ -314,16 +349,41 @@ class Problems:
         return torch.from_numpy(x[numbers]), torch.from_numpy(y[numbers])
 
     @functools.cache
-    def with_depth(self, T):
-        """All held-out problems: x, y, depth (rows, T)."""
-        return self.make(np.random.default_rng([self.rows, *b'held-out']), self.rows, T)
+    def with_depth(self, T, rows=None):
+        """
+        All held-out problems of T tokens: x, y, depth (rows, T).
+
+        rows: None = n_held_out(T). Another number of rows gives other problems, held out as well.
+        """
+        rows = rows or self.n_held_out(T)
+        return self.make(np.random.default_rng([rows, *b'held-out']), rows, T)
 
     def encode(self, text, allowed_special=()):
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
+        return [self.words.index(word) for word in self.known_words(text)]
+
+    def known_words(self, text):
+        """The words of a text, which blanks separate. ValueError for an unknown one."""
         for word in text.split():
             check(word in self.words, f"'{word}' is not a word of {self.tokenizer}: choose from "
                   f"{' '.join(self.words)}")
-        return [self.words.index(word) for word in text.split()]
+        return text.split()
+
+    def solve(self, text):
+        """
+        A problem as somebody types it, '=2 +3 *4', with the oracle's answers -> x, y (1, T).
+
+        y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
+        are not a problem of the task.
+        """
+        words = self.known_words(text)
+        with explain(f"'{text}' is not a problem of {self.name}",
+                     f'python tasks.py {self.name} prints some'):
+            check(words, 'it has no words')
+            answers = self.answers(words) if hasattr(self.task, 'oracle') else [None] * len(words)
+        x = [self.words.index(word) for word in words]
+        y = [NOT_ASKED if answer is None else self.words.index(answer) for answer in answers]
+        return np.array([x]), np.array([y])
 
     def decode(self, tokens):
         return ' '.join(self.words[token] for token in tokens)
@@ -376,10 +436,19 @@ class Spelled(Problems):
         check(T % self.n == 0, f'each word of {self.name} has {self.n} tokens: block_size must be '
               f'a multiple of that, not {T}')
         words, labels, steps = super().make(rng, rows, T // self.n)
-        y, depth = np.full((rows, T), NOT_ASKED), np.zeros((rows, T), dtype=np.int64)
-        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, self.spelled[labels.clip(0), -1])
+        depth = np.zeros((rows, T), dtype=np.int64)
         depth[:, self.n - 1::self.n] = steps
-        return self.spelled[words].reshape(rows, T), y, depth
+        return *self.spell(words, labels), depth
+
+    def solve(self, text):
+        return self.spell(*super().solve(text))
+
+    def spell(self, words, labels):
+        """Problems in words, and their labels (rows, T / n) -> x, y (rows, T)."""
+        x = self.spelled[words].reshape(len(words), -1)
+        y = np.full_like(x, NOT_ASKED)
+        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, self.spelled[labels.clip(0), -1])
+        return x, y
 
 
 def main():

@@ -69,9 +69,7 @@ def test_held_out_problems_are_not_trained_on():
     x, y = problems.held_out(range(64), 24)
     assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
     assert problems.held_out([0], 8)[0].shape == (1, 8)         # another T after the first
-    checkpoint = dict(config=dict(dataset='hop'), tokenizer=None, folder='',
-                      model_args=dict(block_size=24, vocab_size=13))
-    _, _, labels, depth = data.held_out(checkpoint, 3, 'calc')
+    _, _, labels, depth = data.held_out(checkpoint_of('hop', None), 3, 'calc')
     assert depth.shape == labels.shape == (3, 24) and (depth > 0).any()
     whole, labels = problems.batch(np.random.default_rng(0), 2000, 24)
     assert not set(map(tuple, whole.tolist())) & set(map(tuple, x.tolist()))
@@ -86,6 +84,53 @@ def test_words_are_an_encoding():
     assert b''.join(map(words.decode_single_token_bytes, [4, 9, 6])) == b'=4*1+2'
     with pytest.raises(ValueError, match="'/2' is not a word of calc:p=5: choose from =0 =1"):
         words.encode('=4 /2')
+
+
+def checkpoint_of(dataset, tokenizer):
+    return dict(config=dict(dataset=dataset), tokenizer=tokenizer, folder='',
+                model_args=dict(block_size=24, vocab_size=13))
+
+
+def test_a_run_can_have_other_problems_of_its_task():
+    """Deeper ones, and longer ones, if the model knows their words."""
+    checkpoint = checkpoint_of('calc', 'calc:p=5')
+    assert tasks.problems_of(checkpoint).knobs == dict(p=5, reset=0.2, dense=True)
+    deep = tasks.problems_of(checkpoint, 'calc:reset=0.01')
+    x, y, depth = deep.with_depth(100, rows=7)
+    assert x.shape == (7, 100) and depth.max() > 50 and deep.n_wrong(x, y) == 0
+    # how many there are to draw windows from: fewer of long ones
+    assert [deep.n_held_out(T) for T in (24, 512, 8192, 2 ** 21)] == [2048, 2048, 128, 1]
+    _, idx, targets, depth = data.held_out(checkpoint, 3, 'calc:reset=0.01', length=8192)
+    assert idx.shape == targets.shape == depth.shape == (3, 8192) and depth.max() > 300
+    with pytest.raises(ValueError, match='knows the words of calc:p=5, and .* are calc:p=7: '):
+        tasks.problems_of(checkpoint, 'calc:p=7,reset=0.01')
+    with pytest.raises(ValueError, match="unknown task 'torchdocs'"):
+        tasks.problems_of(checkpoint, 'torchdocs')
+
+
+@pytest.mark.parametrize('task, text, answers', [
+    ('calc', '=2 +3  *4', '=2 =0 =0'), ('hop', '1 b a c b a', '- - - a c'),
+    ('group', '=021 102 =120', '021 201 120')])
+def test_a_problem_can_be_typed(task, text, answers):
+    problems = tasks.Problems(task)
+    x, y = problems.solve(text)
+    assert problems.decode(x[0]).split() == text.split() and x.dtype == y.dtype == np.int64
+    assert problems.decode(y[y != tasks.NOT_ASKED]) == answers
+    assert problems.n_wrong(x, y) == 0
+    if task == 'calc':      # in the tokens of a model that reads text
+        x, y = tasks.problems_of(checkpoint_of('book', 'bytes'), 'calc').solve(text)
+        assert bytes(x[0].tolist()) == b'=2+3*4'
+        assert y[0].tolist() == [-100, ord('2'), -100, ord('0'), -100, ord('0')]
+
+
+@pytest.mark.parametrize('task, text, message', [
+    ('calc', '=2 /3', "'/3' is not a word of calc:p=5: choose from =0 =1 .* \\*4$"),
+    ('calc', '+2 =3', r"'\+2 =3' is not a problem of calc \(it must begin with =v\): python tasks"),
+    ('calc', ' ', 'it has no words'), ('group', '021 =120', 'it must begin with =g'),
+    ('hop', 'a b', 'a number of hops and then letters'), ('hop', '1 a 2', 'and then letters')])
+def test_what_is_typed_is_checked(task, text, message):
+    with pytest.raises(ValueError, match=message):
+        tasks.Problems(task).solve(text)
 
 
 def test_answers_are_printed(capsys):
@@ -107,7 +152,7 @@ def test_answers_are_printed(capsys):
     ('hop:dense=no', 24, 1, "dense of the task hop must be bool, not 'no'"),
     ('hop:hops=300,dense=False', 2, 50, 'a chain of up to 300 hops hardly fits 2 tokens'),
     ('group:name=S4', 24, 1, "name must be one of S3, S5, Z2, not 'S4'"),
-    ('calc', 10 ** 9, 1, 'cannot make 2048 problems of 1000000000 tokens .*--block_size'),
+    ('calc', 10 ** 9, 1, 'cannot make 1 problems of 1000000000 tokens .*--block_size'),
     ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
 def test_bad_input(monkeypatch, text, T, rows, message):
     monkeypatch.setattr(tasks, 'MOST_REDRAWS', 3)
