@@ -4,7 +4,8 @@ Train a recurrent-depth GPT.
     python train.py                         the small default: torchdocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
     python train.py --resume                continue the run in out_dir, with its knobs
-    python train.py --model=zoo.ouro:Gated  another class of model, see zoo/; the flags behind it
+    python train.py --model_class=zoo.ouro:Gated
+                                            another class of model, see zoo/; the flags behind it
                                             may be fields of its Config
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
@@ -48,7 +49,7 @@ resume = False              # continue out_dir/ckpt.pt with its knobs; start if 
 overwrite = False           # start over in an out_dir that holds a run
 init_from: PathName = ''    # a checkpoint whose model and weights to start from
 # model: small enough for two CPU cores and some minutes
-model = ''                  # the model's class, MODULE:CLASS; '' = model:GPT, or the checkpoint's
+model_class = ''            # MODULE:CLASS; '' = model:GPT, or the class of the checkpoint
 block_size = 48             # tokens of context; attention learns faster with few positions
 n_layer = 6
 n_head = 2
@@ -137,9 +138,9 @@ def draw_noise(it, micro, dev):
 
 def fields_of_model(knobs):
     """The fields of the model's Config that are no knobs above, see configurator.configure."""
-    if not knobs['model']:
+    if not knobs['model_class']:
         return {}
-    kind = class_of(knobs['model'], trusted=True)
+    kind = class_of(knobs['model_class'], trusted=True)
     return {field.name: (field.default, field.type) for field in fields(kind.Config)
             if field.name not in knobs and field.default is not MISSING}
 
@@ -183,7 +184,7 @@ def freeze(gpt):
 def set_up(before, resumed, text, dev):
     """A new run, or the one that the checkpoint `before` holds, or one with its weights."""
     # the model
-    kind = class_of(model or 'model:GPT', trusted=True)
+    kind = class_of(model_class or 'model:GPT', trusted=True)
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
@@ -195,7 +196,7 @@ def set_up(before, resumed, text, dev):
     gpt = kind(shape).to(dev)
     if before:
         with configurator.explain(f'the weights do not fit the model class {kind.__name__}',
-                                  'take another --model or --init_from', RuntimeError):
+                                  'take another --model_class or --init_from', RuntimeError):
             new, unused = gpt.load_state_dict(before['model'], strict=False)
         if new:                         # such as a gate
             say(f"not in the checkpoint, so from scratch: {', '.join(new)}")

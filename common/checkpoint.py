@@ -20,9 +20,10 @@ import json
 import os
 import warnings
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from shlex import quote
+from typing import NamedTuple
 
 import torch
 from filelock import FileLock, Timeout
@@ -37,7 +38,7 @@ FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'e
 # what every checkpoint has
 PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
 # what may differ from the model whose weights a run starts from; a class of its own must fit them
-FREE_FIELDS = {'model', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
+FREE_FIELDS = {'model_class', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
 
 
 @dataclass
@@ -87,7 +88,7 @@ def class_of(name, trusted=False):
     module, _, attribute = name.rpartition(':')
     if not trusted and module != 'model' and not module.startswith('zoo.'):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
-                         f'put its file there, or continue with train.py --model={name}')
+                         f'put its file there, or continue with train.py --model_class={name}')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         kind = getattr(import_module(module), attribute)
@@ -96,8 +97,13 @@ def class_of(name, trusted=False):
     return kind
 
 
-def load_checkpoint(path, device='cpu', trusted=''):
-    """out_dir/ckpt.pt -> model (float32, in evaluation), dict. trusted: a class outside zoo/."""
+def load_checkpoint(path, device='cpu', trusted='', length=None):
+    """
+    out_dir/ckpt.pt -> model (float32, in evaluation), dict.
+
+    trusted: the name of a class outside zoo/ that may be imported. length: another block_size, in
+    tokens; ValueError if the positions are learned ones, which end where training's did.
+    """
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
                          'python train.py')
@@ -113,14 +119,30 @@ def load_checkpoint(path, device='cpu', trusted=''):
         raise ValueError(f'{broken} ({type(error).__name__}): {advice}') from error
 
     kind = class_of(str(name), trusted=name == trusted)
+    with explain(broken, advice):
+        config = kind.Config(**args)
+    if length is not None:
+        config = at_length(config, length, path)
     with explain(broken, advice):   # which keys or shapes do not match
         with torch.device('meta'):      # shapes alone: the weights are those that were read
-            model = kind(kind.Config(**args))
+            model = kind(config)
         model.load_state_dict(weights, assign=True)
         model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
     checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
     return model.float().to(device).eval(), checkpoint
+
+
+def at_length(config, length, path):
+    """A model's Config with another block_size, on which no weight of rotary positions depends."""
+    trained = config.block_size
+    if length < 1:
+        raise ValueError(f'length must be at least 1 token, not {length}')
+    if length != trained and config.pos != 'rotary':
+        raise ValueError(f"the model in '{path}' has learned positions for {trained} tokens, so "
+                         f'length = {length} is not possible: leave it out, or train with '
+                         '--pos=rotary')
+    return replace(config, block_size=length)
 
 
 def find_run(out_dir, quiet=False):
@@ -144,17 +166,27 @@ def find_run(out_dir, quiet=False):
     return out_dir, out_dir
 
 
-def open_run(out_dir, dev='cpu', if_plain='', quiet=False):
-    """
-    The model of a run, its checkpoint, the folder to read from, and the one to write to (find_run).
+class OpenRun(NamedTuple):
+    """A run to read from."""
+    model: torch.nn.Module      # in evaluation, float32
+    checkpoint: dict            # what else its ckpt.pt holds
+    folder: str                 # where ckpt.pt stands
+    results: str                # where results are written, see find_run
 
-    if_plain: how the ValueError for a model without recurrent groups ends; '' = no error.
+
+def open_run(out_dir, dev='cpu', if_plain='', quiet=False, length=None):
+    """
+    The run in out_dir (None: see find_run) -> OpenRun.
+
+    if_plain: how the ValueError for a model without recurrent groups ends; '' = no error. length:
+    tokens of context, if not those of training, see load_checkpoint.
     """
     folder, results = find_run(out_dir, quiet)
-    model, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'), dev)
+    path = os.path.join(folder, 'ckpt.pt')
+    model, checkpoint = load_checkpoint(path, dev, length=length)
     if if_plain and not model.groups:
         raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
-    return model, checkpoint, folder, results
+    return OpenRun(model, checkpoint, folder, results)
 
 
 # calibrated thresholds: written by bench.py --calibrate, read by sample.py ----------------------
@@ -258,7 +290,7 @@ def last_checkpoint(out_dir, trusted=''):
 
 def earlier_run(script):
     """
-    What a training script continues from, as its knobs resume, init_from and model say.
+    What a training script continues from, as its knobs resume, init_from and model_class say.
 
     script: its globals. Knobs that were not given are set to those of the earlier run. Returns the
     earlier checkpoint, {} if there is none, and its path if that run is resumed, '' otherwise.
@@ -271,18 +303,19 @@ def earlier_run(script):
     if find_run(out_dir)[1] != out_dir:
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')
-    before, resumed = last_checkpoint(out_dir, script['model']) if script['resume'] else ({}, '')
+    trusted = script['model_class']
+    before, resumed = last_checkpoint(out_dir, trusted) if script['resume'] else ({}, '')
     if resumed:
         earlier, free = before['model_args'] | before['config'], FREE_KNOBS
     else:
         check_free(out_dir, script['overwrite'], init_from)
         if not init_from:
             return {}, ''
-        before = load_checkpoint(init_from, trusted=script['model'])[1]
+        before = load_checkpoint(init_from, trusted=trusted)[1]
         earlier, free = before['model_args'], FREE_FIELDS
         if earlier['pos'] == 'rotary':          # no weight depends on the length of a window
             free = free | {'block_size'}
-    earlier = earlier | dict(model=before['model_class'], out_dir=out_dir)
+    earlier = earlier | dict(model_class=before['model_class'], out_dir=out_dir)
 
     # the knobs of the earlier run, except those that were given
     changed = []

@@ -4,7 +4,7 @@
 # stage II. Each works alone or on top of another config:
 #   python train.py config/ouro.py
 #   python train.py config/ouro_gate.py
-model = 'zoo.ouro:Ouro'
+model_class = 'zoo.ouro:Ouro'
 out_dir = 'out-ouro'
 groups = [list(range(n_layer))]
 injection = 'none'                      # x^(0) is the embedding

@@ -1,7 +1,7 @@
 # Stage II of an Ouro (arXiv 2510.25741), after config/ouro.py: it trains the exit gate alone.
 #   python train.py config/ouro_gate.py
-# For another model with a gate: --model=zoo.ouro:GateOnly --init_from=CHECKPOINT
-model = 'zoo.ouro:OuroGateOnly'
+# For another model with a gate: --model_class=zoo.ouro:GateOnly --init_from=CHECKPOINT
+model_class = 'zoo.ouro:OuroGateOnly'
 init_from = 'out-ouro/ckpt.pt'
 out_dir = 'out-ouro-2'
 loop_draw = 'fixed'

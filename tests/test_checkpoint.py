@@ -13,7 +13,7 @@ from conftest import ROOT, TINY, differences, finished, refused, saved, small_di
 
 import tasks
 from common import checkpoint
-from common.checkpoint import find_run, load_checkpoint, save_checkpoint
+from common.checkpoint import find_run, load_checkpoint, open_run, save_checkpoint
 from common.files import new_file, write_json
 from exits import make_exit
 
@@ -54,6 +54,28 @@ def test_load_checkpoint(tiny, idx):
         load_checkpoint('changed.pt')
     with pytest.raises(ValueError, match='no checkpoint at .*python train.py'):
         load_checkpoint('nowhere/ckpt.pt')
+
+
+def test_a_longer_context(tiny, idx):
+    """Rotary positions are computed, so 16 tokens of training do not bound a model."""
+    for pos in 'rotary', 'learned':
+        model = tiny(pos=pos, n_embd=32)
+        os.makedirs(pos)
+        torch.save(dict(model=model.state_dict(), model_args=vars(model.config), config={},
+                        model_class='model:GPT', iter_num=3, tokenizer='bytes'), f'{pos}/ckpt.pt')
+    run = open_run('rotary', length=48)
+    assert run.checkpoint['model_args']['block_size'] == run.model.config.block_size == 48
+    long = idx.reshape(1, 48)
+    logits, _ = run.model(long, n_loop=3)
+    # 16 tokens alone are what they were
+    trained, _ = open_run('rotary').model(long[:, :16], n_loop=3)
+    torch.testing.assert_close(logits[:, :16], trained, rtol=0, atol=1e-5)
+    assert open_run('learned', length=16).model.config.block_size == 16
+    for length in 48, 8:
+        with pytest.raises(ValueError, match=f'learned positions for 16 tokens.*{length}.*rotary'):
+            open_run('learned', length=length)
+    with pytest.raises(ValueError, match='length must be at least 1 token, not 0'):
+        open_run('rotary', length=0)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):

@@ -128,7 +128,7 @@ def test_fine_tuning_starts_from_weights():
     ([*FINE_TUNE, '--out_dir=out'], 'would be overwritten'),
     ([*FINE_TUNE, '--x0=e'], 'x0 = e (it was noise)'),
     ([*FINE_TUNE, '--dataset=group'], 'words of group are not of the same number of tokens'),
-    ([*FINE_TUNE, '--model=zoo.ouro:Ouro'], 'size mismatch for h.0.mlp'),
+    ([*FINE_TUNE, '--model_class=zoo.ouro:Ouro'], 'size mismatch for h.0.mlp'),
     (['--resume', '--learning_rate=1e-2'], 'learning_rate = 0.01 (it was 0.005)'),
     (['--resume', '--max_iters=5'], 'has 12 iterations already')])
 def test_what_does_not_fit_an_earlier_run_is_refused(whole, flags, words):
@@ -268,7 +268,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--block_size=100000', 'fewer than 4 windows of 100000'),
     ('--init_from=resume', 'continue the run in --out_dir with --resume'),
     ('--init_from=gpt2-xl', 'no groups that loop'),
-    ('--dtype=int8', "unknown dtype 'int8'"), ('--model=os:path', 'subclass of model.GPT'),
+    ('--dtype=int8', "unknown dtype 'int8'"), ('--model_class=os:path', 'subclass of model.GPT'),
     ('--vocab_size=100', "reads 100 tokens of any text, but data set 'book' has 257 of"),
     ('--n_embd=100000000', 'not enough memory: lower a size'),
     ('--grad_clip=-1.0', 'grad_clip'), ('--learning_rate=1e39', 'learning_rate'),
@@ -335,7 +335,7 @@ def test_weights_without_a_place_are_named(whole):
     checkpoint = saved('out')
     checkpoint['model'] |= {'gate.weight': torch.ones(1, 16), 'gate.bias': torch.ones(1)}
     torch.save(checkpoint | dict(model_class='zoo.ouro:Gated'), 'gated.pt')
-    printed = finished(*TINY, '--max_iters=1', '--init_from=gated.pt', '--model=model:GPT',
+    printed = finished(*TINY, '--max_iters=1', '--init_from=gated.pt', '--model_class=model:GPT',
                        '--out_dir=out-plain')
     assert 'in the checkpoint and not in GPT, so left out: gate.weight, gate.bias' in printed
 
@@ -374,10 +374,21 @@ def test_two_processes_are_one():
 # what a run must survive --------------------------------------------------------------------------
 
 def test_fields_of_a_class_are_flags():
-    finished(*TINY, '--model=zoo.ouro:Ouro', '--injection=none', '--mlp_width=24', '--max_iters=1')
+    ouro = [*TINY, '--model_class=zoo.ouro:Ouro']
+    finished(*ouro, '--injection=none', '--mlp_width=24', '--max_iters=1')
     assert saved('out')['model_args']['mlp_width'] == 24
-    line = refused(*TINY, '--model=zoo.ouro:Ouro', '--mlp_widht=24')
-    assert "did you mean 'mlp_width'?" in line
+    assert "did you mean 'mlp_width'?" in refused(*ouro, '--mlp_widht=24')
+    assert "unknown flag --model: did you mean 'model_class'?" in refused('--model=zoo.ouro:Ouro')
+
+
+def test_a_run_from_before_a_knob_was_renamed_goes_on():
+    finished(*TINY, '--model_class=zoo.ouro:Ouro', '--injection=none', '--max_iters=1')
+    before = torch.load('out/ckpt.pt', weights_only=True)
+    before['config']['model'] = before['config'].pop('model_class')
+    torch.save(before, 'out/ckpt.pt')
+    assert 'from iteration 1' in finished('--resume', '--max_iters=2')
+    after = saved('out')
+    assert (after['model_class'], after['config']['model_class']) == 2 * ('zoo.ouro:Ouro',)
 
 
 def test_an_error_in_the_first_process_does_not_leave_the_others_waiting(monkeypatch):

@@ -261,17 +261,17 @@ def test_a_checkpoint_names_its_class(tmp_path, tiny, idx, name):
 
 
 def test_the_class_of_a_checkpoint(tmp_path, monkeypatch):
-    """Code outside of model.py and zoo/ is imported for --model alone."""
+    """Code outside of model.py and zoo/ is imported for --model_class alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     make_book()
     (tmp_path / 'foreign.py').write_text('from model import GPT\nclass Mine(GPT):\n    pass\n')
-    finished(*TINY, '--max_iters=1', '--model=foreign:Mine')
+    finished(*TINY, '--max_iters=1', '--model_class=foreign:Mine')
     monkeypatch.delitem(sys.modules, 'foreign')
     start = ['--init_from=out/ckpt.pt', '--out_dir=out-2', *TINY]
-    assert 'train.py --model=foreign:Mine' in refused(*start)
+    assert 'train.py --model_class=foreign:Mine' in refused(*start)
     assert 'foreign' not in sys.modules
-    finished(*start, '--model=foreign:Mine', '--max_iters=1')
+    finished(*start, '--model_class=foreign:Mine', '--max_iters=1')
 
 
 # public folders -----------------------------------------------------------------------------------
@@ -471,8 +471,8 @@ def config(name):
 
 
 @pytest.mark.parametrize('kinds, stage_1, stage_2', [
-    (['Gated', 'GateOnly'], ['--model=zoo.ouro:Gated', '--init_from=out/ckpt.pt'],
-     ['--model=zoo.ouro:GateOnly']),
+    (['Gated', 'GateOnly'], ['--model_class=zoo.ouro:Gated', '--init_from=out/ckpt.pt'],
+     ['--model_class=zoo.ouro:GateOnly']),
     (['Ouro', 'OuroGateOnly'], [config('ouro'), '--n_layer=2', '--n_embd=16', '--groups=[[0,1]]'],
      [])], ids=['gets a gate', 'ouro'])
 def test_both_stages(book, here, tmp_path, kinds, stage_1, stage_2):
@@ -497,7 +497,7 @@ def test_both_stages(book, here, tmp_path, kinds, stage_1, stage_2):
      'n_loop must be'),
     (['--init_from=out-plain/ckpt.pt', '--candidates=[2]'], 'zoo/etd.py', 'pairs [first, last]'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
-    (['--model=zoo.ouro:Gated', *TINY, '--groups=[]', '--out_dir=new'], 'train.py',
+    (['--model_class=zoo.ouro:Gated', *TINY, '--groups=[]', '--out_dir=new'], 'train.py',
      'needs groups')])
 def test_bad_input(book, here, args, script, words):
     assert words in refused(*args, script=script)

@@ -7,11 +7,11 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python train.py config/ouro.py                  stage I: model and gate, a loss at every loop
     python train.py config/ouro_gate.py             stage II: the gate alone -> out-ouro-2
 
-Any model with groups can have a gate: in stage I with train.py --model=zoo.ouro:Gated
+Any model with groups can have a gate: in stage I with train.py --model_class=zoo.ouro:Gated
 --loop_draw=fixed --init_from=CHECKPOINT, in stage II with config/ouro_gate.py
---model=zoo.ouro:GateOnly --init_from=CHECKPOINT, each with an --out_dir of its own. If there are
-several groups, each has its own exits; an early group's losses come from ln_f and the head on its
-states.
+--model_class=zoo.ouro:GateOnly --init_from=CHECKPOINT, each with an --out_dir of its own. If there
+are several groups, each has its own exits; an early group's losses come from ln_f and the head on
+its states.
 
 The published code runs all loops and selects a step afterwards. Here a token exits, by the rule
 `gate`, at the first step at which its exit probabilities sum up to q = 1 - tau.
