@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 vocab, T, C, H = 256, 48, 64, 2             # a token is a byte
 n_layer, groups = 6, [[1], [2, 3], [4]]     # layers, and which of them loop, from 0
-r, bptt = 4, 3      # mean_recurrence, bptt_k: r + 1 loops on average, the last 3 with gradients
+r, sigma = 4, 0.5   # of the draw of loops: r + 1 on average; sigma of the lognormal rate
+bptt = 3            # loop steps with gradients, the last ones
 iterations, batch, lr = 700, 12, 5e-3
 
 
@@ -29,21 +30,30 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.n1, self.n2, self.n3, self.n4 = (nn.RMSNorm(C, eps=1e-6) for _ in range(4))
-        self.qkv, self.attn_out = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
-        self.mlp_in, self.mlp_out = nn.Linear(C, 4 * C, bias=False), nn.Linear(4 * C, C, bias=False)
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.attn_out = nn.Linear(C, C, bias=False)
+        self.mlp_in = nn.Linear(C, 4 * C, bias=False)
+        self.mlp_out = nn.Linear(4 * C, C, bias=False)
 
-    def forward(self, x, active=None, cache=None):                              # x (B, T, C)
-        q, *kv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
-        if active is not None:      # a token that has exited keeps the keys and values it had
-            kv = cache[self] = [torch.where(active[:, None, :, None], new, old)
-                                for new, old in zip(kv, cache.get(self, kv))]
-        y = F.scaled_dot_product_attention(q, *kv, is_causal=True)              # (B, H, T, D)
+    def forward(self, x, active=None, cache=None):
+        """
+        x (B, T, C) -> (B, T, C). active (B, T): which tokens still loop, None = all. cache: the
+        last keys and values of each block, {block: (k, v)}, for those that do not.
+        """
+        qkv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1))                    # (B, T, 3, H, D)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)                                    # (B, H, T, D) each
+        if active is not None:      # a token that has exited keeps its old key and value
+            loops = active[:, None, :, None]                                    # (B, 1, T, 1)
+            old_k, old_v = cache.get(self, (k, v))
+            k, v = torch.where(loops, k, old_k), torch.where(loops, v, old_v)
+            cache[self] = k, v
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, D)
         x = self.n2(x + self.attn_out(y.transpose(1, 2).flatten(2)))
         return self.n4(x + self.mlp_out(F.silu(self.mlp_in(self.n3(x)))))
 
 
 class RecurrentGroup(nn.Module):
-    """Layers that loop -> the last state and (e, all states), or with tau the loops kept."""
+    """Layers that loop: a fixed number of times, or until Algorithm 1 lets each token exit."""
 
     def __init__(self, core):
         super().__init__()
@@ -57,53 +67,86 @@ class RecurrentGroup(nn.Module):
             x = block(x, active, cache)
         return self.norm(x)
 
-    def forward(self, e, n_loop, tau=None):
-        states, cache = [0.4 ** 0.5 * torch.randn_like(e)], {}  # x^(0); Geiping cuts it at 3 sigma
-        if tau is not None:
-            return loop(lambda x, active: self.step(x, e, active, cache), states[0], n_loop, tau)
+    def loop_fixed(self, e, n_loop):
+        """e (B, T, C) -> the list of all states, x^(0) ... x^(n_loop)."""
+        states = [noise_like(e)]
         for k in range(n_loop):     # Geiping 3.3: gradients flow through the last steps only
             with torch.set_grad_enabled(self.training and k >= n_loop - bptt):
                 states.append(self.step(states[-1], e))
-        return states[-1], (e, states)
+        return states
+
+    def loop_until(self, e, k_max, tau):
+        """e (B, T, C) -> what Algorithm 1 returns for each token, see loop."""
+        cache = {}
+        return loop(lambda x, active: self.step(x, e, active, cache), noise_like(e), k_max, tau)
+
+
+def noise_like(e):
+    """x^(0); Geiping App. C.1 also cuts it at 3 sigma."""
+    return 0.4 ** 0.5 * torch.randn_like(e)
 
 
 def loop(f, x, k_max, tau):
-    """Algorithm 1: each token loops until its acceleration is below tau twice in a row."""
-    active = torch.ones(x.shape[:2], dtype=torch.bool)                          # (B, T)
-    small, delta, steps_used, k = ~active, torch.inf, 0, 0      # delta = inf: no hit in step 1
-    while k < k_max and active.any():
+    """
+    Algorithm 1: each token loops until its acceleration is below tau twice in a row.
+
+    f(x, active): the block map; x (B, T, C) -> the last states, the loop steps kept (B, T).
+    """
+    active = torch.ones(x.shape[:2], dtype=torch.bool)      # who still loops, (B, T)
+    steps_used = torch.zeros(x.shape[:2], dtype=torch.int)
+    hit = ~active
+    delta = None
+    for _ in range(k_max):
         x1 = f(x, active)
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
-        small_prev, small = small, (delta - delta_prev).norm(dim=-1) < tau      # Eq. 5
-        active = active & ~(small & small_prev)     # two hits in a row: exit, x1 is thrown away
-        x, steps_used, k = torch.where(active[..., None], x1, x), steps_used + active.int(), k + 1
+        if delta_prev is not None:
+            hit_prev, hit = hit, (delta - delta_prev).norm(dim=-1) < tau        # Eq. 5
+            active = active & ~(hit & hit_prev)     # two hits in a row: exit, and x1 is thrown away
+        x = torch.where(active[..., None], x1, x)
+        steps_used += active
+        if not active.any():
+            break
     return x, steps_used
 
 
 class GPT(nn.Module):
-    """idx (B, T), n_loop of each group -> logits (B, T, vocab), and what each group returns."""
+    """The layers between an embedding and a head of the same weights."""
 
     def __init__(self):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, C), nn.Embedding(T, C)
         layers = [Block() for _ in range(n_layer)]
-        for group in reversed(groups):              # a group takes the place of its layers
-            layers[group[0]:group[-1] + 1] = [RecurrentGroup(layers[group[0]:group[-1] + 1])]
-        self.h, self.ln_f = nn.ModuleList(layers), nn.RMSNorm(C, eps=1e-6)
-        depth = n_layer + (r - 1) * sum(map(len, groups))
-        for name, p in self.named_parameters():     # Geiping App. C.1; norms stay 1
-            if p.dim() == 2 and 'adapter' not in name:      # attn_out, mlp_out: by the depth
-                nn.init.normal_(p, std=((1 / depth if 'out' in name else 2) / (5 * C)) ** 0.5)
+        for group in reversed(groups):      # from the back, so that layer numbers stay right
+            start, end = group[0], group[-1] + 1
+            layers[start:end] = [RecurrentGroup(layers[start:end])]
+        self.h = nn.ModuleList(layers)
+        self.ln_f = nn.RMSNorm(C, eps=1e-6)
+        # Geiping App. C.1; norms stay 1, and an adapter is x + e
+        depth = n_layer + (r - 1) * sum(map(len, groups))   # a looped layer counts r times
+        for name, p in self.named_parameters():
+            if p.dim() == 2 and 'adapter' not in name:
+                variance = 1 / (5 * C * depth) if name.endswith('_out.weight') else 2 / (5 * C)
+                nn.init.normal_(p, std=variance ** 0.5)
 
     def forward(self, idx, n_loop, tau=None):
-        x, found = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]]), []
+        """
+        idx (B, T) -> logits (B, T, vocab), and the trace: a dict for each group of its input e, and
+        of all its states, or with tau of the loop steps used. n_loop: of each group, with tau the
+        most.
+        """
+        x, trace = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]]), []
         for layer in self.h:
-            if isinstance(layer, RecurrentGroup):
-                x, of_group = layer(x, n_loop[len(found)], tau)
-                found.append(of_group)
-            else:
+            if not isinstance(layer, RecurrentGroup):
                 x = layer(x)
-        return self.ln_f(x) @ self.wte.weight.T, found
+            elif tau is None:
+                states = layer.loop_fixed(x, n_loop[len(trace)])
+                trace.append(dict(e=x, states=states))
+                x = states[-1]
+            else:
+                last, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
+                trace.append(dict(e=x, steps_used=steps_used))
+                x = last
+        return self.ln_f(x) @ self.wte.weight.T, trace
 
 
 def get_batch(text, B):
@@ -124,19 +167,29 @@ def train_step(model, optimizer, x, y, n_loop):
 def show(model, text):
     x, y = get_batch(text, 64)
     for n in 1, 2, 4, 8:
-        logits, found = model(x, [n] * len(groups))
+        logits, trace = model(x, [n] * len(groups))
         print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
-    for group, (e, states) in zip(groups, found):   # with 8 loops
-        delta = torch.stack(states).diff(dim=0)                                 # (n, B, T, C)
-        norms, cosines = delta.norm(dim=-1), F.cosine_similarity(delta[1:], delta[:-1], dim=-1)
-        print(f'\nlayers {group} move the stream by {(states[-1] - e).norm(dim=-1).mean():.2f}')
-        print('  norm of each update      ', *(f'{n:.3f}' for n in norms.mean((1, 2))))
-        print('  its cosine with the one before ', *(f'{c:5.2f}' for c in cosines.mean((1, 2))))
+
+    # the two scales, with 8 loops: the jump of a group, and its steps from the second on. The first
+    # step leads out of the noise
+    for group, entry in zip(groups, trace):
+        states = torch.stack(entry['states'])                                   # (9, B, T, C)
+        jump = (states[-1] - entry['e']).norm(dim=-1).mean()
+        delta = states.diff(dim=0)                                              # (8, B, T, C)
+        norms = delta[1:].norm(dim=-1).mean((1, 2))
+        cosines = F.cosine_similarity(delta[1:], delta[:-1], dim=-1).mean((1, 2))
+        print(f'\nlayers {group}: jump {jump:.2f}, mean of the later steps {norms.mean():.2f}, '
+              f'ratio {jump / norms.mean():.0f} (Eq. 2)')
+        print('  loop step                  ', *(f'{k:5d}' for k in range(2, len(states))))
+        print('  length                     ', *(f'{norm:5.3f}' for norm in norms))
+        print('  cosine with the step before', *(f'{cosine:5.2f}' for cosine in cosines))
+
     print('\nAlgorithm 1: loops that a token keeps in each group, mean (least to most), of 30')
     for tau in 0.1, 1, 10:
-        logits, steps_used = model(x, [30] * len(groups), tau)      # 30 is k_max
+        logits, trace = model(x, [30] * len(groups), tau)
+        used = [entry['steps_used'] for entry in trace]
         print(f'tau = {tau:3}: held-out loss {F.cross_entropy(logits.mT, y):.3f}, loops',
-              ', '.join(f'{u.float().mean():.1f} ({u.min()} to {u.max()})' for u in steps_used))
+              ', '.join(f'{u.float().mean():.1f} ({u.min()} to {u.max()})' for u in used))
     idx = text[None, :T]                            # the model continues the held-out text
     for _ in range(200):
         logits, _ = model(idx[:, -T:], [30] * len(groups), tau=1)
@@ -148,19 +201,23 @@ def main():
     torch.manual_seed(1337)
     path = sys.argv[1] if len(sys.argv) > 1 else torch.__path__[0] + '/_torch_docs.py'
     try:
-        text = torch.tensor(list(open(path, 'rb').read()))
+        with open(path, 'rb') as f:
+            text = torch.tensor(list(f.read()))
         if len(text) < 20 * T:
             raise ValueError(f'{path} has {len(text)} bytes, too few: take at least {20 * T}')
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    model, n = GPT(), len(text) * 9 // 10           # the last tenth of the text is held out
+    n = len(text) * 9 // 10             # the last tenth is held out
+    model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     for it in range(1, iterations + 1):
-        optimizer.param_groups[0]['lr'] = lr * min(it / 50, 1.02 - it / iterations)     # up, down
+        # the learning rate rises in 50 iterations, and falls over the whole run to 2%
+        optimizer.param_groups[0]['lr'] = lr * min(it / 50, 1.02 - it / iterations)
         # how often each group loops: a Poisson draw of a lognormal rate (Geiping Eq. 1 and 2)
-        n_loop = 1 + torch.poisson(r * (0.5 * torch.randn(len(groups)) - 0.125).exp())
-        loss = train_step(model, optimizer, *get_batch(text[:n], batch), n_loop.int().tolist())
+        rate = r * (sigma * torch.randn(len(groups)) - sigma ** 2 / 2).exp()
+        n_loop = 1 + torch.poisson(rate).int()
+        loss = train_step(model, optimizer, *get_batch(text[:n], batch), n_loop.tolist())
         if it % 100 == 0:
             print(f'iteration {it}: loss {loss:.3f}', flush=True)
     show(model.eval(), text[n:])

@@ -62,11 +62,11 @@ def test_algorithm_1(pair, tau):
     small, real, noise, x, _ = pair
     rule, trace = make_exit('accel', tau), []
     want, _ = real.eval()(x, n_loop=20, exit=rule, noise_seed=noise, trace=trace)
-    got, used = small.eval()(x, [20] * 3, tau)
-    steps = torch.stack([of_group['steps_used'] for of_group in trace])         # (G, 4, T)
-    assert torch.equal(torch.stack(used), steps)
+    got, found = small.eval()(x, [20] * 3, tau)
+    for ours, theirs in zip(found, trace, strict=True):
+        assert torch.equal(ours['steps_used'], theirs['steps_used'])
+        assert tau in (0, float('inf')) or len(ours['steps_used'].unique()) > 2
     torch.testing.assert_close(got, want, **CLOSE)
-    assert tau in (0, float('inf')) or all(len(used.unique()) > 2 for used in steps)
 
 
 def test_the_readme_shows_algorithm_1():
@@ -100,6 +100,14 @@ def test_a_run(tmp_path, monkeypatch, capsys):
     micro.main()
     printed = capsys.readouterr().out
     assert printed.startswith('iteration 100: loss') and printed.count('held-out loss') == 7
+    # of each group the jump over the mean of the steps 2 to 8, Eq. 2
+    scales = re.findall(r'jump (\S+), mean of the later steps (\S+), ratio (\d+) \(Eq. 2\)\n'
+                        r'  loop step +2 .*\n  length +(.*)\n', printed)
+    assert len(scales) == 3
+    for jump, mean, ratio, lengths in scales:
+        lengths = [float(length) for length in lengths.split()]
+        assert len(lengths) == 7 and abs(sum(lengths) / 7 - float(mean)) < 0.01
+        assert abs(float(jump) / (sum(lengths) / 7) - float(ratio)) < 0.55 + 0.02 * float(ratio)
 
 
 @pytest.mark.parametrize('content', [None, '', 'too short'])
