@@ -48,7 +48,15 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import PathName, configure, did_you_mean, explain, run
-from common.encoding import EOT, documents_in, in_pieces, open_encoding, train_bpe, where_to_cut
+from common.encoding import (
+    EOT,
+    documents_in,
+    in_pieces,
+    open_encoding,
+    text_of,
+    train_bpe,
+    where_to_cut,
+)
 from common.files import write_json
 from common.report import spread
 from tasks import TASKS, check
@@ -83,14 +91,8 @@ def get_encoding(name, folder=None):
 
 
 def texts_of(tokens, encoding):
-    """
-    The text of each token; bytes that are not UTF-8 as \\xNN, tokens without text as #NUMBER.
-
-    encoding: of data.get_encoding, or None for a model that came without a tokenizer.
-    """
-    n_vocab = encoding.n_vocab if encoding else 0
-    return [encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
-            if token < n_vocab else f'#{token}' for token in tokens]
+    """The text of each token, see common.encoding.text_of."""
+    return [text_of(token, encoding) for token in tokens]
 
 
 def read_prompt(start):
@@ -432,18 +434,17 @@ def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     return text
 
 
-def held_out(checkpoint, n, dataset='', dev='cpu', length=None):
+def held_out(checkpoint, n, dataset='', dev='cpu'):
     """
     n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
 
-    length: T, the tokens in a window; None = the model's block_size. Returns the data set, as
-    open_data does, idx and targets (n, T), and on a task the depth (n, T) of each label, otherwise
-    None.
+    Returns the data set, as open_data does, idx and targets (n, T), and on a task the depth (n, T)
+    of each label, otherwise None.
     """
     args = checkpoint['model_args']
     text = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                      args['vocab_size'], checkpoint['folder'])
-    T = length or args['block_size']
+    T = args['block_size']
     numbers = spread(text, n, T)
     idx, targets = text.held_out(numbers, T)
     depth = text.with_depth(T)[2][numbers] if text.is_task else None

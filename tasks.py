@@ -5,22 +5,23 @@ Problems that need many loop steps, with the number of steps that each answer ne
     python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
     python train.py config/calc.py          trains on problems, which are made batch by batch
 
-To add a task, write a class and name an object of it in TASKS:
+To add a task, write a class and enter an object of it in TASKS, here or in a file of your own:
 
     task(rng, rows, T, ...) -> x, y, depth      the problems; its knobs are arguments with defaults
     task.words(...) -> list of str              the text of each token
-    task.oracle(words, ...) -> list of str      the right answers, computed in another way; if there
-                                                is one, `python tasks.py NAME` compares them with
-                                                the labels (but not the depths)
+    task.oracle(words, ...) -> list of str      the right answers, computed in another way; None
+                                                where there is no label
 
     ...     those of the task's knobs that the method needs, by name
 
-`python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on it.
+The oracle is optional. `python tasks.py NAME` compares its answers with the labels (the depths are
+not compared), and `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on the
+task. If it is in your own mine.py, write mine.py before the flags of each command.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens
-    y               (rows, T) int64, the right answer (label) at each token, which is a token too;
-                    NOT_ASKED at a token without a label
+    y               (rows, T) int64, the label of each token: the right answer, as a token;
+                    NOT_ASKED where there is no label, but each problem has at least one
     depth           (rows, T) int64, how many tokens information has to pass through to the label's
                     token, and so the loop steps that it needs; 0 for a token that needs only
                     itself, or has no label. In calc it is the distance to the last `=v`
@@ -36,7 +37,7 @@ import torch
 
 from common import configurator
 from common.configurator import did_you_mean, explain
-from common.encoding import TokenizerJson, open_encoding
+from common.encoding import TokenizerJson, open_encoding, text_of
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -46,7 +47,6 @@ seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_REDRAWS = 1000         # of problems whose last letter has no answer
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
 MOST_HELD_OUT = 2 ** 20     # the most tokens in the held-out problems, unless more are asked for
 
@@ -57,10 +57,10 @@ def check(good, message):
         raise ValueError(message)
 
 
-def steps_since(sets):
-    """For a mask (rows, T): the distance from each token back to the last one where it is set."""
-    t = np.arange(sets.shape[1])
-    return t - np.maximum.accumulate(np.where(sets, t, 0), axis=1)
+def steps_since(mask):
+    """The distance from each token back to the last one where the mask (rows, T) is true."""
+    t = np.arange(mask.shape[1])
+    return t - np.maximum.accumulate(np.where(mask, t, 0), axis=1)
 
 
 # the tasks ---------------------------------------------------------------------------------------
@@ -69,28 +69,26 @@ class Calc:
     """
     Running arithmetic modulo p: `=v` sets the value to v, `+v` and `*v` (v > 0) change it.
 
-    The label of each token is the value so far, written `=v`; with dense=False only the last token
-    has a label. The first token is a `=v`, and so is each later one with probability `reset`. The
-    depth is the distance from the last `=v`.
+    The label of each token is the value so far, written `=v`. The first token is a `=v`, and so is
+    each later one with probability `reset`. The depth is the distance from the last `=v`.
     """
 
-    def __call__(self, rng, rows, T, p=5, reset=0.2, dense=True):
+    def __call__(self, rng, rows, T, p=5, reset=0.2):
         check(p >= 2, f'p must be at least 2, not {p}')
         check(0 < reset <= 1, f'reset must lie in (0, 1], not {reset}')
-        kind = rng.integers(1, 3, size=(rows, T))               # 0 sets, 1 adds, 2 multiplies
-        kind[rng.random((rows, T)) < reset] = 0
-        kind[:, 0] = 0
-        v = np.where(kind == 0, rng.integers(p, size=(rows, T)), rng.integers(1, p, size=(rows, T)))
-        x = np.where(kind == 0, v, p + (kind - 1) * (p - 1) + v - 1)
+        op = rng.integers(1, 3, size=(rows, T))         # 0 sets, 1 adds, 2 multiplies
+        op[rng.random((rows, T)) < reset] = 0
+        op[:, 0] = 0
+        v = np.where(op == 0, rng.integers(p, size=(rows, T)), rng.integers(1, p, size=(rows, T)))
+        # the words are =0 ... =(p-1), then +1 ... +(p-1), then *1 ... *(p-1)
+        x = v + np.array([0, p - 1, 2 * (p - 1)])[op]
 
         # the value after each token
-        y, depth = v.copy(), steps_since(kind == 0)
+        y = v.copy()
         for t in range(1, T):
             value = y[:, t - 1]
-            y[:, t] = np.choose(kind[:, t], [v[:, t], value + v[:, t], value * v[:, t]]) % p
-        if not dense:
-            y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
-        return x, y, depth
+            y[:, t] = np.choose(op[:, t], [v[:, t], value + v[:, t], value * v[:, t]]) % p
+        return x, y, steps_since(op == 0)
 
     def words(self, p):
         return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
@@ -98,10 +96,15 @@ class Calc:
     def oracle(self, words, p):
         """Compute with Python's unlimited integers, and take the remainder only in the answers."""
         check(words[0][0] == '=', 'it must begin with =v')
-        answers, value = [], None
+        answers = []
         for word in words:
-            op, v = word[0], int(word[1:])
-            value = v if op == '=' else value + v if op == '+' else value * v
+            v = int(word[1:])
+            if word[0] == '=':
+                value = v
+            elif word[0] == '+':
+                value += v
+            else:
+                value *= v
             answers.append(f'={value % p}')
         return answers
 
@@ -113,11 +116,10 @@ class Hop:
     The first token is p, drawn from 0 ... hops. The others are letters v_i, and no two neighbours
     are alike. A hop leads from letter i to the one after the last earlier occurrence of v_i:
     find(i) = the largest j <= i with v_(j-1) = v_i. The label of each letter is the letter p hops
-    away, or `-` if a hop leads nowhere; the depth is the number of hops tried. With dense=False
-    only the last letter has a label, and it is never `-`.
+    away, or `-` if a hop leads nowhere; the depth is the number of hops tried.
     """
 
-    def __call__(self, rng, rows, T, letters=4, hops=4, dense=True):
+    def __call__(self, rng, rows, T, letters=4, hops=4):
         check(2 <= letters <= 26, f'letters must lie in [2, 26], not {letters}')
         check(hops >= 0, f'hops must be at least 0, not {hops}')
         check(T >= 2, f'hop needs a T of at least 2, not {T}')
@@ -128,31 +130,24 @@ class Hop:
 
         # where a hop from each letter leads, -1 if nowhere
         find = np.zeros((rows, n), dtype=np.int64)
-        every, after = np.arange(rows), np.full((rows, letters), -1)
+        row = np.arange(rows)
+        after = np.full((rows, letters), -1)            # the place after the last of each letter
         for i in range(n):
-            find[:, i] = after[every, v[:, i]]
-            after[every, v[:, i]] = i + 1
+            find[:, i] = after[row, v[:, i]]
+            after[row, v[:, i]] = i + 1
 
         # p hops from every letter; a chain that has ended stays at place -1
         place = np.tile(np.arange(n), (rows, 1))
-        x, y, depth = np.zeros((3, rows, T), dtype=np.int64)
-        for made in range(hops):
-            hopping = (made < p) & (place >= 0)
+        depth = np.zeros((rows, T), dtype=np.int64)
+        for hop in range(hops):
+            hopping = (hop < p) & (place >= 0)
             place = np.where(hopping, np.take_along_axis(find, place, axis=1), place)
             depth[:, 1:] += hopping
-        x[:, :1], x[:, 1:] = letters + 1 + p, v
-        y[:, :1] = NOT_ASKED
-        y[:, 1:] = np.where(place >= 0, np.take_along_axis(v, place, axis=1), letters)
 
-        # if only the last letter counts, draw rows again until its chain exists in all of them
-        if not dense:
-            for _ in range(MOST_REDRAWS):
-                if not (broken := y[:, -1] == letters).any():
-                    break
-                x[broken], y[broken], depth[broken] = self(rng, broken.sum(), T, letters, hops)
-            check(not broken.any(), f'a chain of up to {hops} hops hardly fits {T} tokens: take '
-                  'fewer hops or more tokens')
-            y[:, :-1], depth[:, :-1] = NOT_ASKED, 0
+        # the words are the letters, then -, then 0 ... hops
+        x = np.concatenate((letters + 1 + p, v), axis=1)
+        y = np.full_like(x, NOT_ASKED)
+        y[:, 1:] = np.where(place >= 0, np.take_along_axis(v, place, axis=1), letters)
         return x, y, depth
 
     def words(self, letters, hops):
@@ -173,13 +168,12 @@ class Hop:
         return answers
 
 
-GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))),
-              Z2=[(0, 1), (1, 0)])
+GROUPS = dict(S3=list(itertools.permutations(range(3))), S5=list(itertools.permutations(range(5))))
 
 
 class Group:
     """
-    The running product in the group S3, S5 or Z2 (in Z2, the parity).
+    The running product of permutations, of three things (the group S3) or five (S5).
 
     `=g` sets the value to g, and `g` multiplies it by g from the right. The label of each token is
     the value so far. The first token is a `=g`, and so is each later one with probability `reset`.
@@ -190,6 +184,7 @@ class Group:
     def __call__(self, rng, rows, T, name='S3', reset=0.2):
         check(0 <= reset <= 1, f'reset must lie in [0, 1], not {reset}')
         number = {g: i for i, g in enumerate(GROUPS[name])}
+        # table[a, b] = a * b, which does b first
         table = np.array([[number[tuple(a[i] for i in b)] for b in number] for a in number])
         g = rng.integers(len(number), size=(rows, T))
         sets = rng.random((rows, T)) < reset
@@ -208,7 +203,8 @@ class Group:
     def oracle(self, words, name):
         """Multiply permutation matrices."""
         check(words[0][0] == '=', 'it must begin with =g')
-        eye, value, answers = np.eye(len(GROUPS[name][0]), dtype=int), None, []
+        eye = np.eye(len(GROUPS[name][0]), dtype=int)
+        value, answers = None, []
         for word in words:
             matrix = eye[:, [int(digit) for digit in word.lstrip('=')]]
             value = matrix if word[0] == '=' else value @ matrix
@@ -226,10 +222,10 @@ def parse(text):
     name, _, changes = text.partition(':')
     check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
           f"(the tasks are {', '.join(TASKS)})")
-    knobs = {knob.name: knob.default
-             for knob in list(inspect.signature(TASKS[name]).parameters.values())[3:]}
-    for part in changes.split(',') if changes else []:
-        key, _, value = part.partition('=')
+    rng, rows, T, *parameters = inspect.signature(TASKS[name]).parameters.values()
+    knobs = {knob.name: knob.default for knob in parameters}
+    for change in changes.split(',') if changes else []:
+        key, _, value = change.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
               f"(its knobs are {', '.join(knobs)})")
         value = configurator.parse(f'{key} of the task {name}', value, type(knobs[key]))
@@ -284,6 +280,7 @@ class Problems:
         self.task = TASKS[self.name]
         shaping = self.knobs_of(self.task.words)
         self.words = self.task.words(**shaping)
+        check(len({*self.words}) == len(self.words), f'the task {self.name} has a word twice')
         self.vocab_size = self.n_vocab = len(self.words)
         self.width = max(map(len, self.words), default=0) + 3      # of a column
         listed = ','.join(f'{knob}={value}' for knob, value in shaping.items())
@@ -296,17 +293,19 @@ class Problems:
         """Problems: x, y, depth (rows, T)."""
         check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
               'choose other numbers (--batch_size and --block_size in training)')
-        made = self.task(rng, rows, T, **self.knobs)
-        check(all(part.shape == (rows, T) and part.dtype == np.int64 for part in made),
+        x, y, depth = arrays = self.task(rng, rows, T, **self.knobs)
+        check(all(array.shape == (rows, T) and array.dtype == np.int64 for array in arrays),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
-              f'{[(part.dtype.name, *part.shape) for part in made]}')
-        x, labels = made[0], made[1][made[1] != NOT_ASKED]
-        check(labels.size, f'the task {self.name} made {rows} problems without a label')
-        for what, tokens in ('x', x), ('y', labels):
-            check(0 <= tokens.min() <= tokens.max() < self.n_vocab,
-                  f'the task {self.name} has words 0 to {self.n_vocab - 1}, and {what} has tokens '
-                  f'from {tokens.min()} to {tokens.max()}')
-        return made
+              f'{[(array.dtype.name, *array.shape) for array in arrays]}')
+        has_label = y != NOT_ASKED
+        unasked = rows - has_label.any(axis=1).sum()
+        check(unasked == 0, f'the task {self.name} made {unasked} of {rows} problems without a '
+              'label: each problem needs one')
+        for name, tokens in ('x', x), ('y', y[has_label]):
+            check(0 <= tokens.min() <= tokens.max() < len(self.words),
+                  f'the task {self.name} has words 0 to {len(self.words) - 1}, and {name} has '
+                  f'tokens from {tokens.min()} to {tokens.max()}')
+        return x, y, depth
 
     def knobs_of(self, method):
         """Those of the knobs that a method of the task takes."""
@@ -320,13 +319,14 @@ class Problems:
               f'to {len(words)} words')
         return answers
 
-    def n_wrong(self, x, y):
-        """The number of rows in which a label of y is not the oracle's answer to x (rows, T)."""
-        wrong = 0
-        for tokens, labels in zip(x, y):
+    def wrong_rows(self, x, y):
+        """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
+        wrong = []
+        for row, (tokens, labels) in enumerate(zip(x, y)):
             answers = self.answers([self.words[token] for token in tokens])
-            wrong += any(label != NOT_ASKED and self.words[label] != answer
-                         for label, answer in zip(labels, answers))
+            if any(label != NOT_ASKED and self.words[label] != answer
+                   for label, answer in zip(labels, answers)):
+                wrong.append(row)
         return wrong
 
     def check(self, T, rows=1):
@@ -393,7 +393,7 @@ class Problems:
 
     def in_columns(self, tokens):
         """The words of some tokens, with a gap where there is no label."""
-        words = [self.decode([token]) if token != NOT_ASKED else '' for token in tokens]
+        words = ['' if token == NOT_ASKED else text_of(token, self) for token in tokens]
         return ''.join(word.rjust(self.width) for word in words)
 
     def print_answers(self, x, y, guesses, steps, paint):
@@ -403,9 +403,12 @@ class Problems:
             print('right   ' + self.in_columns(y[row]))
             model = ''
             for guess, label, n in zip(guesses[row], y[row], steps[row]):
-                word = self.decode([guess])
-                word = word if guess == label else f'!{word}!'
-                model += paint((word if label != NOT_ASKED else '').rjust(self.width), n)
+                word = text_of(guess, self)
+                if label == NOT_ASKED:
+                    word = ''
+                elif guess != label:
+                    word = f'!{word}!'
+                model += paint(word.rjust(self.width), n)
             print(f'model   {model}\n')
         right = (guesses == y)[y != NOT_ASKED]
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
@@ -427,9 +430,12 @@ class Spelled(Problems):
         check(all(len(tokens) == self.n for tokens in spelled), f'the words of {text} are not of '
               f'the same number of tokens of {encoding.name}: choose other knobs of the task')
         self.spelled = np.array(spelled)                                        # (words, n)
-        self.tokenizer, self.vocab_size = encoding.name, encoding.n_vocab
+        self.tokenizer = encoding.name
+        self.vocab_size = self.n_vocab = encoding.n_vocab
         self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
-        self.encode, self.decode = encoding.encode, encoding.decode
+        self.encode = encoding.encode
+        self.decode = encoding.decode
+        self.decode_single_token_bytes = encoding.decode_single_token_bytes
         self.encoding = encoding if isinstance(encoding, TokenizerJson) else None
 
     def make(self, rng, rows, T):
@@ -461,12 +467,21 @@ def main():
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
+
+    # the oracle
     if not hasattr(problems.task, 'oracle'):
         print(f'{rows} problems, not checked: the task has no oracle')
         return
-    wrong = problems.n_wrong(x, y)
-    print(f'{rows} problems: the oracle disagrees with {wrong}')
+    wrong = problems.wrong_rows(x, y)
+    print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
     if wrong:
+        first = wrong[0]
+        words = [problems.words[token] for token in x[first]]
+        answers = ['' if answer is None else answer for answer in problems.answers(words)]
+        print('\nthe first of them:')
+        print('  problem' + problems.in_columns(x[first]))
+        print('  answers' + problems.in_columns(y[first]))
+        print('  oracle ' + ''.join(answer.rjust(problems.width) for answer in answers))
         raise SystemExit(1)
 
 

@@ -232,8 +232,12 @@ def main():
         lambda: data.open_data(dataset, reads, vocab_size or math.inf, folder))
     text.check(block_size, batch_size)
     if resumed and before['data'] != text.sha256:
-        raise ValueError(f'{dataset} is not the text that the run in {out_dir} had (its sha256 '
-                         'differs): restore that text')
+        advice = 'restore that text'
+        if text.is_task:
+            advice = ('tasks.py has changed since then; start from the weights in another '
+                      f'--out_dir with --init_from={out_dir}/ckpt.pt')
+        raise ValueError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
+                         f'differs): {advice}')
     distributed.check_same((resumed and before['iter_num'], text.sha256, knobs))
     run = set_up(before, resumed, text, dev)
     del before                                      # frees some GB if the model is large

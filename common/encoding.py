@@ -59,6 +59,17 @@ def open_encoding(name, folder=None):
     return encoding
 
 
+def text_of(token, encoding):
+    """
+    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER.
+
+    encoding: None for a model that came without a tokenizer.
+    """
+    if encoding is None or token >= encoding.n_vocab:
+        return f'#{token}'
+    return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
+
+
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts."""
     from tokenizers import ByteLevelBPETokenizer

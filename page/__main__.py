@@ -50,7 +50,7 @@ def main():
         made = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
         ids, right, depth = (values[0].tolist() for values in made)
         # the page knows calc, and so the answers to what a reader types
-        knows = problems.name == 'calc' and problems.knobs['dense']
+        knows = problems.name == 'calc'
         problem = dict(ids=ids, right=right, depth=depth, p=problems.knobs['p'] if knows else None)
         text = ' '.join(words[token] for token in ids)
     elif checkpoint['tokenizer'] == 'bytes':

@@ -140,6 +140,16 @@ def exit_by_hand(f, x, k_max, rule, read=None):
     return x, k_max, k_max
 
 
+class LastAlone(tasks.Calc):
+    """calc with a label at the last token alone."""
+
+    def __call__(self, rng, rows, T, p=5):
+        x, y, depth = super().__call__(rng, rows, T, p)
+        y[:, :-1] = tasks.NOT_ASKED
+        depth[:, :-1] = 0
+        return x, y, depth
+
+
 def loop(f, x, k_max, rule, read=None):
     """exits.loop around a block map f(x, k) of our own -> the state, and the counts as tensors."""
     past = Signals(x.shape[1], k_max) if rule.past else None

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, log_of, read_csv, refused, same, saved
+from conftest import ROOT, LastAlone, finished, log_of, read_csv, refused, same, saved
 from test_zoo import make_tokenizer_json, near, public_folder, put_field, put_tensor, read
 
 import data
@@ -256,7 +256,7 @@ def spelled(tmp_path_factory):
     return folder
 
 
-def test_a_task_in_the_tokens_of_a_model(spelled):
+def test_a_task_in_the_tokens_of_a_model(spelled, monkeypatch):
     """The right answers are those of the words; each part that reads a task reads this one."""
     text, idx, targets, depth = data.held_out(saved(f'{spelled}/out-calc'), 8)
     words, labels, steps = tasks.Problems('calc:p=3', held_out=512).with_depth(8)
@@ -279,8 +279,8 @@ def test_a_task_in_the_tokens_of_a_model(spelled):
                         (guesses == targets[[0, 7]])[targets[[0, 7]] >= 0].double().mean(),
                         abs_tol=1e-6)
     # a task most of whose words have no label
-    last = tasks.Spelled('calc:p=3,dense=False', data.get_encoding(
-        text.tokenizer, f'{spelled}/out-calc'))
+    monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
+    last = tasks.Spelled('last:p=3', data.get_encoding(text.tokenizer, f'{spelled}/out-calc'))
     assert (last.make(np.random.default_rng(0), 5, 16)[1] >= 0).sum(axis=1).tolist() == [1] * 5
     finished(out, '--n_windows=2', '--n_loop=4', script='geometry.py')
     assert {row['depth'] for row in read_csv(f'{spelled}/out-calc/depth.csv')} >= {'0', '1'}
