@@ -106,7 +106,7 @@ class Point:
 
 def make_point(model, rule, tau, cache='exact', past=False, run='', **more):
     """A way to decode. past: see make_exit. more: stream's arguments for drafts or a wave."""
-    exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, past)
+    exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, wake=past)
     loops = model.loop_counts(tau if rule == 'fixed' else n_loop)
     how = cache + (', past' if past and cache == 'exact' else '')
     kind = f"{dict(fixed='fixed budgets', oracle='oracles').get(rule, 'rules')}, {how}"
@@ -317,7 +317,7 @@ def make_row(point, points):
     full = next(one for one in points if one.run == point.run)
     groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
     row = dict(run=point.run, name=point.name, kind=point.kind, rule=point.rule, tau=point.tau,
-               past=bool(way['exit'] and way['exit'].past))
+               past=bool(way['exit'] and way['exit'].wake))
     row |= {name: way.get(name) for name in ('cache', 'draft_loops', 'draft_tokens', 'wave',
                                              'wave_steps')}
     row |= dict.fromkeys(['windows', *OF_WINDOWS, *groups, 'prompts', *OF_TEXTS])

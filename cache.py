@@ -14,10 +14,10 @@ token by token must read the same keys, and so the cache has a slot for each loo
 
 Token 1 exited after step 2, so a copy of its key 2 stands in the slots of later steps: a token at
 step k reads each earlier token at step min(k, the last step that was evaluated for it). Key k is
-computed from the state before step k; so where a rule throws x^(k) away, key k is that of the state
-which the token keeps. That is the policy `exact`. With fewer slots than
-steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % slots. That takes
-less memory and changes the result, because older steps are overwritten.
+computed from the state *before* step k. So if a rule throws x^(k) away, slot k still holds the key
+of the state that the token keeps. One slot for each loop step is the policy `exact`. With fewer
+slots than steps (`ring`, Geiping 5; `latest` has one slot), step k goes to slot (k - 1) % slots.
+That takes less memory and changes the result, because older steps are overwritten.
 
 The model looks for a fixed point x = f(x) in which a token's state depends on earlier tokens, so a
 cache policy is an iteration scheme. `exact` is Jacobi's: a token at step k reads the earlier ones
@@ -30,13 +30,15 @@ step; with `latest` all earlier tokens are at their last step before a new one b
     T, end   new tokens; all tokens up to and including them
     H, D     heads; width of a head
     k        the loop step, from 1; a layer outside the groups has only step 1
-    cache    of a model: {block: its KeysValues, group: its Signals}, see make_cache
+    cache    of a model: {block: its KeysValues, group: its Moves}, see make_cache
 """
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+FIRST_SLOTS = 32        # slots that are allocated at first; more when a pass reaches them
 
 
 class Span:
@@ -63,36 +65,61 @@ class KeysValues:
     """
     Keys and values of one layer for up to T_max tokens: kv (slots, B, T_max, 2, H, D).
 
-    It is allocated at the first update, when B, H, D, dtype and device are known. Step k is in
-    slot_of(k). An exited token's keys are copied to the slots of later steps: by `update` while
-    other tokens loop, and by `fill` when all have exited.
+    It is allocated at the first update, when B, H, D, dtype and device are known, and has more
+    slots when a pass takes more steps. Step k is in slot_of(k). The keys of a token that has exited
+    or sleeps are copied to the slots of later steps: by `update` while other tokens loop, and by
+    `fill` at the end of the pass.
 
     A subclass overrides slot_of or write. It may rely on this: a token is first written at k = 1,
-    then at each k while any token of its pass loops, and `new` already has the last keys of those
-    that have exited.
+    then at each k while any token of its pass loops. Of a token that has exited, or sleeps, `new`
+    holds the last keys and values that were computed, at every later k again. So a subclass that
+    keeps the average over the steps counts them once for each step of the pass.
     """
 
     def __init__(self, slots, T_max):
         self.slots, self.T_max, self.kv = slots, T_max, None
+
+    def allocate(self, B, new):
+        """Make room for B rows of keys and values like new (..., H, D)."""
+        slots = min(self.slots, FIRST_SLOTS)
+        self.kv = new.new_zeros(slots, B, self.T_max, 2, *new.shape[-2:])
 
     def update(self, new, span, k=1, active=None):
         """
         Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
         new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D) and the mask for attention. active
-        (B, T): which of the new tokens still loop, None = all.
+        (B, T): which of the new tokens are computed in this step, None = all.
         """
         if self.kv is None:
-            B, _, _, H, D = new.shape
-            self.kv = new.new_zeros(self.slots, B, self.T_max, 2, H, D)
+            self.allocate(len(new), new)
         slot = self.slot_of(k)
+        if slot >= len(self.kv):
+            # twice as many slots; all earlier tokens have their last keys in the last one
+            more = self.kv[-1:].expand(min(len(self.kv), self.slots - len(self.kv)),
+                                       *self.kv.shape[1:])
+            self.kv = torch.cat((self.kv, more))
         if active is not None:
-            # an exited token: the key one slot before; in a wrapped ring what is there
-            before = self.kv[self.slot_of(k - 1) if k <= self.slots else slot]
+            # the last keys of a token that is not computed stand one slot back; in a ring that has
+            # wrapped, in this slot already
+            source = self.slot_of(k - 1) if k <= self.slots else slot
+            before = self.kv[source]
             new = torch.where(active[..., None, None, None], new, before[:, span.index])
         self.write(new, slot, span, k)
         # like kv[slot], of which torch.compile would make a graph for each slot
         return self.kv.select(0, slot)[:, :span.end], span.mask
+
+    def update_some(self, new, B, rows, places, near):
+        """
+        The same for N tokens at `places` (N,) of `rows` (N,), in a cache of one slot and B rows.
+
+        new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none.
+        Returns what each reads, (1, N, W, 2, H, D), and which of these are there (N, W).
+        """
+        if self.kv is None:
+            self.allocate(B, new)
+        self.kv[0, rows, places] = new[0]
+        return self.kv[0, rows[:, None], near.clamp(min=0)][None], near >= 0
 
     def slot_of(self, k):
         """The slot that holds loop step k."""
@@ -104,39 +131,42 @@ class KeysValues:
 
     def fill(self, span, k):
         """Step k was the last of a pass: copy its keys to the slots of later steps, if any."""
-        if k < self.slots:
+        if k < len(self.kv):
             self.kv[k:, :, span.index] = self.kv[k - 1, :, span.index]
 
 
-class Signals:
+class Moves:
     """
-    For rules that wait for the past: the signal of a token is the largest among its own and those
-    of earlier tokens of its row that still loop. A token that seems converged may not have their
-    information yet.
+    Who moved at which loop step, see exits.Tokens: moved[b, t, k - 1] of row b and token t.
 
-    largest[b, 1 + t, k - 1]: of row b, tokens 0 ... t and step k, -inf if none of them looped then.
-    largest[b, 0]: before the first token, always -inf.
-
-    A cache with a slot for each step keeps them, so that a token that is decoded alone waits as in
-    a pass with the others. Under `latest` it reads their last states, and need not wait.
+    A cache with a slot for each step keeps them, so that a token that is decoded alone sleeps and
+    wakes as in a pass with the others. Under `latest` it reads their last states, which are still.
     """
 
-    def __init__(self, T_max, k_max):
-        self.shape, self.largest = (1 + T_max, k_max), None
+    def __init__(self, T_max):
+        self.T_max, self.moved = T_max, None
 
     def begin(self, B, T, start):
         """Begin a pass of new tokens (B, T): forget what an earlier pass stored for them."""
-        if self.largest is None:
-            self.largest = np.full((B, *self.shape), -np.inf, dtype=np.float32)
-        self.before, self.new = start, slice(start + 1, start + 1 + T)
-        self.largest[:, self.new] = -np.inf
+        if self.moved is None:
+            self.moved = np.zeros((B, self.T_max, FIRST_SLOTS), dtype=bool)
+        self.start, self.end = start, start + T
+        self.moved[:, start:self.end] = False
 
-    def wait(self, value, active, k):
-        """Own signals (B, T) at step k, and who still loops -> the largest, which it stores."""
-        before = self.largest[:, self.before, k - 1, None]                      # (B, 1)
-        value = np.maximum.accumulate(np.where(active, value, -np.inf), axis=1)
-        self.largest[:, self.new, k - 1] = value = np.maximum(value, before)
-        return value
+    def step(self, moved, k, readers):
+        """
+        Who of the new tokens moved in step k (B, T), which it stores -> who of them loops in the
+        next step (B, T), and if nobody does, whether news of an earlier token is still to come.
+        readers: see exits.Tokens.
+        """
+        if k > self.moved.shape[2]:
+            self.moved = np.concatenate((self.moved, np.zeros_like(self.moved)), axis=2)
+        self.moved[:, self.start:self.end, k - 1] = moved
+        awake = readers(self.moved[:, :self.end, k - 1])[:, self.start:]
+        if awake.any():
+            return awake, False
+        later = self.moved[:, :self.end, k:].any(axis=2)                        # (B, end)
+        return awake, readers(later)[:, self.start:].any()
 
 
 # the cache of a model -----------------------------------------------------------------------------
@@ -146,6 +176,10 @@ class Policy(NamedTuple):
     # do prompts loop until they have converged? For policies under which a new token reads the last
     # states of earlier ones, not those of its own step
     converge: bool = False
+
+    def keeps_every_step(self, n_loop, ring=8):
+        """Does each loop step have a slot? A rule that wakes needs that to decode a lone token."""
+        return not self.converge and self.make(n_loop, ring, 1).slots == n_loop
 
 
 # to add a policy, write a line here, and a subclass of KeysValues with a slot_of or a write
@@ -159,7 +193,7 @@ POLICIES = {
 def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     """
     An empty cache: {block: KeysValues} for every block of the model and, where each loop step has a
-    slot, {group: Signals}.
+    slot, {group: Moves}.
 
     counts: the loop budget of each group. ring: slots of that policy. T_max: tokens to hold,
     block_size by default and at most. ValueError for an unknown policy, a ring without a slot, or
@@ -175,11 +209,10 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     if T_max > block_size:
         raise ValueError(f'a sequence of {T_max} tokens does not fit block_size = {block_size}')
     cache = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
-    make, converge = POLICIES[policy]
     for group, n_loop in zip(model.groups, counts):
-        cache |= {block: make(n_loop, ring, T_max) for block in group.core}
-        if cache[group.core[0]].slots == n_loop and not converge:
-            cache[group] = Signals(T_max, n_loop)
+        cache |= {block: POLICIES[policy].make(n_loop, ring, T_max) for block in group.core}
+        if POLICIES[policy].keeps_every_step(n_loop, ring):
+            cache[group] = Moves(T_max)
     return cache
 
 
@@ -197,8 +230,8 @@ def main():
     print('slots of a looped layer, and which keys a new token reads at its steps, of two tokens '
           f'that exited\nafter {exited[0]} and {exited[1]}\n\npolicy   slots   step '
           + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
-    for policy, (make, _) in POLICIES.items():
-        kv = make(n_loop, ring, 3)
+    for name, policy in POLICIES.items():
+        kv = policy.make(n_loop, ring, 3)
         for position, steps in enumerate(exited):
             for k in range(1, steps + 1):       # a key whose value is its loop step
                 kv.update(torch.full((1, 1, 2, 1, 1), float(k)), Span(position), k)
@@ -207,7 +240,7 @@ def main():
         for k in range(1, n_loop + 1):
             read, _ = kv.update(torch.zeros(1, 1, 2, 1, 1), Span(2), k)
             reads.append(','.join(f'{step:g}' for step in read[0, :2, 0, 0, 0].tolist()))
-        print(f'{policy:8s} {kv.slots:5d}  reads ' + ' '.join(f'{what:>5s}' for what in reads))
+        print(f'{name:8s} {kv.slots:5d}  reads ' + ' '.join(f'{what:>5s}' for what in reads))
 
 
 if __name__ == '__main__':

@@ -1,12 +1,15 @@
 """
-Exit rules: when may a token stop looping?
+Exit rules: when may a token stop looping, and when does it have to go on?
 
-    python exits.py                     every rule on a spiral
+    python exits.py                     every rule on a spiral, and a chain of tokens that wake
     python exits.py --turn=20           the same on a spiral that turns less
 
 `algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
-against. `Exit.decide` is the same decision for any rule and many tokens at once: `loop` and waves
-ask it. A token alone exits at the same step by both.
+against. `Exit.decide` is the same decision for any rule and many tokens at once: `loop`,
+`loop_awake` and waves ask it. A token alone exits at the same step by both.
+
+An exit is for good, unless the rule wakes (`wake`): then a token sleeps while it and all tokens
+that it reads are still, and wakes when one of them moves.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
@@ -14,6 +17,7 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
     x0, x1   the state before and after step k, float32
     delta    x1 - x0, the update (Eq. 1, which counts steps from 0)
     B, T     rows, tokens of a pass
+    N        tokens that are awake, of all rows
 """
 import math
 from dataclasses import dataclass, replace
@@ -95,6 +99,19 @@ def accel_rel(x0, x1, memo, read):
     return None if value is None else value / (vector_norm(x0, dim=-1) + EPS), delta
 
 
+def confidence(x0, x1, memo, read):
+    """1 - the largest probability, the softmax response of CALM (Schuster et al. 2022)."""
+    return 1 - read(x1).float().softmax(-1).amax(-1), None
+
+
+def random(x0, x1, memo, read):
+    """
+    A coin, to compare the others with: a token exits with probability tau in every step, so after
+    1 / tau steps on average. The coin is torch's generator: seed it to repeat a pass.
+    """
+    return torch.rand(x1.shape[:-1], device=x1.device), None
+
+
 # rules --------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -102,13 +119,14 @@ class Exit:
     """
     A rule: a token exits once its signal has been below tau for `hits` loop steps in a row.
 
-    keep: does the token keep the step that triggered (the default)? Algorithm 1 returns the state
-    before it.
-    past: wait for the past, see cache.Signals.
+    keep: True, the token keeps the state after the step that triggered the exit; False, the state
+    before it, as Algorithm 1 has it.
+    wake: an exit can be undone. The token is asleep until a token that it reads moves, see Tokens.
     reads: the model's method behind the signal's read(state), see GPT.reader. readout is ln_f and
     the head; through_coda runs the last layers first.
-    by_row: all tokens of a row share one signal and exit together, so a pass over a whole sequence
-    differs from decoding token by token.
+    by_row: all tokens of a row share one signal and exit together, as the published criteria of
+    Huginn do (zoo/huginn.py). A pass over a whole sequence then differs from decoding token by
+    token.
 
     A rule object remembers nothing of a pass, so it can be used for any number of passes.
     """
@@ -116,7 +134,7 @@ class Exit:
     tau: float = 1e-2
     hits: int = 1
     keep: bool = True
-    past: bool = False
+    wake: bool = False
     reads: str = 'readout'
     by_row: bool = False
     name: str = ''
@@ -126,14 +144,18 @@ class Exit:
         The exit decision, Algorithm 1 lines 5 to 12, for any number of tokens at once.
 
         value: their signals, an array or a number, None while it is undefined. streak: how many
-        small values in a row each has had. Returns the new streak, and who exits now.
+        small values in a row each has had. Returns the new streak, and who is still: who has had
+        `hits` of them.
         """
-        streak = 0 if value is None else (streak + 1) * (value < self.tau)
+        if value is None:
+            streak = 0
+        else:
+            streak = (streak + 1) * (value < self.tau)      # back to 0 where the value is not small
         return streak, streak >= self.hits
 
 
-# the paper's rules and their normalised forms. To add a rule, write a signal and a line here: all
-# scripts read this table
+# the paper's rules and their normalised forms, then the two that every comparison needs. To add a
+# rule, write a signal and a line here: all scripts read this table
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
@@ -141,15 +163,17 @@ EXITS = {
     'accel': Exit(accel, hits=2, keep=False),
     'accel_hat': Exit(accel_hat, hits=2, keep=False),
     'accel_rel': Exit(accel_rel, hits=2, keep=False),
+    'confidence': Exit(confidence),
+    'random': Exit(random, tau=0.1),
 }
 
 
-def make_exit(name, tau=None, hits=None, keep=None, past=False):
+def make_exit(name, tau=None, hits=None, keep=None, wake=False):
     """
     The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file.
 
-    tau >= 0, hits and keep replace the rule's own where they are given. past: wait for the past.
-    ValueError for an unknown name, or a tau or hits that is out of range.
+    tau >= 0, hits and keep replace the rule's own where they are given. wake: see Exit. ValueError
+    for an unknown name, or a tau or hits that is out of range.
     """
     file, _, short = name.rpartition(':')
     try:
@@ -167,54 +191,142 @@ def make_exit(name, tau=None, hits=None, keep=None, past=False):
     if hits is not None and hits < 1:
         raise ValueError(f'hits must be at least 1, not {hits!r}')
     return replace(
-        rule, name=name, past=past,
+        rule, name=name, wake=wake,
         tau=float(tau) if tau < 3e38 else math.inf,     # a larger number is infinite in float32
         hits=rule.hits if hits is None else hits,
         keep=rule.keep if keep is None else keep)
 
 
 # many tokens at once ------------------------------------------------------------------------------
-#
-# All tokens of a pass loop side by side until each has exited. Two rows of four tokens after a step
-# (o: still loops, x: has exited):
-#
-#     row 0    o x o o      active  [[1, 0, 1, 1],    who still loops
-#     row 1    x o x x               [0, 1, 0, 0]]
-#                           streak  [[0, 2, 1, 0],    small signals in a row so far; two let a
-#                                    [3, 1, 2, 4]]    token exit, if hits is 2
 
-def loop(f, x, k_max, rule, read=None, signals=None):
+class Tokens:
     """
-    Loop from x^(0) (B, T, C) until `rule` has let every token exit, for k_max steps at most.
+    Who of the tokens (B, T) of a pass loops, exits, sleeps and wakes: NumPy arrays, on the host.
 
-    f(x, k, active): step k -> the states after it. active (B, T), on the device, None = all: tokens
-    that have exited keep their keys and values. read: see Exit.reads. signals: a cache.Signals, if
-    the rule waits for the past.
+    A token *moves* in a step unless its rule has found it still, Exit.decide. Who moved loops in
+    the next step. If the rule wakes, so do all who read one that moved; the others sleep: they keep
+    state, keys, values and streak until a token that they read moves. Two rows of four tokens after
+    a step, with a window of 2 (each reads itself and the token before it) and hits = 2:
 
-    Returns x_star, and NumPy arrays (B, T) of the loop steps kept and the block maps evaluated.
+        streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake  [[1, 1, 1, 1],
+                 [3, 1, 2, 4]]              [0, 1, 0, 0]]              [0, 1, 1, 0]]
+
+    The streak of a sleeping token stays. Set to 0, a token that wakes would count as moving until
+    it has had `hits` small values again; it would wake its readers, and they theirs, without end.
+
+    readers: moved (B, T) -> who reads one that moved (B, T); None, an exit is for good. moves: a
+    cache.Moves, if earlier tokens of the rows are in the cache.
+
+    steps_used: the last step whose result a token keeps. evals: the steps in which it was computed.
     """
-    # who still loops, on the host, where the decision is made, and on the device
-    active, on_device = np.ones(x.shape[:2], dtype=bool), None
-    steps_used, evals = np.full((2, *active.shape), k_max)
-    streak, memo = 0, None
+
+    def __init__(self, B, T, rule, readers=None, moves=None):
+        self.rule, self.readers, self.moves = rule, readers, moves
+        self.awake = np.ones((B, T), dtype=bool)        # who loops in the next step
+        self.streak = np.zeros((B, T), dtype=int)       # small signals in a row
+        self.steps_used = np.zeros((B, T), dtype=int)
+        self.evals = np.zeros((B, T), dtype=int)
+
+    def after(self, value, k):
+        """
+        Step k is done, with these signals (B, T) or a number, None = undefined; those of sleeping
+        tokens do not matter. Returns whether all is done.
+        """
+        computed = self.awake
+        streak, still = self.rule.decide(value, self.streak)
+        self.streak = np.where(computed, streak, self.streak)
+        moved = computed & np.logical_not(still)            # still may be one value for all
+
+        # who loops in the next step
+        self.awake = moved
+        news = False
+        if self.readers is not None and self.moves is None:
+            self.awake = self.readers(moved)
+        elif self.readers is not None:
+            self.awake, news = self.moves.step(moved, k, self.readers)
+
+        # Algorithm 1 throws the step that triggered away, so who falls asleep keeps the state
+        # before it. Its keys and values are those of that state: this step has computed them
+        takes = computed if self.rule.keep else computed & self.awake
+        self.steps_used[takes] = k
+        self.evals += computed
+        return not (news or self.awake.any())
+
+
+def loop(f, x, k_max, rule, read=None, readers=None, moves=None):
+    """
+    Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most.
+
+    f(x, k, awake): step k -> the states after it. awake (B, T), on the device, None = all: who is
+    computed; the others keep their keys and values. read: see Exit.reads. readers, moves: see
+    Tokens.
+
+    Returns x_star, NumPy arrays (B, T) of the loop steps kept and the block maps evaluated, and the
+    number of steps.
+    """
+    tokens = Tokens(*x.shape[:2], rule, readers, moves)
+    awake, memo = None, None                                # awake: on the device
     for k in range(1, k_max + 1):
-        x1 = f(x, k, on_device)
+        x1 = f(x, k, awake)
+        if readers is not None and awake is not None:       # who sleeps has an update of zero
+            x1 = torch.where(awake[..., None], x1, x)
         value, memo = rule.signal(x, x1, memo, read)
-        value = on_host(value, rule, k)
-        if signals and value is not None:
-            value = signals.wait(value, active, k)
-        streak, exits = rule.decide(value, streak)
-        exits, looped = active & exits, on_device
-        if exits.any():
-            steps_used[exits], evals[exits] = k - (not rule.keep), k
-            active = active & ~exits
-            on_device = torch.from_numpy(active).to(x.device, non_blocking=x.is_cuda)
-        # who takes the new state: all that looped in this step; without keep, those that go on
-        takes = looped if rule.keep else on_device
+        computed = awake
+        before = tokens.awake
+        done = tokens.after(on_host(value, rule, k), k)
+        if not np.array_equal(tokens.awake, before):
+            awake = torch.from_numpy(tokens.awake).to(x.device, non_blocking=x.is_cuda)
+        # who takes the new state: see Tokens.after
+        takes = computed
+        if not rule.keep and awake is not None:
+            takes = awake if computed is None else computed & awake
         x = x1 if takes is None else torch.where(takes[..., None], x1, x)
-        if not active.any():
+        if done:
             break
-    return x, steps_used, evals
+    return x, tokens.steps_used, tokens.evals, k
+
+
+def loop_awake(f, x, k_max, rule, read, readers):
+    """
+    The same, where in each step only the tokens that are awake are computed.
+
+    f(x, k, rows, places): step k of the N tokens at places (N,) of rows (N,), from their states (N,
+    C) to those after it. The rule must wake, and its memo may hold nothing but the last step.
+    """
+    tokens, x = Tokens(*x.shape[:2], rule, readers), x.clone()
+    memo = None                                             # of all tokens (B, T, any)
+    was_awake = tokens.awake
+    for k in range(1, k_max + 1):
+        computed = tokens.awake
+        rows, places = (torch.from_numpy(index).to(x.device) for index in np.nonzero(computed))
+        x0 = x[rows, places]                                                    # (N, C)
+        known = None
+        if memo is not None:
+            known = memo[rows, places]
+            woken = torch.from_numpy(~was_awake[computed]).to(x.device)         # (N,)
+            if woken.any():                                 # who slept has an update of zero
+                known[woken] = rule.signal(x0[woken], x0[woken], known[woken], read)[1]
+        x1 = f(x0, k, rows, places)
+        of_awake, known = rule.signal(x0, x1, known, read)
+
+        of_awake = on_host(of_awake, rule, k)
+        value = None
+        if of_awake is not None:
+            value = np.zeros(computed.shape)
+            value[computed] = of_awake
+        if known is not None:
+            if memo is None:
+                memo = known.new_zeros(*x.shape[:2], *known.shape[1:])
+            memo[rows, places] = known
+        done = tokens.after(value, k)
+        if not rule.keep:                                   # see Tokens.after
+            takes = torch.from_numpy(tokens.awake[computed]).to(x.device)
+            x1 = torch.where(takes[:, None], x1, x0)
+        x[rows, places] = x1
+        was_awake = computed
+        if done:
+            break
+    return x, tokens.steps_used, tokens.evals, k
 
 
 def on_host(value, rule, k):
@@ -236,7 +348,7 @@ def on_host(value, rule, k):
 n_loop = 16                 # budget of loop steps
 shrink = 0.7                # the spiral: each step multiplies the length by this ...
 turn = 60.0                 # ... and turns it by this many degrees
-TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
+TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1, confidence=0.4)
 
 
 def main():
@@ -254,8 +366,8 @@ def main():
             value, memo = rule.signal(x0, x1, memo, read)
             values.append('' if value is None else f'{value.item():.2e}')
             return value, memo
-        _, kept, evals = loop(lambda x, k, active: (f(x[0, 0]))[None, None], start[None, None],
-                              n_loop, replace(rule, signal=signal), read=lambda x: x)
+        _, kept, evals, _ = loop(lambda x, k, awake: (f(x[0, 0]))[None, None], start[None, None],
+                                 n_loop, replace(rule, signal=signal), read=lambda x: x)
         columns.append([name, *values, *[''] * (n_loop - len(values)), f'{rule.tau:g}',
                         kept.item(), evals.item()])
     print(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees')
@@ -265,7 +377,30 @@ def main():
     _, k = algorithm_1(f, start, TAUS['accel'], n_loop)
     print(f'algorithm_1 keeps {k} steps, like `accel`. A column ends where the rule exits; kept: '
           'steps in the\nresult; evals: block maps. Every step shrinks by the same factor, so '
-          'relative signals are constant.')
+          'relative signals are constant.\n')
+    show_waking()
+
+
+def show_waking():
+    """A chain of tokens, each of which copies the one before it: who is awake in each step?"""
+    T, lines = 12, []
+
+    def copy(x, k, awake):
+        lines.append('o' * T if awake is None else ''.join('.o'[one] for one in awake[0].tolist()))
+        return torch.cat((torch.ones(1, 1, 1), x[:, :-1]), dim=1)
+
+    def next_one(moved):            # a token is read by itself and by the one after it
+        return moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]
+
+    found = {}
+    for wake, readers in {False: None, True: next_one}.items():
+        lines.clear()
+        rule = make_exit('norm', 0.5, wake=wake)
+        x, _, evals, _ = loop(copy, torch.zeros(1, T, 1), 2 * T, rule, readers=readers)
+        found[wake] = f'{int(x.sum())} of {T} right, {evals.mean():.1f} steps per token'
+    print('a chain: a token becomes 1 when the one before it has. o: awake in this step\n'
+          + '\n'.join(f'{k:7d}  {line}' for k, line in enumerate(lines, start=1)))
+    print(f'asleep until news arrives: {found[True]}. If an exit is for good: {found[False]}.')
 
 
 if __name__ == '__main__':

@@ -32,8 +32,8 @@ import torch
 import torch.nn as nn
 from torch.nn import functional as F
 
-from cache import KeysValues, Signals, Span
-from exits import Exit, loop
+from cache import KeysValues, Span
+from exits import Exit, loop, loop_awake
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Injection(nn.Module):
     """
     reads_e = True
 
-    def __init__(self, config):
+    def __init__(self, config=None):
         super().__init__()
 
     def init_weights(self):
@@ -157,10 +157,13 @@ class Injection(nn.Module):
         """The state with the input in it, (B, T, C), which goes into the core."""
         raise NotImplementedError
 
+    def weights_of_e(self):
+        """How many weights from_e multiplies e with, once a pass."""
+        return 0
 
-class Concat(nn.Linear):
+
+class Concat(nn.Linear, Injection):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
-    reads_e = True
 
     def __init__(self, config):
         super().__init__(2 * config.n_embd, config.n_embd, bias=False)
@@ -178,6 +181,9 @@ class Concat(nn.Linear):
     def join(self, x, from_e):
         return F.linear(x, self.weight[:, :x.shape[-1]]) + from_e
 
+    def weights_of_e(self):
+        return self.weight.numel() // 2
+
 
 class Add(Injection):
     """x + e."""
@@ -188,7 +194,7 @@ class Add(Injection):
 
 class Bridge(Add):
     """x + W e, x^(0) = e. W starts at 0: one loop is then the plain model of these layers."""
-    reads_e = False             # at first
+    reads_e = False             # W may still be 0, so x^(0) must bring the input in
 
     def __init__(self, config):
         super().__init__(config)
@@ -199,6 +205,9 @@ class Bridge(Add):
 
     def from_e(self, e):
         return self.w(e)
+
+    def weights_of_e(self):
+        return self.w.weight.numel()
 
 
 class NoInjection(Injection):
@@ -280,23 +289,6 @@ class RecurrentGroup(nn.Module):
         """The last state -> what the next layer gets."""
         return x if self.norm_inside else self.norm(x)
 
-    def block_map(self, e, plan, own):
-        """
-        The block map f of a pass: f(x, k, active), step k from the states x (B, T, C), see
-        exits.loop. own: the KeysValues of each block of the core, or empty.
-        """
-        # e's share of every step, computed once and outside no_grad: the steps with gradients pass
-        # them on to e. Under autocast a product is bf16, and the state must stay float32
-        from_e, span = self.adapter.from_e(e).to(e.dtype), plan.span
-
-        def f(x, k, active=None):
-            # paper silent; off by default: noise in every step rules out the paper's own cosines
-            if self.step_noise:
-                x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
-            hooks = [lambda new, kv=kv: kv.update(new, span, k, active) for kv in own]
-            return self.step(x, None, from_e, hooks, span.pos)
-        return f
-
     def forward(self, e, plan, read=None):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and what was found on the way: dict(e=,
@@ -304,53 +296,102 @@ class RecurrentGroup(nn.Module):
         steps kept, evals=(B, T), the block maps evaluated). read: see Exit.reads. ValueError for an
         exit rule while training.
         """
-        e, n_loop, span, (B, T, _) = e.float(), plan.counts[self.index], plan.span, e.shape
-        if plan.exit is not None and self.training:
-            raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-
-        # the first state
-        x = self.init_state(e, plan.noise, span.pos)
+        e = e.float()
+        n_loop = plan.counts[self.index]
+        x = self.init_state(e, plan.noise, plan.span.pos)
         if plan.warm:
             warm = plan.warm[self.index]
             x = torch.where(warm.isnan(), x, warm)
 
-        # the block map. A token that has exited must keep its keys, so a rule always needs a cache;
-        # one slot is enough for a single pass, where all are at the same step
-        cache = plan.cache or {}
-        if plan.exit and not cache:
-            cache = {block: KeysValues(1, T) for block in self.core}
-        own = [cache[block] for block in self.core] if cache else []
-        f = self.block_map(e, plan, own)
+        if plan.exit is not None:
+            x, steps_used, evals = self.loop_with_exits(x, e, plan, read)
+            return self.output(x), dict(e=e, x=x, states=None, steps_used=steps_used, evals=evals)
 
-        # the loop: all steps, or until every token has exited
-        states = None
-        if plan.exit is None:
-            states = [x] if plan.keep_states else None
-            for k in range(1, n_loop + 1):
-                # Geiping 3.3: gradients through the last bptt_k steps
-                with torch.no_grad() if k <= n_loop - self.bptt_k else nullcontext():
-                    x = f(x, k)
-                if states:
-                    states.append(x)
-            steps_used = evals = torch.full((B, T), n_loop, device=e.device)
-        else:
-            # the signals in a cache know earlier passes; without them a lone token has no past
-            signals = None
-            if plan.exit.past:
-                signals = cache.get(self) or T > 1 and Signals(span.end, n_loop)
-            if signals:
-                signals.begin(B, T, span.start)
-            x, steps_used, evals = loop(f, x, n_loop, plan.exit, read, signals)
-            for kv in own:
-                kv.fill(span, evals.max())
-            both = torch.from_numpy(np.array((steps_used, evals)))
-            steps_used, evals = both.to(x.device, non_blocking=x.is_cuda)
-
+        f = self.block_map(e, plan, plan.cache or {})
+        states = [x] if plan.keep_states else None
+        for k in range(1, n_loop + 1):
+            # Geiping 3.3: gradients through the last bptt_k steps
+            with torch.no_grad() if k <= n_loop - self.bptt_k else nullcontext():
+                x = f(x, k)
+            if states:
+                states.append(x)
         if states:
             states = torch.stack(states)                                        # (K+1, B, T, C)
             states = states if self.training else states.detach()
-        found = dict(e=e, x=x, states=states, steps_used=steps_used, evals=evals)
-        return self.output(x), found
+        steps = torch.full(e.shape[:2], n_loop, device=e.device)
+        return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
+
+    def block_map(self, e, plan, cache):
+        """
+        The block map f of a pass: f(x, k, awake), step k from the states x (B, T, C), see
+        exits.loop. cache: {block: its KeysValues}, or empty.
+        """
+        # e's share of every step, computed once and outside no_grad: the steps with gradients pass
+        # them on to e. Under autocast a product is bf16, and the state must stay float32
+        from_e = self.adapter.from_e(e).to(e.dtype)
+        span = plan.span
+        own = [cache[block] for block in self.core] if cache else []
+
+        def f(x, k, awake=None):
+            # paper silent; off by default: noise in every step rules out the paper's own cosines
+            if self.step_noise:
+                x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
+            # each block writes into its own cache; a partial would be compiled anew for each k
+            hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in own]
+            return self.step(x, None, from_e, hooks, span.pos)
+        return f
+
+    def block_map_awake(self, e, plan, cache):
+        """The same for some tokens: f(x, k, rows, places), see exits.loop_awake."""
+        from_e = self.adapter.from_e(e).to(e.dtype)
+
+        def f(x, k, rows, places):
+            x = x[None]                                                         # (1, N, C)
+            if self.step_noise:
+                x = x + self.step_noise * plan.noise.draw(self, x, k, places)
+            near = self.core[0].attn.near(places)                               # (N, window)
+            hooks = [partial(cache[block].update_some, B=len(e), rows=rows, places=places,
+                             near=near) for block in self.core]
+            return self.step(x, None, from_e[rows, places][None], hooks, places)[0]
+        return f
+
+    def loop_with_exits(self, x, e, plan, read):
+        """
+        Loop from x^(0) (B, T, C) until the rule has let every token exit -> the last states,
+        steps_used and evals (B, T), see exits.Tokens.
+        """
+        if self.training:
+            raise ValueError('an exit rule works in evaluation only: call model.eval() first')
+        rule, span, n_loop = plan.exit, plan.span, plan.counts[self.index]
+        B, T = x.shape[:2]
+        # a token that is not computed must keep its keys, so a rule always needs a cache; one slot
+        # is enough for a single pass, where all are at the same step
+        cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
+        own = [cache[block] for block in self.core]
+        attention = self.core[0].attn
+
+        # who wakes whom. The moves in a cache tell of earlier passes; without them a lone token has
+        # nobody to wait for
+        moves = cache.get(self) if rule.wake else None
+        readers = attention.readers if rule.wake and (moves is not None or T > 1) else None
+        if moves is not None:
+            moves.begin(B, T, span.start)
+
+        # where tokens read few others, those that sleep need not be computed
+        few = attention.window is not None and attention.window < T
+        one_slot = all(type(kv) is KeysValues and kv.slots == 1 for kv in own)
+        plain = rule.reads == 'readout' and not rule.by_row
+        if rule.wake and few and one_slot and plain and span.start == 0:
+            f = self.block_map_awake(e, plan, cache)
+            x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers)
+        else:
+            f = self.block_map(e, plan, cache)
+            x, steps_used, evals, k = loop(f, x, n_loop, rule, read, readers, moves)
+            for kv in own:
+                kv.fill(span, k)
+        both = torch.from_numpy(np.array((steps_used, evals)))                  # one upload
+        steps_used, evals = both.to(x.device, non_blocking=x.is_cuda)
+        return x, steps_used, evals
 
 
 def of_groups(found, name, idx):

@@ -20,6 +20,7 @@ from functools import partial
 from numbers import Integral
 from operator import index
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
@@ -27,7 +28,8 @@ from torch.nn import functional as F
 from cache import Span
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
-MOST_LOOPS, MOST_LAYERS = 10_000, 1000
+MOST_LOOPS, MOST_LAYERS = 1_000_000, 1000
+LONG = 64       # in rows of more than so many windows, attention reads only the keys in the window
 
 
 @dataclass
@@ -57,16 +59,17 @@ class GPTConfig:
     def __post_init__(self):
         """ValueError where the values do not fit together."""
         for one in fields(self):
-            value, kind = getattr(self, one.name), one.type
-            if not isinstance(value, (kind, {float: int, list: tuple}.get(kind, kind))):
-                raise ValueError(f'{one.name} must be {getattr(kind, "__name__", kind)}, not '
-                                 f'{value!r}')
+            value = getattr(self, one.name)
+            accepted = {float: (float, int), list: (list, tuple)}.get(one.type, one.type)
+            if not isinstance(value, accepted):
+                raise ValueError(f'{one.name} must be {getattr(one.type, "__name__", one.type)}, '
+                                 f'not {value!r}')
         for name, known in dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
                                 x0=('noise', 'zero', 'e'), pos=('learned', 'rotary')).items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not "
                                  f'{getattr(self, name)!r}')
-        most = dict(n_layer=MOST_LAYERS, mean_recurrence=MOST_LOOPS / 10)
+        most = dict(n_layer=MOST_LAYERS, mean_recurrence=1000)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
                      'bptt_k', 'rope_base', 'norm_eps'):
             if not 0 < getattr(self, name) <= most.get(name, 1e30):
@@ -125,49 +128,84 @@ class Rotary(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
+    """
+    Each token reads all tokens up to itself, or the last `window` of them. A subclass that lets
+    tokens read others says so in `near` and `readers`.
+    """
 
     def __init__(self, config):
         super().__init__()
-        self.n_head, self.dropout = config.n_head, config.dropout
+        self.n_head, self.dropout, self.window = config.n_head, config.dropout, config.window
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
-        self.window = config.window
 
     def qkv(self, x):
         """x (B, T, C) -> queries, keys and values (B, T, 3C), before rotary positions."""
         return self.c_attn(x)
 
+    def near(self, pos):
+        """The places (T, window) that tokens at positions pos (T,) read; below 0 = none."""
+        return pos[:, None] - torch.arange(self.window - 1, -1, -1, device=pos.device)
+
+    def readers(self, moved):
+        """
+        moved (B, T), a NumPy mask -> who reads a token that moved (B, T): itself and all later
+        tokens, or the next window - 1.
+        """
+        if self.window is None or self.window >= moved.shape[1]:
+            return np.logical_or.accumulate(moved, axis=1)
+        reads = moved.copy()
+        for distance in range(1, self.window):
+            reads[:, distance:] |= moved[:, :-distance]
+        return reads
+
     def forward(self, x, hook=None, pos=None):
         """
         x (B, T, C) -> (B, T, C).
 
-        hook: of the cache, which brings in earlier tokens. pos: rotary positions, if they
-        are not 0 ... T - 1.
+        hook: of the cache, which brings in earlier tokens. pos (T,): positions, if they are not
+        0 ... T - 1.
         """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
         if self.rotary is not None:
             qkv = torch.cat((self.rotary(qkv[:, :, :2], pos), qkv[:, :, 2:]), dim=2)
-        if hook is None:
-            (q, k, v), mask = qkv.transpose(1, 3).unbind(2), None               # (B, H, T, D) each
-        else:
-            kv, mask = hook(qkv[:, :, 1:])                                      # (B, end, 2, H, D)
-            q, (k, v) = qkv[:, :, 0].transpose(1, 2), kv.transpose(1, 3).unbind(2)
-        if self.window is not None and k.shape[2] > self.window:
-            mask = self.near(mask, pos, k.shape[2], x.device)
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None and T > 1)
-        y = y.transpose(1, 2).reshape(B, T, C)
-        return self.c_proj(y)
+        q, kv, mask = qkv[:, :, 0], qkv[:, :, 1:], None
+        if hook is not None:
+            # (B, end, 2, H, D), or what each token reads (B, T, window, 2, H, D) and if it is there
+            kv, mask = hook(kv)
+        end = kv.shape[1]
 
-    def near(self, mask, pos, end, device):
-        """The mask (T, end) of the last `window` tokens of each new one, itself included."""
-        place = torch.arange(end, device=device)
-        pos = place if pos is None else pos
-        near = place > pos[:, None] - self.window
-        return near & (place <= pos[:, None] if mask is None else mask)
+        # within a window: a mask, or where rows are long only the keys and values in it
+        if self.window is not None and kv.dim() == 5 and end > self.window:
+            pos = torch.arange(T, device=x.device) if pos is None else pos
+            if end > LONG * self.window and not (self.training and self.dropout):
+                near = self.near(pos)
+                kv, mask = kv[:, near.clamp(min=0)], near >= 0
+            else:
+                place = torch.arange(end, device=x.device)
+                mask = (place <= pos[:, None]) & (place > pos[:, None] - self.window)
+        if kv.dim() == 6:
+            y = attend_near(q, kv, mask)
+        else:
+            q, (k, v) = q.transpose(1, 2), kv.transpose(1, 3).unbind(2)         # (B, H, T, D) each
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
+                is_causal=mask is None and T > 1)
+            y = y.transpose(1, 2)
+        return self.c_proj(y.reshape(B, T, C))
+
+
+def attend_near(q, kv, there):
+    """
+    Attention of queries q (B, T, H, D), each over keys and values of its own, kv (B, T, W, 2, H,
+    D), as far as they are there (T, W) -> (B, T, H, D).
+    """
+    k, v = kv.unbind(3)                                                         # (B, T, W, H, D)
+    scores = (q[:, :, None] * k).sum(-1) / math.sqrt(q.shape[-1])               # (B, T, W, H)
+    weights = scores.masked_fill(~there[..., None], -math.inf).softmax(dim=2)
+    return (weights[..., None] * v).sum(2)
 
 
 class MLP(nn.Module):
@@ -272,11 +310,14 @@ class GPT(nn.Module):
 
     def through_coda(self, x, plan=None):
         """The layers after the last group, then readout."""
-        # what it writes to their cache the pass overwrites when it reaches these layers itself
+        # the keys that these layers write here are overwritten when the pass itself reaches them
         last = max(i for i, layer in enumerate(self.h) if isinstance(layer, RecurrentGroup))
         x = self.h[last].output(x)
+        hook, pos = None, None
         for layer in list(self.h)[last + 1:]:
-            x = layer(x, *((plan.hook(layer), plan.span.pos) if plan else ()))
+            if plan:
+                hook, pos = plan.hook(layer), plan.span.pos
+            x = layer(x, hook, pos)
         return self.readout(x)
 
     def reader(self, exit, plan=None):
@@ -392,20 +433,19 @@ def flops_per_token(model, n_loop, training=False):
     FLOPs a token of a forward pass with n_loop[g] loops of group g. In training the backward pass
     is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
 
-    Counted as usual: two FLOPs for each weight of a matrix, and attention over the whole window.
-    Half of an adapter multiplies e, once a pass.
+    Counted as usual: two FLOPs for each weight of a matrix, and attention over all the tokens that
+    a token may read. Weights that multiply e do so once a pass, see Injection.weights_of_e.
     """
     def weights(module):
         return sum(p.numel() for p in module.parameters() if p.dim() == 2)
     once, config = 3 if training else 1, model.config
-    attention = 2 * config.block_size * config.n_embd
+    attention = 2 * min(config.block_size, config.window or config.block_size) * config.n_embd
     flops = once * weights(model.lm_head)
     for layer in model.h:
         if isinstance(layer, RecurrentGroup):
-            n, half = n_loop[layer.index], weights(layer.adapter) // 2
+            n, of_e = n_loop[layer.index], layer.adapter.weights_of_e()
             steps = n + 2 * min(config.bptt_k, n) if training else n
-            flops += once * half + steps * (
-                weights(layer) - half + len(layer.core) * attention)
+            flops += once * of_e + steps * (weights(layer) - of_e + len(layer.core) * attention)
         else:
             flops += once * (weights(layer) + attention)
     return 2 * flops

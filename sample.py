@@ -109,7 +109,7 @@ def rule_of(model, checkpoint, folders, way):
     """
     if not (exit or wave):
         return None, ''
-    rule = make_exit(exit or 'norm_rel', tau, hits, past=past)
+    rule = make_exit(exit or 'norm_rel', tau, hits, wake=past)
     if tau is not None:
         return rule, '--tau'
     wanted = of_threshold(rule, way['cache'], ring, model.loop_counts(n_loop, rule),

@@ -211,7 +211,7 @@ def of_threshold(exit, cache, ring, n_loop, wave=None):
     """All that a threshold was found for, as plain values. n_loop: counts; wave: [width, steps]."""
     cache = cache or 'exact'            # without a cache the result is that of exact
     return dict(rule=exit.name, hits=exit.hits, keep=exit.keep, cache=cache,
-                past=exit.past or cache != 'exact',             # prompts wait
+                past=exit.wake or cache != 'exact',             # prompts wait
                 ring=ring if cache == 'ring' else None, n_loop=n_loop, wave=wave)
 
 

@@ -15,7 +15,7 @@ from exits import make_exit
 from loops import of_groups
 
 # without a rule, a prompt has converged once no state moves by 1% of its norm or more
-CONVERGED = make_exit('norm_rel', 1e-2, past=True)
+CONVERGED = make_exit('norm_rel', 1e-2, wake=True)
 
 
 def prefill(model, idx, plan, converge=False):
@@ -29,7 +29,7 @@ def prefill(model, idx, plan, converge=False):
     T = idx.shape[1]
     if converge and T > 1:
         # information needs up to T - 1 extra loop steps to reach the last token
-        rule = replace(plan.exit, past=True) if plan.exit else CONVERGED
+        rule = replace(plan.exit, wake=True) if plan.exit else CONVERGED
         plan = replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
     return last_of(model, idx, replace(plan, span=Span(0, T, idx.device)))
 

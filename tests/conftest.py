@@ -24,7 +24,6 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 import data  # noqa: E402
 import exits  # noqa: E402
 import tasks  # noqa: E402
-from cache import Signals  # noqa: E402
 from common.checkpoint import load_checkpoint  # noqa: E402
 from common.report import read_log  # noqa: E402
 from model import GPT  # noqa: E402
@@ -152,11 +151,14 @@ class LastAlone(tasks.Calc):
 
 def loop(f, x, k_max, rule, read=None):
     """exits.loop around a block map f(x, k) of our own -> the state, and the counts as tensors."""
-    past = Signals(x.shape[1], k_max) if rule.past else None
-    if past:
-        past.begin(*x.shape[:2], 0)
-    x, *counts = exits.loop(lambda x, k, active: f(x, k), x, k_max, rule, read, past)
+    readers = all_later if rule.wake else None
+    x, *counts, _ = exits.loop(lambda x, k, awake: f(x, k), x, k_max, rule, read, readers)
     return x, *map(torch.from_numpy, counts)
+
+
+def all_later(moved):
+    """With attention to all earlier tokens, a token is read by itself and all later ones."""
+    return moved.cumsum(axis=1) > 0
 
 
 @pytest.fixture

@@ -152,7 +152,7 @@ def test_quality_is_the_models_own(benched, held_out):
         for column, number in dict(ce=loss, ppl=loss.exp(), accuracy=right, mean_evals=n).items():
             assert math.isclose(value(rows, 'fixed', n, column), number, rel_tol=2e-6)
     for past in (False, True):
-        trace, rule = [], make_exit('norm', 0.3, past=past)
+        trace, rule = [], make_exit('norm', 0.3, wake=past)
         loss = model(idx, targets, n_loop=5, exit=rule, trace=trace)[1].item()
         evals = [entry['evals'].double().mean().item() for entry in trace]
         ce, *found = (value(rows, 'norm', 0.3, column, past=str(past))
@@ -286,7 +286,7 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
     idx, targets = book.held_out(data.spread(book, 16, 16), 16)
     # the cost on the odd windows, by other code
     with torch.no_grad():
-        rule = make_exit('kl', waiting['tau'], past=True)
+        rule = make_exit('kl', waiting['tau'], wake=True)
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1]
                       for exit in (rule, None))
     assert waiting['past'] and waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)

@@ -38,7 +38,7 @@ def rule_of(name):
     name, _, how = name.partition(', ')
     # of many tokens the largest is larger
     taus = TAUS | {'zoo.ouro:gate': 0.2} | (dict(accel_hat=0.9) if how == 'past' else {})
-    rule = make_exit(name, taus[name], past=how == 'past')
+    rule = make_exit(name, taus[name], wake=how == 'past')
     return replace(rule, reads='through_coda') if how == 'coda' else rule
 
 
@@ -273,7 +273,7 @@ def test_what_a_rejected_draft_signalled_is_forgotten(seed, name, tau):
                           groups=[[1], [2]], pos='rotary', adapter_init='random')).eval()
     for p in model.parameters():
         p.data.mul_(1.5)
-    how = dict(n_loop=12, exit=make_exit(name, tau, past=True), cache='exact', **GREEDY)
+    how = dict(n_loop=12, exit=make_exit(name, tau, wake=True), cache='exact', **GREEDY)
     idx = torch.randint(11, (1, 4))
     assert_same(model.generate(idx, 18, draft_loops=1, **how), model.generate(idx, 18, **how))
 
@@ -294,7 +294,7 @@ def test_narrow_models_decode_with_one_thread(monkeypatch):
     (dict(cache='exact', n_loop=2, draft_loops=1), 1, SHORT, 2),
     (dict(n_loop=6, wave=4, wave_steps=2, exit=make_exit('norm_rel', 0.3)), 1, SHORT, 1),
     # the first step of each length of core, the others, and the plain layers
-    (dict(cache='ring', ring=2, n_loop=6, exit=make_exit('accel', 2.0, past=True)), 1, ROTARY, 4)])
+    (dict(cache='ring', ring=2, n_loop=6, exit=make_exit('accel', 2.0, wake=True)), 1, ROTARY, 4)])
 def test_compiled_texts_are_those_of_eager(tiny, how, rows, changes, graphs):
     """A text of three tokens compiles all passes; another, over window moves, no further one."""
     torch.compiler.reset()

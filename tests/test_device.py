@@ -68,7 +68,7 @@ def test_it_raises_where_cuda_or_mps_does():
 # decoding -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('rows, how', [
-    ((2, 46), dict(cache='exact', exit=make_exit('accel', 0.3, past=True), stop=10, top_k=5)),
+    ((2, 46), dict(cache='exact', exit=make_exit('accel', 0.3, wake=True), stop=10, top_k=5)),
     ((2, 12), dict(cache='ring', ring=3, exit=make_exit('kl', 0.01))),
     ((2, 7), dict(cache='latest', warm_start=True)),
     ((2, 46), dict(cache=None, exit=make_exit('norm', 0.3))),
@@ -187,7 +187,7 @@ def test_how_often_the_host_waits():
     ways = {'a token, fixed loops': dict(stop=300),
             'four drafts and their check': dict(draft_loops=7),
             **{f'a token, {name}': dict(exit=rule) for name, rule in rules.items()},
-            'a token, norm and past': dict(exit=make_exit('norm', 0.0, past=True)),
+            'a token, norm and past': dict(exit=make_exit('norm', 0.0, wake=True)),
             'a token, one row has ended': dict(rows=2, stop=ord(' ')),
             'a pass of a wave': dict(wave=8),
             'a pass of a wave, norm_rel': dict(wave=8, exit=make_exit('norm_rel', 0.03))}

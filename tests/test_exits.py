@@ -83,9 +83,9 @@ def test_signal_is_its_formula(name):
 def test_make_exit():
     rule = make_exit('accel')
     assert (rule.name, rule.tau, rule.hits, rule.keep) == ('accel', 1e-2, 2, False)
-    assert not rule.past
-    rule = make_exit('norm', 3, hits=2, keep=False, past=True)
-    assert (rule.tau, rule.hits, rule.keep, rule.past) == (3.0, 2, False, True)
+    assert not rule.wake
+    rule = make_exit('norm', 3, hits=2, keep=False, wake=True)
+    assert (rule.tau, rule.hits, rule.keep, rule.wake) == (3.0, 2, False, True)
     assert make_exit('norm', 1e300).tau == math.inf         # of what float32 can hold
 
 
@@ -165,7 +165,7 @@ def test_tau_zero_never_exits_and_tau_infinite_at_once(name, past):
     # two hits of an acceleration are possible at step 3; where nothing moves every signal is 0
     first = 3 if name.startswith('accel') else 1
     for tau, k_max, k in ((0, 12, 12), (0, 1, 1), (math.inf, 12, first)):
-        rule = make_exit(name, tau, past=past)
+        rule = make_exit(name, tau, wake=past)
         _, steps_used, evals = loop(lambda x, *_: x, x0, k_max, rule, four)
         assert (evals == k).all() and (tau > 0 or (steps_used == k).all())
 
@@ -178,7 +178,7 @@ def test_the_loop_ends_with_the_slowest_token():
         announced.append(torch.ones(3, 7, dtype=torch.bool) if active is None else active)
         return f(x, slice(None), slice(None))
 
-    _, _, evals = exits.loop(counted, x0, 200, make_exit('norm', 1e-2))
+    _, _, evals, _ = exits.loop(counted, x0, 200, make_exit('norm', 1e-2))
     assert len(announced) == evals.max() < 200 and len(set(evals.flatten())) > 1
     assert (torch.stack(announced).sum(0).numpy() == evals).all()
 
@@ -196,7 +196,7 @@ def test_a_nan_is_no_signal(B):
 def test_waiting_is_its_definition(name, hits):
     """On a map that treats tokens apart, the own signals of all tokens are known beforehand."""
     (f, x), k_max, tau = spiral(), 99, 1.1 * TAUS[name]
-    rule, own, memo = make_exit(name, tau, hits=hits, past=True), [], None
+    rule, own, memo = make_exit(name, tau, hits=hits, wake=True), [], None
     evals = loop(batched(f), x, k_max, rule, four)[2]
     for k in range(k_max):
         x, before = batched(f)(x, k), x

@@ -194,7 +194,7 @@ def test_tokens_exit_as_in_the_model(browser, pages, name, lengths):
     for tokens, of_text in zip(texts, found):
         for rule, of_rule in zip(rules, of_text):
             trace = []
-            exit = make_exit(rule['name'], rule['tau'], rule['hits'], past=rule['past'])
+            exit = make_exit(rule['name'], rule['tau'], rule['hits'], wake=rule['past'])
             logits, _ = model(torch.tensor([tokens]), n_loop=K, exit=exit, trace=trace)
             steps, at = zip(*of_rule)
             assert [list(one) for one in zip(*steps)] == [
