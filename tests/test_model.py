@@ -177,7 +177,7 @@ def test_bad_config(changes, words):
 @pytest.mark.parametrize('T, how, words', [
     (17, {}, '17 tokens does not fit block_size'),
     (16, dict(exit=Exit(None, reads='gate_logit')), 'needs the method gate_logit, and GPT has no'),
-    *((16, dict(n_loop=n_loop), 'n_loop must be an int from 1 to 1,000,000, or one for each of the 2')
+    *((16, dict(n_loop=n_loop), 'n_loop must be an int from 1 to 1,000,000, or one for each')
       for n_loop in (0, -1, 2.5, [2], [2, 0], 'many', 1_000_001))])
 def test_bad_input(tiny, T, how, words):
     with pytest.raises(ValueError, match=words):
