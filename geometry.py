@@ -5,8 +5,9 @@ The geometry of the loops: small turning steps inside a group, large moves betwe
     python geometry.py --out_dir=out-groups --n_loop=30
     python geometry.py --animate                    and a GIF of a token on its way
 
-Prints a row for each checkpoint and group, and writes the folder out_dir/figures (out/text/figures
-for pretrained/text): a PNG for each figure, and its numbers as CSV beside it.
+Prints a row for each checkpoint and group, then a sentence for each group of the last checkpoint.
+Writes the folder out_dir/figures (out/text/figures for pretrained/text): a PNG for each figure, and
+its numbers as CSV beside it.
 
 Paper: sec. 3 (step norms, angles, PCA; Fig. 1, 3, 5), Eq. 1, Eq. 2 (drift-to-loop ratio; Fig. 2),
 Eq. 5. Geiping: Fig. 5 (convergence by token).
@@ -28,22 +29,20 @@ from torch.nn.functional import pad
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName
+from common.files import check_writable
 from data import texts_of
 from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
-dataset: str | None = None  # whose held-out text to read; None = the run's own
+dataset: str | None = None  # whose held-out text to read, or problems (calc:reset=0.01); None = the
+                            # run's own
+length: int | None = None   # tokens in a window; None = block_size. Others need rotary positions
 n_loop = 30                 # loops of each group; the paper's Fig. 5 has 30
-n_windows = 24              # held-out windows of block_size tokens
+n_windows = 24              # held-out windows
 animate = False             # also a GIF of one token on its way: figures/two_scales.gif
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
-
-# A step longer than this many rounding floors (see rounding_floor) is clear of rounding: its
-# direction is off by 2 degrees at most.
-CLEAR = 30
-
 
 # what is measured: the probes ---------------------------------------------------------------------
 
@@ -123,16 +122,21 @@ def rounding_floor(group, states, e, dtype, first=0):
     return vector_norm(difference, dim=-1)[:, first:].mean().item()
 
 
+# A step is clear of rounding if it is longer than this many rounding floors: its direction is then
+# off by 2 degrees at most
+CLEAR = 30
+
+
 def last_clear_cos(states, floor):
     """
-    Each token's cosine at its last step that is clear of rounding.
+    Each token's cosine at its last step that is clear of rounding, before the first that is not.
 
     states (K+1, ..., C) -> (...), nan where no step is clear. floor: the rounding floor.
     """
-    # the number of steps until the first one that is not clear
-    clear = (step_norm(states)[1:] > CLEAR * floor).long().cumprod(0).sum(0)
-    last = step_cos(states).gather(0, (clear - 1).clamp(min=0)[None])[0]
-    return last.where(clear > 0, torch.nan)
+    is_clear = step_norm(states)[1:] > CLEAR * floor    # of the steps that have a cosine
+    n_clear = is_clear.long().cumprod(0).sum(0)         # cumprod is 1 until the first that is not
+    last = step_cos(states).gather(0, (n_clear - 1).clamp(min=0)[None])[0]
+    return last.where(n_clear > 0, torch.nan)
 
 
 def steps_to_a_tenth(norms):
@@ -147,7 +151,7 @@ def steps_to_a_tenth(norms):
 
 # how the states are collected ---------------------------------------------------------------------
 
-def models_of(model, iteration, folder, device):
+def models_of(model, iteration, folder, device, length=None):
     """
     All models of the run in `folder`, {iteration: model}, sorted: that of ckpt.pt, and those kept.
 
@@ -155,7 +159,7 @@ def models_of(model, iteration, folder, device):
     """
     models = {iteration: model}
     for path in Path(folder).glob('ckpt_*.pt'):
-        kept, checkpoint = load_checkpoint(path, device)
+        kept, checkpoint = load_checkpoint(path, device, length=length)
         if kept.config != model.config:
             raise ValueError(f'{path} and ckpt.pt are of different runs: remove one of them')
         models.setdefault(checkpoint['iter_num'], kept)
@@ -175,10 +179,17 @@ def trace_of(model, idx, n_loop):
 def first_of(states):
     """
     The first token that probes count, states (K+1, B, T, C): 1 if token 0 is a sink of attention,
-    with ten times the norm of the others, which would be most of every mean; otherwise 0.
+    whose long state would make up most of every mean; otherwise 0.
     """
+    # in between: a model without a sink has about 1 here, and one with a sink more than 100
     norms = vector_norm(states[-1], dim=-1)                                     # (B, T)
     return int(norms[:, 0].median() > 10 * norms.median())
+
+
+def mean_and_std(values):
+    """Over all tokens: (K, B, T) -> two NumPy arrays (K,)."""
+    values = values.flatten(1)
+    return values.mean(dim=1).numpy(force=True), values.std(dim=1).numpy(force=True)
 
 
 def measure(model, idx, n_loop):
@@ -191,28 +202,32 @@ def measure(model, idx, n_loop):
         floor       {'float32', 'bfloat16': the rounding floor}
         settled     mean of last_clear_cos
     """
-    trace, measured = trace_of(model, idx, n_loop), []
+    trace = trace_of(model, idx, n_loop)
+    measured = []
     for g, (group, entry) in enumerate(zip(model.groups, trace)):
         first = first_of(entry['states'])
-        states, found = entry['states'][:, :, first:], dict(dlr={})
-        for name, probe in dict(norm=step_norm, cos=step_cos).items():
-            values = probe(states).flatten(1)                                   # (K, B * T)
-            found[name] = [f(values, dim=1).numpy(force=True) for f in (torch.mean, torch.std)]
-        found['floor'] = {dtype: rounding_floor(group, entry['states'], entry['e'],
-                                                getattr(torch, dtype), first)
-                          for dtype in ('float32', 'bfloat16')}
-        found['settled'] = last_clear_cos(states, found['floor']['float32']).nanmean().item()
-        for reading, k in READINGS.items() if g + 1 < len(trace) else ():
-            ratio = dlr(states, trace[g + 1]['states'][k][:, first:])
-            found['dlr'][reading] = ratio.mean().item(), ratio.std().item()
-        measured.append(found | dict(first=first))
+        states = entry['states'][:, :, first:]                                  # (K+1, B, T, C)
+        floor = {}
+        for dtype in 'float32', 'bfloat16':
+            floor[dtype] = rounding_floor(group, entry['states'], entry['e'],
+                                          getattr(torch, dtype), first)
+        ratios = {}
+        if g + 1 < len(trace):
+            for reading, k in READINGS.items():
+                ratio = dlr(states, trace[g + 1]['states'][k][:, first:])       # (B, T)
+                ratios[reading] = ratio.mean().item(), ratio.std().item()
+        measured.append(dict(
+            first=first, norm=mean_and_std(step_norm(states)), cos=mean_and_std(step_cos(states)),
+            dlr=ratios, floor=floor,
+            settled=last_clear_cos(states, floor['float32']).nanmean().item()))
     return measured
 
 
 def logits_of(model, g, x):
     """What the states x (T, C) of group g predict, (T, V): in the last group through the coda."""
     is_last = model.groups[g] is model.groups[-1]
-    return (model.through_coda if is_last else model.readout)(x[None])[0]
+    read = model.through_coda if is_last else model.readout
+    return read(x[None])[0]
 
 
 # figures: each writes a PNG, and its numbers as CSV -----------------------------------------------
@@ -225,14 +240,17 @@ def figure_2(measured, groups, folder):
     """Fig. 2: drift-to-loop ratio at each hand-off, read three ways; bars: 1 sigma over tokens."""
     figure, [axes] = plots.panels(len(groups) - 1, 4, 3.4)
     table = []
-    for g, (pair, ax) in enumerate(zip(zip(groups, groups[1:]), axes)):
+    for g, ax in enumerate(axes):
+        group, after = groups[g], groups[g + 1]
         for reading, marker, colour in zip(READINGS, ('o-', 's--', '^:'), plots.COLOURS):
-            mean, std = zip(*(by_group[g]['dlr'][reading] for by_group in measured.values()))
+            ratios = [by_group[g]['dlr'][reading] for by_group in measured.values()]
+            mean, std = zip(*ratios)
             ax.errorbar(range(len(measured)), mean, std, fmt=marker, color=colour, capsize=2,
                         label=f'to the {reading} state')
-            table += [[*pair, reading, *row] for row in zip(measured, mean, std)]
+            table += [[group, after, reading, *row] for row in zip(measured, mean, std)]
         ax.axhline(1, color='0.5', lw=0.8)
-        ax.set(xlabel='iteration', yscale='log', title=' to '.join(map(plots.title, pair)))
+        ax.set(xlabel='iteration', yscale='log',
+               title=f'{plots.title(group)} to {plots.title(after)}')
         ax.set_xticks(range(len(measured)), list(measured))
         ax.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel('drift-to-loop ratio (Eq. 2)')
@@ -247,15 +265,19 @@ def figure_3a_or_5(name, measured, groups, folder):
     rounding: a norm below the floor, a cosine of a step below CLEAR floors.
     """
     is_norm = name == 'norm'
-    file, label, least = (('figure_3a', 'step norm (Eq. 1)', 1) if is_norm else
-                          ('figure_5', 'cosine of consecutive steps', CLEAR))
+    if is_norm:
+        file, label, least = 'figure_3a', 'step norm (Eq. 1)', 1
+    else:
+        file, label, least = 'figure_5', 'cosine of consecutive steps', CLEAR
     figure, [axes] = plots.panels(len(groups), 4, 3.4, sharey=True)
     table = []
     for g, ax in enumerate(axes):
         for i, (it, by_group) in enumerate(measured.items()):
-            (mean, std), (norm, _) = by_group[g][name], by_group[g]['norm']
+            probes = by_group[g]
+            floor = probes['floor']
+            mean, std = probes[name]
+            norm, _ = probes['norm']
             k = np.arange(len(norm))[-len(mean):]               # the first cosine is that of k = 1
-            floor = by_group[g]['floor']
             clear = norm[k] > least * floor['float32']
             table += [[groups[g], it, *row] for row in zip(k, mean, std, clear.astype(int))]
 
@@ -266,9 +288,10 @@ def figure_3a_or_5(name, measured, groups, folder):
             ax.plot(k, mean, color='0.8', lw=1)
             ax.plot(k, np.where(clear, mean, np.nan), color=colour, lw=1.5, label=f'iteration {it}')
             ax.fill_between(k, low, high, where=clear, color=colour, alpha=0.12, lw=0)
-        for dtype, line in dict(float32=':', bfloat16='--').items() if is_norm else ():
-            ax.axhline(floor[dtype], color='0.4', ls=line, lw=0.8,
-                       label=f'{dtype} floor, last checkpoint')
+        if is_norm:
+            for dtype, line in dict(float32=':', bfloat16='--').items():
+                ax.axhline(floor[dtype], color='0.4', ls=line, lw=0.8,
+                           label=f'{dtype} floor, last checkpoint')
         ax.set(title=plots.title(groups[g]), xlabel='loop step k')
     axes[0].set(ylabel=label, yscale='log' if is_norm else 'linear')        # of all panels
     axes[-1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1, 1))
@@ -276,30 +299,39 @@ def figure_3a_or_5(name, measured, groups, folder):
     plots.save(figure, f'{folder}/{file}.png', header, table)
 
 
+# where a rule exits: the sign in the text, the marker in the figure, and its size
+MARKS = {'accel': ('□', 's', 17), 'norm_rel': ('◇', 'D', 11)}
+
+
 def figure_1(states, used, words, groups, folder):
     """
     Fig. 1: two tokens, one that settles early and one that settles late; the path of each through
     the groups, and its loop steps in each group magnified. used: {rule: loop steps (G, T)}.
     """
-    total = sum(used.values()).sum(axis=0)
     figure, rows = plots.panels(1 + len(groups), 3, 3.6, rows=2)
     figure.set_layout_engine('constrained')
+    total = sum(used.values()).sum(axis=0)                                      # (T,)
     table = []
-    for (ax, *zooms), t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
-        whole, length = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
-        plots.draw_path(ax, whole, whole, groups)
-        ax.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
-        ax.set_xlabel('jumps: ' + (', '.join(f'{x:.1f}' for x in length[1:, 0]) or 'none'))
-        for g, (group, zoom, points) in enumerate(zip(groups, zooms, whole)):
-            exits = {rule: steps[g, t] for rule, steps in used.items()}
-            note = '\nsteps 2, 3, ...: ' + ', '.join(f'{x:.2g}' for x in length[g, 1:4])
-            for (rule, k), sign, marker, size in zip(exits.items(), '□◇', 'sD', (17, 11)):
-                note += f'\n{sign} {rule} exits after step {k}'
-                zoom.plot(*points[k - 1], marker, ms=size, mfc='none', mec='black', zorder=4)
-            dots = plots.draw_zoom(zoom, ax, points, points, g, note)
-            zoom.set_title(f'inside {plots.title(group)}')
-            table += [[g, t, k, *row, *exits.values()]
-                      for k, row in enumerate(zip(*points.T, length[g]), start=1)]
+    for row, t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
+        points, lengths = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
+        overview, zooms = row[0], row[1:]
+        plots.draw_path(overview, points, points, groups)
+        overview.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
+        jumps = ', '.join(f'{length:.1f}' for length in lengths[1:, 0])
+        overview.set_xlabel(f"jumps: {jumps or 'none'}")
+        for g, zoom in enumerate(zooms):
+            note = '\nsteps 2, 3, ...: ' + ', '.join(f'{length:.2g}' for length in lengths[g, 1:4])
+            for rule, steps in used.items():
+                sign, marker, size = MARKS[rule]
+                exit_step = steps[g, t]
+                note += f'\n{sign} {rule} exits after step {exit_step}'
+                zoom.plot(*points[g][exit_step - 1], marker, ms=size, mfc='none', mec='black',
+                          zorder=4)
+            dots = plots.draw_zoom(zoom, overview, points[g], points[g], g, note)
+            zoom.set_title(f'inside {plots.title(groups[g])}')
+            exits = [steps[g, t] for steps in used.values()]
+            for k, (pc1, pc2) in enumerate(points[g], start=1):
+                table.append([g, t, k, pc1, pc2, lengths[g, k - 1], *exits])
     figure.colorbar(dots, ax=rows, shrink=0.5, label='loop step', ticks=[1, 2, 5, 10, 20, 50],
                     format='{x:.0f}')
     header = ['group', 'token', 'k', 'pc1', 'pc2', 'length', *used]
@@ -314,11 +346,11 @@ def convergence(states, depth, words, groups, folder):
     """
     figure, [axes] = plots.panels(len(groups), 3.4, 0.16 * len(words) + 1, sharey=True)
     table = []
-    for group, x, ax in zip(groups, states, axes):
-        distance = vector_norm(x[:-1] - x[-1], dim=-1).T.numpy(force=True)      # (T, K)
+    for group, of_group, ax in zip(groups, states, axes):                       # (K+1, T, C)
+        distance = vector_norm(of_group[:-1] - of_group[-1], dim=-1).T.numpy(force=True)  # (T, K)
         image = ax.imshow(np.log10(distance + 1e-7), aspect='auto', interpolation='nearest')
         bar = figure.colorbar(image, ax=ax)
-        ax.set(title=plots.title(group), xlabel='loop step k', xlim=(-0.5, len(x) - 1.5))
+        ax.set(title=plots.title(group), xlabel='loop step k', xlim=(-0.5, distance.shape[1] - 0.5))
         ax.set_yticks(range(len(words)), words, fontsize=8, family='monospace', parse_math=False)
         if depth is not None:
             ax.step([*depth, depth[-1]], np.arange(len(depth) + 1) - 0.5, color='white', lw=1.6,
@@ -337,35 +369,64 @@ def two_scales(model, states, used, words, encoding, folder):
     The token is the one whose final prediction gains most from the first loop step to the last.
     """
     # the token t, and its path
-    first, last = (logits_of(model, g, states[g, k]).softmax(-1) for g, k in ((0, 1), (-1, -1)))
+    groups = model.config.groups
+    first = logits_of(model, 0, states[0, 1]).softmax(-1)                       # (T, V)
+    last = logits_of(model, -1, states[-1, -1]).softmax(-1)
     p, best = last.max(dim=-1, keepdim=True)
     t = int((p - first.gather(1, best)).argmax())
-    path, lengths = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
-    path = [points[:max(2, k)] for points, k in zip(path, used[:, t])]          # (k, 2) a group
+    points, lengths = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
+    path = [points[g][:max(2, k)] for g, k in enumerate(used[:, t])]            # (k, 2) a group
 
     # the five likeliest next tokens at each of its loop steps
     table = []
-    for g, points in enumerate(path):
-        for k, point in enumerate(points, start=1):
+    for g, of_group in enumerate(path):
+        for k, point in enumerate(of_group, start=1):
             p, tokens = logits_of(model, g, states[g, k])[t].softmax(-1).sort(descending=True)
             table.append([g, t, k, *point, lengths[g, k - 1],
                           *texts_of(tokens[:5].tolist(), encoding), *p[:5].tolist()])
     text = ''.join(words[:t + 1])
-    plots.two_scales(table, path, model.config.groups, text, f'{folder}/two_scales.gif')
+    plots.two_scales(table, path, groups, text, f'{folder}/two_scales.gif')
 
 
 # the run ------------------------------------------------------------------------------------------
+
+LEGEND = """
+steps to a tenth   loop steps, counted from the second on, until the mean step is a tenth as long
+settled cosine     of the angle between a token's last step that is clear of rounding and the step
+                   before it, mean over tokens: 1 = straight on, -1 = back and forth
+floor f32/bf16     the length of a step that is rounding alone, in float32 and bfloat16
+DLR                drift-to-loop ratio (Eq. 2), mean +- standard deviation over tokens: the jump
+                   from a group's last state to the next group's noise, first or last (settled)
+                   state, in mean steps"""
+
 
 def print_table(measured, groups):
     """A row for each checkpoint and group."""
     print('\niteration  group   steps to a tenth   settled cosine   floor f32/bf16'
           '    DLR noise     DLR first     DLR settled')
     for it, by_group in measured.items():
-        for group, found in zip(groups, by_group):
-            steps, floor = steps_to_a_tenth(found['norm'][0]), found['floor']
-            ratios = '  '.join(f'{mean:5.1f} +- {std:<4.1f}' for mean, std in found['dlr'].values())
-            print(f"{it:9d}  {'-'.join(map(str, group)):6s}  {steps:16}   {found['settled']:14.2f}"
-                  f"   {floor['float32']:.0e}/{floor['bfloat16']:.0e}   {ratios}")
+        for group, probes in zip(groups, by_group):
+            steps = steps_to_a_tenth(probes['norm'][0])
+            floor = probes['floor']
+            ratios = [f'{mean:5.1f} +- {std:<4.1f}' for mean, std in probes['dlr'].values()]
+            print(f"{it:9d}  {'-'.join(map(str, group)):6s}  {steps:16}   {probes['settled']:14.2f}"
+                  f"   {floor['float32']:.0e}/{floor['bfloat16']:.0e}   {'  '.join(ratios)}")
+    print(LEGEND)
+
+
+def in_words(group, probes):
+    """The probes of a group as a sentence."""
+    steps = steps_to_a_tenth(probes['norm'][0])
+    parts = [f'steps fall to a tenth in {steps} loops' if np.isfinite(steps) else
+             f"steps do not fall to a tenth in {len(probes['norm'][0])} loops"]
+    if np.isnan(probes['settled']):
+        parts.append('no step is clear of rounding')
+    else:
+        parts.append(f"cosine {probes['settled']:.2f}")
+    if probes['dlr']:
+        mean, _ = probes['dlr']['settled']
+        parts.append(f'the jump is {mean:.1f} mean steps')
+    return f"group {group}: {'; '.join(parts)}"
 
 
 @torch.no_grad()
@@ -378,36 +439,45 @@ def main():
         raise ValueError('n_loop must be at least 2, and n_windows at least 1')
     dev, _ = pick_device(device, 'float32')
     model, last, source, results = open_run(
-        out_dir, dev, 'there is no loop to look at: choose another --out_dir')
+        out_dir, dev, 'there is no loop to look at: choose another --out_dir', length=length)
     groups, folder = model.config.groups, f'{results}/figures'
     if animate and len(groups) < 2:
         raise ValueError(f'--animate shows jumps between groups, and the model in {source} has '
                          'only one: choose another --out_dir')
-    models = models_of(model, last['iter_num'], source, dev)
+    check_writable(folder)
+    models = models_of(model, last['iter_num'], source, dev, length)
     _, idx, _, depth = data.held_out(last, n_windows, dataset, dev)             # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {idx.shape[1]} tokens, {n_loop} loops')
 
     # all checkpoints
     measured = {it: measure(checkpoint, idx, n_loop) for it, checkpoint in models.items()}
+    newest = max(measured)
     print_table(measured, groups)
-    if any(found['first'] for found in measured[max(measured)]):
+    if any(probes['first'] for probes in measured[newest]):
         print('the first token of a window, a sink of attention with ten times the norm of others, '
               'is left out')
+    print(f'\nafter {newest} iterations:')
+    for group, probes in zip(groups, measured[newest]):
+        print(in_words(group, probes))
     if len(groups) > 1:
         figure_2(measured, groups, folder)
-    for name in ('norm', 'cos'):
+    for name in 'norm', 'cos':
         figure_3a_or_5(name, measured, groups, folder)
 
     # the first window in the last one
-    model, idx, used = models[max(models)], idx[:1], {}
+    model, idx = models[newest], idx[:1]
     states = torch.stack([entry['states'][:, 0] for entry in trace_of(model, idx, n_loop)])
-    for rule in ('accel', 'norm_rel'):
-        model(idx, n_loop=n_loop, exit=make_exit(rule), trace=(trace := []))
+    used = {}
+    for rule in MARKS:
+        trace = []
+        model(idx, n_loop=n_loop, exit=make_exit(rule), trace=trace)
         used[rule] = torch.cat([entry['steps_used'] for entry in trace]).numpy(force=True)  # (G, T)
-    encoding = last['tokenizer'] and data.get_encoding(last['tokenizer'], source)
-    texts = texts_of(idx[0].tolist(), encoding)
-    words = [repr(text)[1:-1] for text in texts]        # a line break as \n
+    encoding = None
+    if last['tokenizer']:
+        encoding = data.get_encoding(last['tokenizer'], source)
+    words = [repr(text)[1:-1]                           # a line break as \n
+             for text in texts_of(idx[0].tolist(), encoding)]
     figure_1(states, used, words, groups, folder)
     convergence(states, None if depth is None else depth[0], words, groups, folder)
     if animate:

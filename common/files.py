@@ -3,6 +3,7 @@ import csv
 import json
 import os
 import shutil
+import tempfile
 from contextlib import contextmanager, suppress
 
 
@@ -38,6 +39,16 @@ def new_file(path, mode='w', keep_old=False, **how):
         with suppress(OSError):
             os.remove(part)
         raise
+
+
+def check_writable(folder):
+    """Make the folder. ValueError, before any work, if no file can be written into it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"cannot write into '{folder}' ({error.strerror}): make room, change its "
+                         'permissions, or run this in another folder') from None
 
 
 def write_json(value, path):

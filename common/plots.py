@@ -9,14 +9,25 @@ beside it, unless they are in log.csv or bench.csv.
     rows        dicts, one for each row of a CSV
 """
 import os
+from contextlib import suppress
 from itertools import cycle
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.animation import PillowWriter
-from matplotlib.figure import Figure
 
 from common.files import new_file, write_csv
+
+# matplotlib refuses to load if MPLBACKEND, which notebooks set, names a backend that is not
+# installed; figures that become files need none
+backend = os.environ.pop('MPLBACKEND', None)
+import matplotlib  # noqa: E402
+from matplotlib import colormaps  # noqa: E402
+from matplotlib.animation import PillowWriter  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+if backend is not None:
+    os.environ['MPLBACKEND'] = backend
+    with suppress(ValueError):
+        matplotlib.rcParams['backend'] = backend        # the notebook's own figures
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
@@ -32,13 +43,17 @@ def shade(i, n):
 
 
 def title(group):
-    return ('layer ', 'layers ')[len(group) > 1] + '-'.join(map(str, group))
+    """[4] -> 'layer 4', [5, 6] -> 'layers 5-6'."""
+    return ('layers ' if len(group) > 1 else 'layer ') + '-'.join(map(str, group))
 
 
-def panels(columns, width, height, rows=1, **how):
-    """A grid of panels, each width x height inches -> (figure, axes (rows, columns))."""
+def panels(columns, width, height, rows=1, **sharing):
+    """
+    A grid of panels, each width x height inches -> (figure, axes (rows, columns)). sharing: of the
+    axes, see matplotlib's subplots.
+    """
     figure = Figure(figsize=(columns * width, rows * height))
-    return figure, figure.subplots(rows, columns, squeeze=False, **how)
+    return figure, figure.subplots(rows, columns, squeeze=False, **sharing)
 
 
 def save(figure, path, header=None, table=None):
@@ -80,9 +95,11 @@ def draw_path(ax, so_far, whole, groups):
     middle = (points.min(axis=0) + points.max(axis=0)) / 2
     square(ax, middle, 1.5 * np.abs(points - middle).max())
     for g, (group, points) in enumerate(zip(groups, whole)):
-        ax.plot(*points[-1], 'o', ms=16, mfc='none', mec=colour_of(g))
-        ax.annotate(title(group), points[-1], (0, 12 if points[-1, 1] > middle[1] else -22),
-                    textcoords='offset points', ha='center', size=11, color=colour_of(g))
+        end = points[-1]
+        ax.plot(*end, 'o', ms=16, mfc='none', mec=colour_of(g))
+        above = end[1] > middle[1]
+        ax.annotate(title(group), end, (0, 12 if above else -22), textcoords='offset points',
+                    ha='center', size=11, color=colour_of(g))
     for g, points in enumerate(so_far):
         if g:                           # the hand-off
             ax.annotate('', points[0], so_far[g - 1][-1], arrowprops=dict(
@@ -107,7 +124,8 @@ def draw_zoom(ax, outer, points, whole, g, note):
 
 def square(ax, middle, half):
     """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
-    (x, y), half = map(float, middle), max(float(half), 1e-9)
+    x, y = map(float, middle)
+    half = max(float(half), 1e-9)
     ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
            aspect='equal')
 
@@ -126,23 +144,29 @@ def two_scales(table, whole, groups, text, path):
     def draw(figure, g, t, k, pc1, pc2, length, *likeliest):
         """One row of the table."""
         names, p = likeliest[:n], likeliest[n:]
-        colour, so_far, weights = colour_of(g), whole[g][:k], ('normal', 'bold')
+        colour = colour_of(g)
+        so_far = whole[g][:k]
         top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
         top.suptitle(f'The model reads "{text[-40:]}" and expects {names[0]!r}', parse_math=False)
 
-        # the path, and the loop steps of the group magnified
+        # the path, and the loop steps of the group magnified; what moves now has the bold title
         ax, inset = top.subplots(1, 2)
         draw_path(ax, [*whole[:g], so_far], whole, groups)
-        draw_zoom(inset, ax, so_far, whole[g], g, f'; loop step {k}' + (
-            f', length {length:.2g}' if k > 1 else ' may lie outside'))
+        note = f', length {length:.2g}' if k > 1 else ' may lie outside'
+        draw_zoom(inset, ax, so_far, whole[g], g, f'; loop step {k}{note}')
         ax.indicate_inset(inset_ax=inset, edgecolor=colour, alpha=1)
-        ax.set_title('between groups of layers: large jumps', weight=weights[g > 0 and k == 1])
+        jumping = g > 0 and k == 1
+        ax.set_title('between groups of layers: large jumps',
+                     weight='bold' if jumping else 'normal')
         ax.set_xlabel(f'length of the jump: {jumps[g]:.1f}' if g else ' ')
-        inset.set_title(f'inside {title(groups[g])}: small loop steps', weight=weights[k > 1])
+        inset.set_title(f'inside {title(groups[g])}: small loop steps',
+                        weight='bold' if k > 1 else 'normal')
 
         # the likeliest next tokens
+        bottom.supxlabel('The token is the one of its window whose prediction gains most by loops.',
+                         fontsize=8, color='0.4')
         bars = bottom.subplots()
-        bars.bar_label(bars.barh(range(n), p, color=colour), map('{:.0%}'.format, p))
+        bars.bar_label(bars.barh(range(n), p, color=colour), [f'{share:.0%}' for share in p])
         bars.set_yticks(range(n), map(repr, names), parse_math=False)
         bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
         bars.invert_yaxis()
@@ -155,45 +179,52 @@ def two_scales(table, whole, groups, text, path):
     movie((8, 5), draw, frames, path, header, table)
 
 
-# waves.py -----------------------------------------------------------------------------------------
+# decode/wave.py -----------------------------------------------------------------------------------
 
 def wave(passes, start, text_of, steps, path):
     """
     A GIF of a wave, pass by pass: what each token predicts, coloured by its loop steps since its
     input last changed. Framed: committed. Underlined: it predicted something else before.
 
-    passes: see waves.Wave, trace. start: the prompt. text_of[token]. steps: loop steps of a pass.
+    passes: see decode.wave.Wave, trace. start: the prompt. text_of[token]. steps: loop steps of a
+    pass.
     """
-    first, table, guess = passes[0]['position'], [], {}
-    for n, one in enumerate(passes, start=1):
-        for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
-            at = one['position'] - first + i
-            table.append([n, at, text_of[token], age * steps, int(i < one['leave']),
-                          int(guess.get(at, token) != token)])
-            guess[at] = token
-    last, end, _, most, *_ = map(max, zip(*table))
+    first = passes[0]['position']
     start += text_of[passes[0]['inputs'][0]]        # known before the first pass
+    header = ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised']
+    table, said = [], {}                            # said: {position: the last prediction}
+    for n, of_pass in enumerate(passes, start=1):
+        for i, (token, age) in enumerate(zip(of_pass['tokens'], of_pass['age'])):
+            at = of_pass['position'] - first + i
+            is_committed = i < of_pass['leave']
+            is_revised = said.get(at, token) != token
+            table.append([n, at, text_of[token], age * steps, int(is_committed), int(is_revised)])
+            said[at] = token
+    end = max(at for _, at, *_ in table)
+    most = max(used for _, _, _, used, *_ in table)
 
     def draw(figure, n):
         """The first n passes."""
-        ax, rows = figure.subplots(), [row for row in table if row[0] <= n]
+        ax = figure.subplots()
+        rows = [row for row in table if row[0] <= n]
         y, x, texts, used, committed, _ = zip(*rows)
-        frames = [COLOURS[1] if one else 'none' for one in committed]
+        frames = [COLOURS[1] if is_committed else 'none' for is_committed in committed]
         cells = ax.scatter(x, y, s=180, marker='s', c=used, norm='log', vmin=1, vmax=most,
                            cmap='viridis_r', edgecolors=frames, lw=2)
-        for y, x, text, used, _, revised in rows:
-            ax.annotate(text.replace(' ', '·') + '\u0332' * revised, (x, y), parse_math=False,
-                        ha='center', va='center', color='wk'[used ** 2 <= most])
+        for n_pass, at, text, loop_steps, _, is_revised in rows:
+            label = text.replace(' ', '·') + ('\u0332' if is_revised else '')
+            light = loop_steps <= most ** 0.5       # the lighter half of a logarithmic scale
+            ax.annotate(label, (at, n_pass), parse_math=False, ha='center', va='center',
+                        color='black' if light else 'white')
         figure.colorbar(cells, label='loop steps', shrink=0.5, ticks=[1, 2, 4, 8, 16, 32],
                         format='{x:.0f}').minorticks_off()
-        ax.set(xlim=(-1, end + 1), ylim=(last + 1, 0), xlabel='position in the text',
+        ax.set(xlim=(-1, end + 1), ylim=(len(passes) + 1, 0), xlabel='position in the text',
                ylabel='pass through the model')
-        text = ''.join(text for text, one in zip(texts, committed) if one)
+        text = ''.join(text for text, is_committed in zip(texts, committed) if is_committed)
         ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
         ax.spines[:].set_visible(False)
 
-    movie((8, 7), draw, [(n,) for n in range(1, last + 1)], path,
-          ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised'], table)
+    movie((8, 7), draw, [(n,) for n in range(1, len(passes) + 1)], path, header, table)
 
 
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------

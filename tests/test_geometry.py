@@ -2,11 +2,14 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import finished, read_csv, refused
+from conftest import ROOT, finished, read_csv, refused
 from PIL import Image
 
 import data
@@ -136,6 +139,10 @@ def test_figures_and_their_numbers(here):
     steps = geo.steps_to_a_tenth(geo.step_norm(first).mean((1, 2)).numpy())
     settled = geo.last_clear_cos(first, float(printed.split()[4].split('/')[0])).nanmean()
     assert printed.split()[2:4] == [str(steps), f'{settled:.2f}']
+    sentence, after = shown.partition('\nafter 12 iterations:\n')[2].split('\n')[:2]
+    assert sentence.startswith('group [1]: steps ') and sentence.endswith(
+        f'; cosine {settled:.2f}; the jump is {ratio.mean():.1f} mean steps')
+    assert after.startswith('group [2]: steps ')
 
     # the paths of the first and the last token to settle, and the exits of both rules
     used = {rule: used_by(model, idx[:1], rule) for rule in ('accel', 'norm_rel')}
@@ -156,6 +163,54 @@ def test_figures_and_their_numbers(here):
     words = [row['text'] for row in read_csv('out/figures/convergence.csv')
              if (row['group'], row['k']) == ('[1]', '0')]
     assert ''.join(words) == bytes(idx[0].tolist()).decode()
+
+
+def test_a_group_in_words():
+    found = dict(norm=(np.array([9, 8, 2, 0.5]), None), settled=0.256,
+                 dlr=dict(noise=(7, 1), settled=(5.86, 1)))
+    assert geo.in_words([2, 3], found) == (
+        'group [2, 3]: steps fall to a tenth in 2 loops; cosine 0.26; the jump is 5.9 mean steps')
+    found = dict(norm=(np.array([9, 8, 2, 1]), None), settled=math.nan, dlr={})
+    assert geo.in_words([4], found) == (
+        'group [4]: steps do not fall to a tenth in 4 loops; no step is clear of rounding')
+
+
+def test_longer_and_deeper_problems_than_in_training(tmp_path, monkeypatch):
+    """Of a model with rotary positions; the white line of the heat map is their depth."""
+    monkeypatch.chdir(tmp_path)
+    lines, plain = [], geo.plots.save
+
+    def save(figure, path, *numbers):
+        lines.extend(line.get_xdata() for ax in figure.axes for line in ax.lines
+                     if line.get_label() == 'depth of the label')
+        plain(figure, path, *numbers)
+    monkeypatch.setattr('common.plots.save', save)
+    printed = finished(*SMALL, '--out_dir=pretrained/calc', '--dataset=calc:reset=0.01',
+                       '--length=60', script='geometry.py')
+    assert '3 held-out windows of 60 tokens' in printed
+    checkpoint = load_checkpoint(f'{ROOT}/pretrained/calc/ckpt.pt', length=60)[1]
+    depth = data.held_out(checkpoint, 3, 'calc:reset=0.01')[3][0]
+    assert lines[0][:-1].tolist() == depth.tolist() and depth.max() > 24
+    assert len(read_csv('out/calc/figures/convergence.csv')) == 60 * 8
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(here, monkeypatch):
+    shutil.copytree('out', 'locked', ignore=shutil.ignore_patterns('figures'))
+    Path('locked/figures').touch()
+    monkeypatch.setattr('data.held_out', lambda *_: pytest.fail('the work began'))
+    assert "cannot write into 'locked/figures'" in refused(*SMALL, '--out_dir=locked',
+                                                           script='geometry.py')
+
+
+@pytest.mark.parametrize('backend, kept', [
+    ('module://matplotlib_inline.backend_inline', 'agg'), ('svg', 'svg')])
+def test_the_backend_of_a_notebook(backend, kept):
+    """It may be one that is not installed here; one that is stays."""
+    code = ('from common import plots; import matplotlib, os; '
+            'print(matplotlib.rcParams["backend"], os.environ["MPLBACKEND"])')
+    done = subprocess.run([sys.executable, '-c', code], text=True, capture_output=True, cwd=ROOT,
+                          env=os.environ | dict(MPLBACKEND=backend))
+    assert done.stdout.split() == [kept, backend], done.stderr
 
 
 def test_a_path_keeps_its_jumps():
@@ -223,7 +278,8 @@ def test_bad_input(here):
     for flag, words in (
             ('--out_dir=plain', 'no recurrent groups'), ('--n_loop=1', 'n_loop must be at least 2'),
             ('--n_windows=0', 'n_windows at least 1'), ('--out_dir=one', 'has only one'),
-            ('--out_dir=mixed', 'ckpt_000003.pt and ckpt.pt are of different runs')):
+            ('--out_dir=mixed', 'ckpt_000003.pt and ckpt.pt are of different runs'),
+            ('--length=20', 'has learned positions')):
         assert words in refused(*SMALL, '--animate', flag, script='geometry.py')
 
 
