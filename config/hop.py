@@ -2,5 +2,7 @@
 #   python train.py config/calc.py config/hop.py
 dataset = 'hop'
 out_dir = 'out-hop'
+window = None                   # a hop may lead far back
 block_size = 40
+batch_size = 64
 max_iters = 1500

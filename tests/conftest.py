@@ -189,7 +189,8 @@ def wave(tmp_path_factory):
     few = partialmethod(tasks.Problems.__init__, held_out=64)
     with contextlib.chdir(folder), mock.patch.object(tasks.Problems, '__init__', few):
         done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
-                   '--block_size=12', '--n_embd=32', '--mean_recurrence=4', '--bptt_k=4',
+                   '--block_size=12', '--window=None', '--n_embd=32',
+                   '--mean_recurrence=4', '--bptt_k=4',
                    '--batch_size=32', '--max_iters=200', '--learning_rate=1e-2',
                    '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
                    '--eval_loops=[1,12]', '--keep_iters=[]', '--device=cpu', '--out_dir=out')
