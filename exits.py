@@ -218,10 +218,11 @@ class Tokens:
     cache.Moves, if earlier tokens of the rows are in the cache.
 
     steps_used: the last step whose result a token keeps. evals: the steps in which it was computed.
+    diary: a list, to which each step appends who was computed in it, as numbers b * T + t.
     """
 
-    def __init__(self, B, T, rule, readers=None, moves=None):
-        self.rule, self.readers, self.moves = rule, readers, moves
+    def __init__(self, B, T, rule, readers=None, moves=None, diary=None):
+        self.rule, self.readers, self.moves, self.diary = rule, readers, moves, diary
         self.awake = np.ones((B, T), dtype=bool)        # who loops in the next step
         self.streak = np.zeros((B, T), dtype=int)       # small signals in a row
         self.steps_used = np.zeros((B, T), dtype=int)
@@ -250,21 +251,23 @@ class Tokens:
         takes = computed if self.rule.keep else computed & self.awake
         self.steps_used[takes] = k
         self.evals += computed
+        if self.diary is not None:
+            self.diary.append(np.flatnonzero(computed))
         return not (news or self.awake.any())
 
 
-def loop(f, x, k_max, rule, read=None, readers=None, moves=None):
+def loop(f, x, k_max, rule, read=None, readers=None, moves=None, diary=None):
     """
     Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most.
 
     f(x, k, awake): step k -> the states after it. awake (B, T), on the device, None = all: who is
-    computed; the others keep their keys and values. read: see Exit.reads. readers, moves: see
-    Tokens.
+    computed; the others keep their keys and values. read: see Exit.reads. readers, moves, diary:
+    see Tokens.
 
     Returns x_star, NumPy arrays (B, T) of the loop steps kept and the block maps evaluated, and the
     number of steps.
     """
-    tokens = Tokens(*x.shape[:2], rule, readers, moves)
+    tokens = Tokens(*x.shape[:2], rule, readers, moves, diary)
     awake, memo = None, None                                # awake: on the device
     for k in range(1, k_max + 1):
         x1 = f(x, k, awake)
@@ -286,14 +289,15 @@ def loop(f, x, k_max, rule, read=None, readers=None, moves=None):
     return x, tokens.steps_used, tokens.evals, k
 
 
-def loop_awake(f, x, k_max, rule, read, readers):
+def loop_awake(f, x, k_max, rule, read, readers, diary=None):
     """
     The same, where in each step only the tokens that are awake are computed.
 
     f(x, k, rows, places): step k of the N tokens at places (N,) of rows (N,), from their states (N,
     C) to those after it. The rule must wake, and its memo may hold nothing but the last step.
     """
-    tokens, x = Tokens(*x.shape[:2], rule, readers), x.clone()
+    tokens = Tokens(*x.shape[:2], rule, readers, diary=diary)
+    x = x.clone()                                           # x^(0) may be kept by who drew it
     memo = None                                             # of all tokens (B, T, any)
     was_awake = tokens.awake
     for k in range(1, k_max + 1):

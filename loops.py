@@ -293,8 +293,9 @@ class RecurrentGroup(nn.Module):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and what was found on the way: dict(e=,
         x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the loop
-        steps kept, evals=(B, T), the block maps evaluated). read: see Exit.reads. ValueError for an
-        exit rule while training.
+        steps kept, evals=(B, T), the block maps evaluated); with a rule, if plan.keep_states is on,
+        also awake=who was computed in each step (the diary of exits.Tokens). read: see Exit.reads.
+        ValueError for an exit rule while training.
         """
         e = e.float()
         n_loop = plan.counts[self.index]
@@ -304,8 +305,12 @@ class RecurrentGroup(nn.Module):
             x = torch.where(warm.isnan(), x, warm)
 
         if plan.exit is not None:
-            x, steps_used, evals = self.loop_with_exits(x, e, plan, read)
-            return self.output(x), dict(e=e, x=x, states=None, steps_used=steps_used, evals=evals)
+            diary = [] if plan.keep_states else None
+            x, steps_used, evals = self.loop_with_exits(x, e, plan, read, diary)
+            found = dict(e=e, x=x, states=None, steps_used=steps_used, evals=evals)
+            if diary:
+                found['awake'] = diary
+            return self.output(x), found
 
         f = self.block_map(e, plan, plan.cache or {})
         states = [x] if plan.keep_states else None
@@ -355,10 +360,10 @@ class RecurrentGroup(nn.Module):
             return self.step(x, None, from_e[rows, places][None], hooks, places)[0]
         return f
 
-    def loop_with_exits(self, x, e, plan, read):
+    def loop_with_exits(self, x, e, plan, read, diary=None):
         """
         Loop from x^(0) (B, T, C) until the rule has let every token exit -> the last states,
-        steps_used and evals (B, T), see exits.Tokens.
+        steps_used and evals (B, T). diary: see exits.Tokens.
         """
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
@@ -383,10 +388,10 @@ class RecurrentGroup(nn.Module):
         plain = rule.reads == 'readout' and not rule.by_row
         if rule.wake and few and one_slot and plain and span.start == 0:
             f = self.block_map_awake(e, plan, cache)
-            x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers)
+            x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers, diary)
         else:
             f = self.block_map(e, plan, cache)
-            x, steps_used, evals, k = loop(f, x, n_loop, rule, read, readers, moves)
+            x, steps_used, evals, k = loop(f, x, n_loop, rule, read, readers, moves, diary)
             for kv in own:
                 kv.fill(span, k)
         both = torch.from_numpy(np.array((steps_used, evals)))                  # one upload

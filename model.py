@@ -356,8 +356,8 @@ class GPT(nn.Module):
         is then its k_max. noise_seed: in evaluation x^(0) is a function of it, group and position;
         in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
         a list, to which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T,
-        C) or None with an exit rule, steps_used=(B, T), evals=(B, T)). ValueError if T >
-        block_size, or n_loop does not fit the groups.
+        C) or None with an exit rule, steps_used=(B, T), evals=(B, T)), and with a rule awake, see
+        RecurrentGroup.forward. ValueError if T > block_size, or n_loop does not fit the groups.
         """
         plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed, self.training),
                     Span(0, idx.shape[1], idx.device), keep_states=trace is not None)
@@ -398,7 +398,16 @@ class GPT(nn.Module):
             plan.passes.append(of_groups(found, 'evals', idx))
         return self.ln_f(x), found
 
-    # decoding is built on top of the model, so these import it when they are called
+    # decoding and checkpoints are built on top of the model, so these import them when called
+    @staticmethod
+    def load(folder, length=None, device='cpu'):
+        """
+        The model of FOLDER/ckpt.pt, of its own class, in evaluation. length: another block_size,
+        for a model with rotary positions. ValueError if there is no such checkpoint.
+        """
+        from common.checkpoint import open_run
+        return open_run(folder, device, quiet=True, length=length).model
+
     def stream(self, *prompts, **how):
         """New tokens one after another, and their loop steps; see decode.stream."""
         from decode import stream

@@ -159,6 +159,13 @@ def test_computing_the_awake_alone_changes_nothing(tiny, idx, rule, monkeypatch)
     monkeypatch.setattr(loops, 'loop_awake', lambda *args: calls.append(1) or loop_awake(*args))
     some = forced(model, idx, rule)
     assert calls
+    # the diary says who was computed in each step
+    trace = []
+    with torch.no_grad():
+        model(idx, n_loop=14, exit=rule, trace=trace)
+    for g, entry in enumerate(trace):
+        times = np.bincount(np.concatenate(entry['awake']), minlength=48).reshape(3, 16)
+        assert (times == some[2][..., g].numpy()).all()
     monkeypatch.setattr(KeysValues, 'update_some', None)
 
     class Masked(KeysValues):
