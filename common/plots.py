@@ -325,3 +325,49 @@ def depth(rows, path):
     ax.set_yticks(range(len(loops)), loops)
     figure.colorbar(image, ax=ax)
     save(figure, path, list(rows[0]), [row.values() for row in rows])
+
+
+# results/depth.sh ---------------------------------------------------------------------------------
+
+def deeper(right, plain, work, path):
+    """
+    Two panels: how deep, and what it costs a token. All numbers are in the CSVs that they are from.
+
+    right: rows of train.py's eval.csv of one looped model, of which some loop counts are drawn.
+    plain: {name: such rows} of models without loops. work: {name: [(depth of the deepest label,
+    block maps a token), ...]}.
+    """
+    figure, [[left, middle]] = panels(2, 5, 3.4)
+    counts = [n for n in (8, 32, 128, 256) if any(int(row['loops']) == n for row in right)]
+    for i, n_loop in enumerate(counts):
+        draw_right(left, [row for row in right if int(row['loops']) == n_loop],
+                   f'{n_loop} loops', shade(i, len(counts)), '-')
+    for (name, rows), style in zip(plain.items(), cycle(('--', ':', '-.'))):
+        draw_right(left, rows, name, 'grey', style)
+    left.set(xlabel='depth of the answer: steps that it needs', ylabel='% right', xscale='log',
+             ylim=(0, 104), title='Three layers, one loops; trained on 48 tokens')
+    left.legend(fontsize=8)
+    for g, (name, points) in enumerate(work.items()):
+        middle.plot(*zip(*sorted(points)), 'o-', color=colour_of(g), label=name)
+    middle.set(xlabel='depth of the deepest answer', ylabel='loop steps a token', xscale='log',
+               yscale='log', title='What it costs, all answers right')
+    middle.legend(fontsize=8)
+    save(figure, path)
+
+
+def draw_right(ax, rows, name, colour, style):
+    """A line of the share of right answers over depth, each bucket at its middle."""
+    middles = [(float(row['first']) * float(row['last'])) ** 0.5 for row in rows]
+    ax.plot(middles, [100 * float(row['accuracy']) for row in rows], style, color=colour, label=name)
+
+
+def awake(diary, T, path):
+    """Who was awake: tokens (across) by loop steps (down). diary: of one row, see exits.Tokens."""
+    picture = np.zeros((len(diary), T))
+    for k, tokens in enumerate(diary):
+        picture[k, tokens] = 1
+    figure, [[ax]] = panels(1, 7, 4)
+    ax.imshow(picture, cmap='magma', aspect='auto', interpolation='nearest',
+              extent=(-0.5, T - 0.5, len(diary) + 0.5, 0.5))
+    ax.set(xlabel='token', ylabel='loop step', title='Bright: computed in this step. Dark: asleep')
+    save(figure, path)
