@@ -358,7 +358,8 @@ def deeper(right, plain, work, path):
 def draw_right(ax, rows, name, colour, style):
     """A line of the share of right answers over depth, each bucket at its middle."""
     middles = [(float(row['first']) * float(row['last'])) ** 0.5 for row in rows]
-    ax.plot(middles, [100 * float(row['accuracy']) for row in rows], style, color=colour, label=name)
+    shares = [100 * float(row['accuracy']) for row in rows]
+    ax.plot(middles, shares, style, color=colour, label=name)
 
 
 def awake(diary, T, path):

@@ -1,5 +1,5 @@
-# Waiting in place of sleeping: a token goes on looping until all earlier tokens are still, whether it
-# reads them or not. To be given to a program like a config file:
+# Waiting in place of sleeping: a token goes on looping until all earlier tokens are still, whether
+# it reads them or not. To be given to a program like a config file:
 #   python bench.py results/waiting.py --out_dir=pretrained/calc --wake=True
 from model import CausalSelfAttention
 
