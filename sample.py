@@ -23,7 +23,7 @@ from common.checkpoint import calibrated, of_threshold, open_run
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
-from data import EOT, get_encoding, open_data, read_prompt
+from data import get_encoding, open_data, read_prompt
 from decode import stream, teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from exits import make_exit
@@ -147,14 +147,14 @@ def print_problems(model, problems, rule, way, how):
 def print_text(model, encoding, rule, way, how):
     """num_samples continuations of the prompt. rule, way, how: see rule_of, way_of and in_words."""
     text, groups, dev = read_prompt(start), model.config.groups, model.lm_head.weight.device
-    prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
+    prompt = encoding.encode(text) or [encoding.eot_token]
     if len(prompt) > model.config.block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} '
               '(block_size) are used')
     use_one_thread(model)
     if compile:
         compile_passes(model, max(wave, 5))         # 5: four drafts and a token
-    stop = getattr(encoding, 'ends', [encoding.eot_token]) if stop_at_end else []
+    stop = encoding.ends if stop_at_end else []
     converges = way['cache'] in POLICIES and POLICIES[way['cache']].converge
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or way['draft_loops'] else num_samples

@@ -155,7 +155,7 @@ def test_a_gguf_file_is_the_folder(tmp_path, a_llama):
     assert abs(found.config.norm_eps - 1e-5) < 1e-10
     # digits one by one, and bytes as letters
     words = TokenizerJson((tmp_path / 'out' / 'tokenizer.json').read_text())
-    assert words.encode('ab 12<|endoftext|>') == [12, 11, 9, 10, 0]
+    assert words.encode('ab 12<|endoftext|>', allowed_special='all') == [12, 11, 9, 10, 0]
     assert words.decode([12, 11, 9, 10]) == 'ab 12'
 
 
@@ -331,8 +331,8 @@ def test_a_text_ends_at_each_token_that_ends_one(spelled, monkeypatch):
     """As if all tokens did: the first one is the last."""
     args = f'--out_dir={spelled}/out', '--start=the', '--temperature=0', '--max_new_tokens=4'
     free = finished(*args, script='sample.py').split('\n---')[0]
-    tokens = TokenizerJson((spelled / 'out' / 'tokenizer.json').read_text()).tokenizer.get_vocab()
-    monkeypatch.setattr('common.encoding.ENDS', ('<|endoftext|>', *sorted(tokens)))
+    every = property(lambda self: range(self.n_vocab), lambda self, ends: None)
+    monkeypatch.setattr(TokenizerJson, 'ends', every, raising=False)
     stopped = finished(*args, script='sample.py').split('\n---')[0]
     assert free.startswith(stopped) and len('the') < len(stopped) < len(free)
 
