@@ -170,7 +170,9 @@ EXITS = {
 
 def make_exit(name, tau=None, hits=None, keep=None, wake=False):
     """
-    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file.
+    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. A file that
+    adds its rule to EXITS needs no MODULE: to name it where it is a config file; the rule is called
+    NAME either way, so its calibrated threshold is found either way.
 
     tau >= 0, hits and keep replace the rule's own where they are given. wake: see Exit. ValueError
     for an unknown name, or a tau or hits that is out of range.
@@ -180,8 +182,8 @@ def make_exit(name, tau=None, hits=None, keep=None, wake=False):
         known = import_module(file).EXITS if file else EXITS
     except Exception as error:          # a user's own module may raise anything
         raise ValueError(f"cannot import the exit rule '{name}' ({type(error).__name__}: {error}): "
-                         'write MODULE:NAME, such as zoo.huginn:kl, and in that file EXITS = '
-                         '{NAME: Exit(...)}') from None
+                         'write MODULE:NAME, such as zoo.huginn:kl, and in that file from exits '
+                         'import EXITS, Exit and EXITS[NAME] = Exit(...)') from None
     if short not in known:
         raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
     rule = known[short]
@@ -191,7 +193,7 @@ def make_exit(name, tau=None, hits=None, keep=None, wake=False):
     if hits is not None and hits < 1:
         raise ValueError(f'hits must be at least 1, not {hits!r}')
     return replace(
-        rule, name=name, wake=wake,
+        rule, wake=wake, name=short if EXITS.get(short) is rule else name,
         tau=float(tau) if tau < 3e38 else math.inf,     # a larger number is infinite in float32
         hits=rule.hits if hits is None else hits,
         keep=rule.keep if keep is None else keep)

@@ -19,11 +19,11 @@ import torch
 
 import tasks
 from cache import POLICIES
-from common.checkpoint import calibrated, of_threshold, open_run
+from common.checkpoint import calibrated, open_run, threshold_key
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
-from data import get_encoding, open_data, read_prompt
+from data import EOT, get_encoding, open_data, read_prompt
 from decode import stream, teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from exits import make_exit
@@ -112,11 +112,14 @@ def rule_of(model, checkpoint, folders, way):
     rule = make_exit(exit or 'norm_rel', tau, hits, wake=past)
     if tau is not None:
         return rule, '--tau'
-    wanted = of_threshold(rule, way['cache'], ring, model.loop_counts(n_loop, rule),
-                          [wave, wave_steps] if wave else None)
+    key = threshold_key(rule, way['cache'], ring, [wave, wave_steps] if wave else None)
     for folder in folders:
-        if found := calibrated(folder, checkpoint, wanted):
-            return replace(rule, tau=found), f'{folder}/exits.json'
+        threshold = calibrated(folder, checkpoint, key)
+        if threshold:
+            source = f'{folder}/exits.json'
+            if not threshold.kept:
+                source += ', which breaks its promise on other windows'
+            return replace(rule, tau=threshold.tau), source
     return rule if exit else replace(rule, tau=WAVE_TAU), 'the default'
 
 
@@ -147,14 +150,14 @@ def print_problems(model, problems, rule, way, how):
 def print_text(model, encoding, rule, way, how):
     """num_samples continuations of the prompt. rule, way, how: see rule_of, way_of and in_words."""
     text, groups, dev = read_prompt(start), model.config.groups, model.lm_head.weight.device
-    prompt = encoding.encode(text) or [encoding.eot_token]
+    prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
     if len(prompt) > model.config.block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} '
               '(block_size) are used')
     use_one_thread(model)
     if compile:
         compile_passes(model, max(wave, 5))         # 5: four drafts and a token
-    stop = encoding.ends if stop_at_end else []
+    stop = getattr(encoding, 'ends', [encoding.eot_token]) if stop_at_end else []
     converges = way['cache'] in POLICIES and POLICIES[way['cache']].converge
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or way['draft_loops'] else num_samples

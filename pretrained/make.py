@@ -4,7 +4,7 @@ Make pretrained/: the default model and that of calc, as small checkpoints of we
     python train.py
     python train.py config/calc.py
     python -m pretrained.make
-    python bench.py --calibrate=0.005 --n_windows=128 --out_dir=pretrained/text
+    python bench.py config/bench_full.py --calibrate=0.005 --n_windows=128 --out_dir=pretrained/text
 
 The last, for calc too, writes out/text/exits.json, a copy of which stands beside ckpt.pt.
 Weights are stored in float16 (text) or float32 (calc, which is small).
