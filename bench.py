@@ -1,49 +1,66 @@
 """
-How good and how fast is each way to decode: fixed budgets, exit rules, drafts, waves, an oracle.
-And is it better than other models, with loops or without?
+How good and how fast is each way to decode: fixed loops, exit rules, drafts, waves?
+And how do other models compare, with loops or without?
 
-    python bench.py                     the default run's checkpoint, five minutes on two cores
-    python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"                  the paper's sweep
-    python bench.py --rules="['accel']" --hits=1 --keep=True        a rule with changed parts
-    python bench.py "--beside=['out-plain']"        the same points of other runs on the same data
-    python bench.py --calibrate=0.005   find thresholds instead: out_dir/exits.json
+    python bench.py                         the default run, in a minute or two
+    python bench.py config/bench_full.py    every rule, threshold and cache policy, in many minutes
+    python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"      the paper's sweep
+    python bench.py "--beside=['out-plain']"            another run on the same data as well
+    python bench.py --calibrate=0.005       find thresholds instead, for sample.py --exit
 
-A row of bench.csv is a point: fixed loops, a rule at a threshold, an oracle, drafts or a wave, with
-its cache policy. `main` makes the points, 224 by default, the full budget first: n_loop fixed loops
-under `exact`. `measure` runs them: first the quality of all, then the first prompt in all ways, the
-second ... `report` prints tables and draws figure_4.png and ledger.png. On Ctrl-C bench.csv has
-what was measured by then.
+A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
+of bench.csv. The *full budget*, n_loop fixed loops under the policy `exact`, is what every point of
+a model is compared with. main() calls these sections one after another; each can be left out:
 
-    of all but drafts and waves, on held-out windows (of a task: problems)
-        ce, ppl, accuracy   nats a token, exp(ce), share of right labels
-        ce_minus_full       ce above that of the full budget; diff_low, diff_high: its interval
-        mean_evals          block maps evaluated (loop steps), of a token and group
-    of all but oracles, on held-out prompts (of a task: ms_per_token alone, of reading a problem,
-    without drafts and waves)
-        identical           share of texts that are those of the full budget of the same run
-        passes, blocks      passes of the model, and layers evaluated in the groups, a new token
-        ms_per_token        median over the prompts, which are read untimed
+    quality         loss and accuracy on held-out windows; of drafts and waves it is that of the
+                    texts that they write
+    time            of the text after a prompt, and whether it is the text of the full budget. On a
+                    task: of reading a problem
+    calibration     instead of these two: the largest threshold of each rule that keeps a promise
+    report          bench.csv, the table at the end, figure_4.png and ledger.png
 
-95% intervals are bootstrapped over windows or prompts. The noise is always the same. tau is a
-rule's threshold, an oracle's epsilon, or the loops of a fixed budget (of drafts: of their check).
+The columns of bench.csv, besides those that say what the method is:
 
-Paper: sec. 4, App. D, Fig. 4. B, T, V: rows, tokens of a window, vocabulary.
+    ce, ppl, accuracy           nats per token, exp(ce), share of labels that are right
+    ce_minus_full               ce above that of the full budget (diff_low, diff_high)
+    mean_evals, evals_GROUP     block maps (loop steps) computed for a token in a group
+    identical                   share of texts that are those of the full budget
+    passes, blocks              for a new token: passes of the model, layers computed in the groups
+    ms_per_token                median over the prompts, whose reading is not timed (ms_low,
+                                ms_high); on a task that of reading problems
+
+In brackets: the ends of a 95% interval, bootstrapped over the windows or prompts. An empty cell:
+not measured. On Ctrl-C bench.csv has what was measured until then.
+
+Paper: sec. 4, App. D, Fig. 4.
+
+    B, N    windows of a batch, all windows
+    T, V    tokens of a window, vocabulary
 """
+import math
 import os
+import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import chain, groupby
+from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+import data
+from cache import POLICIES, make_cache
 from common import plots
-from common.checkpoint import of_threshold, open_run, save_thresholds
+from common.checkpoint import open_run, save_thresholds, threshold_key, thresholds_of
 from common.configurator import PathName
-from common.files import write_csv
+from common.distributed import pick_device
+from common.files import check_writable, write_csv
 from common.report import windows_at_once
-from decode import stream, teacher_forced, use_one_thread
+from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.wave import can_wave
 from exits import EXITS, Exit, make_exit
@@ -52,121 +69,173 @@ from loops import Plan, as_noise
 # --------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
 beside: list = []           # folders of other runs, to measure in the same turns
-dataset: str | None = None  # held-out text; None = the run's own
-rules = [name for name in EXITS if name != 'accel_hat']
-taus = [3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0]     # of all rules
-budgets = [1, 2, 3, 4, 6, 8, 12, 16, 30]    # fixed loop steps
-epsilons = [0.3, 1.0]       # of the oracle: distance to the last state
-drafts = [[1, 6, 4], [2, 8, 4]]     # loops of the drafts, and of the check; tokens ahead
-waves = [[8, 1], [8, 2]]    # tokens of a wave, and loop steps of a pass
-n_loop = 30                 # the full budget, and k_max of every rule
-hits: int | None = None     # small values in a row before a token exits; None = the rule's own
-keep: bool | None = None    # keep the step that triggered? None = the rule's own
-cache: str | list = ['exact', 'latest']     # policies in cache.POLICIES
-past: bool | list = [False, True]   # under exact: do rules wait for the past?
-ring = 8                    # slots of the ring policy
+dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
+length: int | None = None   # tokens of a window; None = block_size. Others: rotary positions only
+rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS
+taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, of all rules
+budgets = [1, 2, 4, 8]      # fixed loop steps
+drafts = [[2, 8, 4]]        # loops of the drafts, and of their check; tokens drafted at once
+waves = [[8, 1]]            # tokens of a wave, and loop steps of a pass
+n_loop: int | None = None   # the full budget, and that of every rule; None = 30, see budget_of
+cache: str | list = 'exact'     # policies in cache.POLICIES, of fixed loops and rules
+wake: bool | list | None = None     # asleep until news arrives, or out for good? None = on a task
+ring = 8                    # slots of the policy `ring`
 n_windows = 24              # held-out windows for quality
-n_prompts = 8               # windows whose beginnings are continued; 0 = none
-prompt_tokens: int | None = None    # of a prompt; None = half a block
+n_prompts = 8               # windows whose beginnings are continued; 0 = no times
+prompt_tokens: int | None = None    # of a prompt; None = half a window
 new_tokens = 24             # of a text
 temperature = 0.0           # of the texts
-fidelity = 0.95             # required share of texts that are those of the full budget
+fidelity = 0.95             # share of texts that must be those of the full budget
 compile = False             # torch.compile passes after a prompt: half a minute and more a point
-calibrate: float | None = None  # find thresholds instead: nats that one may cost (waves: fidelity)
+calibrate: float | None = None  # find thresholds that cost at most this (nats; of waves: fidelity)
 seed = 0                    # of x^(0), the texts and the bootstrap
 device = 'auto'
 dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
-# columns of bench.csv, of windows and of texts, and how tables show them. To add one, write it here
-# and measure it under this name in quality or continue_prompt: its mean is the column
+# columns of bench.csv, and how the table shows them. To add one, write it here, and add its value
+# for each window or prompt to what measure_quality or continue_prompt measures
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
                   accuracy='.3f', mean_evals='.2f')
-OF_TEXTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
-                ms_high='.2f')
+OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
+                  ms_high='.2f')
+IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
+
+BUILT_IN = frozenset(EXITS)     # the rules that need no file of your own
 
 
-# the points ---------------------------------------------------------------------------------------
+# methods and points -------------------------------------------------------------------------------
+
+class Kind(StrEnum):
+    """What a method is, and the word for it in bench.csv."""
+    PLAIN = 'no loops'          # the model has no groups
+    FIXED = 'fixed loops'
+    RULE = 'exit rules'
+    DRAFTS = 'drafts'
+    WAVE = 'waves'
+
+
+@dataclass(frozen=True)
+class Method:
+    """
+    A way to decode. To add a kind, name it above, make its methods in methods_of, and describe it
+    in family and label.
+    """
+    kind: Kind
+    n_loop: int = 1                 # the budget; of drafts, the loops of their check
+    exit: Exit | None = None        # the rule of exit rules and waves
+    cache: str = 'exact'
+    draft: tuple | None = None      # loops of the drafts, tokens drafted at once
+    wave: tuple | None = None       # tokens of the wave, loop steps of a pass
+
+    def at(self, tau):
+        """The same with another threshold."""
+        return replace(self, exit=make_exit(self.exit.name, tau, wake=self.exit.wake))
+
+    def arguments(self):
+        """Those of GPT.stream."""
+        arguments = dict(n_loop=self.n_loop, exit=self.exit, cache=self.cache, ring=ring)
+        if self.draft:
+            arguments |= dict(zip(('draft_loops', 'draft_tokens'), self.draft))
+        if self.wave:
+            arguments |= dict(zip(('wave', 'wave_steps'), self.wave))
+        return arguments
+
 
 @dataclass(eq=False)
 class Point:
-    """
-    One way to decode, and what has been measured of it so far. A new kind of point: a knob, and a
-    line in make_points, make_point (its name) and measure (what is measured of it).
-    """
-    run: str            # the folder of its model
+    """A method of one model, and what has been measured of it."""
+    run: str                        # the folder of the model
     model: torch.nn.Module
-    rule: str           # an exit rule, 'fixed' or 'oracle'
-    tau: float
-    kind: str           # what tables group by: 'drafts', 'waves', 'no loops', 'rules, exact' ...
-    name: str
-    way: dict           # arguments of decode.stream: n_loop, exit, cache, ring, drafts or a wave
-    measured: dict = field(default_factory=lambda: defaultdict(list))   # a value a window or prompt
+    method: Method
+    # lists with a value for each window or prompt
+    measured: dict = field(default_factory=lambda: defaultdict(list))
 
 
-def make_point(model, rule, tau, cache='exact', past=False, run='', **more):
-    """A way to decode. past: see make_exit. more: stream's arguments for drafts or a wave."""
-    exit = None if rule in ('fixed', 'oracle') else make_exit(rule, tau, hits, keep, wake=past)
-    loops = model.loop_counts(tau if rule == 'fixed' else n_loop)
-    how = cache + (', past' if past and cache == 'exact' else '')
-    kind = f"{dict(fixed='fixed budgets', oracle='oracles').get(rule, 'rules')}, {how}"
-    if 'wave' in more:
-        kind, how = 'waves', f"wave {more['wave']} x {more['wave_steps']}"
-    if 'draft_loops' in more:
-        kind, how = 'drafts', f"drafts {more['draft_tokens']} x {more['draft_loops']}"
-    if not model.groups:
-        kind = how = 'no loops'
-    return Point(run, model, rule, tau, kind, f'{rule} {tau:g}, {how}',
-                 dict(n_loop=loops, exit=exit, cache=cache, ring=ring, **more))
+def family(method):
+    """A method in words, but for its loops or threshold: the table shows the best of a family."""
+    match method.kind:
+        case Kind.FIXED:
+            return f'fixed loops, {method.cache}'
+        case Kind.RULE:
+            return f'{method.exit.name}, {method.cache}' + (', wake' if method.exit.wake else '')
+        case Kind.WAVE:
+            return '{} x {}'.format(*method.wave).join(('wave ', f', {method.exit.name}'))
+    return str(method.kind)
 
 
-def make_points(model, run=''):
-    """The points that the knobs ask for, each once. The first is the full budget."""
-    if not model.groups:        # nothing loops: a pass is all there is
-        return [make_point(model, 'fixed', 1, run=run)]
-    # (rule, tau, cache policy) and, of rules, past
-    policies = as_list(cache)
-    fixed = [('fixed', n, policy) for policy in policies for n in (*budgets, n_loop)]
-    ruled = [(rule, tau, *how) for rule, *how in rule_ways() for tau in taus]
-    oracles = [('oracle', epsilon, policy) for policy in policies for epsilon in epsilons]
-    asked = dict.fromkeys([('fixed', n_loop, 'exact'), *fixed, *ruled, *oracles])
-    return [*(make_point(model, *one, run=run) for one in asked),
-            *(make_point(model, 'fixed', n, run=run, draft_loops=loops, draft_tokens=ahead)
-              for loops, n, ahead in drafts),
-            *(make_point(model, rule, tau, 'latest', run=run, wave=width, wave_steps=steps)
-              for width, steps in waves for rule in rules if can_wave(model, make_exit(rule))
-              for tau in taus)]
+def label(method):
+    """A method in words."""
+    match method.kind:
+        case Kind.FIXED:
+            return f'fixed {method.n_loop}, {method.cache}'
+        case Kind.RULE | Kind.WAVE:
+            return f'{family(method)}, tau {method.exit.tau:g}'
+        case Kind.DRAFTS:
+            loops, tokens = method.draft
+            return f'drafts {tokens} x {loops}, check {method.n_loop}'
+    return str(method.kind)
 
 
-def rule_ways():
-    """(rule, cache policy, past) of all rules, each once."""
-    # `past` is a choice under `exact` alone; elsewhere rules wait in the prompt, and never after it
-    return list(dict.fromkeys((rule, policy, wait or policy != 'exact') for policy in as_list(cache)
-                              for wait in as_list(past) for rule in rules))
+def as_list(knob):
+    return knob if isinstance(knob, list) else [knob]
 
 
-def as_list(value):
-    return value if isinstance(value, list) else [value]
-
-
-def oracle(epsilon):
+def budget_of(is_task, T):
     """
-    Two rules, for two passes over the same tokens. By the first no token exits, and it notes the
-    last states of each group. By the second, which knows them, a token exits at the first step
-    whose state is within epsilon of its last one.
+    The full budget of loop steps. Where a rule wakes on a task, the news for the last token may
+    have to pass through all T - 1 others, and each of them takes some steps to settle.
     """
-    last = []           # (B, T, C) of each group; under some policies again for each token
+    if n_loop is not None:
+        return n_loop
+    return 2 * T + 100 if is_task and True in wakes(is_task) else 30
 
-    def note(x0, x1, memo, read):
-        if memo is None:            # the first step of a group
-            last.append(x1)
-        last[-1] = x1
-        return None, x1
 
-    def distance(x0, x1, memo, read):
-        memo = last.pop(0) if memo is None else memo
-        return (x1 - memo).norm(dim=-1), memo
-    return Exit(note), Exit(distance, epsilon, name='oracle')
+def wakes(is_task):
+    """The values of `wake` to measure."""
+    return [is_task] if wake is None else as_list(wake)
+
+
+def methods_of_rules(budget, is_task):
+    """
+    Each rule under each cache policy, asleep until news arrives or out for good, at the rule's own
+    threshold. ValueError if they should wake and no policy allows it.
+    """
+    able = [policy for policy in as_list(cache) if POLICIES[policy].keeps_every_step(budget, ring)]
+    if wakes(is_task) == [True] and able != as_list(cache):
+        raise ValueError('to wake, a rule needs a cache policy that keeps every loop step: leave '
+                         'out --wake, or give --cache=exact')
+    return [Method(Kind.RULE, budget, make_exit(rule, wake=waking), policy)
+            for waking in wakes(is_task) for policy in (able if waking else as_list(cache))
+            for rule in rules]
+
+
+def methods_of_waves(model, budget):
+    """Each wave with each rule that can decide for a wave, at the rule's own threshold."""
+    return [Method(Kind.WAVE, budget, rule, 'latest', wave=(width, steps))
+            for width, steps in waves for rule in map(make_exit, rules) if can_wave(model, rule)]
+
+
+def methods_of(model, budget, is_task):
+    """
+    The methods that the knobs ask for, each once. The first is the full budget.
+
+    ValueError for a knob that is out of range, an unknown rule or an unknown policy.
+    """
+    if not model.groups:            # nothing loops: a pass is all there is
+        return [Method(Kind.PLAIN)]
+    for policy in as_list(cache):
+        make_cache(model, model.loop_counts(budget), policy, ring)
+    methods = [Method(Kind.FIXED, budget)]
+    methods += [Method(Kind.FIXED, n, cache=policy) for policy in as_list(cache)
+                for n in (*budgets, budget)]
+    methods += [method.at(tau) for method in methods_of_rules(budget, is_task) for tau in taus]
+    if n_prompts and not is_task:   # these two write texts
+        methods += [Method(Kind.DRAFTS, n, draft=(loops, tokens)) for loops, n, tokens in drafts]
+        methods += [method.at(tau) for method in methods_of_waves(model, budget) for tau in taus]
+    for method in methods:
+        model.loop_counts(method.n_loop)
+    return list(dict.fromkeys(methods))
 
 
 # quality ------------------------------------------------------------------------------------------
@@ -176,174 +245,246 @@ def decode_given(point, idx):
     Decode given idx (B, T) -> logits (B, T, V) and block maps (B, T, groups): under `exact` all
     tokens in one pass, elsewhere one by one.
     """
-    way = point.way
-    # an oracle takes two passes, of which the second counts
-    for exit in oracle(point.tau) if point.rule == 'oracle' else [way['exit']]:
-        plan = Plan(way['n_loop'], exit, as_noise(seed))
-        logits, _, evals = teacher_forced(point.model, idx, plan, way['cache'], way['ring'])
+    method = point.method
+    torch.manual_seed(seed)         # for rules that toss a coin
+    plan = Plan(point.model.loop_counts(method.n_loop), method.exit, as_noise(seed))
+    logits, _, evals = teacher_forced(point.model, idx, plan, method.cache, ring)
     return logits, evals
 
 
-def quality(points, idx, targets):
+def measure_quality(points, idx, targets):
     """
-    Measure every point on windows idx, targets (N, T), one batch of B windows after another. Adds
-    of each window ce, the share of labels that are right (accuracy), and evals of the groups.
+    Measure points on windows idx, targets (N, T). Of each window: nats, the sum over its labels;
+    right, how many of these are right; labels, how many there are; evals (groups,), the block maps
+    computed for a token.
     """
-    batch = windows_at_once(points[0].model.config, len(idx))
-    for x, y in zip(idx.split(batch), targets.split(batch)):
-        labels = (y >= 0).sum(dim=1)                                            # (B,)
+    at_once = windows_at_once(points[0].model.config, len(idx))
+    for x, y in zip(idx.split(at_once), targets.split(at_once)):
         for point in points:
             logits, evals = decode_given(point, x)
-            nats = cross_entropy(logits.float().transpose(1, 2), y, reduction='none')
-            right = logits.argmax(-1) == y                                      # (B, T)
-            for name, value in dict(ce=nats.sum(dim=1) / labels, accuracy=right.sum(dim=1) / labels,
-                                    evals=evals.cpu().double().mean(dim=1)).items():
-                point.measured[name].extend(value.cpu().double().numpy())
+            nats = cross_entropy(logits.float().transpose(1, 2), y, reduction='none')   # (B, T)
+            measured = dict(nats=nats, labels=y >= 0, right=logits.argmax(-1) == y)
+            for name, values in measured.items():
+                point.measured[name].extend(values.cpu().double().sum(dim=1).numpy())
+            point.measured['evals'].extend(evals.cpu().double().mean(dim=1).numpy())
+
+
+def per_label(point, name):
+    """A sum over windows, such as nats, divided by the number of their labels."""
+    return np.sum(point.measured[name]) / np.sum(point.measured['labels'])
 
 
 def excess(point, full):
     """
-    CE above that of the full budget, which may be some windows ahead, in nats a token: the mean and
+    Nats per label above those of the full budget, which may be some windows ahead: the mean, and
     the ends of its 95% interval.
     """
-    ce = point.measured['ce']
-    difference = np.subtract(ce, full.measured['ce'][:len(ce)])
-    return difference.mean(), *interval(difference)
+    labels = point.measured['labels']
+    difference = np.subtract(point.measured['nats'], full.measured['nats'][:len(labels)])
+    low, high = interval(np.stack((difference, labels), axis=1),
+                         lambda sums: sums[..., 0].sum(axis=1) / sums[..., 1].sum(axis=1))
+    return difference.sum() / np.sum(labels), low, high
 
 
-def interval(values, statistic=np.mean, draws=2000):
-    """95% bootstrap interval of a statistic over the first axis of an array."""
+def interval(values, statistic, draws=2000):
+    """
+    95% bootstrap interval of a statistic of values (N, ...); (None, None) for a single one.
+
+    statistic: (draws, N, ...) -> (draws,).
+    """
+    if len(values) < 2:
+        return None, None
     picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
-    return np.percentile(statistic(values[picks], axis=1), [2.5, 97.5])
+    return np.percentile(statistic(values[picks]), [2.5, 97.5])
 
 
-# latency and texts --------------------------------------------------------------------------------
+# time ---------------------------------------------------------------------------------------------
 
-def continue_prompt(point, prompt, new, number=0):
+def continue_prompt(point, prompt, number=0, new=None):
     """
-    Continue a prompt (1, n) -> the new tokens (1, new), and of all but the first of them, on
-    average: ms_per_token, passes of the model, and blocks, the layers evaluated in the groups, also
-    for tokens that are thrown away.
+    Continue a prompt (1, n) -> the new tokens (1, new), and what they cost, on average of all but
+    the first of them: ms_per_token, passes of the model, and blocks, the layers computed in the
+    groups, also for tokens that are thrown away.
 
-    number: of the prompt; it draws its tokens with seed + number.
+    number: of the prompt; its tokens are drawn with seed + number. new: None = new_tokens.
     """
-    passes, layers = [], torch.tensor([len(group) for group in point.model.config.groups])
-    tokens = stream(point.model, prompt, new, temperature, seed=seed + number, noise_seed=seed,
-                    passes=passes, **point.way)
-    made = [next(tokens)[0]]        # this also reads the prompt
+    new = new or new_tokens
+    layers = torch.tensor([len(group) for group in point.model.config.groups])
+    passes = []
+    torch.manual_seed(seed)         # for rules that toss a coin
+    stream = point.model.stream(prompt, new, temperature, seed=seed + number, noise_seed=seed,
+                                passes=passes, **point.method.arguments())
+    tokens = [next(stream)[0]]      # this also reads the prompt
     passes.clear()
     begin = time.perf_counter()
-    made += [token for token, _ in tokens]      # the host waits for the device at each token
-    ms, n = 1e3 * (time.perf_counter() - begin), new - 1
+    tokens += [token for token, _ in stream]        # the host waits for the device at each token
+    ms = 1e3 * (time.perf_counter() - begin)
     # of each pass the block maps (1, T, groups), times the layers of a group
     blocks = sum((evals.cpu() * layers).sum().item() for evals in passes)
-    return torch.cat(made, dim=1), dict(ms_per_token=ms / n, passes=len(passes) / n,
-                                        blocks=blocks / n)
+    return torch.cat(tokens, dim=1), dict(
+        ms_per_token=ms / (new - 1), passes=len(passes) / (new - 1), blocks=blocks / (new - 1))
 
 
-def read_problem(point, problem, new=0, number=0):
-    """The same of a problem (1, T), which is only read: no text, and ms_per_token."""
+def read_problem(point, problem):
+    """Read a problem (1, T) -> its answers (1, T), and what that costs: ms_per_token."""
     begin = time.perf_counter()
-    decode_given(point, problem)[0].argmax(-1).tolist()     # the host waits for the answers
-    return None, dict(ms_per_token=1e3 * (time.perf_counter() - begin) / problem.shape[1])
+    answers = decode_given(point, problem)[0].argmax(-1).cpu()      # waits for the device
+    return answers, dict(ms_per_token=1e3 * (time.perf_counter() - begin) / problem.shape[1])
 
 
-def time_in_turn(points, prompt, number, decode):
+def time_in_turn(points, prompt, number, is_task):
     """
-    Decode prompt `number`, (1, n), at every point, by continue_prompt or read_problem. Adds to each
-    what that costs and whether its text is identical to that of its run's first, the full budget.
+    Measure what prompt `number`, (1, n), costs at every point, and whether its text is identical to
+    that of the first point of its run, the full budget.
     """
-    full = {}           # the text of each run's full budget
+    text_of_full = {}       # of each run
     for point in points:
-        text, costs = decode(point, prompt, new_tokens, number)
-        if text is not None:
-            costs['identical'] = torch.equal(text, full.setdefault(point.run, text))
-        for name, value in costs.items():
+        if is_task:
+            _, measured = read_problem(point, prompt)
+        else:
+            text, measured = continue_prompt(point, prompt, number)
+            measured['identical'] = torch.equal(text, text_of_full.setdefault(point.run, text))
+        for name, value in measured.items():
             point.measured[name].append(value)
 
 
 # calibration: thresholds that keep a promise ------------------------------------------------------
+#
+# The paper leaves tau to be tuned by hand. Here the even windows choose it, and the odd ones score
+# it: a threshold that was cheap by chance where it was chosen is not so there.
 
-def find_thresholds(model, idx, targets, prompts):
+def calibrate_rules(model, methods, idx, targets):
     """
-    Yield a row of exits.json for each of rule_ways and, given prompts (N, 1, n), for each wave.
-
-    The paper leaves tau to be tuned by hand. Here the even windows and prompts choose it, half 0,
-    and the odd ones report what it costs. A rule is good enough if the interval of its excess ends
-    at `calibrate` or below, a wave if a share `fidelity` of its texts is that of the full budget.
+    Yield the row of exits.json of each method: the largest of taus that keeps the promise on the
+    even windows, and its costs on the odd ones. The promise: above the full budget it costs at most
+    `calibrate` nats per token, and so does the end of its interval.
     """
-    full = [make_point(model, 'fixed', n_loop) for half in range(2)]
-    for half in range(2):
-        quality([full[half]], idx[half::2], targets[half::2])
+    chooses = idx[0::2], targets[0::2]
+    scores = idx[1::2], targets[1::2]
+    full = Method(Kind.FIXED, methods[0].n_loop)
+    full_chooses, full_scores = quality_of(model, full, chooses), quality_of(model, full, scores)
+    for method in methods:
+        row = threshold_key(method.exit, method.cache, ring) | dict(tau=None, nats=calibrate)
+        for tau in sorted(taus, reverse=True):
+            _, _, high = excess(quality_of(model, method.at(tau), chooses), full_chooses)
+            if high <= calibrate:
+                point = quality_of(model, method.at(tau), scores)
+                cost, low, high = excess(point, full_scores)
+                row |= dict(tau=tau, cost=cost, cost_low=low, cost_high=high,
+                            evals=np.mean(point.measured['evals']), kept=bool(cost <= calibrate))
+                break
+        yield row
 
-    def by_loss(point, half):
-        quality([point], idx[half::2], targets[half::2])
-        mean, low, high = excess(point, full[half])
-        return high <= calibrate, dict(cost=mean, cost_low=low, cost_high=high,
-                                       evals=np.mean(point.measured['evals']))
 
-    def by_texts(point, half):
-        same = np.mean([torch.equal(continue_prompt(point, prompt, new_tokens)[0], text)
-                        for prompt, text in zip(prompts[half::2], texts[half::2])])
-        return same >= fidelity, dict(identical=same)
+def quality_of(model, method, windows):
+    """A point that has been measured on windows, (idx, targets)."""
+    point = Point('', model, method)
+    measure_quality([point], *windows)
+    return point
 
-    for way in rule_ways():
-        yield largest_tau(by_loss, model, *way)
+
+def calibrate_waves(model, methods, prompts):
+    """
+    The same for waves, by the texts after prompts (N, 1, n). The promise: a share of at least
+    `fidelity` of them are those of the full budget.
+    """
     use_one_thread(model)
-    texts = [continue_prompt(full[0], prompt, new_tokens)[0] for prompt in prompts]
-    for width, steps in waves if texts and can_wave(model) else []:
-        yield largest_tau(by_texts, model, 'norm_rel', 'latest', wave=width, wave_steps=steps)
+    full = texts_of(model, Method(Kind.FIXED, methods[0].n_loop), prompts)
+    for method in methods:
+        row = threshold_key(method.exit, method.cache, ring, list(method.wave))
+        row |= dict(tau=None, texts=fidelity)
+        for tau in sorted(taus, reverse=True):
+            texts = texts_of(model, method.at(tau), prompts[0::2])
+            if share_equal(texts, full[0::2]) >= fidelity:
+                texts = texts_of(model, method.at(tau), prompts[1::2])
+                identical = share_equal(texts, full[1::2])
+                row |= dict(tau=tau, identical=identical, kept=identical >= fidelity)
+                break
+        yield row
 
 
-def largest_tau(judge, model, rule, *how, **wave):
+def texts_of(model, method, prompts):
+    return [continue_prompt(Point('', model, method), prompt)[0] for prompt in prompts]
+
+
+def share_equal(texts, others):
+    return float(np.mean([torch.equal(text, other) for text, other in zip(texts, others)]))
+
+
+def find_thresholds(model, methods, idx, targets, prompts, folder, checkpoint):
     """
-    The largest of `taus` that is good enough on half 0, None if none is, and its costs on half 1.
-    judge(point, half) -> (is it good enough there?, a dict of its costs).
+    Calibrate methods of rules and waves, and add what is found to folder/exits.json at once, in
+    place of rows for the same -> the rows.
     """
-    way = make_point(model, rule, 0.0, *how, **wave).way
-    row = of_threshold(way['exit'], way['cache'], ring, way['n_loop'], list(wave.values()) or None)
-    for tau in sorted(taus, reverse=True):
-        if judge(make_point(model, rule, tau, *how, **wave), 0)[0]:
-            _, costs = judge(make_point(model, rule, tau, *how, **wave), 1)
-            return row | dict(tau=tau) | costs
-    return row | dict(tau=None)
+    try:
+        stored = thresholds_of(folder, checkpoint)
+    except ValueError as error:
+        print(f'warning: {error}. It is replaced')
+        stored = []
+    of_rules = [method for method in methods if method.kind is Kind.RULE]
+    of_waves = [method for method in methods if method.kind is Kind.WAVE]
+    found = chain(calibrate_rules(model, of_rules, idx, targets) if of_rules else (),
+                  calibrate_waves(model, of_waves, prompts) if of_waves else ())
+    rows = []
+    for method, row in zip(of_rules + of_waves, found):
+        threshold = 'none of taus keeps the promise'
+        if row['tau'] is not None:
+            threshold = f"tau = {row['tau']:g}"
+        print(f'{family(method)}: {threshold}', flush=True)
+        rows.append(row)
+        save_thresholds(folder, checkpoint, stored + rows)
+    return rows
 
 
-# tables -------------------------------------------------------------------------------------------
+# report -------------------------------------------------------------------------------------------
 
-def make_row(point, points):
-    """What is known of a point so far: its row of bench.csv, with None for the rest."""
-    known, way = point.measured, point.way
-    full = next(one for one in points if one.run == point.run)
+def row_of(point, full):
+    """The row of bench.csv of a point: what is known of it so far, and None for the rest."""
+    method, measured = point.method, point.measured
+    rule, arguments = method.exit, method.arguments()
     groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
-    row = dict(run=point.run, name=point.name, kind=point.kind, rule=point.rule, tau=point.tau,
-               past=bool(way['exit'] and way['exit'].wake))
-    row |= {name: way.get(name) for name in ('cache', 'draft_loops', 'draft_tokens', 'wave',
-                                             'wave_steps')}
-    row |= dict.fromkeys(['windows', *OF_WINDOWS, *groups, 'prompts', *OF_TEXTS])
-    row |= {name: np.mean(known[name]) for name in row if name in known}
-    if 'ce' in known:
+    row = dict(run=point.run, name=label(method), family=family(method), kind=method.kind,
+               cache=method.cache, n_loop=method.n_loop, rule=rule and rule.name,
+               tau=rule and rule.tau, wake=rule and rule.wake)
+    row |= {name: arguments.get(name) for name in ('draft_loops', 'draft_tokens', 'wave',
+                                                   'wave_steps')}
+    row |= dict.fromkeys(['windows', *OF_WINDOWS, *groups, 'prompts', *OF_PROMPTS])
+    row |= {name: np.mean(measured[name]) for name in row if name in measured}
+    if 'nats' in measured:
+        ce = per_label(point, 'nats')
         above, low, high = excess(point, full)
-        evals = np.mean(known['evals'], axis=0)                                     # (groups,)
-        row |= dict(windows=len(known['ce']), ppl=np.exp(row['ce']), ce_minus_full=above,
-                    diff_low=low, diff_high=high, mean_evals=evals.mean() if groups else None,
-                    **dict(zip(groups, evals)))
-    if 'ms_per_token' in known:
-        ms = np.array(known['ms_per_token'])
-        low, high = interval(ms, np.median)
+        evals = np.mean(measured['evals'], axis=0)                                  # (groups,)
+        row |= dict(windows=len(measured['nats']), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
+                    diff_low=low, diff_high=high, accuracy=per_label(point, 'right'),
+                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)))
+    if 'ms_per_token' in measured:
+        ms = np.array(measured['ms_per_token'])
+        low, high = interval(ms, lambda draws: np.median(draws, axis=1))
         row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high)
     return row
 
 
+def rows_of(points):
+    """The rows of bench.csv. The first point of each run is its full budget."""
+    full = {}
+    for point in points:
+        full.setdefault(point.run, point)
+    return [row_of(point, full[point.run]) for point in points]
+
+
 def save(points, folder):
-    """Write folder/bench.csv with what is known so far."""
-    if found := [make_row(point, points) for point in points if point.measured]:
-        columns = dict.fromkeys(name for row in found for name in row)      # runs have other groups
-        write_csv(found, os.path.join(folder, 'bench.csv'), list(columns))
+    """Write folder/bench.csv with what is known so far, if anything is."""
+    rows = rows_of([point for point in points if point.measured])
+    if rows:
+        columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
+        write_csv([dict.fromkeys(columns) | row for row in rows],
+                  os.path.join(folder, 'bench.csv'), list(columns))
 
 
 def print_rows(title, rows, formats):
-    """Print some columns of rows, formats: {column: how its values are printed}."""
+    """Print columns of rows that have a value somewhere. formats: {column: how it is printed}."""
+    formats = {name: how for name, how in formats.items()
+               if any(row.get(name) is not None for row in rows)}
     lines = [list(formats)]
     for row in rows:
         lines.append(['' if row.get(name) is None else format(row[name], how)
@@ -354,103 +495,255 @@ def print_rows(title, rows, formats):
         print(first.ljust(widths[0]), *map(str.rjust, others, widths[1:]), sep='  ')
 
 
+def table_of(rows, is_task):
+    """
+    Rows for the table: of each run the full budget, and the fastest of each family with at least a
+    share `fidelity` of the full budget's texts; of a task, of its right answers.
+    """
+    table = []
+    for of_run in plots.grouped(rows, 'run').values():
+        full = of_run[0]
+        fastest = {}
+        for row in sorted(of_run, key=lambda row: row['ms_per_token']):
+            enough = row['identical'] is not None and row['identical'] >= fidelity
+            if is_task:
+                enough = row['accuracy'] >= fidelity * full['accuracy']
+            if enough:
+                fastest.setdefault(row['family'], row)
+        table += [full, *(row for row in fastest.values() if row is not full)]
+    return table
+
+
+def dots_of(rows, is_task):
+    """The dots of ledger.png: quality against time, drafts and waves with that of their texts."""
+    quality = 'accuracy' if is_task else 'ce'
+    dots = []
+    for row in rows:
+        height = row[quality]
+        if row['kind'] in (Kind.DRAFTS, Kind.WAVE) and row['identical'] >= fidelity:
+            # they write the texts of a budget
+            heights = [other[quality] for other in rows if other['kind'] is Kind.FIXED
+                       and (other['run'], other['n_loop']) == (row['run'], row['n_loop'])]
+            height = heights[0] if heights else None
+        words = row['kind']
+        if row['kind'] in (Kind.FIXED, Kind.RULE):
+            words += f", {row['cache']}" + (', wake' if row['wake'] else '')
+        if height is not None:
+            dots.append(dict(run=row['run'], kind=words, ms=row['ms_per_token'], height=height,
+                             plain=row['kind'] is Kind.PLAIN))
+    return dots
+
+
+def report(points, folder, is_task):
+    """The figures of all points, and the table."""
+    rows = rows_of(points)
+    timed = [row for row in rows if row['prompts']]
+    of_rules = [row for row in rows if row['kind'] is Kind.RULE]
+    if of_rules:
+        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
+    if timed:
+        plots.ledger(dots_of(timed, is_task), os.path.join(folder, 'ledger.png'),
+                     'share of right answers' if is_task else 'held-out loss (nats per token)')
+    print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
+
+    formats = dict(run='', name='') if beside else dict(name='')
+    formats |= {name: how for name, how in (OF_WINDOWS | OF_PROMPTS).items() if name in IN_TABLE}
+    if timed:
+        answers = 'right answers' if is_task else 'texts'
+        print_rows(f'the full budget, and the fastest of each kind with {100 * fidelity:g}% of its '
+                   f'{answers}:', table_of(timed, is_task), formats)
+    else:
+        print_rows('quality:', rows, formats)
+
+
+def report_thresholds(methods, rows, folder, source, is_task):
+    """The table of calibrated thresholds, and how to use one of them."""
+    rows = [dict(name=family(method)) | row for method, row in zip(methods, rows)]
+    print_rows('the largest tau that keeps the promise on half of the windows, and what it costs '
+               'on the others:', rows, dict(name='', tau='g', cost='+.4f', cost_low='+.4f',
+                                            cost_high='+.4f', evals='.2f', identical='.3f',
+                                            kept=''))
+    if any(row.get('kept') is False for row in rows):
+        print('\nkept = False: on the other windows it breaks the promise. It is in the file, and '
+              'sample.py says so.\nMore windows (--n_windows) choose better.')
+    without = [row['name'] for row in rows if row['tau'] is None]
+    if without:
+        print(f'\nno threshold was found for {"; ".join(without)}: none of taus keeps the promise')
+    kept = [row for row in rows if row.get('kept')]
+    print(f'\n{folder}/exits.json')
+    if kept:
+        row = min(kept, key=lambda row: row.get('evals', math.inf))     # waves come last
+        print(f"{row['name']}: {sample_command(row, source, is_task)}")
+
+
+def sample_command(row, source, is_task):
+    """The command that uses a threshold: with its policy, and the file of a rule of one's own."""
+    rule = next(name for name in rules if make_exit(name).name == row['rule'])
+    flags = [f'--out_dir={source}', f'--exit={rule}', f"--cache={row['cache']}"]
+    if row['wake'] != is_task:          # not what sample.py does by itself
+        flags.append(f"--wake={row['wake']}")
+    if row['ring']:
+        flags.append(f"--ring={row['ring']}")
+    if row['wave']:
+        flags += map('--{}={}'.format, ('wave', 'wave_steps'), row['wave'])
+    files = []
+    if rule not in BUILT_IN and ':' not in rule:
+        # a config file has put it into EXITS: one of those that name it
+        for path in sys.argv[1:]:
+            if path.endswith('.py') and rule in Path(path).read_text(encoding='utf-8'):
+                files.append(path)
+    return ' '.join(map(quote, ['python', 'sample.py', *files, *flags]))
+
+
 # the run ------------------------------------------------------------------------------------------
 
 def check_knobs():
-    """ValueError for a knob that makes no sense."""
+    """ValueError for a knob that makes no sense; methods_of finds the others."""
     least = dict(calibrate=1e-6, n_windows=1 if calibrate is None else 16, n_prompts=0,
-                 prompt_tokens=1, new_tokens=2)
+                 prompt_tokens=1, new_tokens=2, fidelity=0, seed=0)
     for knob, smallest in least.items():
         value = globals()[knob]
-        if value is not None and value < smallest:
+        if value is not None and not value >= smallest:         # a NaN is not
             raise ValueError(f'{knob} must be at least {smallest:g}, not {value}')
-    if not all(isinstance(some, list) and len(some) == n and min(some) >= 1
-               for n, knob in ((3, drafts), (2, waves)) for some in knob):
-        raise ValueError('drafts must be lists of three numbers from 1 on, and waves of two, not '
-                         f'{drafts} and {waves}')
+    for knob, kind in dict(rules=str, cache=str, wake=(bool, type(None)), beside=str).items():
+        if not all(isinstance(value, kind) for value in as_list(globals()[knob])):
+            raise ValueError(f'{knob} has a value that makes no sense: {globals()[knob]}')
+    for draft in drafts:
+        if not are_counts(draft, 3):
+            raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
+                             f'[[2,8,4]], not {drafts}')
+    for wave in waves:
+        if not are_counts(wave, 2):
+            raise ValueError('waves must be lists of two whole numbers from 1 on, such as [[8,1]], '
+                             f'not {waves}')
+    if calibrate is not None and not (rules and taus):
+        raise ValueError('calibrate looks for thresholds: give --rules and --taus')
 
 
-def measure(points, idx, targets, prompts, folder, is_task):
+def are_counts(values, n):
+    """Is this a list of n whole numbers from 1 on?"""
+    return (isinstance(values, list) and len(values) == n
+            and all(type(value) is int and value >= 1 for value in values))
+
+
+def with_labels(idx, targets):
+    """The windows (N, T) that have a label. A line says if some have none, a ValueError if all."""
+    has_label = (targets >= 0).any(dim=1)                                           # (N,)
+    without = len(idx) - int(has_label.sum())
+    if without == len(idx):
+        raise ValueError(f'none of the {without} windows has a label, so there is nothing to '
+                         'measure: choose another --dataset, or more --n_windows')
+    if without:
+        print(f'{without} of {len(idx)} windows have no label, and are left out')
+    return idx[has_label], targets[has_label]
+
+
+def has_quality(points):
+    """The points with a quality of their own: drafts and waves write the texts of a budget."""
+    return [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
+
+
+def try_quality(points, idx, targets, is_task):
+    """Measure a part of the windows, which is dropped -> the seconds that all of them will take."""
+    part = (slice(4), slice(None)) if is_task else (slice(None), slice(8))
+    begin = time.perf_counter()
+    measure_quality(points, idx[part], targets[part])
+    seconds = time.perf_counter() - begin
+    for point in points:
+        point.measured.clear()
+    return seconds * idx.numel() / idx[part].numel()
+
+
+def try_time(points, prompt, is_task):
+    """Begin to decode a prompt at each point -> the seconds that it will take."""
+    seconds = 0.0
+    for point in points:
+        begin = time.perf_counter()
+        if is_task:
+            read_problem(point, prompt)
+        else:
+            _, costs = continue_prompt(point, prompt, new=3)
+            seconds += (new_tokens - 3) * costs['ms_per_token'] / 1e3
+        seconds += time.perf_counter() - begin
+    return seconds
+
+
+def measure(points, idx, targets, prompts, is_task, folder):
     """
-    Measure quality, then texts of prompts (N, 1, n), or the time to read these problems. Writes
-    bench.csv, even on Ctrl-C.
+    Quality, then time. folder/bench.csv has what is known, even after Ctrl-C. What cannot be done
+    fails in the first seconds, in which each point is tried.
     """
-    of_windows = [point for point in points if point.kind not in ('drafts', 'waves')]
-    of_texts = [point for point in (of_windows if is_task else points) if point.rule != 'oracle']
+    print(f'{len(points)} points on {len(idx)} windows and {len(prompts)} prompts. Trying each for '
+          'a moment ...', flush=True)
+    of_windows = has_quality(points)
+    seconds = try_quality(of_windows, idx, targets, is_task)
+    if len(prompts):
+        seconds += len(prompts) * try_time(points, prompts[0], is_task)
+    print(f'all of it will take about {seconds:.0f} s' + (', and compiling' if compile else ''))
     try:
-        print(f'quality of {len(of_windows)} points', flush=True)
-        quality(of_windows, idx, targets)
-        save(points, folder)
+        for words, members in groupby(of_windows, lambda point: family(point.method)):
+            print(f'quality: {words}', flush=True)
+            measure_quality(list(members), idx, targets)
+            save(points, folder)
+
         use_one_thread(points[0].model)
-        width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
-        for model in {point.model for point in points} if compile else []:
-            compile_passes(model, width)
-        decode = read_problem if is_task else continue_prompt
-        for point in of_texts if len(prompts) else []:      # first calls, which may compile
-            decode(point, prompts[0], 3)
-        for i, prompt in enumerate(prompts):
-            print(f'{i + 1} of {len(prompts)}, in {len(of_texts)} ways', flush=True)
-            time_in_turn(of_texts, prompt, i, decode)
+        if compile and len(prompts):
+            width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
+            for model in {point.model for point in points}:
+                compile_passes(model, width)
+            try_time(points, prompts[0], is_task)       # the first calls compile
+        for number, prompt in enumerate(prompts):
+            print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
+            time_in_turn(points, prompt, number, is_task)
             save(points, folder)
     finally:
         save(points, folder)
 
 
-def report(points, folder):
-    """The tables and figures of all points."""
-    found = [make_row(point, points) for point in points]
-    named = dict(run='', name='') if beside else dict(name='')
-    print_rows('all points:', found, named | OF_WINDOWS | OF_TEXTS)
-    if of_rules := [row for row in found if row['kind'].startswith('rules')]:
-        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
-    if timed := [row for row in found if row['prompts']]:
-        plots.ledger(timed, os.path.join(folder, 'ledger.png'), n_loop, fidelity)
-    if good := [row for row in timed if row['identical'] is not None
-                and row['identical'] >= fidelity]:
-        good.sort(key=lambda row: row['ms_per_token'])
-        print_rows(f"the fastest of each kind with {100 * fidelity:g}% of the full budget's texts:",
-                   [mine[0] for of_run in plots.grouped(good, 'run').values()
-                    for mine in plots.grouped(of_run, 'kind').values()], named | OF_TEXTS)
-    print(f'\n{folder}: bench.csv and the figures')
+def points_of_others(checkpoint, T, budget, is_task):
+    """The points of the runs `beside`. ValueError for a run on other data."""
+    points = []
+    for folder in beside:
+        model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length)
+        if other['data'] != checkpoint['data'] or model.config.block_size < T:
+            raise ValueError(f'{folder} was trained on other data, or shorter windows, than the '
+                             'first run: only runs on the same data can be compared')
+        points += [Point(folder, model, method) for method in methods_of(model, budget, is_task)]
+    return points
 
 
 def main():
-    import data
-    from common.distributed import pick_device
-
     # the model, held-out windows, and prompts
     dev, autocast = pick_device(device, dtype)
     check_knobs()
     no_rule = '' if calibrate is None else 'there is no threshold to find'
-    model, checkpoint, source, folder = open_run(out_dir, dev, no_rule)
-    text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)  # (n_windows, T)
-    n = n_prompts if calibrate is None else 0 if text.is_task else n_windows
-    length = None if text.is_task else prompt_tokens or idx.shape[1] // 2
-    prompts = idx[:n, None, :length]                                              # (n, 1, tokens)
+    model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length)
+    check_writable(results)
+    text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)
+    idx, targets = with_labels(idx, targets)                                        # (N, T)
+    is_task, T = text.is_task, idx.shape[1]
+    n = n_prompts if calibrate is None else n_windows
+    prompts = idx[:n, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, tokens)
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
-    print(f"{source}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
-          f'{dev}{card}, {dtype}, seed {seed}; {n_windows} windows, {n} prompts')
+    print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
+          f'{dev}{card}, {dtype}, seed {seed}')
 
     # thresholds, or measurements
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
+    budget = budget_of(is_task, T)
+    methods = methods_of(model, budget, is_task)
     with autocast:
-        if calibrate is None:
-            points = make_points(model, source)
-            for other in beside:
-                model, its, other, _ = open_run(other, dev)
-                if its['data'] != checkpoint['data'] or model.config.block_size < idx.shape[1]:
-                    raise ValueError(f'{other} was trained on other data, or shorter windows, than '
-                                     f'{source}: only runs on the same data can be compared')
-                points += make_points(model, other)
-            measure(points, idx, targets, prompts, folder, text.is_task)
-            report(points, folder)
+        if calibrate is not None:
+            methods = methods_of_rules(budget, is_task)
+            if not is_task:
+                methods += methods_of_waves(model, budget)
+            rows = find_thresholds(model, methods, idx, targets, prompts, results, checkpoint)
+            report_thresholds(methods, rows, results, folder, is_task)
             return
-        found = [*find_thresholds(model, idx, targets, prompts)]
-    print_rows('the largest tau that is good enough on half of the windows, and its cost on the '
-               'others:', found, dict(rule='', cache='', past='', wave='', tau='g', cost='+.4f',
-               cost_low='+.4f', cost_high='+.4f', evals='.2f', identical='.3f'))
-    save_thresholds(folder, checkpoint, found, nats=calibrate)
-    print(f'{folder}/exits.json: python sample.py --exit=RULE uses it')
+        points = [Point(folder, model, method) for method in methods]
+        points += points_of_others(checkpoint, T, budget, is_task)
+        measure(points, idx, targets, prompts, is_task, results)
+        report(points, results, is_task)
 
 
 if __name__ == '__main__':

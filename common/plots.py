@@ -236,56 +236,71 @@ def grouped(rows, column):
 
 
 def figure_4(rows, path):
-    """Fig. 4: costs and quality of each rule against tau."""
-    columns = dict(ms_per_token='ms a token', ppl='perplexity', ce='cross-entropy (nats a token)')
-    kinds = grouped(rows, 'kind')
-    figure, grid = panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
-    for axes, (kind, mine) in zip(grid, kinds.items()):
+    """
+    Fig. 4: costs and quality of each rule against tau. A line of panels for each run, cache policy
+    and `wake`. rows: those of exit rules in bench.csv.
+    """
+    columns = dict(ms_per_token='ms per token', ppl='perplexity', ce='cross-entropy (nats)')
+    names = distinct_names(row['run'] for row in rows)
+    lines_of = {}           # panel title: its rows
+    for row in rows:
+        words = [names[row['run']]] if len(names) > 1 else []
+        words += [row['cache'], 'asleep until news'] if row['wake'] else [row['cache']]
+        lines_of.setdefault(', '.join(words), []).append(row)
+    figure, grid = panels(3, 4, 3, rows=len(lines_of), sharex=True, sharey='col')
+    for axes, (words, of_panels) in zip(grid, lines_of.items()):
         for ax, (column, label) in zip(axes, columns.items()):
-            for i, (rule, line) in enumerate(grouped(mine, 'rule').items()):
+            for i, (rule, line) in enumerate(grouped(of_panels, 'rule').items()):
                 ax.plot([row['tau'] for row in line], [row[column] for row in line], lw=1, ms=4,
-                        marker='o^sDvX'[i % 6], color=colour_of(i), label=rule)
+                        marker='o^sDvXP<>'[i % 9], color=colour_of(i), label=rule)
             ax.set(xscale='log', xlabel='tau', ylabel=label)
-            ax.set_title(kind.removeprefix('rules, '), fontsize=9)
-    grid[0][0].legend(frameon=False, fontsize=8)
+            ax.set_title(words, fontsize=9, parse_math=False)
+    plain_legend(grid[0][0], grid[0][0].get_lines(), list(grouped(lines_of[words], 'rule')))
     figure.tight_layout()
     save(figure, path)
 
 
-def ledger(rows, path, n_loop, fidelity):
+def ledger(dots, path, ylabel):
     """
-    Quality against time: a colour for each run, a marker for each kind of decoding, and a star
-    where nothing loops. Drafts and waves are drawn at the quality of the budget whose texts they
-    write, those that write fewer than a share `fidelity` not at all. Losses more than a fifth above
-    the least are beyond the edge.
+    Quality against time: a colour for each run, a marker for each kind of decoding. dots: dicts of
+    run, kind, ms, height, and plain: does nothing loop? These are stars. Losses more than a fifth
+    above the least are beyond the edge.
     """
-    is_task = all(row['identical'] is None for row in rows)
-    y = 'accuracy' if is_task else 'ce'
     figure, [[ax]] = panels(1, 8, 4.5)
-    markers = {kind: '*' if kind == 'no loops' else 'o^sDvXP<>'[i % 9]
-               for i, kind in enumerate(grouped(rows, 'kind'))}
-    for i, (run, mine) in enumerate(grouped(rows, 'run').items()):
-        # of a budget under several policies `exact` counts, which comes first
-        of_budget = {row['tau']: row[y] for row in reversed(mine)
-                     if row['rule'] == 'fixed' and row[y]}
-        for kind, some in grouped(mine, 'kind').items():
-            some = [row for row in some if row[y] is not None or row['identical'] >= fidelity]
-            heights = [row[y] if row[y] is not None else
-                       of_budget.get(row['tau'] if kind == 'drafts' else n_loop) for row in some]
-            ax.plot([row['ms_per_token'] for row in some], heights, markers[kind], ls='',
-                    ms=12 if kind == 'no loops' else 5, color=colour_of(i), alpha=0.8)
-        ax.plot([], [], 'o', color=colour_of(i), label=os.path.basename(run))
-    for kind, marker in markers.items():
-        ax.plot([], [], marker, color='0.4', label=kind)
-    ax.set(xlabel='ms a token', xscale='log',
-           ylabel='share of right answers' if is_task else 'held-out loss (nats a token)')
+    runs = {run: colour_of(i) for i, run in enumerate(grouped(dots, 'run'))}
+    markers = {}
+    for dot in dots:
+        marker = '*' if dot['plain'] else 'o^sDvXP<>'[len(markers) % 9]
+        marker = markers.setdefault(dot['kind'], marker)
+        ax.plot(dot['ms'], dot['height'], marker, ms=12 if dot['plain'] else 5,
+                color=runs[dot['run']], alpha=0.8)
+    names = distinct_names(runs)
+    samples = [ax.plot([], [], 'o', color=colour)[0] for colour in runs.values()]
+    samples += [ax.plot([], [], marker, color='0.4')[0] for marker in markers.values()]
+    ax.set(xlabel='ms per token', xscale='log', ylabel=ylabel)
     for axis in ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter:
         axis('{x:g}')
-    if not is_task:
-        ax.set_ylim(top=1.2 * min(row[y] for row in rows if row[y] is not None))
-    ax.legend(frameon=False, fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
+    if 'loss' in ylabel:
+        ax.set_ylim(top=1.2 * min(dot['height'] for dot in dots))
+    plain_legend(ax, samples, [*names.values(), *markers], loc='center left',
+                 bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     save(figure, path)
+
+
+def distinct_names(folders):
+    """{folder: its last name, or the whole path if another one ends alike}."""
+    paths = {folder: os.path.normpath(folder) for folder in folders}
+    last = [os.path.basename(path) for path in set(paths.values())]
+    return {folder: path if last.count(os.path.basename(path)) > 1 else os.path.basename(path)
+            for folder, path in paths.items()}
+
+
+def plain_legend(ax, lines, labels, **place):
+    """A legend whose labels are shown as they are: matplotlib hides _x and takes $x$ for math."""
+    legend = ax.legend(lines, ['line'] * len(lines), frameon=False, fontsize=8, **place)
+    for text, label in zip(legend.get_texts(), labels):
+        text.set(text=label, parse_math=False)
 
 
 # train.py: the numbers are in log.csv -------------------------------------------------------------

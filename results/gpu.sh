@@ -27,8 +27,8 @@ step() {    # step NAME FOLDER COMMAND ...: run it once; copy what it wrote in F
     touch "$mark.failed"; echo "$name failed with status $status: see $log"; return 1
 }
 run() { step "$1" "$2" python "${@:3}" --out_dir="$2" --device="$DEVICE"; }
-latency() { run "$1-compile-$2" "$WORK" bench.py --n_loop=12 --cache=latest \
-    --drafts=[] --epsilons=[] --n_windows=8 --compile=$2 "${@:3}" $BENCH; }
+latency() { run "$1-compile-$2" "$WORK" bench.py config/bench_full.py --n_loop=12 --cache=latest \
+    --drafts=[] --n_windows=8 --compile=$2 "${@:3}" $BENCH; }
 MEASURED='import csv, runpy, statistics, sys, time, torch
 sys.argv.pop(0)
 run = runpy.run_path(sys.argv[0], run_name="__main__")
@@ -58,9 +58,10 @@ run train-speed "$WORK" -c "$MEASURED" $train --max_iters=200 --log_interval=10 
 done
 for n in $STAGES; do
     run train-$n "$PAPER" $train --max_iters=$n --lr_decay_iters=${STAGES##* } $TRAIN || break
-    run bench-$n "$PAPER" bench.py --cache=exact --taus=[1e-5,1e-4,1e-3,1e-2,0.1,1.0] \
-        --n_prompts=4 --drafts=[] --waves=[] $BENCH
-    run latest-$n "$PAPER" bench.py --cache=latest --taus=[0.1,1.0] --n_prompts=4 $BENCH
+    run bench-$n "$PAPER" bench.py config/bench_full.py --cache=exact \
+        --taus=[1e-5,1e-4,1e-3,1e-2,0.1,1.0] --n_prompts=4 --drafts=[] --waves=[] $BENCH
+    run latest-$n "$PAPER" bench.py config/bench_full.py --cache=latest --taus=[0.1,1.0] \
+        --n_prompts=4 $BENCH
     run geometry-$n "$PAPER" geometry.py $GEOMETRY
 done
 ! find "$OUT" "$WORK" "$PAPER" -name '*.failed' | grep . && echo 'all steps are done'

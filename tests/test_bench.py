@@ -1,4 +1,4 @@
-"""bench.py: quality, the oracle, calibrated thresholds, tables, Ctrl-C, bad input."""
+"""bench.py: quality, time, calibrated thresholds, tables and figures, Ctrl-C, bad input."""
 import contextlib
 import json
 import math
@@ -16,41 +16,43 @@ from conftest import TINY, finished, read_csv, refused
 
 import bench
 import data
-import decode
-from common import plots, report
+import tasks
+from common import plots
 from common.checkpoint import load_checkpoint
-from exits import make_exit
+from exits import EXITS, Exit, make_exit
 
-SMALL = ['--taus=[0,1e-2,0.3,100.0]', '--budgets=[1,2,5,2]', '--epsilons=[0.0,0.3]', '--n_loop=5',
-         '--n_windows=6', '--device=cpu', '--cache=exact', '--past=False', '--n_prompts=2',
-         '--new_tokens=8', '--drafts=[[1,3,4]]', '--waves=[[3,2]]', '--rules=["norm","accel"]']
+SMALL = ['--taus=[0,1e-2,0.3,100.0]', '--budgets=[1,2,5,2]', '--n_loop=5', '--n_windows=6',
+         '--device=cpu', '--n_prompts=2', '--new_tokens=8', '--drafts=[[1,3,4]]',
+         '--waves=[[3,2]]', '--rules=["norm","accel"]']
 ONE_RULE = [*SMALL, '--rules=["accel"]']
-NINE = [('fixed', 5), ('fixed', 1), ('fixed', 2), ('accel', 0), ('accel', 1e-2), ('accel', 0.3),
-        ('accel', 100), ('oracle', 0), ('oracle', 0.3)]     # the points of ONE_RULE, in their order
+TAUS = 0, 1e-2, 0.3, 100
+SEVEN = ['fixed 5, exact', 'fixed 1, exact', 'fixed 2, exact',
+         *(f'accel, exact, tau {tau:g}' for tau in TAUS)]       # of ONE_RULE, with a quality
+DRAFTS_AND_WAVES = ['drafts 4 x 1, check 3', *(f'wave 3 x 2, accel, tau {tau:g}' for tau in TAUS)]
 
 
 def names(rows):
-    return [(row['rule'], float(row['tau'])) for row in rows]
+    return [row['name'] for row in rows]
 
 
-def value(rows, rule, tau, column='ce', cache='exact', past='False'):
-    row, = [row for row in rows if (row['cache'], row['rule'], row['past']) == (cache, rule, past)
-            and float(row['tau']) == tau and row['windows']]
+def value(rows, name, column='ce'):
+    row, = [row for row in rows if row['name'] == name]
     return float(row[column])
 
 
 @pytest.fixture
 def here(here, monkeypatch):
-    """In the folder of a run, with no bench.csv yet; figures are drawn and not saved."""
+    """In the folder of a run, with no results yet; figures are drawn and not saved."""
     monkeypatch.setattr(plots.Figure, 'savefig', lambda *how, **more: None)
-    Path('out/bench.csv').unlink(missing_ok=True)
+    for name in ('bench.csv', 'exits.json'):
+        Path('out', name).unlink(missing_ok=True)
 
 
 @pytest.fixture(scope='module')
 def benched(run_folder):
     """A whole benchmark: its rows and what it printed."""
     with contextlib.chdir(run_folder):
-        printed = finished(*SMALL, '--cache=["exact","latest"]', '--past=[False,True]',
+        printed = finished(*SMALL, '--cache=["exact","latest"]', '--wake=[False,True]',
                            script='bench.py')
         return read_csv('out/bench.csv'), printed
 
@@ -69,24 +71,32 @@ def held_out(run_folder):
 
 def test_every_point_once(benched, run_folder):
     rows, printed = benched
-    of_rules = [(name, tau) for name in ('norm', 'accel') for tau in (0, 1e-2, 0.3, 100)]
-    fixed, oracles = [('fixed', n) for n in (1, 2, 5)], [('oracle', eps) for eps in (0, 0.3)]
-    expected = {('exact', 'False'): fixed + oracles + of_rules, ('exact', 'True'): of_rules,
-                ('latest', 'False'): fixed + oracles, ('latest', 'True'): of_rules}
-    of_windows, others = ([row for row in rows if bool(row['windows']) == has]
-                          for has in (True, False))
-    for way, points in expected.items():
-        mine = [row for row in of_windows if (row['cache'], row['past']) == way]
-        assert sorted(names(mine)) == sorted(points)
-    assert len(of_windows) == sum(map(len, expected.values()))
-    assert names(others) == [('fixed', 3)] + of_rules
-    # all but oracles write texts
-    of_texts = [row for row in rows if row['prompts']]
-    assert of_texts == [row for row in rows if row['rule'] != 'oracle']
-    for measured, columns in (of_windows, bench.OF_WINDOWS), (of_texts, bench.OF_TEXTS):
-        assert all(math.isfinite(float(row[column])) for row in measured for column in columns)
+    with_quality = [f'fixed {n}, {policy}' for n in (1, 2, 5) for policy in ('exact', 'latest')]
+    with_quality += [f'{rule}, {how}, tau {tau:g}' for rule in ('norm', 'accel') for tau in TAUS
+                     for how in ('exact', 'exact, wake', 'latest')]
+    others = ['drafts 4 x 1, check 3', *(f'wave 3 x 2, {rule}, tau {tau:g}'
+                                         for rule in ('norm', 'accel') for tau in TAUS)]
+    assert rows[0]['name'] == 'fixed 5, exact'
+    assert sorted(names(row for row in rows if row['windows'])) == sorted(with_quality)
+    assert sorted(names(row for row in rows if not row['windows'])) == sorted(others)
+    assert {row['prompts'] for row in rows} == {'2'}
+    for row in rows:
+        columns = [*bench.OF_PROMPTS, *(bench.OF_WINDOWS if row['windows'] else ())]
+        assert all(math.isfinite(float(row[column])) for column in columns), row['name']
     for name in ('figure_4', 'ledger'):
         assert os.path.getsize(run_folder / 'out' / f'{name}.png') > 5000
+
+
+def test_it_says_how_long_it_takes_and_what_it_does(benched):
+    _, printed = benched
+    start, _, work = printed.partition('all of it will take about ')
+    assert start.rstrip().endswith('moment ...') and 'quality:' not in start
+    assert int(work.split(' s\n')[0]) < 600
+    lines = [line for line in work.splitlines() if line.startswith(('quality', 'time'))]
+    assert lines[0] == 'quality: fixed loops, exact' and 'quality: accel, exact, wake' in lines
+    assert lines[-1] == 'time: prompt 2 of 2, at all points in turn'
+    # the short table is the last thing
+    assert ' with 95% of its texts:' in printed.split('\n\n')[-1]
 
 
 def test_runs_beside(benched, held_out, here):
@@ -110,36 +120,37 @@ def test_runs_beside(benched, held_out, here):
     assert 'other was trained on other data' in refused("--beside=['other']", script='bench.py')
 
 
-def test_the_fastest_of_each_kind(benched):
+def test_the_table_has_the_fastest_of_each_family(benched):
     rows, printed = benched
-    title = "the fastest of each kind with 95% of the full budget's texts:"
-    table = printed.partition(title)[2].split('\n\n')[0].splitlines()[2:]
-    good = sorted((row for row in rows if row['identical'] and float(row['identical']) >= 0.95),
+    title = "the full budget, and the fastest of each kind with 95% of its texts:"
+    table = printed.partition(title)[2].splitlines()[2:]
+    good = sorted((row for row in rows if float(row['identical']) >= 0.95),
                   key=lambda row: float(row['ms_per_token']))
-    best = {row['kind']: row['name'] for row in reversed(good)}
-    assert {'fixed budgets, exact', 'rules, exact', 'rules, exact, past'} <= best.keys()
-    assert [line.split('  ')[0] for line in table] == [
-        row['name'] for row in good if best[row['kind']] == row['name']]
+    best = {row['family']: row['name'] for row in reversed(good)}
+    assert {'fixed loops, exact', 'norm, exact', 'accel, exact, wake'} <= best.keys()
+    expected = [row['name'] for row in good if best[row['family']] == row['name']]
+    expected = ['fixed 5, exact'] + [name for name in expected if name != 'fixed 5, exact']
+    assert [line.split('  ')[0] for line in table] == expected
 
 
 @torch.no_grad()
 def test_what_continuations_cost(benched, held_out):
     rows, _ = benched
     model, idx, _ = held_out
-    of = {(row['kind'], row['rule'], float(row['tau'])): {
-        name: float(row[name]) for name in (*bench.OF_TEXTS, 'prompts')}
-        for row in rows if row['prompts']}
-    full, two = of['fixed budgets, exact', 'fixed', 5], of['fixed budgets, exact', 'fixed', 2]
+    of = {row['name']: {name: float(row[name]) for name in (*bench.OF_PROMPTS, 'prompts')}
+          for row in rows}
+    full, two = of['fixed 5, exact'], of['fixed 2, exact']
     assert full['identical'] == full['passes'] == 1
     assert full['prompts'] == 2 and full['blocks'] == 10 and two['blocks'] == 4      # two groups
     # how many of the two texts are equal, by other code
     texts = {n: model.generate(idx[:2, :8], 8, temperature=0, n_loop=n)[0] for n in (5, 2)}
     assert two['identical'] == (texts[5] == texts[2]).all(dim=1).double().mean().item()
     # a draft of one loop is checked by three
-    assert of['drafts', 'fixed', 3]['blocks'] > 6
+    assert of['drafts 4 x 1, check 3']['blocks'] > 6
     # a wave has up to three tokens, each pass with two loop steps
-    for wave in (found for (kind, *_), found in of.items() if kind == 'waves'):
-        assert 4 * wave['passes'] < wave['blocks'] <= 12 * wave['passes']
+    for name, wave in of.items():
+        assert not name.startswith('wave') or (
+            4 * wave['passes'] < wave['blocks'] <= 12 * wave['passes'])
 
 
 @torch.no_grad()
@@ -150,178 +161,355 @@ def test_quality_is_the_models_own(benched, held_out):
         logits, loss = model(idx, targets, n_loop=n)
         right = (logits.argmax(-1) == targets).double().mean()
         for column, number in dict(ce=loss, ppl=loss.exp(), accuracy=right, mean_evals=n).items():
-            assert math.isclose(value(rows, 'fixed', n, column), number, rel_tol=2e-6)
-    for past in (False, True):
-        trace, rule = [], make_exit('norm', 0.3, wake=past)
+            assert math.isclose(value(rows, f'fixed {n}, exact', column), number, rel_tol=2e-6)
+    for wake, name in (False, 'norm, exact, tau 0.3'), (True, 'norm, exact, wake, tau 0.3'):
+        trace, rule = [], make_exit('norm', 0.3, wake=wake)
         loss = model(idx, targets, n_loop=5, exit=rule, trace=trace)[1].item()
         evals = [entry['evals'].double().mean().item() for entry in trace]
-        ce, *found = (value(rows, 'norm', 0.3, column, past=str(past))
-                      for column in ('ce', 'evals_1', 'evals_2'))
-        assert ce == pytest.approx(loss, rel=1e-6)
-        assert found == pytest.approx(evals) and evals[0] != evals[1]
-    assert value(rows, 'fixed', 5, 'ce_minus_full') == 0
+        assert value(rows, name) == pytest.approx(loss, rel=1e-6)
+        measured = [value(rows, name, column) for column in ('evals_1', 'evals_2')]
+        assert measured == pytest.approx(evals) and evals[0] != evals[1]
+    assert value(rows, 'fixed 5, exact', 'ce_minus_full') == 0
     # Algorithm 1 at a huge tau: the second hit comes at step 3
-    assert value(rows, 'accel', 100, 'mean_evals') == 3
+    assert value(rows, 'accel, exact, tau 100', 'mean_evals') == 3
 
 
-def test_a_rule_with_one_part_changed(here):
-    """One hit comes at the first check, at step 2, which is kept: two fixed loops in all."""
-    finished(*ONE_RULE, '--hits=1', '--keep=True', '--cache=latest', '--n_windows=1',
-             '--n_prompts=0', '--dtype=bfloat16', script='bench.py')
+def test_quality_alone(here):
+    printed = finished(*ONE_RULE, '--n_prompts=0', '--n_windows=1', script='bench.py')
     rows = read_csv('out/bench.csv')
-    assert value(rows, 'accel', 100, cache='latest', past='True') == value(
-        rows, 'fixed', 2, cache='latest')
+    assert names(rows) == SEVEN and 'fixed 1, exact ' in printed
+    # one window has no interval
+    assert {row['diff_low'] for row in rows} == {row['ms_per_token'] for row in rows} == {''}
+    assert all(float(row['ce']) > 0 for row in rows)
 
 
-def test_budgets_alone(here):
-    printed = finished(*SMALL, '--rules=[]', '--n_prompts=0', script='bench.py')
-    assert 'fixed 5, exact' in printed
-    assert names(read_csv('out/bench.csv')) == [row for row in NINE if row[0] != 'accel']
+# labels -------------------------------------------------------------------------------------------
+
+def some_labels(idx, targets):
+    """Of row i the first i labels alone."""
+    keep = torch.arange(idx.shape[1]) < torch.arange(len(idx))[:, None]
+    return idx, targets.where(keep, -100)
+
+
+@torch.no_grad()
+def test_each_label_counts_once(held_out, monkeypatch):
+    """Rows have unequal numbers of labels, and one has none: sums are divided by all labels."""
+    model, idx, targets = held_out
+    idx, targets = some_labels(idx, targets)
+    monkeypatch.setattr(bench, 'windows_at_once', lambda config, most: 4)
+    full, point = (bench.Point('', model, bench.Method(bench.Kind.FIXED, n)) for n in (5, 1))
+    bench.measure_quality([full, point], idx, targets)
+    row = bench.row_of(point, full)
+    logits, loss = model(idx, targets, n_loop=1)
+    right = (logits.argmax(-1) == targets)[targets >= 0].double().mean()
+    assert row['ce'] == pytest.approx(loss.item(), rel=1e-6)
+    assert row['accuracy'] == pytest.approx(right.item())
+    difference = loss - model(idx, targets, n_loop=5)[1]
+    assert row['ce_minus_full'] == pytest.approx(difference.item(), rel=1e-3)
+    assert row['diff_low'] < row['ce_minus_full'] < row['diff_high']
+
+
+def test_windows_without_a_label_are_left_out(held_out, capsys):
+    idx, targets = some_labels(*held_out[1:])
+    kept, labels = bench.with_labels(idx, targets)
+    assert torch.equal(kept, idx[1:]) and torch.equal(labels, targets[1:])
+    assert '1 of 6 windows have no label' in capsys.readouterr().out
+    with pytest.raises(ValueError, match='none of the 1 windows has a label'):
+        bench.with_labels(idx[:1], targets[:1])
+
+
+def test_the_interval_is_paired_and_of_a_ratio():
+    """
+    Half a thousandth of a nat in each label, of which windows have one or nine: the mean ± 1.96
+    standard errors of a ratio of sums.
+    """
+    rng = np.random.default_rng(0)
+    labels = rng.choice([1, 9], size=400)
+    nats = 100 * rng.standard_normal(400)
+    difference = labels * (5e-4 + 1e-4 * rng.standard_normal(400))
+    point, full = (SimpleNamespace(measured=dict(nats=list(values), labels=list(labels)))
+                   for values in (nats + difference, [*nats, 9.0]))
+    mean, low, high = bench.excess(point, full)
+    assert mean == pytest.approx(difference.sum() / labels.sum())
+    reach = 1.96 * (difference - mean * labels).std() / 400 ** 0.5 / labels.mean()
+    assert [mean - low, high - mean] == pytest.approx([reach, reach], rel=0.06)
+
+
+def test_a_task_has_no_blank_rows(here):
+    """Drafts and waves write no answers; one problem has no interval; a rule wakes, with room."""
+    finished(*TINY, '--dataset=calc', '--block_size=8', '--out_dir=calc', '--max_iters=2',
+             '--eval_windows=2', '--pos=rotary')
+    flags = ['--out_dir=calc', '--n_windows=3', '--budgets=[2]', '--taus=[0.3]', '--n_prompts=1',
+             '--rules=["accel"]', '--device=cpu']
+    printed = finished(*flags, script='bench.py')
+    rows = read_csv('calc/bench.csv')
+    assert names(rows) == ['fixed 116, exact', 'fixed 2, exact', 'accel, exact, wake, tau 0.3']
+    for row in rows:
+        assert row['ms_per_token'] and row['ms_low'] == row['ms_high'] == '' and row['accuracy']
+    title, head, *table = printed.split('\n\n')[-1].strip().splitlines()
+    assert '95% of its right answers' in title and 'identical' not in head
+    assert all(len(line.split()) >= len(head.split()) for line in table)
+    # longer and other problems than in training
+    finished(*flags, '--length=24', '--dataset=calc:reset=0.5', script='bench.py')
+    rows = read_csv('calc/bench.csv')
+    assert names(rows)[0] == 'fixed 148, exact'
+    model, _ = load_checkpoint('calc/ckpt.pt', length=24)
+    idx, targets = tasks.Problems('calc:reset=0.5').held_out([0, 1024, 2047], 24)
+    with torch.no_grad():
+        _, loss = model(idx, targets, n_loop=2)
+    assert value(rows, 'fixed 2, exact') == pytest.approx(loss.item(), rel=1e-5)
+    assert 'learned positions' in refused('--length=24', script='bench.py')
 
 
 # interrupted --------------------------------------------------------------------------------------
 
-def interrupt(name, call, before=lambda: None):
-    """Run bench.py with a Ctrl-C in the given call of decode.name, counted from 1."""
-    calls, plain = count(1), getattr(decode, name)
+def interrupt(place, name, call, before=lambda: None):
+    """Run bench.py with a Ctrl-C in the given call of place.name, counted from 1."""
+    calls, plain = count(1), getattr(place, name)
 
     def spy(*args, **how):
         if next(calls) == call:
             before()
             raise KeyboardInterrupt
         return plain(*args, **how)
-    with mock.patch.object(decode, name, spy):
+    with mock.patch.object(place, name, spy):
         done = conftest.run(*ONE_RULE, script='bench.py')
     assert done.returncode == 130 and done.stderr == '\nstopped\n'
 
 
-def test_ctrl_c_loses_nothing(here, monkeypatch):
+def test_ctrl_c_loses_nothing(here):
+    import decode
+    import model
     # before there is anything the old file stays
     Path('out/bench.csv').write_text('of an earlier day')
-    interrupt('teacher_forced', 1)
+    interrupt(decode, 'teacher_forced', 1)
     assert Path('out/bench.csv').read_text() == 'of an earlier day'
-    # two windows at once, and for each two a pass of the seven points and two passes of both
-    # oracles: the 14th is that of the third point, in the second two windows
-    with monkeypatch.context() as patch:
-        patch.setattr(report, 'windows_at_once', lambda config, most: 2)
-        interrupt('teacher_forced', 14)
+    # the seven points are tried; then the three budgets are measured, and the rule begins
+    interrupt(decode, 'teacher_forced', 7 + 3 + 2)
     rows = read_csv('out/bench.csv')
-    assert names(rows) == NINE and {row['ms_per_token'] for row in rows} == {''}
-    assert [row['windows'] for row in rows] == ['4'] * 2 + ['2'] * 7
-    # the second text of three of the twelve points that write; each has written an untimed one
+    assert names(rows) == SEVEN[:4] and {row['ms_per_token'] for row in rows} == {''}
+    assert {row['windows'] for row in rows} == {'6'}
+    # the second text of three of the twelve points; each has begun one before
     at_hand = []
-    interrupt('stream', 12 + 12 + 4, lambda: at_hand.extend(read_csv('out/bench.csv')))
+    interrupt(model.GPT, 'stream', 12 + 12 + 4, lambda: at_hand.extend(read_csv('out/bench.csv')))
     for rows, twice in (at_hand, 0), (read_csv('out/bench.csv'), 3):
-        assert names(rows)[:9] == NINE and {row['windows'] for row in rows[:9]} == {'6'}
-        assert [row['prompts'] for row in rows if row['rule'] != 'oracle'] == (
-            ['2'] * twice + ['1'] * (12 - twice))
-
-
-# quality and the oracle ---------------------------------------------------------------------------
-
-@torch.no_grad()
-@pytest.mark.parametrize('policy', ['exact', 'latest'])
-def test_the_oracle_exits_at_the_first_step_within_epsilon(tiny, idx, monkeypatch, policy):
-    monkeypatch.setattr(bench, 'n_loop', 9)
-    model, trace = tiny(adapter_init='random'), []
-
-    def at(epsilon, idx):
-        return bench.decode_given(bench.make_point(model, 'oracle', epsilon, policy), idx)
-    full, _ = bench.decode_given(bench.make_point(model, 'fixed', 9, policy), idx)
-    torch.testing.assert_close(at(0, idx)[0], full, rtol=0, atol=1e-4)
-    one_token = idx[:, :1]              # no other token's exit changes its path in the first group
-    model(one_token, n_loop=9, trace=trace)
-    states = trace[0]['states'][:, :, 0]                        # (K+1, B, C)
-    near = (states - states[-1]).norm(dim=-1)[1:] < 0.5         # (K, B)
-    expected = [int(row.nonzero()[0]) + 1 for row in near.T]
-    assert max(expected) < 9
-    _, evals = at(0.5, one_token)
-    assert evals[:, 0, 0].tolist() == expected
-    # more tokens: each knows its own last states
-    assert torch.equal(at(0.5, idx)[1][:, :1], evals)
-
-
-def test_the_interval_is_paired():
-    """Half a thousandth of a nat in each window: of a normal, the mean ± 1.96 standard errors."""
-    rng = np.random.default_rng(0)
-    ce, difference = rng.standard_normal(400), 5e-4 + 1e-4 * rng.standard_normal(400)
-    mean, low, high = bench.excess(*(SimpleNamespace(measured=dict(ce=list(values)))
-                                     for values in (ce + difference, [*ce, 9.0])))
-    reach = 1.96 * difference.std() / 400 ** 0.5
-    assert [mean - low, high - mean] == pytest.approx([reach, reach], rel=0.06)
-    assert mean == pytest.approx(difference.mean())
+        assert names(rows) == SEVEN + DRAFTS_AND_WAVES
+        assert {row['windows'] for row in rows[:7]} == {'6'}
+        assert [row['prompts'] for row in rows] == ['2'] * twice + ['1'] * (12 - twice)
 
 
 # thresholds that keep a promise -------------------------------------------------------------------
 
+def by_hand(points, idx, targets):
+    """
+    Losses made by hand: tau / 10 on the even windows, twice that on the odd ones; kl 9 more. Of
+    norm a tenth on the even windows, and ten times that on the odd ones.
+    """
+    odd = idx[:, 0].double().numpy()
+    for point in points:
+        nats = np.zeros(len(idx))
+        if point.method.exit:
+            name, tau = point.method.exit.name, point.method.exit.tau
+            nats = dict(accel=tau / 10 * (1 + odd), kl=tau + 9 + odd,
+                        norm=tau / 10 * (1 + 9 * odd))[name]
+        point.measured['nats'].extend(nats)
+        point.measured['labels'].extend(np.ones(len(idx)))
+        point.measured['evals'].extend(np.ones((len(idx), 2)))
+
+
 def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, monkeypatch, capsys):
-    """Losses made by hand: tau / 10 on the even windows, twice that on the odd ones; kl 9 more."""
-    def quality(points, idx, targets):
-        for point in points:
-            of_rule = point.tau / 10 * (1 + idx[:, 0].double().numpy()) + 9 * (point.rule == 'kl')
-            point.measured['ce'].extend((point.rule != 'fixed') * of_rule)
-            point.measured['evals'].extend(np.ones((len(idx), 2)))
-    for name, value in dict(quality=quality, calibrate=0.1, taus=[0.1, 1.0, 3.0], past=True,
-                            cache='exact', rules=['accel', 'kl']).items():
+    """And it says whether it does on windows that did not choose it."""
+    for name, value in dict(measure_quality=by_hand, calibrate=0.1, taus=[0.1, 1.0, 3.0],
+                            wake=True, rules=['accel', 'kl', 'norm'], waves=[]).items():
         monkeypatch.setattr(bench, name, value)
-    idx = torch.arange(16)[:, None] % 2
-    accel, kl = bench.find_thresholds(tiny(), idx, idx, idx[:0, None])
-    assert accel.items() >= dict(cache='exact', rule='accel', past=True, tau=1.0, cost=0.2,
-                                 cost_low=0.2, cost_high=0.2, evals=1).items()
+    idx, stored = torch.arange(16)[:, None] % 2, dict(model=tiny().state_dict())
+    methods = bench.methods_of_rules(5, False)
+    rows = bench.find_thresholds(tiny(), methods, idx, idx, None, 'out', stored)
+    accel, kl, norm = rows
+    assert accel.items() >= dict(cache='exact', rule='accel', wake=True, tau=1.0, nats=0.1,
+                                 cost=0.2, cost_low=0.2, cost_high=0.2, evals=1).items()
     assert (kl['rule'], kl['tau']) == ('kl', None) and 'cost' not in kl
-    bench.print_rows('title', [accel, kl], dict(rule='', past='', tau='g', cost='+.4f'))
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        [], ['title'], ['rule', 'past', 'tau', 'cost'], ['accel', 'True', '1', '+0.2000'],
-        ['kl', 'True']]
+    assert not accel['kept'] and norm['cost'] == 1 and norm['kept'] is False
+    assert json.loads(Path('out/exits.json').read_text())['exits'] == rows
+    assert 'kl, exact, wake: none of taus keeps the promise' in capsys.readouterr().out
+    bench.report_thresholds(methods, rows, 'out', 'out', False)
+    printed = capsys.readouterr().out
+    assert 'accel, exact, wake    1  +0.2000' in printed and 'breaks the promise' in printed
+    assert 'no threshold was found for kl, exact, wake' in printed
+    # none has kept its promise, so none is advised
+    assert 'python' not in printed and printed.endswith('out/exits.json\n')
+
+
+def test_a_calibration_keeps_the_rows_of_others(here):
+    """Of the same weights; a broken file is replaced with a warning, those of others without."""
+    flags = ['--device=cpu', '--waves=[]', '--calibrate=9', '--n_windows=16', '--n_loop=3']
+
+    def calibrated(rule, *more):
+        printed = finished(*flags, f"--rules=['{rule}']", *more, script='bench.py')
+        rows = json.loads(Path('out/exits.json').read_text())['exits']
+        return printed, [(row['rule'], row['wake'], row['tau']) for row in rows]
+    _, rows = calibrated('norm')
+    assert rows == [('norm', False, 30)]
+    _, rows = calibrated('accel', '--wake')
+    assert rows == [('norm', False, 30), ('accel', True, 30)]
+    _, rows = calibrated('norm', '--taus=[0.5]', '--wake=[False,True]')
+    assert rows == [('norm', False, 0.5), ('accel', True, 30), ('norm', True, 0.5)]
+    # Ctrl-C keeps what was found
+    with mock.patch('os.fsync', side_effect=[None, KeyboardInterrupt]):
+        stopped = conftest.run(*flags, "--rules=['kl','norm']", '--taus=[7.0]', script='bench.py')
+    assert stopped.returncode == 130
+    rows = json.loads(Path('out/exits.json').read_text())['exits']
+    assert [row['tau'] for row in rows] == [0.5, 30, 0.5, 7]
+    Path('out/exits.json').write_text('{"weights": ')
+    printed, rows = calibrated('kl')
+    assert rows == [('kl', False, 30)] and "warning: cannot read 'out/exits.json'" in printed
+    text = json.loads(Path('out/exits.json').read_text()) | dict(weights='those of another run')
+    Path('out/exits.json').write_text(json.dumps(text))
+    assert calibrated('norm')[1] == [('norm', False, 30)]
 
 
 def test_sample_uses_the_thresholds_that_the_command_finds(here):
     """Of a rule in three ways; of a wave with its share of texts on the odd windows."""
-    finished(*SMALL, '--rules=["kl"]', '--cache=["exact","latest"]', '--past=[False,True]',
+    finished(*SMALL, '--rules=["kl"]', '--cache=["exact","latest"]', '--wake=[False,True]',
              '--calibrate=9', '--n_windows=16', '--fidelity=0.8', '--taus=[1e-3,0.1,10.0]',
              script='bench.py')
-    _, waiting, latest, wave = json.loads(Path('out/exits.json').read_text())['exits']
+    _, latest, waking, wave = json.loads(Path('out/exits.json').read_text())['exits']
     model, _ = load_checkpoint('out/ckpt.pt')
     book = data.open_data('book')
     idx, targets = book.held_out(data.spread(book, 16, 16), 16)
     # the cost on the odd windows, by other code
     with torch.no_grad():
-        rule = make_exit('kl', waiting['tau'], wake=True)
+        rule = make_exit('kl', waking['tau'], wake=True)
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1]
                       for exit in (rule, None))
-    assert waiting['past'] and waiting['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
-    assert (wave['wave'], wave['rule'], wave['cache']) == ([3, 2], 'norm_rel', 'latest')
-    rule, how, n_equal = make_exit('norm_rel', wave['tau']), dict(temperature=0, n_loop=5), 0
+    assert waking['wake'] and waking['cost'] == pytest.approx((loss - full).item(), abs=1e-6)
+    assert (latest['wake'], latest['cache'], wave['cache']) == (False, 'latest', 'latest')
+    # a wave by the rule that was asked for
+    assert (wave['wave'], wave['rule']) == ([3, 2], 'kl')
+    rule, how, n_equal = make_exit('kl', wave['tau']), dict(temperature=0, n_loop=5), 0
     for prompt in idx[1::2, :8].split(1):
         waved = model.generate(prompt, 8, exit=rule, wave=3, wave_steps=2, **how)[0]
         n_equal += torch.equal(waved, model.generate(prompt, 8, **how)[0])
-    assert wave['identical'] == n_equal / 8
+    assert wave['identical'] == n_equal / 8 and wave['kept'] == (n_equal >= 7)
 
-    for flags, line in (['--exit=kl'], f"at most 5 loops, kl with tau = {latest['tau']:g}"), (
-            ['--wave=3', '--wave_steps=2'], f"waves of 3 x 2, norm_rel with tau = {wave['tau']:g}"):
-        printed = finished(*flags, '--n_loop=5', '--max_new_tokens=3', script='sample.py')
-        assert f'{line} (out/exits.json)' in printed
+    # whatever the budget
+    for flags, line in (
+            (['--exit=kl', '--cache=latest'], f"kl with tau = {latest['tau']:g}"),
+            (['--exit=kl', '--wave=3', '--wave_steps=2'], f"kl with tau = {wave['tau']:g}")):
+        for n_loop in 5, 7:
+            printed = finished(*flags, f'--n_loop={n_loop}', '--max_new_tokens=3',
+                               script='sample.py')
+            assert f'{line} (out/exits.json' in printed
+
+
+def test_a_calibration_ends_with_the_command_that_uses_it(here, monkeypatch):
+    """With the policy, and the file of a rule of one's own, which has one name."""
+    Path('rank.py').write_text('from exits import EXITS, Exit, norm\n'
+                               "EXITS['rank'] = Exit(norm, tau=0.1)\n")
+    monkeypatch.syspath_prepend('.')
+    monkeypatch.setitem(EXITS, 'rank', None)        # at the end of the test it goes
+    flags = ['--device=cpu', '--waves=[]', '--calibrate=9', '--n_windows=16', '--n_loop=3']
+    for files, name in (['rank.py'], 'rank'), ([], 'rank:rank'):
+        del EXITS['rank']
+        printed = finished(*files, *flags, f"--rules=['{name}']", '--cache=latest',
+                           script='bench.py')
+        command = ['python sample.py', *files, '--out_dir=out', f'--exit={name}', '--cache=latest']
+        last = printed.splitlines()[-1]
+        assert last == f"rank, latest: {' '.join(command)}"
+        row, = json.loads(Path('out/exits.json').read_text())['exits']
+        assert row['rule'] == 'rank'
+        used = finished(*command[1:], '--max_new_tokens=2', '--n_loop=3', script='sample.py')
+        assert 'rank with tau = 30 (out/exits.json)' in used
+    printed = finished(*flags, '--rules=["norm"]', '--wake', '--cache=ring', script='bench.py')
+    assert printed.splitlines()[-1] == (
+        'norm, ring, wake: python sample.py --out_dir=out --exit=norm --cache=ring --wake=True '
+        '--ring=8')
 
 
 # bad input, seeds ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('flag, words', [
     ('--new_tokens=1', 'new_tokens must be'), ('--cache=newest', "unknown cache policy 'newest'"),
-    ('--waves=[8]', 'and waves of two'), ('--drafts=[[3,3,4]]', 'draft_loops must lie between'),
-    ('--dataset=group', 'same number of tokens'), ('--budgets=[0]', 'n_loop must be an int from 1'),
-    ('--calibrate=0.1', 'n_windows must be at least 16')])
-def test_bad_input(here, flag, words):
-    assert words in refused(*SMALL, flag, script='bench.py')
+    ('--waves=[8]', 'waves must be lists of two'), ('--drafts=[["1",2,3]]', 'drafts must be lists'),
+    ('--drafts=[[3,3,4]]', 'draft_loops must lie between'), ('--rules=[1]', 'rules has a value'),
+    ('--dataset=group', 'choose'), ('--budgets=[0]', 'n_loop must be an int from 1'),
+    ('--calibrate=0.1', 'n_windows must be at least 16'), ('--seed=-1', 'seed must be at least 0'),
+    ('--fidelity=-0.1', 'fidelity must be at least'), ('--taus=[-1]', 'tau must be a number'),
+    ('--rules=["accell"]', "unknown exit rule 'accell'")])
+def test_bad_input_is_refused_before_the_work(here, flag, words):
+    with mock.patch('data.held_out', side_effect=AssertionError) if 'seed' in flag else (
+            contextlib.nullcontext()):
+        assert words in refused(*SMALL, flag, script='bench.py')
+    assert not os.path.exists('out/bench.csv')
+
+
+def test_waking_needs_a_policy_that_keeps_every_step(here):
+    line = refused(*SMALL, '--wake', '--cache=latest', script='bench.py')
+    assert 'keeps every loop step' in line and '--cache=exact' in line
+
+
+@pytest.mark.parametrize('flags', [[], ['--calibrate=1', '--n_windows=16']])
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(here, monkeypatch, flags):
+    Path('file').write_text('no folder')
+    monkeypatch.setattr('common.checkpoint.find_run', lambda *args: ('out', 'file/results'))
+    with mock.patch('decode.teacher_forced', side_effect=AssertionError('some work was done')):
+        assert "cannot write into 'file/results'" in refused(*SMALL, *flags, script='bench.py')
 
 
 def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
     """The draws of prompt i have seed + i."""
     model = tiny(adapter_init='random')
     monkeypatch.setattr(bench, 'temperature', 1.5)
-    point = bench.make_point(model, 'fixed', 3)
+    point = bench.Point('', model, bench.Method(bench.Kind.FIXED, 3))
     for seed, number in ((0, 0), (4, 0), (4, 2)):
         monkeypatch.setattr(bench, 'seed', seed)
-        new, _ = bench.continue_prompt(point, idx[:1, :6], 7, number)
+        new, _ = bench.continue_prompt(point, idx[:1, :6], number, new=7)
         wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
                                    seed=seed + number)
         assert torch.equal(new, wanted[:, 6:])
+
+
+def test_a_coin_falls_the_same_way_each_time(tiny, idx):
+    """A rule may draw random numbers; the points measured before it do not change them."""
+    coin = Exit(lambda x0, x1, memo, read: (torch.rand(x1.shape[:-1]), None), tau=0.3)
+    point = bench.Point('', tiny(), bench.Method(bench.Kind.RULE, 9, coin))
+    (logits, evals), _, again = (bench.decode_given(point, idx[rows]) for rows in (
+        slice(None), slice(2), slice(None)))
+    assert torch.equal(evals, again[1]) and len(evals.unique()) > 2
+    texts = [bench.continue_prompt(point, idx[:1, :6], new=7)[0] for _ in range(2)]
+    assert torch.equal(*texts)
+
+
+# figures ------------------------------------------------------------------------------------------
+
+def test_the_ledger_names_every_run(monkeypatch):
+    """Also one that begins with _, one with math, and two that end alike."""
+    runs = ['_x', 'o1/', 'a/out', 'b/out', r'$\frac$', '..']
+    dots = [dict(run=run, kind=f'${i % 2}$_kind', ms=1 + i, height=2, plain=i == 0)
+            for i, run in enumerate(runs)]
+    figures = []
+    monkeypatch.setattr(plots, 'save', lambda figure, path: figures.append(figure))
+    plots.ledger(dots, 'ledger.png', 'held-out loss')
+    figure, = figures
+    figure.savefig(os.devnull, format='png')
+    legend = figure.axes[0].get_legend()
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ['_x', 'o1', 'a/out', 'b/out', r'$\frac$', '..', '$0$_kind', '$1$_kind']
+    assert not any(text.get_parse_math() for text in legend.get_texts())
+
+
+def test_figure_4_has_a_line_for_each_rule_and_run(monkeypatch):
+    rows = [dict(run=run, cache='exact', wake=wake, rule=rule, tau=tau, ms_per_token=tau, ppl=2.0,
+                 ce=1.0) for run in ('a', 'b_$') for wake in (False, True)
+            for rule in ('_mine', 'kl') for tau in (0.1, 1.0)]
+    figures = []
+    monkeypatch.setattr(plots, 'save', lambda figure, path: figures.append(figure))
+    plots.figure_4(rows, 'figure_4.png')
+    figure, = figures
+    figure.savefig(os.devnull, format='png')
+    titles = [ax.get_title() for ax in figure.axes[::3]]
+    assert titles == [f'{run}, exact{more}' for run in ('a', 'b_$')
+                      for more in ('', ', asleep until news')]
+    assert {len(ax.get_lines()) for ax in figure.axes} == {2}
+    texts = figure.axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in texts] == ['_mine', 'kl']

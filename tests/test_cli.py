@@ -33,7 +33,7 @@ SMALL = {
     'sample.py': ['--max_new_tokens=6'],
     'geometry.py': ['--n_loop=5', '--n_windows=2'],
     'bench.py': [
-        '--taus=[1e-2]', '--budgets=[1]', '--epsilons=[]', '--n_loop=4', '--n_windows=16',
+        '--taus=[1e-2]', '--budgets=[1]', '--n_loop=4', '--n_windows=16',
         '--n_prompts=1', '--new_tokens=4', '--waves=[[2,1]]'],
     'tasks.py': ['--rows=20'],
     'page/__main__.py': ['--n_loop=3', '--start=The'],
@@ -74,6 +74,7 @@ def commands():
               *(f'python {name}.py' for name in ('loops', 'exits', 'cache')),
               'python -m decode', 'python -m decode.wave']
     # the other configs, on top of the paper's, as they are meant to be used
+    lines += ['python bench.py config/bench_full.py']
     lines += [f'python train.py config/groups.py config/{name}'
               for name in sorted(os.listdir(os.path.join(ROOT, 'config')))
               if name not in ' '.join(lines)]

@@ -110,8 +110,8 @@ def test_a_model_of_the_zoo_finds_what_it_finds_on_the_cpu(tiny, idx, kind, rule
 # scripts ------------------------------------------------------------------------------------------
 
 NUMBER = re.compile(r'[-+]?\d+\.?\d*(?:e[-+]\d+)?')
-BENCH = ['--n_loop=3', '--taus=[0.3]', '--budgets=[2]', '--epsilons=[0.3]', '--rules=["accel"]',
-         '--cache=exact', '--past=False', '--drafts=[[1,3,4]]', '--waves=[[3,2]]',
+BENCH = ['--n_loop=3', '--taus=[0.3]', '--budgets=[2]', '--rules=["accel"]',
+         '--cache=exact', '--wake=False', '--drafts=[[1,3,4]]', '--waves=[[3,2]]',
          '--new_tokens=4', '--n_windows=2']
 
 
