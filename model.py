@@ -408,15 +408,32 @@ class GPT(nn.Module):
         from common.checkpoint import open_run
         return open_run(folder, device, quiet=True, length=length).model
 
-    def stream(self, *prompts, **how):
-        """New tokens one after another, and their loop steps; see decode.stream."""
-        from decode import stream
-        return stream(self, *prompts, **how)
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
+               cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
+               draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None, passes=None):
+        """
+        Yield the new tokens after prompts idx (B, T) and their loop steps: (token (B, 1),
+        steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
-    def generate(self, *prompts, **how):
-        """Continue idx (B, T) -> (idx (B, T + new), steps_used); see decode.generate."""
-        from decode import generate
-        return generate(self, *prompts, **how)
+        n_loop, exit, noise_seed: see forward. temperature, top_k, seed: see decode.Sampling. cache,
+        ring, stop: see decode.stream. The tokens come one by one (warm_start: see decode.OneByOne),
+        as drafts (draft_loops, draft_tokens: see drafts.Drafts), or as a wave (wave, its width;
+        wave_steps, trace: see wave.Wave). passes: a list, see loops.Plan.
+        """
+        import decode
+        decoder = decode.make_decoder(warm_start, draft_loops, draft_tokens, wave, wave_steps,
+                                      trace)
+        plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed), passes=passes)
+        return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),
+                             plan, decoder, cache, ring, stop)
+
+    def generate(self, idx, max_new_tokens, *settings, **more):
+        """
+        Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and
+        the loop steps that each of them took. The other arguments are those of stream.
+        """
+        tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
+        return torch.cat((idx, *tokens), dim=1), torch.stack(steps_used, dim=1)
 
 
 def compile_layers(model, **how):

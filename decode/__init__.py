@@ -7,40 +7,52 @@ Decoding: prompts in, tokens out.
     python -m decode.compiled           what torch.compile saves
 
 `stream` reads prompts and yields new tokens (B, 1), each with the loop steps that it took. It knows
-nothing about text.
+nothing about text. GPT.stream and GPT.generate are the same for plain arguments.
 
+    defaults.py   what is meant where nothing is said, such as cache='auto'
     rows.py       the rows of a batch: their context windows, the draws of their next tokens
     passes.py     one pass of the model: a prompt, one token, given tokens; OneByOne
     drafts.py     Drafts: guess some tokens with few loops, check them with all
     wave.py       Wave: several tokens at once, each at its own depth
     compiled.py   the same passes by torch.compile
 
+Three words: the arguments are a `decoding`, the object that makes the next tokens is a `decoder`,
+and its name in a printed line is a `label`.
+
 Of the cache policies (cache.py), `exact` gives what the model gives without a cache. With `latest`
 a prompt loops until it has converged, and each new token then reads its converged states.
 """
 import os
 from dataclasses import replace
+from numbers import Integral
 
 import torch
 
 from cache import POLICIES, make_cache
-from decode.passes import OneByOne, prefill, teacher_forced  # noqa: F401
-from decode.rows import Rows
-from loops import Plan, as_noise
+from decode.defaults import choose_cache
+from decode.passes import NewToken, OneByOne, plan_of_prompt, prefill, teacher_forced  # noqa: F401
+from decode.rows import Rows, Sampling
+from loops import Plan
 
 
-def check(idx, max_new_tokens, temperature, top_k):
-    """ValueError for what no way of decoding can do."""
-    if not isinstance(idx, torch.Tensor) or idx.dim() != 2:
-        raise ValueError('the prompts must be one tensor (B, T): B rows of T tokens each')
-    if idx.numel() == 0:
-        raise ValueError('the prompt is empty: give every row at least one token')
-    if max_new_tokens <= 0:
-        raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
-    if temperature != 0 and not 1e-6 <= temperature < 1e30:
-        raise ValueError(f'temperature must be >= 1e-6, or 0 (greedy), not {temperature}')
-    if top_k is not None and top_k < 1:
-        raise ValueError(f'top_k must be at least 1, not {top_k}')
+def make_decoder(warm_start=False, draft_loops=None, draft_tokens=4, wave=0, wave_steps=1,
+                 trace=None):
+    """
+    The arguments -> a decoder: Wave of `wave` tokens, Drafts with `draft_loops` loops, or OneByOne.
+    ValueError if they ask for two of them. It is imported only if it is chosen.
+    """
+    if wave and draft_loops is not None:
+        raise ValueError('wave and draft_loops are two decoders: give one of them')
+    if warm_start and (wave or draft_loops is not None):
+        raise ValueError('warm_start is for one token after another: leave out wave and '
+                         'draft_loops, or warm_start')
+    if wave:
+        from decode.wave import Wave
+        return Wave(wave, wave_steps, trace)
+    if draft_loops is not None:
+        from decode.drafts import Drafts
+        return Drafts(draft_loops, draft_tokens)
+    return OneByOne(warm_start)
 
 
 def use_one_thread(model):
@@ -53,82 +65,67 @@ def use_one_thread(model):
         torch.set_num_threads(1)
 
 
+def check(idx, max_new_tokens, cache, decoder):
+    """ValueError for what does not fit together."""
+    if not isinstance(idx, torch.Tensor) or idx.dim() != 2:
+        raise ValueError('the prompts must be one tensor (B, T): B rows of T tokens each')
+    if idx.numel() == 0:
+        raise ValueError('the prompt is empty: give every row at least one token')
+    if max_new_tokens <= 0:
+        raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
+    if decoder.cache and cache != decoder.cache:
+        raise ValueError(f"{decoder.name} needs cache='{decoder.cache}', not {cache!r}")
+    if decoder.cache and len(idx) > 1:
+        raise ValueError(f'{decoder.name} needs one row, not {len(idx)}')
+    if getattr(decoder, 'warm_start', False) and cache is None:
+        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
+
+
 @torch.no_grad()
-def stream(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-           cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
-           draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None, passes=None):
+def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=None, cache='auto',
+           ring=8, stop=(), converge=None):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
     idx: prompts (B, T), of which the last block_size tokens are used. With cache 'exact' or None
-    each row gets the tokens that it would get alone (without warm_start). n_loop, exit, noise_seed:
-    see GPT.forward. temperature, top_k: see choose. seed: of the tokens drawn, see Rows; a draw
-    depends on the position in the whole prompt.
-    cache, ring: the policy and its slots; None = recompute the context for every token; 'auto' =
-    'exact', and 'latest' with a wave. (sample.py gives 'latest'.)
-    stop: the token, or a list of tokens, that end a row, which then yields the first one with 0
-    steps.
-    The next tokens come one by one (warm_start: see OneByOne), as drafts (draft_loops,
-    draft_tokens: see Drafts), or as a wave (wave, its width; wave_steps; trace, a list: see
-    wave.Wave). passes: a list, see loops.Plan.
+    each row gets the tokens that it would get alone (without warm_start). sampling: how tokens are
+    drawn; a draw depends on the position in the whole prompt. plan: loop budget, exit rule and
+    noise, None = the model's own budget without a rule. decoder: None = OneByOne().
+    cache, ring: the policy and its slots, see defaults.py. stop: the token, or a list of tokens,
+    that end a row, which then yields the first one with 0 steps. converge: does a prompt loop until
+    it has converged? None = as the policy wants it.
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
-    check(idx, max_new_tokens, temperature, top_k)
-    rows = Rows(idx, model.config.block_size, temperature, top_k, seed)
-    plan = Plan(model.loop_counts(n_loop, exit), exit, as_noise(noise_seed), passes=passes)
-    if wave:
-        from decode.wave import Wave
-        way = Wave(model, plan, wave, wave_steps, trace)
-    elif draft_loops is not None:
-        from decode.drafts import Drafts
-        way = Drafts(plan, draft_loops, draft_tokens)
-    else:
-        way = OneByOne(model, warm_start)
-    if cache == 'auto':
-        cache = way.cache or 'exact'
-    if warm_start and cache is None:
-        raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
-    alone = len(idx) == 1 and not warm_start and not (wave and draft_loops is not None)
-    if way.cache and not (alone and cache == way.cache):
-        raise ValueError(f"{way.name} needs one row, cache='{way.cache}' and no other way of "
-                         f'decoding, not {len(idx)} row(s) with cache={cache!r}')
+    plan = plan or Plan(model.loop_counts())
+    decoder = decoder or OneByOne()
+    cache = choose_cache(cache, decoder)
+    decoder.start(model, plan)
+    check(idx, max_new_tokens, cache, decoder)
+    stop = [stop] if isinstance(stop, Integral) else stop or ()
+    rows = Rows(idx, model.config.block_size, sampling, stop)
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
+    if converge is None:
+        converge = cache in POLICIES and POLICIES[cache].converge
 
-    start, made, ended, over = None, 0, [False] * len(idx), None
-    stop = [stop] if isinstance(stop, int) else stop or []
-    ends = torch.tensor(stop, device=idx.device)
-    while made < max_new_tokens:
-        if cache is None or start != rows.start:
-            # a new window is read at once, up to its first new token
-            start = rows.start
-            plan = replace(plan, cache=cache and make_cache(model, plan.counts, cache, ring, T_max))
-            converge = bool(cache) and POLICIES[cache].converge
-            logits, steps, states = prefill(model, rows.window, plan, converge)
+    read_from = None            # where the context window began that has been read
+    n_new = 0
+    while n_new < max_new_tokens:
+        if cache is None or read_from != rows.start:
+            # a new context is read at once, up to its first new token
+            read_from = rows.start
+            if cache is not None:
+                plan = replace(plan, cache=make_cache(model, plan.counts, cache, ring, T_max))
+            logits, steps_used, states = prefill(model, rows.context, plan, converge)
             token = rows.draw(logits[:, None])
-            new = [(token, steps, rows.numbers(token))]
-            way.begin(token, states)
+            new_tokens = [NewToken(token, steps_used, rows.numbers(token))]
+            decoder.begin(token, states)
         else:
-            new = way.next_tokens(model, plan, rows, max_new_tokens - made)
-        for token, steps, numbers in new:
-            if any(ended):
-                token, steps = token.masked_fill(over, stop[0]), steps.masked_fill(over, 0)
-            yield token, steps
-            rows.append(token)
-            made += 1
-            if stop:
-                ended = [end or number in stop for end, number in zip(ended, numbers)]
-                if all(ended):
-                    return
-                over = torch.isin(token, ends)                                  # (B, 1)
-
-
-def generate(model, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-             cache='auto', noise_seed=0, **more):
-    """
-    Continue idx (B, T) -> (idx (B, T + new), steps_used (B, new, groups)): the new tokens, and the
-    loop steps that each of them took. The arguments: see stream.
-    """
-    tokens, steps = zip(*stream(model, idx, max_new_tokens, temperature, top_k, n_loop, exit,
-                                cache, noise_seed, **more))
-    return torch.cat((idx, *tokens), dim=1), torch.stack(steps, dim=1)
+            new_tokens = decoder.next_tokens(model, plan, rows, max_new_tokens - n_new)
+        for token, steps_used, numbers in new_tokens:
+            token, steps_used = rows.repeat_stop(token, steps_used)
+            yield token, steps_used
+            rows.append(token, numbers)
+            n_new += 1
+            if all(rows.ended):
+                return

@@ -6,7 +6,8 @@ Geiping 5, App. D.6: ring, warm start.
     B, T, V    rows; tokens of a pass; vocab_size
     plan       a loops.Plan: the loop budget, the rule, the noise and the cache of all passes
 """
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -18,19 +19,27 @@ from loops import of_groups
 CONVERGED = make_exit('norm_rel', 1e-2, wake=True)
 
 
+def plan_of_prompt(plan, T, converge):
+    """
+    The plan by which a prompt of T tokens is read: `plan`, unless the prompt has to converge first,
+    so that the tokens after it read its last states.
+    """
+    if not converge or T == 1:
+        return plan
+    rule = replace(plan.exit, wake=True) if plan.exit else CONVERGED
+    # information needs up to T - 1 extra loop steps to reach the last token
+    return replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
+
+
 def prefill(model, idx, plan, converge=False):
     """
     Run all tokens idx (B, T) at once; each exits on its own. plan.cache must be empty or None.
 
-    converge: loop until all tokens have converged, so that later ones can read them. Returns the
-    logits (B, V) after the last token, its steps_used (B, groups), and each group's output for it
-    (B, 1, C).
+    converge: see plan_of_prompt. Returns the logits (B, V) after the last token, its steps_used
+    (B, groups), and each group's output for it (B, 1, C).
     """
     T = idx.shape[1]
-    if converge and T > 1:
-        # information needs up to T - 1 extra loop steps to reach the last token
-        rule = replace(plan.exit, wake=True) if plan.exit else CONVERGED
-        plan = replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
+    plan = plan_of_prompt(plan, T, converge)
     return last_of(model, idx, replace(plan, span=Span(0, T, idx.device)))
 
 
@@ -44,9 +53,9 @@ def one_token(model, token, position, plan, warm=None):
 
 def last_of(model, idx, plan):
     """A pass over idx (B, T) -> logits, steps_used and states of the last token."""
-    x, found = model.hidden(idx, plan)
-    states = [group.output(one['x'][:, -1:]) for group, one in zip(model.groups, found)]
-    return model.lm_head(x[:, -1]), of_groups(found, 'steps_used', idx)[:, -1], states
+    x, groups = model.hidden(idx, plan)
+    states = [layer.output(group['x'][:, -1:]) for layer, group in zip(model.groups, groups)]
+    return model.lm_head(x[:, -1]), of_groups(groups, 'steps_used', idx)[:, -1], states
 
 
 @torch.no_grad()
@@ -65,39 +74,47 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
     parts = []
     for i, tokens in enumerate(idx.split(n, dim=1)):
         span = Span(i * n, n, idx.device)
-        x, found = model.hidden(tokens, replace(plan, span=span, cache=cache))
-        parts.append((model.lm_head(x), *(of_groups(found, name, tokens)
-                                          for name in ('steps_used', 'evals'))))
+        x, groups = model.hidden(tokens, replace(plan, span=span, cache=cache))
+        parts.append((model.lm_head(x), of_groups(groups, 'steps_used', tokens),
+                      of_groups(groups, 'evals', tokens)))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
-# three ways to make the next tokens: OneByOne, drafts.Drafts, wave.Wave -------------------------
+# decoders: OneByOne, drafts.Drafts, wave.Wave ----------------------------------------------------
 #
 #     cache                     the only cache policy that it works with, None = any
-#     begin(token, states)      a window has been read: its first new token (B, 1), and what the
-#                               groups put out for the token before that, (B, 1, C) each
+#     name                      the knob that chooses it, for errors
+#     start(model, plan)        called first. ValueError if they do not fit
+#     begin(token, states)      a context window has been read: its first new token (B, 1), and what
+#                               the groups put out for the token before that, (B, 1, C) each
 #     next_tokens(model, plan, rows, most)
-#                               at most `most` tokens, [(token (B, 1), steps_used (B, groups), its
-#                               B numbers), ...]
+#                               at most `most` tokens, a list of NewToken
 
+class NewToken(NamedTuple):
+    token: torch.Tensor         # (B, 1)
+    steps_used: torch.Tensor    # (B, groups)
+    numbers: list               # the token of each row on the host, B ints
+
+
+@dataclass
 class OneByOne:
     """
-    A token a pass. warm_start: its loops start from what the groups put out for the token before
-    it, not from noise (Geiping App. D.6).
+    A decoder with one token a pass. warm_start: its loops start from what the groups put out for
+    the token before it, not from noise (Geiping App. D.6).
     """
-    cache = None
+    warm_start: bool = False
+    cache, name = None, 'one token a pass'
 
-    def __init__(self, model, warm_start=False):
-        if warm_start and not all(group.adapter.reads_e for group in model.groups):
+    def start(self, model, plan):
+        if self.warm_start and not all(group.adapter.reads_e for group in model.groups):
             raise ValueError('warm_start begins with the states of another token, so it needs a '
                              'model whose loop steps read their input')
-        self.warm_start, self.states = warm_start, None
 
     def begin(self, token, states):
         self.states = states
 
     def next_tokens(self, model, plan, rows, most):
         warm = self.states if self.warm_start else None
-        logits, steps, self.states = one_token(model, rows.last, rows.position, plan, warm)
+        logits, steps_used, self.states = one_token(model, rows.last, rows.position, plan, warm)
         token = rows.draw(logits[:, None])
-        return [(token, steps, rows.numbers(token))]
+        return [NewToken(token, steps_used, rows.numbers(token))]

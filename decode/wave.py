@@ -2,7 +2,7 @@
 Decode several tokens at once, each at its own depth.
 
     python -m decode.wave                    a prompt continued by a wave, pass by pass
-    python waves.py --wave=12 --wave_steps=3 --tau=0.03
+    python -m decode.wave --wave=12 --wave_steps=3 --tau=0.03
 
 An exit rule says when a token is certain, but the tokens after it can start before that. So a wave
 of tokens goes through the whole model side by side, pass by pass: all layers and the head, with
@@ -26,7 +26,8 @@ states, and counts from 1 again (its _1; _ is a space).
 Geiping et al. 2025b (arXiv 2510.14961) describe this for one recurrent core. The cache policy is
 `latest`: each pass overwrites the keys and values of the wave.
 
-    w        tokens of the wave, at most `width`; the batch has 1 row
+    w        tokens of a pass, at most `width`; the batch has 1 row
+    n, m     those of them that have been through a pass; that the rule has a memo of
     age      passes of a token since its input last changed; passes: since it joined
     steps    loop steps of each group in a pass
 """
@@ -39,6 +40,7 @@ import torch
 from torch.nn import functional as F
 
 from cache import Span
+from decode.passes import NewToken
 
 
 def can_wave(model, rule=None):
@@ -62,113 +64,149 @@ class Token:
     settled: bool = False
     says: int | None = None     # what it predicts
 
+    def update(self, says, signals, rule):
+        """After a pass: what the token predicts now, and the rule's signals, (groups,)."""
+        self.says = says
+        self.passes += 1
+        self.age += 1
+        if rule:
+            # the rule sees the change from pass to pass: none in the first pass with a new input
+            change = signals if self.age > 1 else None
+            self.streak, exits = rule.decide(change, self.streak)
+            self.settled = bool(np.all(exits))
 
+    def new_input(self, word):
+        """Another input: the token keeps its states and counts passes from 0 again."""
+        self.input = word
+        self.age = 0
+        self.settled = False
+
+
+@dataclass
 class Wave:
     """
-    A wave of tokens: a way to make the next tokens, see passes.py.
+    A wave of tokens: a decoder, see passes.py.
 
-    plan: a loops.Plan, whose rule is applied to the change of a token's states from one pass to the
-    next; the token keeps its last states, whatever rule.keep says. The front token is committed
-    after max_passes with an unchanged input at the latest: the plan's loop budget over `steps`,
-    rounded up. steps_used counts all steps since a token joined the wave.
-    width: tokens of the wave. steps: loop steps of a pass, an int or one for each group.
-    trace: a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
-    leave=how many tokens are committed).
+    width: tokens of the wave. steps: loop steps of a pass, an int or one for each group. trace: a
+    list, to which each pass appends dict(position=of the first token, inputs, tokens, age, leave=
+    how many tokens are committed).
 
-    ValueError for a width or steps below 1, and for a model or rule that can_wave excludes.
+    The plan's rule is applied to the change of a token's states from one pass to the next; the
+    token keeps its last states, whatever rule.keep says. The front token is committed after
+    max_passes with an unchanged input at the latest: the plan's loop budget over `steps`, rounded
+    up. steps_used counts all steps since a token joined the wave.
     """
+    width: int
+    steps: int | list = 1
+    trace: list | None = None
     cache, name = 'latest', 'wave'
 
-    def __init__(self, model, plan, width, steps, trace=None):
-        if width < 1:
-            raise ValueError(f'a wave needs a width of at least 1, not {width}')
+    def start(self, model, plan):
+        """ValueError for a width or steps below 1, and a model or rule that can_wave excludes."""
+        if self.width < 1:
+            raise ValueError(f'a wave needs a width of at least 1, not {self.width}')
         if not can_wave(model, plan.exit):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              "every step, without step_noise, and a rule that reads a token's last "
                              'states alone: choose another, or give wave=0')
-        self.rule, self.read = plan.exit, plan.exit and model.reader(plan.exit)
-        self.steps = model.loop_counts(steps, knob='wave_steps')
-        self.width, self.trace = width, trace
-        self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.steps))
+        self.counts = model.loop_counts(self.steps, knob='wave_steps')      # of a pass, by group
+        self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.counts))
+        self.rule = plan.exit
+        self.read = model.reader(plan.exit) if plan.exit else None
 
     def begin(self, token, states):
-        """Start with a window's first new token, from noise; of `states` only the shape is used."""
-        self.tokens, self.idx = [Token(token.item())], token        # on the device, (1, w)
-        self.steps_used = torch.tensor([self.steps], device=token.device)       # of a pass
-        # of each group the states (1, w, C), and what the rule remembers of them (1, m, any)
-        self.states, self.memos = [x[:, :0] for x in states], [None] * len(states)
+        """Start with a context's first new token, from noise; of `states` only the shape counts."""
+        self.queue = [Token(token.item())]      # the tokens of the next pass, and maybe later ones
+        self.inputs = token                     # their inputs on the device, (1, w)
+        self.steps_used = torch.tensor([self.counts], device=token.device)      # of a pass
+        # of each group the states (1, n, C) of the first n tokens, which have been through a pass,
+        # and what the rule remembers of the first m of them, (1, m, any)
+        self.states = [x[:, :0] for x in states]
+        self.memos = [None] * len(states)
 
     def next_tokens(self, model, plan, rows, most):
         """One pass -> the tokens that it commits, maybe none."""
-        wave = self.tokens[:min(self.width, rows.block_size - rows.position, most)]
-        w, known = len(wave), self.states[0].shape[1]
-        # NaN: a token that has just joined starts from noise. The rule is applied below, between
-        # passes
-        plan = replace(plan, counts=self.steps, exit=None, width=self.width,
-                       warm=[F.pad(x, (0, 0, 0, w - known), value=math.nan) for x in self.states],
-                       span=Span(rows.position, w, self.idx.device))
-        x, found = model.hidden(self.idx[:, :w], plan)
-        says = rows.draw(model.lm_head(x))                                      # (1, w)
-        signals = self.signals([one['x'] for one in found])
+        now = self.queue[:min(self.width, rows.block_size - rows.position, most)]
+        says, signals = self.run_pass(model, plan, rows, len(now))
+        for token, number, of_token in zip(now, rows.numbers(says), signals):
+            token.update(number, of_token, self.rule)
+        front = now[0]
+        if front.age >= self.max_passes:        # out of budget
+            front.settled = True
+        trace = dict(position=rows.idx.shape[1] - 1, inputs=[token.input for token in now],
+                     tokens=[token.says for token in now], age=[token.age for token in now])
 
-        # which tokens have settled?
-        for token, said, value in zip(wave, rows.numbers(says), signals):
-            token.says, token.passes, token.age = said, token.passes + 1, token.age + 1
-            # the rule sees the change from pass to pass: none in the first pass with a new input
-            if self.rule:
-                token.streak, exits = self.rule.decide(value if token.age > 1 else None,
-                                                       token.streak)
-                token.settled = bool(np.all(exits))
-        wave[0].settled |= wave[0].age >= self.max_passes       # out of budget
-        seen = dict(position=rows.idx.shape[1] - 1, inputs=[token.input for token in wave],
-                    tokens=[token.says for token in wave], age=[token.age for token in wave])
-
-        # what a token predicts is the next one's input; the last prediction joins the wave
-        for left, token in pairwise(wave):
+        # what a token predicts is the next one's input; the last prediction joins the queue
+        for left, token in pairwise(now):
             if token.input != left.says:
-                token.input, token.age, token.settled = left.says, 0, False
-        self.tokens = [*wave, Token(wave[-1].says)]
-        # commit the leading tokens that have settled
-        made, settled = [], takewhile(lambda token: token.settled, wave)
-        for token, said in zip(settled, says.split(1, dim=1)):
-            made.append((said, token.passes * self.steps_used, [token.says]))
-        leave = len(made)
-        self.tokens = self.tokens[leave:]
-        self.idx = torch.cat((self.idx[:, :1], says), dim=1)[:, leave:]
-        self.states = [x[:, leave:] for x in self.states]
-        self.memos = [None if memo is None else memo[:, leave:] for memo in self.memos]
-        if self.trace is not None:
-            self.trace.append(seen | dict(leave=leave))
-        return made
+                token.new_input(left.says)
+        self.queue = [*now, Token(now[-1].says)]
+        self.inputs = torch.cat((self.inputs[:, :1], says), dim=1)
 
-    def signals(self, states):
+        # commit the leading tokens that have settled
+        settled = takewhile(lambda token: token.settled, now)
+        committed = [NewToken(says[:, i:i + 1], token.passes * self.steps_used, [token.says])
+                     for i, token in enumerate(settled)]
+        self.drop(len(committed))
+        if self.trace is not None:
+            self.trace.append(trace | dict(leave=len(committed)))
+        return committed
+
+    def drop(self, n):
+        """The first n tokens leave the wave."""
+        self.queue = self.queue[n:]
+        self.inputs = self.inputs[:, n:]
+        self.states = [x[:, n:] for x in self.states]
+        self.memos = [None if memo is None else memo[:, n:] for memo in self.memos]
+
+    def run_pass(self, model, plan, rows, w):
+        """
+        A pass of the first w tokens, which goes on from their last states -> what they predict
+        (1, w), and the rule's signals (w, groups).
+        """
+        joined = w - self.states[0].shape[1]
+        # NaN: a token that has just joined starts from noise
+        warm = [F.pad(x, (0, 0, 0, joined), value=math.nan) for x in self.states]
+        # the rule is applied between passes, so there is none within the pass
+        plan = replace(plan, counts=self.counts, exit=None, width=self.width, warm=warm,
+                       span=Span(rows.position, w, self.inputs.device))
+        x, groups = model.hidden(self.inputs[:, :w], plan)
+        says = rows.draw(model.lm_head(x))
+        return says, self.pass_signals([group['x'] for group in groups])
+
+    def pass_signals(self, states):
         """
         Store the states after a pass, (1, w, C) of each group -> the rule's signals (w, groups),
         infinite while they are undefined.
         """
         before, self.states = self.states, states
-        value = np.full((states[0].shape[1], len(states)), np.inf)
-        n = before[0].shape[1]
+        n, w = before[0].shape[1], states[0].shape[1]
+        signals = np.full((w, len(states)), np.inf)
         if n and self.rule:
-            found = [self.signal(g, x0, x1[:, :n])
-                     for g, (x0, x1) in enumerate(zip(before, states))]
-            value[:n] = torch.stack(found, dim=1).numpy(force=True)     # waits for the device, once
-        return value
+            by_group = [self.group_signal(g, x0, x1[:, :n])
+                        for g, (x0, x1) in enumerate(zip(before, states))]
+            signals[:n] = torch.stack(by_group, dim=1).numpy(force=True)    # waits for the device
+        return signals
 
-    def signal(self, g, x0, x1):
+    def group_signal(self, g, x0, x1):
         """The rule's signal in group g (n,), from states (1, n, C) before and after a pass."""
-        # tokens 0 ... m - 1 have a memo; m ... n - 1 none: second pass, or a rule without memos
-        known = self.memos[g]
-        n, m = x0.shape[1], 0 if known is None else known.shape[1]
-        values, memos = [], []
-        for start, end, memo in (0, m, known), (m, n, None):
-            if start < end:
-                part = slice(start, end)
-                found, new = self.rule.signal(x0[:, part], x1[:, part], memo, self.read)
-                values.append(x0.new_full((end - start,), np.inf) if found is None else found[0])
-                memos.append(new)
+        # the first m tokens have a memo. The others have none: they are in their second pass, or
+        # the rule keeps no memos
+        memo = self.memos[g]
+        m = 0 if memo is None else memo.shape[1]
+        parts = []
+        if m > 0:
+            parts.append(self.signal_and_memo(x0[:, :m], x1[:, :m], memo))
+        if m < x0.shape[1]:
+            parts.append(self.signal_and_memo(x0[:, m:], x1[:, m:], None))
+        values, memos = zip(*parts)
         self.memos[g] = None if memos[0] is None else torch.cat(memos, dim=1)
         return torch.cat(values)
+
+    def signal_and_memo(self, x0, x1, memo):
+        """rule.signal for one row: the value (n,), infinite while it is undefined, and the memo."""
+        value, memo = self.rule.signal(x0, x1, memo, self.read)
+        return x0.new_full((x0.shape[1],), np.inf) if value is None else value[0], memo
 
 
 # the demonstration --------------------------------------------------------------------------------
@@ -184,41 +222,45 @@ n_loop = 30                 # loop steps until the wave's first token is committ
 animate = False             # also a GIF: out/text/figures/wave.gif
 
 
+def readable(number):
+    """The byte of this number as a letter, or a blank if it has none."""
+    return chr(number) if chr(number).isprintable() else ' '
+
+
 def main():
     from common import plots
     from common.checkpoint import open_run
     from common.colours import paint, print_legend
-    from decode import stream
     from exits import make_exit
     if wave < 1:
         raise ValueError(f'--wave must be at least 1, not {wave}')
+    if animate and max_new_tokens < 2:
+        raise ValueError('--animate shows the passes of a wave, and for one token there are none: '
+                         'give --max_new_tokens of at least 2')
     model, *_, results = open_run('pretrained/text')
     prompt = torch.tensor([[*start.encode()]])
-    rule, trace = make_exit(exit, tau, hits) if exit else None, []
-    tokens, steps = zip(*stream(model, prompt, max_new_tokens, 0, n_loop=n_loop, exit=rule,
-                                wave=wave, wave_steps=wave_steps, trace=trace))
-    if animate and not trace:
-        raise ValueError('--animate shows the passes of a wave, and there are none: give '
-                         '--max_new_tokens of at least 2')
+    rule = make_exit(exit, tau, hits) if exit else None
+    trace = []
+    text, steps_used = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,
+                                      exit=rule, wave=wave, wave_steps=wave_steps, trace=trace)
 
     print('pass   what each token of the wave predicts; *: certain, so the token is committed')
-    for n, one in enumerate(trace, start=1):
-        line = '  ' * (one['position'] - trace[0]['position'])
-        for i, (token, age) in enumerate(zip(one['tokens'], one['age'])):
-            shown = chr(token) if chr(token).isprintable() else ' '
-            line += paint(f"{shown}{'*' if i < one['leave'] else ' '}", age * wave_steps)
-        print(f'{n:4d}   {line}')
+    for number, one_pass in enumerate(trace, start=1):
+        line = '  ' * (one_pass['position'] - trace[0]['position'])
+        for i, (token, age) in enumerate(zip(one_pass['tokens'], one_pass['age'])):
+            mark = '*' if i < one_pass['leave'] else ' '
+            line += paint(readable(token) + mark, age * wave_steps)
+        print(f'{number:4d}   {line}')
     print_legend()
 
-    full, _ = zip(*stream(model, prompt, max_new_tokens, 0, n_loop=n_loop, cache='latest'))
-    same = sum(bool(a == b) for a, b in zip(tokens, full))
-    print(f'{len(tokens)} tokens in {len(trace)} passes, '
-          f'{torch.cat(steps).float().mean():.1f} loop steps a token; {same} tokens are those of '
-          f'{n_loop} fixed loops')
+    fixed, _ = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop, cache='latest')
+    same = (text == fixed)[0, prompt.shape[1]:].sum().item()
+    print(f'{max_new_tokens} tokens in {len(trace)} passes, {steps_used.float().mean():.1f} loop '
+          f'steps a token; {same} tokens are those of {n_loop} fixed loops')
 
     if animate:
-        plots.wave(trace, start, [chr(i) if chr(i).isprintable() else ' ' for i in range(256)],
-                   wave_steps, f'{results}/figures/wave.gif')
+        plots.wave(trace, start, [readable(i) for i in range(256)], wave_steps,
+                   f'{results}/figures/wave.gif')
 
 
 if __name__ == '__main__':

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from cache import make_cache
 from common.checkpoint import load_checkpoint
-from decode import prefill, stream, teacher_forced, use_one_thread
+from decode import prefill, teacher_forced, use_one_thread
 from decode.compiled import compile_passes
-from decode.rows import choose, window
+from decode.rows import choose, context_start
 from exits import make_exit
 from loops import Plan, as_noise
 from model import GPT, GPTConfig
@@ -140,13 +140,13 @@ def test_with_latest_a_prompt_converges(problems, rule):
 
 # many tokens -------------------------------------------------------------------------------------
 
-def test_window():
-    starts = [window(n, 16) for n in (1, 16, 17, 24, 25, 32, 33)]
+def test_context_start():
+    starts = [context_start(n, 16) for n in (1, 16, 17, 24, 25, 32, 33)]
     assert starts == [0, 0, 8, 8, 16, 16, 24]
     for block in (1, 2, 5, 16):
         for n in range(1, 60):
-            in_window = n - window(n, block)
-            assert min(n, block // 2) <= in_window <= block
+            in_context = n - context_start(n, block)
+            assert min(n, block // 2) <= in_context <= block
 
 
 @pytest.mark.parametrize('name, T, changes', [
@@ -160,7 +160,7 @@ def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes
     assert_same(model.generate(idx[:2, :T], 20, cache=None, **how, **GREEDY), (out, steps))
     for t in range(T, T + 20):
         trace = []
-        logits, _ = model(out[:, window(t, 16):t], trace=trace, **how)
+        logits, _ = model(out[:, context_start(t, 16):t], trace=trace, **how)
         assert torch.equal(out[:, t], logits[:, -1].argmax(-1))
         for g, entry in enumerate(trace):
             assert torch.equal(steps[:, t - T, g], entry['steps_used'][:, -1])
@@ -233,7 +233,7 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx, how):
     """At a later position, after the tokens before it; a draft may come upon it, too."""
     model = tiny()
     model.wpe.weight.data[9] = math.nan
-    tokens, expected = stream(model, idx[:1, :6], 9, n_loop=3, seed=0, **how), []
+    tokens, expected = model.stream(idx[:1, :6], 9, n_loop=3, seed=0, **how), []
     with pytest.raises(ValueError, match='not finite'):
         for token, _ in tokens:
             expected.append(token.item())

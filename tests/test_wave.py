@@ -161,7 +161,9 @@ def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('how, words', [
     (dict(wave=-1), 'not -1'), (dict(wave_steps=0), 'wave_steps must be an int from 1'),
-    (dict(cache='exact'), "one row, cache='latest'"), (dict(rows=2), 'one row, .* not 2'),
+    (dict(cache='exact'), "wave needs cache='latest', not 'exact'"),
+    (dict(rows=2), 'wave needs one row, not 2'),
+    (dict(draft_loops=2), 'wave and draft_loops are two'), (dict(warm_start=True), 'leave out wave'),
     (dict(groups=[]), 'recurrent groups'), (dict(injection='none'), 'recurrent groups'),
     (dict(step_noise=0.1), 'without step_noise'),
     (dict(exit=Exit(None, reads='through_coda', name='x')), 'rule that reads'),
