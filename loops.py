@@ -232,7 +232,8 @@ class Plan:
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # where the tokens of a pass stand
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
-    warm: list | None = None            # first states (B, T, C) of each group; NaN = from the noise
+    warm: list | None = None            # first states (B, T, C) of each group, in place of noise
+    warm_tokens: torch.Tensor | None = None     # (T,): those that have one, None = all
     width: int = 1                      # tokens of a full pass, to which a compiled one is padded
     keep_states: bool = False           # of all steps, for a trace
     passes: list | None = None          # gets the block maps of each pass, (B, T, groups)
@@ -302,7 +303,8 @@ class RecurrentGroup(nn.Module):
         x = self.init_state(e, plan.noise, plan.span.pos)
         if plan.warm:
             warm = plan.warm[self.index]
-            x = torch.where(warm.isnan(), x, warm)
+            known = plan.warm_tokens
+            x = warm if known is None else torch.where(known[:, None], warm, x)
 
         if plan.exit is not None:
             diary = [] if plan.keep_states else None

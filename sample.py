@@ -23,8 +23,8 @@ from common.checkpoint import calibrated, open_run, threshold_key
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
-from data import EOT, get_encoding, open_data, read_prompt
-from decode import stream, teacher_forced, use_one_thread
+from data import get_encoding, open_data, read_prompt
+from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from exits import make_exit
 from loops import Plan, as_noise
@@ -150,7 +150,7 @@ def print_problems(model, problems, rule, way, how):
 def print_text(model, encoding, rule, way, how):
     """num_samples continuations of the prompt. rule, way, how: see rule_of, way_of and in_words."""
     text, groups, dev = read_prompt(start), model.config.groups, model.lm_head.weight.device
-    prompt = encoding.encode(text, allowed_special={EOT}) or [encoding.eot_token]
+    prompt = encoding.encode(text) or [encoding.eot_token]
     if len(prompt) > model.config.block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} '
               '(block_size) are used')
@@ -163,9 +163,9 @@ def print_text(model, encoding, rule, way, how):
     rows = 1 if wave or way['draft_loops'] else num_samples
     for i in range(0, num_samples, rows):
         begin = time.perf_counter()
-        tokens = stream(model, torch.tensor([prompt] * rows, device=dev), max_new_tokens,
-                        temperature, top_k, n_loop, rule, noise_seed=noise_seed, stop=stop,
-                        seed=seed + i, **way)
+        tokens = model.stream(torch.tensor([prompt] * rows, device=dev), max_new_tokens,
+                              temperature, top_k, n_loop, rule, noise_seed=noise_seed, stop=stop,
+                              seed=seed + i, **way)
         if rows > 1:        # they come together, so they are printed when all are there
             tokens = list(tokens)
         for b in range(rows):

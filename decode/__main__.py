@@ -10,7 +10,7 @@ import torch
 
 from cache import POLICIES
 from common.configurator import configure, run
-from decode import stream, use_one_thread
+from decode import use_one_thread
 from exits import make_exit
 
 start = 'The method returns '
@@ -20,27 +20,34 @@ tau = 0.1                   # threshold of norm_rel; accel uses ten times this
 ring = 4                    # slots of the ring policy
 
 
+def decodings():
+    """{label: arguments of GPT.generate}; the texts are compared with that of the first."""
+    rules = {'fixed': None, f'norm_rel {tau:g}': make_exit('norm_rel', tau),
+             f'accel {10 * tau:g}': make_exit('accel', 10 * tau)}
+    shown = {f'{policy or "no cache"}, {label}': dict(cache=policy, exit=rule)
+             for policy in (*POLICIES, None) for label, rule in rules.items()}
+    if n_loop > 2:
+        shown['exact, drafts of 2 loops'] = dict(cache='exact', draft_loops=2)
+    return shown
+
+
 def main():
     from common.checkpoint import open_run
     model, *_ = open_run('pretrained/text')
     use_one_thread(model)
     prompt = torch.tensor([[*start.encode()]])
-    rules = [None, make_exit('norm_rel', tau), make_exit('accel', 10 * tau)]
-    ways = [(f'{policy or "no cache"}, {f"{rule.name} {rule.tau:g}" if rule else "fixed"}',
-             dict(cache=policy, exit=rule)) for policy in (*POLICIES, None) for rule in rules]
-    if n_loop > 2:
-        ways.append(('exact, drafts of 2 loops', dict(cache='exact', draft_loops=2)))
-    reference = None
+    first_text = None
     print(f'{"":28s}   equal tokens   loop steps   ms a token')
-    for name, how in ways:
+    for label, decoding in decodings().items():
         begin = time.perf_counter()
-        tokens, steps = zip(*stream(model, prompt, max_new_tokens, temperature=0, n_loop=n_loop,
-                                    ring=ring, **how))
-        ms = 1e3 * (time.perf_counter() - begin) / len(tokens)
-        reference = reference or tokens
-        same = sum(bool(a == b) for a, b in zip(tokens, reference))
-        print(f'{name:28s} {same:12d} of {len(tokens)} '
-              f'{torch.cat(steps).float().mean():11.2f} {ms:12.1f}')
+        text, steps_used = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,
+                                          ring=ring, **decoding)
+        ms = 1e3 * (time.perf_counter() - begin) / max_new_tokens
+        if first_text is None:
+            first_text = text
+        same = (text == first_text)[0, prompt.shape[1]:].sum().item()
+        print(f'{label:28s} {same:12d} of {max_new_tokens} {steps_used.float().mean():11.2f} '
+              f'{ms:12.1f}')
     print('\nequal tokens: as in the first line. With `latest` the prompt may loop beyond the '
           'budget, until it has converged.\nThe steps of drafts are not counted.')
 

@@ -11,7 +11,6 @@ pass reads all of it (AnyPlace), and a short pass is padded to the width of a fu
     T        new tokens of a pass
     width    tokens of the widest pass: a wave, or drafts and the token before them
 """
-import math
 import sys
 import time
 from dataclasses import replace
@@ -40,18 +39,18 @@ class AnyPlace(Span):
         kv[torch.full_like(row, slot), row, self.index] = new
 
 
-def compile_passes(model, width=5, **how):
+def compile_passes(model, width=5, **options):
     """
     Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
     for each setting, and with an exit rule each layer and loop step. Prompts stay eager.
 
-    how: for torch.compile. If compiling fails, a line says so, and decoding goes on without it.
+    options: for torch.compile. If compiling fails, a line says so, and decoding goes on without it.
     """
     eager, block_size = model.hidden, model.config.block_size
     end = block_size + width - 1
-    how = dict(fullgraph=True) | (how or dict(options={'cpp_wrapper': True}))
-    whole = torch.compile(eager, dynamic=False, **how)
-    compile_layers(model, **how)
+    options = dict(fullgraph=True) | (options or dict(options={'cpp_wrapper': True}))
+    whole = torch.compile(eager, dynamic=False, **options)
+    compile_layers(model, **options)
 
     def hidden(idx, plan):
         if plan.cache is None or plan.span.start == 0:                          # a prompt
@@ -59,29 +58,34 @@ def compile_passes(model, width=5, **how):
                 return eager(idx, plan)
         for kv in plan.cache.values():
             if isinstance(kv, KeysValues) and kv.T_max < end:
-                kv.kv, kv.T_max = F.pad(kv.kv, (0,) * 7 + (end - kv.T_max,)), end
+                grow = end - kv.T_max
+                kv.kv = F.pad(kv.kv, (0, 0) * 3 + (0, grow))    # (slots, B, T_max + grow, 2, H, D)
+                kv.T_max = end
+
         # the pass that is compiled: padded, at any place, and without a list to append to
         T = idx.shape[1]
         pad = 0 if plan.exit else plan.width - T
         span = AnyPlace(plan.span.start, T + pad, end, block_size, idx.device)
         fixed = replace(plan, span=span, passes=None)
         if pad and plan.warm:
-            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad), value=math.nan)
-                                         for x in plan.warm])
+            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
+                            warm_tokens=F.pad(plan.warm_tokens, (0, pad)))
         try:
             # a copy: the strides of a graph's input are those that it was compiled with
-            new = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
-            x, found = (eager if plan.exit else whole)(new, fixed)
+            padded = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
+            x, groups = (eager if plan.exit else whole)(padded, fixed)
         except torch._dynamo.exc.TorchDynamoException as error:
             print('compiling failed, so decoding goes on without it:',
                   ' '.join(str(error).split())[:200], file=sys.stderr)
             torch.compiler.set_stance('force_eager')
             return hidden(idx, plan)
-        found = [{name: value if value is None else value[:, :T] for name, value in one.items()}
-                 for one in found]
+
+        # without the padding
+        groups = [{name: value if value is None else value[:, :T] for name, value in group.items()}
+                  for group in groups]
         if plan.passes is not None:
-            plan.passes.append(of_groups(found, 'evals', idx))
-        return x[:, :T], found
+            plan.passes.append(of_groups(groups, 'evals', idx))
+        return x[:, :T], groups
     model.hidden = hidden
     print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
           file=sys.stderr)
@@ -98,25 +102,29 @@ def main():
     from decode import use_one_thread
     from exits import make_exit
     prompt = torch.tensor([[*b'The method returns ']])
-    rule, eager = make_exit('norm_rel', 0.1), {}
-    ways = {f'{n_loop} fixed loops': {}, 'norm_rel, tau = 0.1': dict(exit=rule),
-            'a wave of 8 x 1': dict(exit=rule, wave=8)}
-    for compiled in False, True:
-        model, *_ = open_run('pretrained/text', quiet=True)
-        use_one_thread(model)
-        if compiled:
-            compile_passes(model, width=8)
-        for name, way in ways.items():
-            for _ in range(2):                      # the first call compiles
-                begin = time.perf_counter()
-                idx, _ = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,
-                                        cache='latest', **way)
-                ms = 1e3 * (time.perf_counter() - begin) / max_new_tokens
-            if compiled:
-                before, text = eager[name]
-                print(f'{name:20s} eager {before:5.1f} ms a token, compiled {ms:5.1f}'
-                      + ('' if torch.equal(text, idx) else ', another text'))
-            eager[name] = ms, idx
+    rule = make_exit('norm_rel', 0.1)
+    decodings = {f'{n_loop} fixed loops': {}, 'norm_rel, tau = 0.1': dict(exit=rule),
+                 'a wave of 8 x 1': dict(exit=rule, wave=8)}
+
+    def decode(model, decoding):
+        """The text, and ms a token."""
+        begin = time.perf_counter()
+        text, _ = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,
+                                 cache='latest', **decoding)
+        return text, 1e3 * (time.perf_counter() - begin) / max_new_tokens
+
+    eager, *_ = open_run('pretrained/text', quiet=True)
+    compiled, *_ = open_run('pretrained/text', quiet=True)
+    use_one_thread(eager)
+    compile_passes(compiled, width=8)
+    for label, decoding in decodings.items():
+        for model in eager, compiled:
+            decode(model, decoding)         # not timed: the first call compiles
+        text, eager_ms = decode(eager, decoding)
+        compiled_text, compiled_ms = decode(compiled, decoding)
+        same = torch.equal(text, compiled_text)
+        print(f'{label:20s} eager {eager_ms:5.1f} ms a token, compiled {compiled_ms:5.1f}'
+              + ('' if same else ', another text'))
 
 
 if __name__ == '__main__':

@@ -16,8 +16,6 @@ the memory of one loop step in place of all.
 
     T    tokens of a problem
 """
-from cache import POLICIES
-
 
 def choose_cache(cache, decoder):
     """The policy that `cache` stands for, None = no cache. decoder: see passes.py."""

@@ -164,12 +164,14 @@ class Wave:
         A pass of the first w tokens, which goes on from their last states -> what they predict
         (1, w), and the rule's signals (w, groups).
         """
-        joined = w - self.states[0].shape[1]
-        # NaN: a token that has just joined starts from noise
-        warm = [F.pad(x, (0, 0, 0, joined), value=math.nan) for x in self.states]
+        device = self.inputs.device
+        n = self.states[0].shape[1]
+        # tokens that have just joined start from noise
+        warm = [F.pad(x, (0, 0, 0, w - n)) for x in self.states]
+        warm_tokens = torch.arange(w, device=device) < n
         # the rule is applied between passes, so there is none within the pass
         plan = replace(plan, counts=self.counts, exit=None, width=self.width, warm=warm,
-                       span=Span(rows.position, w, self.inputs.device))
+                       warm_tokens=warm_tokens, span=Span(rows.position, w, device))
         x, groups = model.hidden(self.inputs[:, :w], plan)
         says = rows.draw(model.lm_head(x))
         return says, self.pass_signals([group['x'] for group in groups])

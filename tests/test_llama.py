@@ -15,7 +15,6 @@ import data
 import tasks
 from common.checkpoint import load_checkpoint
 from common.encoding import TokenizerJson
-from decode import generate
 from decode.wave import can_wave
 from zoo import etd, llama
 
@@ -59,7 +58,7 @@ def test_it_writes_the_same(a_llama, cache):
     model, _ = a_llama
     wanted = torch.from_numpy(GOLDEN['greedy'])
     start = wanted.shape[1] - 12
-    found, _ = generate(model, wanted[:, :start], 12, temperature=0, cache=cache)
+    found, _ = model.generate(wanted[:, :start], 12, temperature=0, cache=cache)
     assert torch.equal(found, wanted)
 
 

@@ -63,12 +63,14 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     wave = [joins(row[-1])]
     while len(row) < end:
         first = len(row) - 1
-        new = torch.full((model.config.n_embd,), math.nan)
+        new = torch.full((model.config.n_embd,), math.nan)      # never read
+        known = torch.tensor([one['states'] is not None for one in wave])
         warm = [torch.stack([one['states'][g] if one['states'] else new for one in wave])[None]
                 for g in groups]
         idx = torch.tensor([[one['input'] for one in wave]])
         span = Span(first, len(wave))
-        x, found = model.hidden(idx, Plan(steps, span=span, cache=cache, warm=warm))
+        x, found = model.hidden(idx, Plan(steps, span=span, cache=cache, warm=warm,
+                                             warm_tokens=known))
         ends = [of_group['x'] for of_group in found]
         said = [draw(model.lm_head(x[0, i]), len(row) + i) for i in range(len(wave))]
         for i, one in enumerate(wave):
@@ -163,7 +165,8 @@ def test_the_gif_is_what_is_printed(tmp_path, monkeypatch):
     (dict(wave=-1), 'not -1'), (dict(wave_steps=0), 'wave_steps must be an int from 1'),
     (dict(cache='exact'), "wave needs cache='latest', not 'exact'"),
     (dict(rows=2), 'wave needs one row, not 2'),
-    (dict(draft_loops=2), 'wave and draft_loops are two'), (dict(warm_start=True), 'leave out wave'),
+    (dict(draft_loops=2), 'wave and draft_loops are two'),
+    (dict(warm_start=True), 'leave out wave'),
     (dict(groups=[]), 'recurrent groups'), (dict(injection='none'), 'recurrent groups'),
     (dict(step_noise=0.1), 'without step_noise'),
     (dict(exit=Exit(None, reads='through_coda', name='x')), 'rule that reads'),

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import geometry
 from common.checkpoint import load_checkpoint
-from decode import stream, teacher_forced
+from decode import teacher_forced
 from exits import make_exit
 from loops import Plan
 from model import GPT
@@ -181,8 +181,8 @@ def greedy(system, wanted, n_loop, rule, **how):
     """The first row of the golden tokens, continued to the length wanted: all ids, the steps."""
     row = system.idx[0]
     system.model.groups[0].x0 = 'zero' if system.model.groups[0].x0 != 'e' else 'e'
-    tokens = list(stream(system.model, row[None], wanted.shape[1] - len(row), temperature=0,
-                         n_loop=n_loop, exit=rule, **how))
+    tokens = list(system.model.stream(row[None], wanted.shape[1] - len(row), temperature=0,
+                                      n_loop=n_loop, exit=rule, **how))
     return (row.tolist() + [token.item() for token, _ in tokens],
             [used.item() for _, used in tokens])
 
