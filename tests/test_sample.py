@@ -97,8 +97,8 @@ def test_problems_are_decoded_as_the_cache_says(wave, monkeypatch):
     # what others refuse, one for each knob of which no other test sees that it gets there
     ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
     ('--cache=ring --ring=0', 'at least 1 slot'),
-    ('--draft_loops=1 --cache=latest', 'needs one row'), ('--wave=-1', 'not -1'),
-    ('--wave=2 --cache=exact', "one row, cache='latest'"), ('--ring=4', '--cache=ring')])
+    ('--draft_loops=1 --cache=latest', "draft_loops needs cache='exact'"), ('--wave=-1', 'not -1'),
+    ('--wave=2 --cache=exact', "wave needs cache='latest'"), ('--ring=4', '--cache=ring')])
 def test_bad_input(wave, args, words):
     assert words in refused(*args.format(wave=wave).split(), script='sample.py')
 
