@@ -160,7 +160,8 @@ def family(method):
         case Kind.RULE:
             return f'{method.exit.name}, {method.cache}' + (', wake' if method.exit.wake else '')
         case Kind.WAVE:
-            return '{} x {}'.format(*method.wave).join(('wave ', f', {method.exit.name}'))
+            width, steps = method.wave
+            return f'wave {width} x {steps}, {method.exit.name}'
     return str(method.kind)
 
 
@@ -198,22 +199,27 @@ def wakes(is_task):
 
 def methods_of_rules(budget, is_task):
     """
-    Each rule under each cache policy, asleep until news arrives or out for good, at the rule's own
-    threshold. ValueError if they should wake and no policy allows it.
+    Each rule under each cache policy, out for good and asleep until news arrives, with the rule's
+    own threshold. To wake, a rule needs a policy that keeps every loop step; ValueError if there is
+    another one and the rule is to do nothing else.
     """
-    able = [policy for policy in as_list(cache) if POLICIES[policy].keeps_every_step(budget, ring)]
-    if wakes(is_task) == [True] and able != as_list(cache):
-        raise ValueError('to wake, a rule needs a cache policy that keeps every loop step: leave '
-                         'out --wake, or give --cache=exact')
-    return [Method(Kind.RULE, budget, make_exit(rule, wake=waking), policy)
-            for waking in wakes(is_task) for policy in (able if waking else as_list(cache))
-            for rule in rules]
+    methods = []
+    for waking in wakes(is_task):
+        for policy in as_list(cache):
+            if not waking or POLICIES[policy].keeps_every_step(budget, ring):
+                methods += [Method(Kind.RULE, budget, make_exit(rule, wake=waking), policy)
+                            for rule in rules]
+            elif wakes(is_task) == [True]:
+                raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
+                                 'does not: leave out --wake, or give --cache=exact')
+    return methods
 
 
 def methods_of_waves(model, budget):
-    """Each wave with each rule that can decide for a wave, at the rule's own threshold."""
+    """Each wave with each rule that can decide for a wave, and the rule's own threshold."""
+    can_decide = [rule for rule in map(make_exit, rules) if can_wave(model, rule)]
     return [Method(Kind.WAVE, budget, rule, 'latest', wave=(width, steps))
-            for width, steps in waves for rule in map(make_exit, rules) if can_wave(model, rule)]
+            for width, steps in waves for rule in can_decide]
 
 
 def methods_of(model, budget, is_task):
@@ -359,17 +365,18 @@ def calibrate_rules(model, methods, idx, targets):
     even windows, and its costs on the odd ones. The promise: above the full budget it costs at most
     `calibrate` nats per token, and so does the end of its interval.
     """
-    chooses = idx[0::2], targets[0::2]
-    scores = idx[1::2], targets[1::2]
+    even = idx[0::2], targets[0::2]
+    odd = idx[1::2], targets[1::2]
     full = Method(Kind.FIXED, methods[0].n_loop)
-    full_chooses, full_scores = quality_of(model, full, chooses), quality_of(model, full, scores)
+    full_even = quality_of(model, full, even)
+    full_odd = quality_of(model, full, odd)
     for method in methods:
         row = threshold_key(method.exit, method.cache, ring) | dict(tau=None, nats=calibrate)
         for tau in sorted(taus, reverse=True):
-            _, _, high = excess(quality_of(model, method.at(tau), chooses), full_chooses)
+            _, _, high = excess(quality_of(model, method.at(tau), even), full_even)
             if high <= calibrate:
-                point = quality_of(model, method.at(tau), scores)
-                cost, low, high = excess(point, full_scores)
+                point = quality_of(model, method.at(tau), odd)
+                cost, low, high = excess(point, full_odd)
                 row |= dict(tau=tau, cost=cost, cost_low=low, cost_high=high,
                             evals=np.mean(point.measured['evals']), kept=bool(cost <= calibrate))
                 break
@@ -548,12 +555,16 @@ def report(points, folder, is_task):
 
     formats = dict(run='', name='') if beside else dict(name='')
     formats |= {name: how for name, how in (OF_WINDOWS | OF_PROMPTS).items() if name in IN_TABLE}
-    if timed:
-        answers = 'right answers' if is_task else 'texts'
-        print_rows(f'the full budget, and the fastest of each kind with {100 * fidelity:g}% of its '
-                   f'{answers}:', table_of(timed, is_task), formats)
-    else:
+    if not timed:
         print_rows('quality:', rows, formats)
+        return
+    table = table_of(timed, is_task)
+    share = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
+    shown = {row['family'] for row in table}
+    without = dict.fromkeys(row['family'] for row in timed if row['family'] not in shown)
+    if without:
+        print(f'at no threshold or loop count {share}: {"; ".join(without)}')
+    print_rows(f'the full budget, and the fastest of each kind with {share}:', table, formats)
 
 
 def report_thresholds(methods, rows, folder, source, is_task):
@@ -605,9 +616,11 @@ def check_knobs():
         value = globals()[knob]
         if value is not None and not value >= smallest:         # a NaN is not
             raise ValueError(f'{knob} must be at least {smallest:g}, not {value}')
-    for knob, kind in dict(rules=str, cache=str, wake=(bool, type(None)), beside=str).items():
-        if not all(isinstance(value, kind) for value in as_list(globals()[knob])):
-            raise ValueError(f'{knob} has a value that makes no sense: {globals()[knob]}')
+    for knob, example in dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
+                              beside=['out-plain']).items():
+        value = globals()[knob]
+        if value is not None and not all(type(one) is type(example[0]) for one in as_list(value)):
+            raise ValueError(f'{knob} must be as in --{knob}="{example}", not {value}')
     for draft in drafts:
         if not are_counts(draft, 3):
             raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
@@ -618,6 +631,15 @@ def check_knobs():
                              f'not {waves}')
     if calibrate is not None and not (rules and taus):
         raise ValueError('calibrate looks for thresholds: give --rules and --taus')
+
+
+def check_results(folder):
+    """ValueError, before any work, if the results cannot be written into this folder."""
+    check_writable(folder)
+    for name in ('bench.csv', 'exits.json', 'figure_4.png', 'ledger.png'):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
 
 
 def are_counts(values, n):
@@ -718,12 +740,13 @@ def main():
     check_knobs()
     no_rule = '' if calibrate is None else 'there is no threshold to find'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length)
-    check_writable(results)
+    check_results(results)
     text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)
     idx, targets = with_labels(idx, targets)                                        # (N, T)
     is_task, T = text.is_task, idx.shape[1]
     n = n_prompts if calibrate is None else n_windows
-    prompts = idx[:n, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, tokens)
+    end = T if is_task else prompt_tokens or max(1, T // 2)
+    prompts = idx[:n, None, :end]                                                   # (n, 1, end)
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}')

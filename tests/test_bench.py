@@ -431,11 +431,12 @@ def test_a_calibration_ends_with_the_command_that_uses_it(here, monkeypatch):
 @pytest.mark.parametrize('flag, words', [
     ('--new_tokens=1', 'new_tokens must be'), ('--cache=newest', "unknown cache policy 'newest'"),
     ('--waves=[8]', 'waves must be lists of two'), ('--drafts=[["1",2,3]]', 'drafts must be lists'),
-    ('--drafts=[[3,3,4]]', 'draft_loops must lie between'), ('--rules=[1]', 'rules has a value'),
+    ('--drafts=[[3,3,4]]', 'draft_loops must lie between'), ('--rules=[1]', 'rules must be as in'),
     ('--dataset=group', 'choose'), ('--budgets=[0]', 'n_loop must be an int from 1'),
     ('--calibrate=0.1', 'n_windows must be at least 16'), ('--seed=-1', 'seed must be at least 0'),
     ('--fidelity=-0.1', 'fidelity must be at least'), ('--taus=[-1]', 'tau must be a number'),
-    ('--rules=["accell"]', "unknown exit rule 'accell'")])
+    ('--rules=["accell"]', "unknown exit rule 'accell'"), ('--beside=[1]', 'beside must be as in'),
+    ('--wake=["x"]', 'wake must be as in --wake="[False, True]"')])
 def test_bad_input_is_refused_before_the_work(here, flag, words):
     with mock.patch('data.held_out', side_effect=AssertionError) if 'seed' in flag else (
             contextlib.nullcontext()):
@@ -451,9 +452,13 @@ def test_waking_needs_a_policy_that_keeps_every_step(here):
 @pytest.mark.parametrize('flags', [[], ['--calibrate=1', '--n_windows=16']])
 def test_a_folder_that_cannot_be_written_is_found_before_the_work(here, monkeypatch, flags):
     Path('file').write_text('no folder')
-    monkeypatch.setattr('common.checkpoint.find_run', lambda *args: ('out', 'file/results'))
-    with mock.patch('decode.teacher_forced', side_effect=AssertionError('some work was done')):
+    monkeypatch.setattr('decode.teacher_forced', mock.Mock(side_effect=AssertionError('too late')))
+    with mock.patch('common.checkpoint.find_run', lambda *args: ('out', 'file/results')):
         assert "cannot write into 'file/results'" in refused(*SMALL, *flags, script='bench.py')
+    for name in 'bench.csv', 'exits.json':
+        os.mkdir(f'out/{name}')
+        assert f"'out/{name}' is a folder" in refused(*SMALL, *flags, script='bench.py')
+        os.rmdir(f'out/{name}')
 
 
 def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
