@@ -4,7 +4,6 @@ Turn text into tokens on disk, and read them back.
     python data.py                         torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
                                            glob; --bpe=4096 trains a byte-level BPE on it
-    python data.py NAME --path=FOLDER      nanoGPT's token files: train.bin and val.bin
     python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
                                            the same command continues where it stopped
 
@@ -15,12 +14,15 @@ writes data/NAME:
                           tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
-A text file, which must fit into memory, is a document, or several, which <|endoftext|> ends.
-Documents are held out as a whole, and a BPE is trained on the others. Of own text those are held
-out whose file or folder is named val, valid, validation or test; if there are none, some of those
-not named train, drawn by chance and always the same. Elsewhere every n-th is. A single document is
-cut in two, and its last part is held out. A tokenizer is `bytes` (nothing to download), one of
-tiktoken's, such as gpt2, or the path of a tokenizer.json.
+A text file is one document, or several if <|endoftext|> stands between them; it must fit into
+memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
+
+What is held out: files that have val, valid, validation, dev, eval or test as a word of their name,
+or of their folder's name. If there are none, a random 5% of the documents, always the same. If
+there is only one document, its last 5%. Of torchdocs and FineWeb every n-th document is held out.
+
+A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
+tokenizer.json. --bpe trains one on the documents that are not held out.
 
 Paper: App. B (FineWeb, 300M tokens).
 
@@ -36,8 +38,7 @@ import os
 import re
 import shutil
 import sys
-from contextlib import suppress
-from itertools import chain, islice
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
@@ -48,15 +49,7 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import PathName, configure, did_you_mean, explain, run
-from common.encoding import (
-    EOT,
-    documents_in,
-    in_pieces,
-    open_encoding,
-    text_of,
-    train_bpe,
-    where_to_cut,
-)
+from common.encoding import documents_in, open_encoding, text_of, train_bpe
 from common.files import write_json
 from common.report import spread
 from tasks import TASKS, check
@@ -74,11 +67,10 @@ overwrite = False                   # replace a data set of this name
 # --------------------------------------------------------------------------------------------------
 
 SPLITS = ('train', 'val')
-HELD_OUT = {'val', 'valid', 'validation', 'test'}       # the names of files that are held out
-# the tokenizer and the part that is held out, by where the text comes from
-DEFAULTS = dict(torchdocs=('bytes', 1 / 48), fineweb=('gpt2', 0.0005), tokens=('gpt2', 0.05),
-                text=('bytes', 0.05))
-BATCH = 1024            # texts that are read, and pieces that are encoded, at a time
+# words in the name of a file or folder that is held out
+HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
+VAL_FRACTION = dict(torchdocs=1 / 48, fineweb=0.0005)       # and 0.05 of own text
+SAVE_EVERY = 1024       # documents of a stream: after so many more of them it can continue
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
@@ -106,6 +98,8 @@ def read_prompt(start):
 
 
 # where text comes from ----------------------------------------------------------------------------
+#
+# In the end each document comes with its split: ('train' or 'val', text).
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
     """The documentation in torch's own Python files, each file a document, and each text once."""
@@ -114,10 +108,11 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
         if path.startswith('testing/') or path == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
-            new = [text for text in dict.fromkeys(strings(ast.parse(f.read()))) if text not in used]
-        used.update(new)
-        if new:
-            yield '\n\n'.join(new)
+            texts = [text for text in dict.fromkeys(strings(ast.parse(f.read())))
+                     if text not in used]
+        used.update(texts)
+        if texts:
+            yield '\n\n'.join(texts)
 
 
 def strings(tree):
@@ -126,61 +121,93 @@ def strings(tree):
     80 characters, and other strings of several lines and 200 characters, except parts of f-strings.
     """
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings, parts, found = set(), set(), []
+    docstrings = set()
+    in_f_strings = set()
+    long_strings = []
     for node in ast.walk(tree):     # a parent comes before its children
         if isinstance(node, documented):
             docstrings.add(ast.get_docstring(node, clean=False))
         elif isinstance(node, ast.JoinedStr):       # an f-string
-            parts.update(ast.walk(node))
+            in_f_strings.update(ast.walk(node))
         elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
             is_long = text in docstrings or len(text) >= 200 and '\n' in text
-            if len(text) >= 80 and is_long and node not in parts:
+            if len(text) >= 80 and is_long and node not in in_f_strings:
                 text = re.sub(' +$', '', inspect.cleandoc(text), flags=re.MULTILINE).strip('\n')
-                found.append((node.lineno, node.col_offset, text))
-    return [text for _, _, text in sorted(found)]
+                long_strings.append((node.lineno, node.col_offset, text))
+    return [text for _, _, text in sorted(long_strings)]
 
 
 def find_files(path):
     """The text files at path (a file, folder or pattern) by their order, each under one name."""
-    found = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-    if os.path.isdir(path):     # links to folders are not followed
-        every = [file for file in Path(path).rglob('*') if file.is_symlink() or not file.is_dir()]
-        found = [str(file) for file in every
+    if os.path.isfile(path):
+        files = [path]
+    elif os.path.isdir(path):       # links to folders are not followed
+        inside = [file for file in Path(path).rglob('*') if file.is_symlink() or not file.is_dir()]
+        files = [str(file) for file in inside
                  if file.suffix == '.txt' and '/.' not in f'/{file.relative_to(path)}']
-        if len(found) < len(every):
-            print(f'{len(every) - len(found)} files and linked folders in {path} are left out: '
+        if len(files) < len(inside):
+            print(f'{len(inside) - len(files)} files and linked folders in {path} are left out: '
                   'only .txt files are read', file=sys.stderr)
-    files = {os.path.realpath(file): file
-             for file in sorted(found, reverse=True) if os.path.isfile(file)}
-    check(files, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files or "
-          "of nanoGPT's train.bin and val.bin, or a glob pattern")
-    return sorted(files.values())
+    else:
+        files = glob.glob(path, recursive=True)
+    names = {os.path.realpath(file): file
+             for file in sorted(files, reverse=True) if os.path.isfile(file)}
+    check(names, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files, or "
+          'a glob pattern')
+    return sorted(names.values())
 
 
 def own_text(files, val_fraction):
-    """Text files -> their documents, and the numbers of those that are held out."""
-    documents, numbers, root = [], dict(val=[], train=[], other=[]), os.path.commonpath(files)
+    """The documents of text files, with their splits. A line says what is held out, and why."""
+    root = os.path.commonpath(files)
+    documents = []
+    held_out = []       # by their names
     for file in files:
         with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
               open(file, encoding='utf-8-sig') as f):
-            found = documents_in(f.read())
-            check(found, 'it is empty')
-        # what the names of the file and its folders say about its documents
-        names = {Path(part).stem for part in Path(os.path.relpath(file, root)).parts}
-        kind = 'val' if names & HELD_OUT else 'train' if 'train' in names else 'other'
-        numbers[kind] += range(len(documents), len(documents) + len(found))
-        documents += found
+            texts = documents_in(f.read())
+            check(texts, 'it is empty')
+        split = 'train'
+        if HELD_OUT.intersection(re.findall('[a-z]+', os.path.relpath(file, root).lower())):
+            split = 'val'
+            held_out.append(file)
+        documents += [(split, text) for text in texts]
 
-    if len(documents) == 1:         # it is cut in two
-        middle = int(len(documents[0]) * (1 - val_fraction))
-        return [documents[0][:middle], documents[0][middle:]], {1}
-    if numbers['val']:
-        print(f"{len(numbers['val'])} documents are held out because of their files' names",
-              file=sys.stderr)
-        return documents, {*numbers['val']}
-    # a draw that hardly ever takes the first
-    drawn = np.random.default_rng(3).permutation(numbers['other'] or numbers['train'])
-    return documents, {*drawn[:max(1, round(len(drawn) * val_fraction))]}
+    if held_out:
+        more = f' and {len(held_out) - 3} more files' if len(held_out) > 3 else ''
+        reason = f"{', '.join(held_out[:3])}{more}, because of the name"
+        check(len(held_out) < len(files), 'all files are held out because of their names '
+              f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
+    elif len(documents) == 1:
+        text = documents[0][1]
+        middle = int(len(text) * (1 - val_fraction))
+        documents = [('train', text[:middle]), ('val', text[middle:])]
+        reason = f'the last {100 * val_fraction:g}% of the text, since it is one document'
+    else:
+        n = max(1, round(len(documents) * val_fraction))
+        # this seed draws a first document late: in folders of projects that is often a licence
+        drawn = {*np.random.default_rng(3).permutation(len(documents))[:n]}
+        documents = [('val' if number in drawn else 'train', text)
+                     for number, (_, text) in enumerate(documents)]
+        reason = f"{n} of {len(documents)} documents, drawn by chance: no file's name says which"
+    print(f'held out: {reason}', file=sys.stderr)
+    return documents
+
+
+def nanogpt_documents(folder):
+    """The documents of nanoGPT's train.bin and val.bin, tokens of gpt2, with their splits."""
+    check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
+          f'is not read: take their text, --path={quote(folder)}/input.txt')
+    # a folder that data.py has written says what its tokens are
+    encoding = get_encoding(read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2'), folder)
+    for split in SPLITS:
+        with explain(f"cannot read '{folder}/{split}.bin'",
+                     f'give uint16 tokens of {encoding.name}'):
+            ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
+            ends = np.flatnonzero(ids == encoding.eot_token)
+            for document in np.split(ids, ends + 1):
+                for text in documents_in(encoding.decode(document.tolist())):
+                    yield split, text
 
 
 def open_fineweb(path, config, commit=None):
@@ -189,7 +216,8 @@ def open_fineweb(path, config, commit=None):
     import huggingface_hub
     path = path or 'HuggingFaceFW/fineweb'
     source = f'{path} {config}'
-    with explain(f'cannot stream {source}', 'check --path, --config, --revision and the network'):
+    with explain(f'cannot stream {source}', 'no network? If there is one, check --path, --config '
+                 'and --revision'):
         if not os.path.isdir(path):     # fix the commit, so that a later call reads the same texts
             commit = commit or huggingface_hub.HfApi().dataset_info(path).sha
             source += f' at {commit}'
@@ -198,11 +226,18 @@ def open_fineweb(path, config, commit=None):
         return stream.select_columns('text'), source
 
 
-def streamed(stream, source):
-    """The documents of each row of a stream; a row without text has none."""
+def texts_in(stream, source):
+    """The texts of a stream's rows, without those that are empty."""
     with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
         for row in stream:
-            yield documents_in(row['text']) if isinstance(row['text'], str) else []
+            if row['text'] and row['text'].strip():
+                yield row['text']
+
+
+def hold_out_every(n, documents, before=0):
+    """Documents with their splits: the first of each n is held out. before: how many were read."""
+    for number, text in enumerate(documents, before):
+        yield 'train' if number % n else 'val', text
 
 
 # writing a data set -------------------------------------------------------------------------------
@@ -211,93 +246,75 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
          revision=None, bpe=None, overwrite=False):
     """
     Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
-    unless overwrite; a stream that is to have more tokens than are there continues.
+    unless overwrite.
     """
-    # the tokenizer: tokens that data.py has made are of the one in their meta.json
-    kind = kind_of(name, path, tokenizer, bpe)
-    default, fraction = DEFAULTS[kind]
-    val_fraction = fraction if val_fraction is None else val_fraction
+    check_knobs(name, path, tokenizer, bpe)
+    if val_fraction is None:
+        val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    ours = read_json(f'{path}/meta.json').get('tokenizer') if kind == 'tokens' else None
-    encoding = get_encoding(tokenizer or ours or default, None if tokenizer else path)
-    check(ours in (None, encoding.name), f'these are tokens of {ours}: leave out --tokenizer')
+    every = round(1 / val_fraction)
+    most_tokens = count_tokens(tokens) if name == 'fineweb' else None
 
-    # the text, where it comes from, and the numbers of the documents that are held out
-    texts, files, stream, source, asked = [], [], None, path, 0
-    held_out = range(0, sys.maxsize, round(1 / val_fraction))
-    if kind == 'fineweb':
-        asked = count_tokens(tokens)
+    # where the text comes from, and its tokenizer
+    stream = None
+    files = []
+    if name == 'fineweb':
         stream, source = open_fineweb(path, config, revision)
-        texts = streamed(stream, source)
-    elif kind == 'torchdocs':
+    elif name == 'torchdocs':
         source = f'documentation in torch {torch.__version__}'
-        texts = map(documents_in, torch_documents())
-    elif kind == 'tokens':
+        documents = hold_out_every(every, torch_documents())
+    elif all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS):
+        source = path
         files = [f'{path}/{split}.bin' for split in SPLITS]
+        documents = nanogpt_documents(path)
     else:
+        source = path
         files = find_files(path)
-        documents, held_out = own_text(files, val_fraction)
-        texts = [documents]
-    made_of = [source, encoding.name, bpe, val_fraction, sha256(*files) if files else '']
-    progress = dict(made_of=made_of, asked=asked)
+        documents = own_text(files, val_fraction)
+    encoding = get_encoding(tokenizer or ('gpt2' if stream else 'bytes'))
+    made_of = dict(source=source, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
+                   tokens=most_tokens, sha256=sha256(*files))
 
-    folder, part = f'data/{name}', f'data/{name}/part'
+    folder = f'data/{name}'
+    part = f'{folder}/part'     # what is written lies here until it is whole
     with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
-          filelock.FileLock(f'{folder}.lock')):     # others wait
+          only_maker(folder)):
         # what is there
         there = {} if overwrite else read_json(f'{folder}/meta.json')
-        before = there.get('progress', {})
-        if before | progress == before:         # of the same, as many tokens
+        if there.get('made_of') == made_of:
             return there
-        check(not there or before.get('made_of') == made_of and before['asked'] < asked,
-              f"{folder} is there, made of {there.get('source')}, and this is other text or less: "
-              '--overwrite replaces it, or choose another name')
-        if there and not os.path.exists(f'{part}/meta.json'):       # more of the same stream
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(folder, part)
+        check(not there, f"{folder} is there, made of {there.get('source')}, and this is other "
+              'text or made in another way: --overwrite replaces it, or choose another name')
 
-        # the tokens, which replace those of before when all are written
-        if kind == 'torchdocs':
+        # its tokenizer
+        if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
         if bpe is not None:
             print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
                   file=sys.stderr)
-            texts = list(texts)
-            encoding = train_bpe((piece for number, document in enumerate(chain(*texts))
-                                  if number not in held_out for piece in in_pieces(document)), bpe)
-        try:
-            done = resume(part, made_of, stream)
-            if kind == 'tokens':
-                for split, file in zip(SPLITS, files):
-                    shutil.copyfile(file, f'{part}/{split}.bin')
-                    done[split] = os.path.getsize(file)
-            for _ in tokenize(texts, encoding, part, held_out, asked, done):
-                if stream:
-                    progress |= dict(done=dict(done), stream=stream.state_dict())
-                    write_json(dict(progress=progress), f'{part}/meta.json')
-            return finish(folder, encoding, source, done, progress)
-        finally:
-            if stream is None:      # a later call starts anew
-                shutil.rmtree(part, ignore_errors=True)
+            documents = list(documents)
+            encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
+
+        # its tokens; a stream goes on where an interrupted call has stopped
+        progress = resume(part, made_of)
+        if stream:
+            if progress['stream']:
+                stream.load_state_dict(progress['stream'])
+            documents = hold_out_every(every, texts_in(stream, source), progress['documents'])
+        write_tokens(part, documents, encoding, progress, most_tokens, stream)
+        return finish(folder, encoding, progress)
 
 
-def kind_of(name, path, tokenizer, bpe):
-    """Where the text of these knobs comes from, a name in DEFAULTS. ValueError if nowhere."""
+def check_knobs(name, path, tokenizer, bpe):
+    """ValueError if these knobs of make do not go together."""
     check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS, f"'{name}' cannot be the name of "
           'a data set: use letters, digits, _ . and -, and not the name of a task')
     check(not path or name != 'torchdocs',
           f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
-    check(path or name in DEFAULTS,
+    check(path or name in VAL_FRACTION,
           f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    kind = name if name in ('torchdocs', 'fineweb') else 'text'
-    if kind == 'text' and all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS):
-        kind = 'tokens'
-        check(not os.path.exists(f'{path}/meta.pkl'),
-              f'the tokens in {path} are characters, whose table meta.pkl is not read: take their '
-              f'text, --path={quote(path)}/input.txt')
-    check(bpe is None or not tokenizer and kind in ('text', 'torchdocs'),
+    check(bpe is None or not tokenizer and name != 'fineweb',
           '--bpe trains a tokenizer on text of your own: give its --path, and no --tokenizer')
-    return kind
 
 
 def count_tokens(text):
@@ -308,93 +325,90 @@ def count_tokens(text):
     return int(float(match[1]) * dict(K=1e3, M=1e6, B=1e9).get(match[2], 1))
 
 
-def resume(part, made_of, stream):
+@contextmanager
+def only_maker(folder):
+    """`with only_maker('data/NAME'):` no other program writes data/NAME meanwhile: it waits."""
+    lock = filelock.FileLock(f'{folder}.lock')
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        print(f'waiting for another program, which is writing {folder} and holds {folder}.lock',
+              file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def resume(part, made_of):
     """
-    Make the folder part ready -> {documents, train, val: bytes, skipped: texts}, what is in it. If
-    an interrupted call made the same, its whole batches are kept, and the stream goes to their end.
+    Make the folder part ready -> its progress: what an interrupted call has saved, if it made the
+    same; otherwise the folder is empty.
+
+    documents: how many are there; train, val: their tokens and bytes of text; stream: its state.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):    # no progress that can be used
-        progress = read_json(f'{part}/meta.json')['progress']
-        if progress['made_of'] == made_of:
-            for split in SPLITS:
-                size, file = progress['done'][split], f'{part}/{split}.bin'
-                check(os.path.getsize(file) >= size, 'it is cut short')
-                os.truncate(file, size)
-            stream.load_state_dict(progress['stream'])
-            return progress['done']
+    files = {split: Path(part, f'{split}.bin') for split in SPLITS}
+    progress = read_json(f'{part}/progress.json')
+    if progress.get('made_of') == made_of and all(
+            files[split].exists() and files[split].stat().st_size >= 2 * progress[split]['tokens']
+            for split in SPLITS):
+        for split in SPLITS:        # without what was written after the last save
+            os.truncate(files[split], 2 * progress[split]['tokens'])
+        return progress
     shutil.rmtree(part, ignore_errors=True)
     os.makedirs(part)
-    return dict(documents=0, train=0, val=0, skipped=0)
+    counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+    return dict(made_of=made_of, documents=0, stream=None, **counts)
 
 
-def tokenize(texts, encoding, part, held_out, max_tokens, done):
+def write_tokens(part, documents, encoding, progress, most_tokens=None, stream=None):
     """
-    Append the tokens of texts to part/{train.bin, val.bin}, until there are max_tokens, 0 = all.
+    Append the tokens of documents to part/train.bin and part/val.bin, and count them in progress.
 
-    texts: for each text the list of its documents. held_out: numbers of documents.
-    done: counts documents, the bytes of each split, and texts without a document. It yields when
-    BATCH texts are on the disk.
+    documents: (split, text) pairs. It ends after the one that reaches most_tokens. stream: where
+    they come from, if a later call can go on in it; progress is then saved now and then.
     """
-    texts, cut = iter(texts), where_to_cut(encoding)
+    n_tokens = sum(progress[split]['tokens'] for split in SPLITS)
     with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
-          tqdm(total=max_tokens or None, initial=(done['train'] + done['val']) // 2,
-               unit=' tokens', unit_scale=True, desc=part, leave=False, disable=None) as bar):
-        while batch := list(islice(texts, BATCH)):
-            pieces = (piece for document in chain(*batch)
-                      for piece in chain(in_pieces(document, cut), [EOT]))
-            while some := list(islice(pieces, BATCH)):
-                rows = encoding.encode_ordinary_batch(some, num_threads=os.cpu_count() or 1)
-                for piece, ids in zip(some, rows):
-                    split, f = ('val', val) if done['documents'] in held_out else ('train', train)
-                    ids = [encoding.eot_token] if piece == EOT else ids
-                    f.write(np.array(ids, dtype='<u2').tobytes())
-                    done[split] += 2 * len(ids)
-                    bar.update(len(ids))
-                    done['documents'] += piece == EOT
-                    if piece == EOT and 0 < 2 * max_tokens <= done['train'] + done['val']:
-                        return
-            done['skipped'] += batch.count([])
-            for f in train, val:
-                f.flush()
-                os.fsync(f.fileno())
-            yield
+          tqdm(total=most_tokens, initial=n_tokens, unit=' tokens', unit_scale=True, desc=part,
+               leave=False, disable=None) as bar):
+        files = dict(train=train, val=val)
+        for split, text in documents:
+            ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
+            files[split].write(np.array(ids, dtype='<u2').tobytes())
+            progress['documents'] += 1
+            progress[split]['documents'] += 1
+            progress[split]['tokens'] += len(ids)
+            progress[split]['bytes'] += len(text.encode(errors='replace'))
+            n_tokens += len(ids)
+            bar.update(len(ids))
+            if most_tokens and n_tokens >= most_tokens:
+                break
+            if stream and progress['documents'] % SAVE_EVERY == 0:
+                for file in train, val:
+                    file.flush()
+                    os.fsync(file.fileno())
+                progress['stream'] = stream.state_dict()
+                write_json(progress, f'{part}/progress.json')
 
 
-def finish(folder, encoding, source, done, progress):
-    """
-    Check and count the tokens in folder/part and move them to folder -> what meta.json holds.
-
-    done: the bytes that were written of each split. progress: what a call needs to continue.
-    """
-    n_vocab, eot = encoding.n_vocab, encoding.eot_token
-    text_bytes = np.array([0 if token == eot else len(encoding.decode_single_token_bytes(token))
-                           for token in range(n_vocab)])
-    meta = dict(tokenizer=encoding.name, vocab_size=n_vocab, dtype='uint16', source=source,
-                progress=progress)
+def finish(folder, encoding, progress):
+    """Move the tokens from folder/part to folder, instead of those that are there -> their meta."""
+    made_of = progress['made_of']
+    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
+                source=made_of['source'], made_of=made_of)
     for split in SPLITS:
         file = f'{folder}/part/{split}.bin'
-        size = os.path.getsize(file)
-        if size != done[split]:
-            shutil.rmtree(f'{folder}/part')
-            raise ValueError(f'{file} has {size:,} bytes, but this process wrote {done[split]:,}: '
-                             'start again, with no other program that writes there')
-        check(size, f'{source} is too small for a training and a held-out split')
-        with explain(f"{source}'s {split}.bin cannot be read as uint16 tokens of {encoding.name}",
-                     'check the file and --tokenizer'):
-            check(size % 2 == 0, 'its number of bytes is odd')
-            ids = np.memmap(file, '<u2', mode='r')
-            check(bytes(ids[:3]) != b'\x93NUMPY', 'it is a .npy file')
-            check(size < 8 or ids[1::2].any(), 'every second number is 0, as in 32 or 64 bits')
-            # how often each token occurs, some millions at a time
-            parts = np.array_split(ids, 1 + len(ids) // 2 ** 22)
-            occurs = sum(np.bincount(part, minlength=2 ** 16) for part in parts)
-            check(not occurs[n_vocab:].any(), f'it has the token {occurs.nonzero()[0][-1]}')
-        meta[split] = dict(documents=int(occurs[eot]), tokens=size // 2,
-                           bytes=int(occurs[:n_vocab] @ text_bytes), sha256=sha256(file))
-    if done['skipped']:
-        print(f"{done['skipped']:,} rows of {source} without text were left out", file=sys.stderr)
+        n = progress[split]['tokens']
+        check(n, f"{made_of['source']} is too small for a training and a held-out split")
+        check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
+              'program wrote: start again, while no other program writes there')
+        meta[split] = progress[split] | dict(sha256=sha256(file))
     for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
+    with suppress(FileNotFoundError):       # of the tokens that were there
+        os.remove(f'{folder}/tokenizer.json')
     if '.json' in encoding.name:
         encoding.save(folder)
     write_json(meta, f'{folder}/meta.json')
@@ -461,7 +475,8 @@ class Text:
     encoding = None             # its TokenizerJson, if it has one
 
     def __init__(self, name):
-        self.name, folder = name, f'data/{name}'
+        self.name = name
+        folder = f'data/{name}'
         if not os.path.exists(f'{folder}/meta.json'):
             flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
             check(name == 'torchdocs', f"no data set or task '{name}'{did_you_mean(name, TASKS)} "
@@ -470,14 +485,16 @@ class Text:
         with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
             self.meta = json.loads(Path(folder, 'meta.json').read_text())
             for split in SPLITS:
-                file, wanted = f'{folder}/{split}.bin', self.meta[split]
+                file = f'{folder}/{split}.bin'
+                wanted = self.meta[split]
                 check(os.path.getsize(file) == 2 * wanted['tokens'],
                       f"{split}.bin does not have {wanted['tokens']:,} tokens")
                 check(sha256(file) == wanted['sha256'],
                       f'{split}.bin does not have the sha256 in meta.json')
-            self.train, self.val = (np.memmap(f'{folder}/{split}.bin', dtype='<u2', mode='r')
-                                    for split in SPLITS)
-            self.tokenizer, self.vocab_size = self.meta['tokenizer'], self.meta['vocab_size']
+            self.train = np.memmap(f'{folder}/train.bin', dtype='<u2', mode='r')
+            self.val = np.memmap(f'{folder}/val.bin', dtype='<u2', mode='r')
+            self.tokenizer = self.meta['tokenizer']
+            self.vocab_size = self.meta['vocab_size']
             if '.json' in self.tokenizer:       # is it there, and the one that made the tokens?
                 self.encoding = get_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
@@ -515,9 +532,10 @@ def windows(data, starts, block_size):
 def main():
     meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe, overwrite)
     for split in SPLITS:
-        of = meta[split]
-        print(f"data/{name}/{split}.bin: {of['documents']:,} documents, {of['bytes'] / 1e6:.1f} MB "
-              f"of text, {of['tokens']:,} tokens ({meta['tokenizer']})")
+        counts = meta[split]
+        print(f"data/{name}/{split}.bin: {counts['documents']:,} documents, "
+              f"{counts['bytes'] / 1e6:.1f} MB of text, {counts['tokens']:,} tokens "
+              f"({meta['tokenizer']})")
     print(f'next: python train.py --dataset={name} --out_dir=out-{name}')
 
 

@@ -157,7 +157,7 @@ def print_text(model, encoding, rule, way, how):
     use_one_thread(model)
     if compile:
         compile_passes(model, max(wave, 5))         # 5: four drafts and a token
-    stop = getattr(encoding, 'ends', [encoding.eot_token]) if stop_at_end else []
+    stop = encoding.ends if stop_at_end else []
     converges = way['cache'] in POLICIES and POLICIES[way['cache']].converge
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or way['draft_loops'] else num_samples

@@ -1,9 +1,20 @@
 """
 Text into tokens and back: bytes, tiktoken's encodings, and the tokenizer.json of public models.
 
-All have the methods of tiktoken.Encoding that we use, and ids that fit in uint16.
+An encoding has
+
+    name, n_vocab               its tokens are the numbers below n_vocab, and fit in uint16
+    eot_token, ends             the token that ends a text; all tokens that do
+    start                       the tokens with which every text begins: often none
+    encode(text)                a prompt -> tokens, with those of `start`. What is written in a text
+                                are letters, even if it is the name of a special token; with
+                                allowed_special='all' it is that token
+    encode_ordinary(text)       the same without `start`, and without special tokens
+    decode(tokens)              -> text
+    decode_single_token_bytes(token)    -> the bytes of its text
 """
 import hashlib
+import json
 import os
 import re
 
@@ -20,11 +31,10 @@ ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 OTHERS = [*range(33), *range(127, 161), 173]
 BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte])
          for byte in range(256)}
-# where the tokenizer of GPT-2 and those like it, such as a BPE of our own, always split a text into
-# words: before a blank or newline that follows something else and precedes a letter
-WORDS = re.compile(r'[ \n](?<=\S.)(?=\w)', re.DOTALL)
-ANYWHERE, NOWHERE = re.compile(r'[\s\S]'), re.compile('(?!)')
-PIECE = 2048            # letters of a document that are encoded together, at least
+# The library of tokenizer.json takes 150 bytes of memory for each letter of a text. So a long text
+# is encoded in pieces of at least so many letters, cut between two lines.
+PIECE = 2 ** 16
+NEXT_LINE = re.compile(r'(?<=\S\n)(?=\S)')
 
 
 def open_encoding(name, folder=None):
@@ -36,8 +46,8 @@ def open_encoding(name, folder=None):
     """
     if name == 'bytes':         # token i is byte i, and 256 is the end of a text
         ranks = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
-                                 special_tokens={EOT: 256})
+        return TiktokenEncoding(tiktoken.Encoding(
+            'bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks, special_tokens={EOT: 256}))
 
     if '.json' in name:
         path = os.path.join(folder, 'tokenizer.json') if folder else name
@@ -49,10 +59,10 @@ def open_encoding(name, folder=None):
             raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 "
                              'differs): restore it')
     else:
-        with explain(f"cannot load the tokenizer '{name}'", 'take bytes, which needs no file, or '
-                     f"one of {', '.join(tiktoken.list_encoding_names())}, downloaded once to "
-                     'TIKTOKEN_CACHE_DIR, or the path of a tokenizer.json'):
-            encoding = tiktoken.get_encoding(name)
+        with explain(f"cannot load the tokenizer '{name}'", 'no network? Each of '
+                     f"{', '.join(tiktoken.list_encoding_names())} is downloaded once, to "
+                     'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
+            encoding = TiktokenEncoding(tiktoken.get_encoding(name))
     if encoding.n_vocab > 2 ** 16:
         raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
                          'use gpt2 or bytes')
@@ -70,81 +80,125 @@ def text_of(token, encoding):
     return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
 
 
+def documents_in(text):
+    """The documents of a text file: an EOT ends one, and one of blanks is left out."""
+    return [document for document in text.split(EOT) if document.strip()]
+
+
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts."""
     from tokenizers import ByteLevelBPETokenizer
     if not 257 <= vocab_size <= 2 ** 16:
         raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
     tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(texts, vocab_size, special_tokens=[EOT], show_progress=False)
+    pieces = (piece for text in texts for piece in pieces_of(text))
+    tokenizer.train_from_iterator(pieces, vocab_size, special_tokens=[EOT], show_progress=False)
     return TokenizerJson(tokenizer.to_str(pretty=True))
 
 
-def documents_in(text):
-    """The documents of a text: an EOT ends one, and one of blanks is left out."""
-    return [document for document in text.split(EOT) if document.strip()]
-
-
-def in_pieces(document, cut=WORDS):
-    """A document in pieces of at least PIECE letters, cut where `cut` matches."""
+def pieces_of(text):
+    """A text in pieces of at least PIECE letters, each of which begins a line."""
     start = 0
-    while found := cut.search(document, start + PIECE):
-        yield document[start:found.start()]
-        start = found.start()
-    yield document[start:]
+    while cut := NEXT_LINE.search(text, start + PIECE):
+        yield text[start:cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
-def where_to_cut(encoding):
-    """A pattern for in_pieces, with which the pieces of a document have the tokens of the whole."""
-    if encoding.name == 'bytes':
-        return ANYWHERE
-    if isinstance(encoding, TokenizerJson):
-        split, normalizer = encoding.tokenizer.pre_tokenizer, encoding.tokenizer.normalizer
-        added = encoding.tokenizer.get_added_tokens_decoder().values()
-        if (normalizer or not re.match(r'ByteLevel\(.*use_regex=True', str(split))
-                or any(token.rstrip or re.search(r'\s', token.content) for token in added)):
-            return NOWHERE      # it may have tokens of several words
-    return WORDS
+class TiktokenEncoding:
+    """A tiktoken.Encoding, in which text is text unless told otherwise."""
+    start = ()
+
+    def __init__(self, encoding):
+        self.encoding = encoding
+        self.name = encoding.name
+        self.n_vocab = encoding.n_vocab
+        self.eot_token = encoding.eot_token
+        self.ends = [encoding.eot_token]
+
+    def encode(self, text, allowed_special=()):
+        return self.encoding.encode(text, allowed_special=allowed_special or set(),
+                                    disallowed_special=())
+
+    def encode_ordinary(self, text):
+        return self.encoding.encode_ordinary(text)
+
+    def decode(self, tokens):
+        return self.encoding.decode(tokens)
+
+    def decode_single_token_bytes(self, token):
+        return self.encoding.decode_single_token_bytes(token)
 
 
 class TokenizerJson:
     """
-    The text of a tokenizer.json, with the methods of tiktoken.Encoding that we use. Its name is
-    'tokenizer.json:' and the start of its sha256: wherever the file lies, it is the same tokenizer.
+    The text of a tokenizer.json. Its name is 'tokenizer.json:' and the start of its sha256:
+    wherever the file lies, it is the same tokenizer.
+
+    What a file adds before each text (`<s>` in many models) is done: see `start`. ValueError for a
+    file that asks for what we do not do.
     """
 
     def __init__(self, text):
         from tokenizers import Tokenizer
-        self.text, self.tokenizer = text, Tokenizer.from_str(text)
-        self.tokenizer.no_truncation()      # a file may ask for these, and text would be lost
-        self.tokenizer.no_padding()
+        self.text = text
         self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.tokenizer = Tokenizer.from_str(as_we_use_it(text))
+        self.tokenizer.encode_special_tokens = True     # as letters
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
-        self.n_vocab, self.ends = 1 + max(vocab.values()), [vocab[x] for x in ENDS if x in vocab]
+        self.n_vocab = 1 + max(vocab.values())
+        self.ends = [vocab[end] for end in ENDS if end in vocab]
         if not self.ends:
             raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
-        self.eot_token = self.ends[0]
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
         self.added = {token: added.content.encode()
                       for token, added in self.tokenizer.get_added_tokens_decoder().items()}
+        # would a text have the same tokens if it was cut between two lines?
+        self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
+        for end in ENDS:
+            if vocab.get(end) in self.encode_ordinary(end):
+                raise ValueError(f"it reads the letters '{end}' in a text as the end of the text")
+
+        # what the file adds to each text: we put an end-of-text token behind it in any case
+        example = self.tokenizer.encode('a')
+        added = [bool(is_added) for is_added in example.special_tokens_mask]
+        n_start = (added + [False]).index(False)
+        self.start = example.ids[:n_start]
+        behind = [token for token, is_added in zip(example.ids[n_start:], added[n_start:])
+                  if is_added]
+        if behind and (len(behind) > 1 or behind[0] not in self.ends):
+            raise ValueError(f'it adds tokens {behind} behind each text, which none of '
+                             f"{', '.join(ENDS)} is")
+        self.eot_token = (behind or self.ends)[0]
 
     def save(self, folder):
         """Write folder/tokenizer.json."""
         with new_file(os.path.join(folder, 'tokenizer.json'), encoding='utf-8') as f:
             f.write(self.text)
 
+    def ids_of(self, text):
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
     def encode(self, text, allowed_special=()):
-        return self.encode_ordinary_batch([text])[0]
+        if not allowed_special:
+            return [*self.start, *self.encode_ordinary(text)]
+        self.tokenizer.encode_special_tokens = False
+        tokens = self.ids_of(text)
+        self.tokenizer.encode_special_tokens = True
+        # a text for a chat model often begins with these already
+        begins = tokens[:len(self.start)] == [*self.start]
+        return tokens if begins else [*self.start, *tokens]
 
-    def encode_ordinary_batch(self, texts, num_threads=1):
+    def encode_ordinary(self, text):
         # half of a pair of surrogates is no character: it becomes a ?, as in tiktoken a \ufffd
-        texts = [text.encode('utf-8', 'replace').decode() for text in texts]
-        return [row.ids for row in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        text = text.encode('utf-8', 'replace').decode()
+        pieces = pieces_of(text) if self.can_cut else [text]
+        return [token for piece in pieces for token in self.ids_of(piece)]
 
-    def decode(self, ids):
+    def decode(self, tokens):
         if self.byte_level:     # the library takes letters of added tokens for bytes
-            return b''.join(map(self.decode_single_token_bytes, ids)).decode(errors='replace')
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
+            return b''.join(map(self.decode_single_token_bytes, tokens)).decode(errors='replace')
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def decode_single_token_bytes(self, token):
         if token in self.added:
@@ -155,3 +209,14 @@ class TokenizerJson:
         if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
             return bytes.fromhex(text[3:5])
         return text.replace('\u2581', ' ').encode()         # SentencePiece's space
+
+
+def as_we_use_it(text):
+    """The text of a tokenizer.json with settings that encode a whole text, always in one way."""
+    settings = json.loads(text)
+    settings |= dict(truncation=None, padding=None)
+    if settings['model'].get('dropout'):        # leaves out merges by chance, to train a model
+        settings['model']['dropout'] = None
+    for token in settings.get('added_tokens', []):
+        token['special'] |= token['content'] in ENDS
+    return json.dumps(settings)

@@ -1,7 +1,12 @@
+import ast
 import gc
+import json
 import os
 import random
+import re
 import shutil
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,16 +16,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import regex
 import tiktoken
 import torch
-from conftest import small_disk
-from tiktoken_ext.openai_public import r50k_pat_str
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from conftest import ROOT, small_disk
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
 from common import encoding as encodings
-from data import EOT
+from common.encoding import EOT
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -59,9 +62,10 @@ def test_bytes_encoding_is_utf8():
 
 
 def test_encodings_that_are_unavailable():
-    results = [ConnectionError('no network'), SimpleNamespace(n_vocab=65537)]
+    results = [ConnectionError('unreachable'),
+               SimpleNamespace(name='large', n_vocab=65537, eot_token=0)]
     with mock.patch.object(tiktoken, 'get_encoding', side_effect=results):
-        for words in 'ConnectionError: no network.*take bytes', 'has 65537 tokens, and uint16 has':
+        for words in 'unreachable.*no network?.*bytes needs no', 'has 65537 tokens, and uint16 has':
             with pytest.raises(ValueError, match=words):
                 data.get_encoding('cl100k_base')
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
@@ -87,7 +91,6 @@ def test_a_tokenizer_json_is_read_byte_by_byte():
     pieces = [encoding.decode_single_token_bytes(token) for token in ids]
     assert b''.join(pieces).decode() == text == encoding.decode(ids)
     assert len(ids) < len(text.encode()) and encoding.n_vocab - 1 in ids    # merges, added tokens
-    assert encoding.encode_ordinary_batch([text, 'the']) == [ids, encoding.encode('the')]
     assert encoding.decode_single_token_bytes(encoding.eot_token) == EOT.encode()
     assert encoding.encode('a\ud800b') == encoding.encode('a?b')    # half a pair is no character
 
@@ -108,6 +111,101 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
     assert pieces == [b'ab', b' ', b'c', b'\n', b'\xc3', b'\xbc']
     assert encoding.decode(ids) == 'ab c\nü'
     assert encoding.decode([encoding.eot_token]) == '</s>'      # not the beginning of a text
+
+
+def llama_like(**changes):
+    """A tokenizer of 270 tokens, in whose file `changes` are made -> the text of the file."""
+    tokenizer = encodings.train_bpe(['the quick brown fox ' * 9], 260).tokenizer
+    tokenizer.add_special_tokens(['<s>', '</s>', '<|im_end|>', '[SEP]'])
+    settings = json.loads(tokenizer.to_str())
+    settings['model'] |= changes.pop('model', {})
+    return json.dumps(settings | changes)
+
+
+@pytest.mark.parametrize('name', ['gpt2', 'bytes', 'json', 'not special'])
+def test_text_is_text(name):
+    """The name of a special token in a text is letters, in a prompt too, unless asked for."""
+    text = llama_like()
+    if name == 'not special':       # files differ in what they call so
+        text = text.replace('"special": true', '"special": false')
+    encoding = encodings.TokenizerJson(text) if 'json' in name or 'special' in name else (
+        data.get_encoding(name))
+    for text in f'a {EOT} b', '<ul><s>ten</s></ul>', EOT, '<|im_end|>':
+        for tokens in encoding.encode(text), encoding.encode_ordinary(text):
+            assert encoding.decode(tokens) == text
+            assert not {*tokens} & {*encoding.ends}
+            assert len(tokens) > text.count(' ') + 1
+    text = f'a{EOT}b'
+    tokens = encoding.encode(text, allowed_special='all')
+    assert tokens.count(encoding.eot_token) == 1 and encoding.decode(tokens) == text
+
+
+def test_html_in_own_text_is_no_end(capsys):
+    Path('own.json').write_text(llama_like())
+    Path('page.txt').write_text('<li><s>ten</s> five</li>\n' * 40)
+    meta = data.make('own', 'page.txt', tokenizer='own.json')
+    assert [meta[split]['documents'] for split in data.SPLITS] == [1, 1]
+    ids = data.open_data('own').train.tolist()
+    assert ids.count(data.get_encoding('own.json').eot_token) == 1
+
+
+def test_a_tokenizer_that_reads_letters_as_an_end_is_refused():
+    words = Tokenizer(models.WordLevel({'</s>': 0, 'a': 1, '?': 2}, unk_token='?'))
+    words.add_special_tokens(['</s>'])
+    words.save('words.json')
+    with pytest.raises(ValueError, match="it reads the letters '</s>' in a text as the end"):
+        data.get_encoding('words.json')
+
+
+def test_what_a_tokenizer_json_asks_for():
+    """Tokens around a text are put there, or it is refused; no merge is left out by chance."""
+    plain = encodings.TokenizerJson(llama_like())
+    text = 'the quick brown fox ' * 9
+    dropping = encodings.TokenizerJson(llama_like(model=dict(dropout=0.5)))
+    assert dropping.encode(text) == dropping.encode(text) == plain.encode(text)
+    vocab = plain.tokenizer.get_vocab()
+
+    def with_template(template):
+        ids = {word: vocab[word] for word in template.split() if word[0] != '$'}
+        processor = processors.TemplateProcessing(single=template, special_tokens=[*ids.items()])
+        plain.tokenizer.post_processor = processor
+        return encodings.TokenizerJson(plain.tokenizer.to_str())
+    begins = with_template('<s> $A')
+    ids = plain.encode_ordinary(text)
+    assert begins.encode(text) == [vocab['<s>'], *ids] and begins.encode_ordinary(text) == ids
+    assert begins.encode('') == [vocab['<s>']] and begins.eot_token == vocab[EOT]
+    both = [vocab['<s>'], *plain.encode_ordinary('a'), vocab['</s>']]       # of a chat template
+    assert begins.encode('<s>a</s>', allowed_special='all') == both
+    assert begins.encode('a</s>', allowed_special='all') == both
+    # in data
+    begins.save('.')
+    Path('own.txt').write_text(EOT.join(['a fox', 'the quick', 'brown']))
+    data.make('own', 'own.txt', tokenizer='tokenizer.json')
+    ids = data.open_data('own').train.tolist()
+    assert ids.count(vocab['<s>']) == ids.count(vocab[EOT]) == 2 and ids[0] == vocab['<s>']
+    # an end is put behind each document, and behind no prompt
+    ends = with_template('$A </s>')
+    assert ends.encode(text) == plain.encode(text) and ends.eot_token == vocab['</s>']
+    for template in '<s> $A [SEP]', '$A </s> </s>':
+        with pytest.raises(ValueError, match='it adds tokens .* behind each text'):
+            with_template(template)
+
+
+def test_a_long_text_is_encoded_in_pieces(monkeypatch):
+    """Cut between two lines, where it has the same tokens as in one piece."""
+    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer',
+             '日本', '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
+    text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
+    bpe = encodings.train_bpe([text], 400)
+    whole = bpe.encode(text)
+    monkeypatch.setattr(encodings, 'PIECE', 8)
+    pieces = [*encodings.pieces_of(text)]
+    assert len(pieces) > 100 and ''.join(pieces) == text
+    assert bpe.can_cut and bpe.encode(text) == whole and bpe.decode(whole) == text
+    # one that begins each text with a blank is not cut
+    bpe.tokenizer.normalizer = normalizers.Prepend('_')
+    prepends = encodings.TokenizerJson(bpe.tokenizer.to_str())
+    assert not prepends.can_cut and prepends.decode(prepends.encode(text)) == '_' + text
 
 
 def test_a_bpe_is_trained_on_the_training_documents_alone(capsys):
@@ -208,21 +306,37 @@ def test_a_folder_is_split_by_document(capsys):
     assert '5 files and linked folders in run[1] are left out' in capsys.readouterr().err
 
 
-def test_files_that_are_named_as_a_split(capsys):
-    os.makedirs('texts/deep/validation')
-    for file in 'a', 'train', 'valid', 'test', 'deep/validation/b', 'deep/validation_of_c':
-        Path(f'texts/{file}.txt').write_text(f'this is {file}')
+@pytest.mark.parametrize('held_out', [
+    'valid', 'A-valid', 'wiki.test', 'TinyStoriesV2-GPT4-valid', 'b_VAL', 'valid-00000-of-00001',
+    'val1', 'Dev set', 'deep/Validation/b', 'deep/my eval/b'])
+def test_files_that_are_named_as_held_out(capsys, held_out):
+    """A word of the name counts, or of a folder's name, and a line says so."""
+    train = ['a', 'A-train', 'valor', 'attest', 'deep/contest/b']
+    for file in [*train, held_out]:
+        path = Path(f'texts/{file}.txt')
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(EOT.join(f'this is {file}, {i}' for i in range(3)))
     data.make('own', 'texts')
-    for split, files in dict(train=['a', 'deep/validation_of_c', 'train'],
-                             val=['deep/validation/b', 'test', 'valid']).items():
-        assert text_of('own', split) == [f'this is {file}' for file in files]
-    assert "3 documents are held out because of their files' names" in capsys.readouterr().err
-    # without a name that is held out, the others are
+    assert text_of('own', 'val') == [f'this is {held_out}, {i}' for i in range(3)]
+    assert {text.split(',')[0] for text in text_of('own', 'train')} == {
+        f'this is {file}' for file in train}
+    assert f'held out: texts/{held_out}.txt, because of the name' in capsys.readouterr().err
+
+
+def test_what_is_held_out_otherwise(capsys):
     os.mkdir('two')
     for file in 'train', 'zebra':
         Path(f'two/{file}.txt').write_text(f'this is {file}')
     data.make('two', 'two')
     assert text_of('two', 'train') + text_of('two', 'val') == ['this is train', 'this is zebra']
+    assert "held out: 1 of 2 documents, drawn by chance: no file's name" in capsys.readouterr().err
+    make_good()
+    assert 'held out: the last 5% of the text, since it is one document' in capsys.readouterr().err
+    for file in 'valid', 'test':
+        Path(f'two/{file}.txt').write_text(f'this is {file}')
+        os.remove(f"two/{'train' if file == 'valid' else 'zebra'}.txt")
+    with pytest.raises(ValueError, match='all files are held out because of their names .*rename'):
+        data.make('none', 'two')
 
 
 def test_an_end_of_text_in_a_text_ends_a_document():
@@ -235,87 +349,36 @@ def test_an_end_of_text_in_a_text_ends_a_document():
     assert meta['train']['bytes'] == sum(map(len, found[0]))
 
 
-# big texts ---------------------------------------------------------------------------------------
-
-def test_pieces_of_a_document_have_its_tokens(monkeypatch):
-    """Where this is not certain, a document is not cut."""
-    monkeypatch.setattr(encodings, 'PIECE', 8)
-    # letters that tokenizers look at, in a random order
-    words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer',
-             '日本', '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
-    text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
-
-    def pieces(cut):
-        found = [*encodings.in_pieces(text, cut)]
-        assert ''.join(found) == text
-        return found
-    # the pattern by which GPT-2's tokenizer splits a text into words
-    gpt2 = pieces(encodings.WORDS)
-    assert len(gpt2) > 100
-    assert sum([regex.findall(r50k_pat_str, piece) for piece in gpt2], []) == regex.findall(
-        r50k_pat_str, text)
-    bpe = encodings.train_bpe([text], 400)
-    found = pieces(encodings.where_to_cut(bpe))
-    assert sum(bpe.encode_ordinary_batch(found), []) == bpe.encode(text)
-    # as many as that, and others as they are in public models: none
-    split, metaspace, added, prepended = (Tokenizer.from_str(bpe.text) for _ in range(4))
-    split.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(use_regex=False)])
-    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
-    added.add_tokens(['the the'])
-    prepended.normalizer = normalizers.Prepend('_')
-    n_pieces = [len(pieces(encodings.where_to_cut(encodings.TokenizerJson(tokenizer.to_str()))))
-                for tokenizer in (bpe.tokenizer, split, metaspace, added, prepended)]
-    assert n_pieces == [len(gpt2), 1, 1, 1, 1]
-
-
-def test_a_big_document_is_encoded_in_pieces(monkeypatch):
-    """So that only so much text is encoded at a time."""
-    line = 'the quick brown fox jumps over the lazy dog\n'
-    Path('big.txt').write_text(line * 60_000)
-    batches, real = [], tiktoken.Encoding.encode_ordinary_batch
-    monkeypatch.setattr(tiktoken.Encoding, 'encode_ordinary_batch', lambda self, texts, **how: (
-        batches.append(sum(map(len, texts))), real(self, texts, **how))[1])
-    meta = data.make('own', 'big.txt')
-    assert max(batches) < 2.2e6 < meta['train']['bytes'] == 60_000 * len(line) * 0.95
-    assert meta['train']['documents'] == meta['val']['documents'] == 1
-    assert bytes(data.open_data('own').val[-1 - len(line):-1].tolist()).decode() == line
-
-
-def test_tokens_of_nanogpt():
-    """A folder with train.bin and val.bin is taken as it is."""
+@pytest.mark.parametrize('tokens', ['gpt2', 'bytes'])
+def test_tokens_of_nanogpt(tokens):
+    """A folder with train.bin and val.bin is read as text."""
     os.mkdir('nano')
-    tokens = dict(train=[*b'one', 256, *b'two', 256], val=[*b'three', 256])
-    for split, ids in tokens.items():
+    gpt2 = tiktoken.get_encoding('gpt2')
+    texts = dict(train=['the first\n\nstory', 'größer'], val=['the last, without an end'])
+    for split, documents in texts.items():
+        ids = gpt2.encode(EOT.join(documents), allowed_special='all')
         np.array(ids, dtype='<u2').tofile(f'nano/{split}.bin')
-    meta = data.make('nano', 'nano', tokenizer='bytes')
-    assert data.open_data('nano').train.tolist() == tokens['train']
-    assert text_of('nano', 'val') == ['three']
-    assert (meta['train']['documents'], meta['train']['bytes'], meta['val']['tokens']) == (2, 6, 6)
+    meta = data.make('nano', 'nano', tokenizer=tokens)
+    for split, documents in texts.items():
+        assert text_of('nano', split) == documents
+        assert meta[split]['documents'] == len(documents)
+        assert meta[split]['bytes'] == sum(len(text.encode()) for text in documents)
+    ids = data.open_data('nano').train
+    assert tokens == 'bytes' or ids[:-1].tobytes() == Path('nano/train.bin').read_bytes()
+    # a folder of our own is read in its own tokens
+    again = data.make('again', 'data/nano', tokenizer=tokens)
+    assert [again[split] for split in data.SPLITS] == [meta[split] for split in data.SPLITS]
 
-    # bad ones and other kinds of numbers are refused, and the good ones stay
-    wide, wider = (np.array(tokens['val'], dtype=kind).tobytes() for kind in ('<u4', '<i8'))
-    for content, reason in ((b'\x2c\x01', 'it has the token 300'), (b'123', 'bytes is odd'),
-                            (wide, 'every second number is 0'), (wider, 'every second number is 0'),
-                            (b'\x93NUMPY\x01\x00' + wide, 'npy')):
+    # bad ones are refused, and the good ones stay
+    for content, reason in (b'\xff\xff', 'oken'), (b'123', 'multiple'):
         Path('nano/val.bin').write_bytes(content)
-        with pytest.raises(ValueError, match='val.bin cannot be read as uint16 .*' + reason):
-            data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
+        with pytest.raises(ValueError, match=f'nano/val.bin.*{reason}.*give uint16 tokens of gpt2'):
+            data.make('nano', 'nano', tokenizer=tokens, overwrite=True)
     # nanoGPT's character data numbers letters by a table in meta.pkl
     Path('nano/meta.pkl').touch()
     with pytest.raises(ValueError, match='--path=nano/input.txt'):
-        data.make('nano', 'nano')
-    assert data.open_data('nano').meta == meta and sorted(os.listdir('data/nano')) == WHOLE
-
-
-def test_tokens_of_our_own_are_of_the_tokenizer_in_their_meta_json():
-    Path('good.txt').write_text('the quick brown fox\n' * 50)
-    for name, how in dict(plain={}, merged=dict(bpe=270)).items():
-        meta = data.make(name, 'good.txt', **how)
-        copy = data.make('copy', f'data/{name}', overwrite=True)
-        assert all(copy[key] == meta[key] for key in ('tokenizer', *data.SPLITS))
-        assert text_of('copy', 'val') == text_of(name, 'val')
-    with pytest.raises(ValueError, match='these are tokens of .*: leave out'):
-        data.make('other', 'data/merged', tokenizer='bytes')
+        data.make('nano', 'nano', overwrite=True)
+    assert data.open_data('nano').meta == meta
 
 
 # FineWeb -----------------------------------------------------------------------------------------
@@ -381,54 +444,43 @@ def test_fineweb_schema(web):
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError, match='web sample-10BT is too small for a training'):
         make_web(tokens=5, overwrite=True)
-    # and the other documents of the batch are not lost
-    meta = make_web()
+    for changes in dict(tokens='2K'), dict(tokens='1K', val_fraction=0.2):
+        with pytest.raises(ValueError, match='data/fineweb is there, made of web .*--overwrite'):
+            make_web(**changes)
+    web.breaks()
+    assert make_web(tokens='1K') == meta and not web.read       # it is there
+    # and all of it
+    meta = make_web(overwrite=True)
     check_web(web)
     assert meta['source'] == 'web sample-10BT'
     with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
         make_web(config='CC-MAIN-2013-20')
 
 
-def test_a_stream_continues_where_it_broke_off(web, capsys):
+def test_a_stream_continues_where_it_broke_off(web):
     """No document twice, none lost, the same val split; the old files stay until all is written."""
     before = make_web(val_fraction=0.5)
-    for after, error in [(10, ConnectionError('reset')), (1200, RuntimeError('peer closed')),
-                         (1030, TimeoutError()), (5, KeyboardInterrupt())]:
+    for after, error in [(10, ConnectionError('reset')), (1300, RuntimeError('peer closed')),
+                         (1250, TimeoutError()), (5, KeyboardInterrupt())]:
         web.breaks(after, error)
         with pytest.raises((ValueError, KeyboardInterrupt), match='what is done is kept|^$'):
             make_web(overwrite=True)
         assert data.open_data('fineweb').meta == before
     web.breaks()
-    progress = Path('data/fineweb/part/meta.json').read_text()
-    capsys.readouterr()
+    progress = Path('data/fineweb/part/progress.json').read_text()
     meta = make_web(overwrite=True)
-    assert web.read == web.rows[2048:]          # two batches of 1024 were done
+    done = web.texts[2047]          # 1,024 documents before the second error, and before the third
+    assert web.read == web.rows[web.rows.index(done) + 1:]
     check_web(web)
-    # rows without text are counted, before the interruptions too
-    assert f'{2500 - len(web.texts)} rows of web sample-10BT' in capsys.readouterr().err
     # progress that cannot be used is no progress
     for text in progress, progress[:9]:
         Path('data/fineweb/part').mkdir()
-        Path('data/fineweb/part/meta.json').write_text(text)
+        Path('data/fineweb/part/progress.json').write_text(text)
         assert make_web(overwrite=True)['train'] == meta['train']
 
 
-def test_more_tokens_continue_the_stream_and_fewer_are_refused(web):
-    meta = make_web(tokens='50K')
-    assert web.read == web.rows[:2048]
-    assert make_web(tokens='50K') == meta and web.read == web.rows[:2048]       # it is there
-    for changes in dict(tokens='1K'), dict(tokens='60K', val_fraction=0.2):
-        with pytest.raises(ValueError, match='data/fineweb is there, made of web .*--overwrite'):
-            make_web(**changes)
-    assert data.open_data('fineweb').meta == meta
-    web.breaks()
-    make_web()
-    assert web.read == web.rows[1024:]      # one batch was whole
-    check_web(web)
-
-
-def test_two_makers_of_the_same_data(web, monkeypatch):
-    """One makes it, the other waits and then reads."""
+def test_two_makers_of_the_same_data(web, monkeypatch, capsys):
+    """One makes it, the other says once that it waits, and then reads."""
     def twice(make):
         with ThreadPoolExecutor() as threads:
             one, two = threads.submit(make), threads.submit(make)
@@ -436,6 +488,9 @@ def test_two_makers_of_the_same_data(web, monkeypatch):
     one, two = twice(make_web)
     check_web(web)
     assert one == two == data.open_data('fineweb').meta
+    said = capsys.readouterr().err
+    assert said.count('waiting for another program, which is writing data/fineweb and holds '
+                      'data/fineweb.lock') == 1
 
     def slowly():
         made.append(1)
@@ -454,8 +509,19 @@ def test_tokens_that_another_wrote_are_noticed(web):
         with open('data/fineweb/part/train.bin', 'ab') as f:
             f.write(bytes(100))
     with mock.patch.object(data, 'write_json', after_a_batch):
-        with pytest.raises(ValueError, match='train.bin has .* bytes.* wrote'):
+        with pytest.raises(ValueError, match='train.bin has other tokens than the .* wrote'):
             make_web()
+
+
+def test_without_a_network(tmp_path):
+    """It is the network that is missing, whatever is asked for first."""
+    environment = os.environ | dict(HF_HUB_OFFLINE='1', TIKTOKEN_CACHE_DIR=str(tmp_path / 'none'),
+                                    HF_HOME=str(tmp_path / 'home'))
+    done = subprocess.run([sys.executable, f'{ROOT}/data.py', 'fineweb'], capture_output=True,
+                          text=True, env=environment)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1, done.stderr
+    assert 'cannot stream HuggingFaceFW/fineweb' in done.stderr and 'no network?' in done.stderr
+    assert 'tokenizer' not in done.stderr
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
@@ -465,7 +531,7 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
                         lambda self, name: SimpleNamespace(sha=next(commits)))
     monkeypatch.setattr(datasets, 'load_dataset', lambda source, **how: (
         calls.append((source, how['revision'])), real('web', **how))[1])
-    for after in 1100, 10:
+    for after in 1300, 10:
         web.breaks(after, ConnectionError('reset'))
         with pytest.raises(ValueError):
             make_web(path='')
@@ -484,8 +550,24 @@ def test_a_full_disk(web):
         make_web()
     web.breaks()
     make_web()
-    assert web.read == web.rows[1024:]
+    assert 0 < len(web.read) < len(web.rows) - 1024
     check_web(web)
+
+
+def test_requirements_name_what_is_imported():
+    """All but gguf, which a message asks for, and Pillow, which comes with matplotlib."""
+    with open(f'{ROOT}/requirements.txt') as f:
+        required = {re.match('[\\w-]+', line)[0].replace('-', '_') for line in f}
+    imported = set()
+    for file in Path(ROOT).rglob('*.py'):
+        if not {part[0] for part in file.relative_to(ROOT).parts} & {'.'}:
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    imported.update(alias.name.split('.')[0] for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    imported.add(node.module.split('.')[0])
+    ours = {path.stem for folder in ('', 'tests') for path in Path(ROOT, folder).iterdir()}
+    assert imported - ours - set(sys.stdlib_module_names) - {'gguf', 'PIL'} <= required
 
 
 # reading ------------------------------------------------------------------------------------------
@@ -552,7 +634,7 @@ def test_bad_text_and_nothing_lost(path, how, words):
     (data.make, ('new',), 'python data.py new --path=TEXT'),
     (data.open_data, ('new',), "no data set or task 'new' .*python data.py new --path=TEXT"),
     (data.open_data, ('clac',), 'mean .calc'), (data.open_data, ('',), 'name one with --dataset'),
-    (data.get_encoding, ('gpt9',), 'Unknown encoding gpt9.*take bytes'),
+    (data.get_encoding, ('gpt9',), 'Unknown encoding gpt9.*bytes needs no file'),
     (data.get_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
     (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ import tasks
 from common.checkpoint import load_checkpoint
 from common.encoding import TokenizerJson
 from decode.wave import can_wave
-from zoo import etd, llama
+from zoo import llama, surgery
 
 GOLDEN = np.load(os.path.join(ROOT, 'tests', 'golden', 'llama.npz'))
 PUBLIC = json.loads(str(GOLDEN['config_json']))
@@ -153,7 +154,7 @@ def test_a_gguf_file_is_the_folder(tmp_path, a_llama):
     assert abs(found.config.norm_eps - 1e-5) < 1e-10
     # digits one by one, and bytes as letters
     words = TokenizerJson((tmp_path / 'out' / 'tokenizer.json').read_text())
-    assert words.encode('ab 12<|endoftext|>') == [12, 11, 9, 10, 0]
+    assert words.encode('ab 12<|endoftext|>', allowed_special='all') == [12, 11, 9, 10, 0]
     assert words.decode([12, 11, 9, 10]) == 'ab 12'
 
 
@@ -216,7 +217,7 @@ def test_without_a_file_or_gguf(tmp_path, monkeypatch):
 @pytest.mark.parametrize('injection', ['none', 'bridge'])
 def test_one_loop_is_the_plain_model(a_llama, injection):
     model, idx = a_llama
-    looping = etd.looped(model, [1, 2], injection)
+    looping = surgery.looped(model, [1, 2], injection)
     assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
     assert not can_wave(looping)            # its input comes in by x^(0) alone, or mostly
     x = model.embed(idx, torch.arange(idx.shape[1]))
@@ -229,6 +230,46 @@ def test_one_loop_is_the_plain_model(a_llama, injection):
         for i in (1, 2, 3):
             x = model.h[i](x if i != 1 else x + 0.5 * x)
         torch.testing.assert_close(looping(idx, n_loop=1)[0], model.readout(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('keep, block', [([0], [2]), ([0, 3], [1, 2]), ([], [1])])
+@pytest.mark.parametrize('window', [None, 3])
+def test_a_cut_is_its_layers(a_llama, keep, block, window):
+    """One loop without a norm is the layers in one pass, and more loops are steps by hand."""
+    model, idx = a_llama
+    plain = llama.Llama(replace(model.config, window=window))
+    plain.load_state_dict(model.state_dict())
+    plain.eval()
+    before, behind = ([i for i in keep if (i < block[0]) == front] for front in (True, False))
+
+    def pass_through(x, layers):
+        for i in layers:
+            x = plain.h[i](x)
+        return x
+    e = pass_through(model.embed(idx, torch.arange(idx.shape[1])), before)
+    stream = pass_through(e, block)
+    wanted = model.readout(pass_through(stream, behind))
+    cut = surgery.looped(model, block, 'concat', keep, window=window)
+    assert sum(p.numel() for p in cut.h[0].parameters()) and len(cut.h) == 1 + len(keep)
+    torch.testing.assert_close(cut(idx, n_loop=1)[0], wanted)
+
+    # with a norm, which readout's own norm hides if no layer is behind the block
+    cut = surgery.looped(model, block, 'concat', keep, norm=True, window=window)
+    surgery.set_scale(cut, idx)
+    group, scale = cut.groups[0], stream[:, 1:].square().mean(-1).sqrt().median()
+    torch.testing.assert_close(group.norm.weight, scale.expand(PUBLIC['hidden_size']))
+    if not behind:
+        torch.testing.assert_close(cut(idx, n_loop=1)[0], wanted, rtol=1e-3, atol=1e-3)
+    group.adapter.weight.normal_(std=0.1)
+    A, B = group.adapter.weight.chunk(2, dim=1)
+    x = torch.zeros_like(e)
+    for _ in range(3):
+        x = pass_through(x @ A.T + e @ B.T, block)
+        x = scale * x / (x.square().mean(-1, keepdim=True) + model.config.norm_eps).sqrt()
+    wanted = model.readout(pass_through(x, behind))
+    torch.testing.assert_close(cut(idx, n_loop=3)[0], wanted, rtol=1e-4, atol=1e-4)
+    assert can_wave(cut)
 
 
 TRAIN = ['--dataset=calc:p=3', '--block_size=16', '--batch_size=2', '--max_iters=2',
@@ -289,10 +330,45 @@ def test_a_text_ends_at_each_token_that_ends_one(spelled, monkeypatch):
     """As if all tokens did: the first one is the last."""
     args = f'--out_dir={spelled}/out', '--start=the', '--temperature=0', '--max_new_tokens=4'
     free = finished(*args, script='sample.py').split('\n---')[0]
-    tokens = TokenizerJson((spelled / 'out' / 'tokenizer.json').read_text()).tokenizer.get_vocab()
-    monkeypatch.setattr('common.encoding.ENDS', ('<|endoftext|>', *sorted(tokens)))
+    every = property(lambda self: range(self.n_vocab), lambda self, ends: None)
+    monkeypatch.setattr(TokenizerJson, 'ends', every, raising=False)
     stopped = finished(*args, script='sample.py').split('\n---')[0]
     assert free.startswith(stopped) and len('the') < len(stopped) < len(free)
+
+
+@torch.no_grad()
+def test_a_cut_with_the_words_of_a_task_alone(spelled):
+    """It predicts what the cut with all tokens predicts, and the programs work on it."""
+    args = [f'--init_from={spelled}/out/ckpt.pt', '--keep=[0]', '--block=[2]', '--window=4',
+            '--dataset=calc:p=3', '--n_windows=4']
+    printed = finished(*args, f'--out_dir={spelled}/all', script='zoo/etd.py')
+    assert 'the norm of each step has the scale of the stream behind the block' in printed
+    assert 'one loop against these layers in one pass' in printed
+    printed = finished(*args, f'--out_dir={spelled}/few', '--task_words', script='zoo/etd.py')
+    assert '7 of 270 tokens are left' in printed        # = + * 0 1 2 and the end of a text
+    (full, few), (old, new) = zip(*(load_checkpoint(f'{spelled}/{name}/ckpt.pt')
+                                    for name in ('all', 'few')))
+    assert new['model_class'] == 'zoo.llama:NormedLlama' and few.config.window == 4
+    _, idx, targets, depth = data.held_out(old, 4, 'calc:p=3')
+    _, small, answers, its_depth = data.held_out(new, 4, 'calc:p=3')
+    used, rows = idx.unique(), small.unique()
+    assert (depth == its_depth).all() and len(used) == len(rows)
+    assert torch.equal(torch.bucketize(idx, used), torch.bucketize(small, rows))
+    assert torch.equal(targets[targets >= 0], used[torch.bucketize(answers[answers >= 0], rows)])
+    found, wanted = few(small, n_loop=3)[0], full(idx, n_loop=3)[0]             # (4, T, V) each
+    torch.testing.assert_close(found[..., rows], wanted[..., used])
+    finished(f'--init_from={spelled}/few/ckpt.pt', f'--out_dir={spelled}/trained', *TRAIN)
+    assert 'answers right' in finished(f'--out_dir={spelled}/trained', script='sample.py')
+
+
+@pytest.mark.parametrize('args, words', [
+    (['--keep=[0]'], 'give a --block'), (['--keep=[2]', '--block=[1,3]'], 'in one piece'),
+    (['--keep=[0,7]', '--block=[1]'], 'layers from 0 to 3'),
+    (['--block=[1]', '--task_words', '--dataset='], 'task_words is for a task'),
+    (['--block=[1]', '--norm', '--dataset='], 'without a data set')])
+def test_cuts_that_cannot_be(spelled, args, words):
+    assert words in refused(f'--init_from={spelled}/out/ckpt.pt', '--dataset=calc:p=3',
+                            '--n_windows=2', *args, f'--out_dir={spelled}/new', script='zoo/etd.py')
 
 
 def test_train_only(spelled):

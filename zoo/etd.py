@@ -1,5 +1,6 @@
 """
-Encode, think, decode: which layers of a plain model to loop (Koishekenov et al. 2025, ETD).
+Encode, think, decode: which layers of a plain model to loop (Koishekenov et al. 2025, ETD), and a
+cut of a plain model that loops (McLeish et al. 2025).
 
     python train.py '--groups=[]' --out_dir=out-plain       a plain model
     python -m zoo.etd --init_from=out-plain/ckpt.pt         finds its thinking block
@@ -7,14 +8,21 @@ Encode, think, decode: which layers of a plain model to loop (Koishekenov et al.
                                                             mid-training, with loops
     python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--block=[12,13,14,15]'
                                                             these layers, of any plain model
+    python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--keep=[0,1]' '--block=[14]' --window=16 \\
+        --dataset=calc --task_words                         a cut: layers 0 and 1, then 14 in a loop
 
-Prints how far each layer turns the state, the block between the two knees of that curve, and, for
-every block of layers or the candidates, the held-out loss when it loops 1 to 4 times. Writes
-out_dir/ckpt.pt, blocks.csv, and walk.png: does the loop converge? It starts from the input of the
-block, which later steps do not read again, or by the injection `bridge`, whose weights start at 0.
-So one loop is the plain model.
+Writes out_dir/ckpt.pt, and blocks.csv if it has measured blocks.
 
-The curve falls from the front to its lowest layer and rises to the back. The knee of a
+ETD: all layers stay. It prints how far each layer turns the state, the block between the two knees
+of that curve, and, for every block of layers or the candidates, the held-out loss when it loops 1
+to 4 times. The loop starts from the input of the block, which later steps do not read again, or by
+the injection `bridge`, whose weights start at 0. So one loop is the plain model.
+
+A cut: the layers of --keep run once, before or behind the block; the others are gone. The loop
+starts from 0, each step gets the input (x + e at first), and a norm closes it. The norm keeps the
+state as large as the stream behind the block is without a loop, which is measured.
+
+The curve of angles falls from the front to its lowest layer and rises to the back. The knee of a
 side is its point farthest below the chord from the side's end to the lowest layer, with both axes
 scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
 
@@ -22,20 +30,17 @@ scaled to 0 ... 1. The thinking block goes from knee to knee, inclusive.
                 mean over held-out windows
 """
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import combinations_with_replacement
 from shlex import quote
 from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn as nn
 from torch.nn import functional as F
 
 import data
-import geometry
-from cache import Span
-from common import plots
+import tasks
 from common.checkpoint import (
     Run,
     check_free,
@@ -46,34 +51,47 @@ from common.checkpoint import (
 )
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
-from common.files import write_csv
+from common.files import check_writable, write_csv
 from common.report import evaluate
-from geometry import step_cos, step_norm
-from loops import Plan
-from model import GPT
+from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
+    Looped,
+    keep_words,
+    looped,
+    new_names,
+    one_pass,
+    renamed,
+    set_scale,
+)
 
 # -------------------------------------------------------------------------------------------------
 init_from: PathName = 'out-plain/ckpt.pt'   # a model without groups
 out_dir: PathName | None = None     # None = beside the folder of init_from, with -etd behind it
 overwrite = False           # replace the run that out_dir holds
-dataset: str | None = None          # held-out text; None = the run's own
+dataset: str | None = None          # held-out text, or a task; None = the run's own
 block: list | None = None           # loop these layers; None = the best candidate, or by the knees
 candidates: list | None = None      # blocks to measure, [[first, last], ...]; None = all
-injection: Literal['none', 'bridge'] = 'none'
+keep: list | None = None            # a cut: the layers that run once; None = all others
+injection: Literal['none', 'bridge', 'concat'] | None = None    # None = concat in a cut, or none
+norm: bool | None = None    # does a norm close each loop step? None = in a cut
+window: int | None = None   # attention reads the last `window` tokens; None = as before
+task_words = False          # embedding and head keep the tokens of the task `dataset` alone
 loops = [1, 2, 3, 4]
 n_windows = 64
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
 
+# which layers ------------------------------------------------------------------------------------
+
 @torch.no_grad()
 def angles(model, idx):
     """The angle of each layer (L,), over windows idx (B, T); model: a plain one."""
-    x, turns = model.embed(idx, torch.arange(idx.shape[1], device=idx.device)), []
+    x = model.embed(idx, torch.arange(idx.shape[1], device=idx.device))
+    turns = []
     for layer in model.h:
         before, x = x, layer(x)
-        last = (state[:, -1].cpu().double() for state in (before, x))           # (B, C) each
-        cosine = F.cosine_similarity(*last, dim=-1).clamp(-1, 1)
+        one, other = (state[:, -1].cpu().double() for state in (before, x))     # (B, C) each
+        cosine = F.cosine_similarity(one, other, dim=-1).clamp(-1, 1)
         turns.append(cosine.arccos().mean().item() / np.pi)
     return np.array(turns)
 
@@ -95,37 +113,6 @@ def thinking_block(curve):
     return list(range(first, last + 1))
 
 
-class Looped(GPT):
-    """A plain model in which layers loop; a group has no norm besides those of its layers."""
-    __module__ = 'zoo.etd'          # for the checkpoint, even if this file runs as __main__
-
-    def build(self, config):
-        super().build(config)
-        for group in self.groups:
-            group.norm = nn.Identity()
-
-
-def looped(model, block, injection='none'):
-    """
-    A plain model -> a model of the same modules that loops the layers `block`, x^(0) = e. Its class
-    is Looped for a GPT, and otherwise the model's own. ValueError if its groups have more weights.
-    """
-    config = replace(model.config, groups=[block], injection=injection, x0='e', mean_recurrence=2)
-    with torch.device('meta'):          # the plain model's modules replace these
-        new = (Looped if type(model) is GPT else type(model))(config)
-    group, before, after = new.groups[0], model.h[:block[0]], model.h[block[-1] + 1:]
-    group.core = model.h[block[0]:block[-1] + 1]
-    group.adapter.to_empty(device=model.wte.weight.device)
-    with torch.no_grad():
-        group.adapter.init_weights()
-    new.h = nn.ModuleList([*before, group, *after])
-    for name in ('wte', 'wpe', 'ln_f', 'lm_head'):
-        setattr(new, name, getattr(model, name))
-    if any(weight.is_meta for weight in new.parameters()):
-        raise ValueError(f'a {type(model).__name__} does more in a group than in its layers')
-    return new.eval()
-
-
 def choose(model, text, idx, dev):
     """
     Print what the angles and the held-out text say -> the block to loop, and a row for each block
@@ -142,96 +129,121 @@ def choose(model, text, idx, dev):
               '--block, or --candidates to compare some')
 
     # what the blocks give at these loop counts, without any training
-    pairs = candidates or ([] if block else combinations_with_replacement(range(n_layer), 2))
-    blocks, rows = [list(range(first, last + 1)) for first, last in pairs], []
-    blocks += [block] if block and block not in blocks else []
+    pairs = candidates
+    if pairs is None:
+        pairs = [] if block else combinations_with_replacement(range(n_layer), 2)
+    blocks = [list(range(first, last + 1)) for first, last in pairs]
+    if block and block not in blocks:
+        blocks.append(block)
+    rows = []
     for layers in blocks:
-        nats, _ = evaluate(looped(model, layers), text, n_windows, loops, dev)
-        rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers)) | {
-            f'loss_{n}': nats[n] for n in loops})
-    means = [sum(row[f'loss_{n}'] for n in loops) for row in rows]
-    chosen = block or (blocks[means.index(min(means))] if candidates else thinking)
-    columns = list(rows[0])[2:]
+        looping = looped(model, layers, injection or 'none')
+        nats, _ = evaluate(looping, text, n_windows, loops, dev)
+        rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers))
+                    | {f'loss_{n}': nats[n] for n in loops})
+    columns = [f'loss_{n}' for n in loops]
+    means = [sum(row[column] for column in columns) for row in rows]
+    best = blocks[means.index(min(means))]
+    chosen = block or (best if candidates else thinking)
+
     print('\nheld-out loss by loops:\n  block     ' + ' '.join(f'{name:>8s}' for name in columns))
-    for row in rows:
-        mark = '*' if row['block'] == f'{chosen[0]}-{chosen[-1]}' else ' '
+    for row, layers in zip(rows, blocks):
+        mark = '*' if layers == chosen else ' '
         print(f"{mark} {row['block']:9s} " + ' '.join(f'{row[name]:8.4f}' for name in columns))
     print('* the block in ckpt.pt')
     return chosen, rows
 
 
-@torch.no_grad()
-def walk(looping, idx, path):
-    """
-    Does the loop converge? Medians of 12 loops over the tokens of idx (B, T), without the first one
-    of a window, which may be a sink of attention with a norm of thousands.
-    """
-    plan = Plan([12], span=Span(0, idx.shape[1], idx.device), keep_states=True)
-    states = looping.hidden(idx, plan)[1][0]['states'][:, :, 1:]                # (13, B, T - 1, C)
-    size, step, cos, accel = (probe.flatten(1).median(1).values.tolist() for probe in (
-        states[:-1].norm(dim=-1), *(f(states) for f in (step_norm, step_cos, geometry.accel))))
-    relative = [a / b for a, b in zip(step, size)]
-    print(f'12 loops: the state goes from {size[0]:.3g} to {size[-1]:.3g}, its update goes from '
-          f'{relative[0]:.2g} to {relative[-1]:.2g} of that, the cosine of two updates from '
-          f'{cos[0]:.2f} to {cos[-1]:.3f}')
-    figure, [[left, right]] = plots.panels(2, 4.4, 3.4)
-    for label, values in {'state': size, 'update': step, 'update / state': relative,
-                          'acceleration': accel}.items():
-        left.plot(range(12 - len(values), 12), values, marker='.', label=label)
-    right.plot(range(1, 12), cos, marker='.')
-    left.set(yscale='log', xlabel='loop step k', ylabel='norm')
-    left.legend(frameon=False, fontsize=8, ncols=2, loc=(0.02, 0.31))
-    right.set(xlabel='loop step k', ylabel='cosine of consecutive updates')
-    figure.tight_layout()
-    plots.save(figure, path, ['k', 'state', 'update', 'relative', 'cosine', 'acceleration'],
-               zip(range(12), size, step, relative, [None, *cos], [None, *accel]))
+# the run -----------------------------------------------------------------------------------------
 
-
-def main():
-    # the plain model
-    dev, _ = pick_device(device, 'float32')
-    model, checkpoint = load_checkpoint(init_from, dev)
+def check_knobs(model):
+    """ValueError if the knobs do not fit the model, or one another."""
     if model.groups:
         raise ValueError(f'the model in {init_from} is a {type(model).__name__} with groups '
                          f'{model.config.groups}: train a plain one with python train.py '
                          "'--groups=[]' --out_dir=out-plain")
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
-    if not all(isinstance(pair, list) and [*map(type, pair)] == [int, int]
-               for pair in candidates or []):
-        raise ValueError(f'candidates must be pairs [first, last] of layers, not {candidates}')
-    if [] in (block, candidates, loops) or not all(type(n) is int for n in loops):
-        raise ValueError('block, candidates and loops must not be empty, and loops whole numbers')
-    out = out_dir or (os.path.dirname(init_from) + '-etd').lstrip('-')
-    check_free(out, overwrite, init_from)
+    for pair in candidates or []:
+        if not isinstance(pair, list) or [*map(type, pair)] != [int, int]:
+            raise ValueError(f'candidates must be pairs [first, last] of layers, not {candidates}')
+    if [] in (block, candidates, loops):
+        raise ValueError('block, candidates and loops must not be empty')
+    if not all(type(n) is int for n in [*loops, *(block or []), *(keep or [])]):
+        raise ValueError('block, keep and loops must be lists of whole numbers')
+    if keep is not None and not block:
+        raise ValueError('a cut needs the layers that loop: give a --block beside --keep')
 
-    # the block; without held-out text, one that was given is taken as it is
-    chosen, rows, name = block, [], dataset or checkpoint['config']['dataset']
-    if name or not block:
+
+def folder_beside(path):
+    """The folder of a checkpoint with -etd behind its name."""
+    folder = os.path.normpath(os.path.dirname(path))
+    if os.path.basename(folder) in ('.', '..'):         # no name
+        folder = os.path.abspath(folder)
+    return f'{folder}-etd'
+
+
+def main():
+    # the plain model
+    dev, _ = pick_device(device, 'float32')
+    model, checkpoint = load_checkpoint(init_from, dev)
+    check_knobs(model)
+    is_cut = keep is not None
+    normed = is_cut if norm is None else norm
+    out = out_dir or folder_beside(init_from)
+    check_free(out, overwrite, init_from)
+    check_writable(out)
+
+    # held-out text or problems. A block that was given needs none, but the norm's scale does
+    name = dataset or checkpoint['config']['dataset']
+    if name or normed or not block:
         text, idx, *_ = data.held_out(checkpoint, n_windows, name, dev)     # (n_windows, T)
+    chosen, rows = block, []
+    if not is_cut and (name or not block):
         chosen, rows = choose(model, text, idx, dev)
-    looping = looped(model, chosen, injection)      # ValueError if block cannot be a group
+
+    # the looping model
+    looping = looped(model, chosen, injection or ('concat' if is_cut else 'none'), keep, normed,
+                     window)
+    if normed:
+        set_scale(looping, idx[:8])
     some = torch.arange(model.config.block_size, device=dev)[None] % model.config.vocab_size
     with torch.no_grad():
-        error = (looping(some, n_loop=1)[0] - model(some)[0]).abs().max().item()
-    print(f'one loop against the plain model: logits differ by {error:.1g}')
-    if not error < 1e-3:
+        is_whole = not is_cut and window is None
+        wanted = model(some)[0] if is_whole else one_pass(looping, some)[1]
+        error = (looping(some, n_loop=1)[0] - wanted).abs().max().item()
+    print(f"one loop against {'the plain model' if is_whole else 'these layers in one pass'}: "
+          f'logits differ by {error:.1g}')
+    if not normed and not error < 1e-3:
         raise ValueError(f'one loop of a {type(model).__name__} is not the plain model')
 
+    # the tokenizer, and the words
+    tokenizer, encoding = checkpoint['tokenizer'], None
+    if '.json' in (tokenizer or ''):
+        encoding = data.get_encoding(tokenizer, checkpoint['folder'])
+    if task_words:
+        if encoding is None or not tasks.is_task(name):
+            raise ValueError('task_words is for a task, named by --dataset, in the tokens of a '
+                             'tokenizer.json')
+        encoding = keep_words(looping, encoding, name)
+        tokenizer = encoding.name
+        print(f'{encoding.n_vocab} of {model.config.vocab_size:,} tokens are left')
+
     # files, with as many bits of a weight as before
-    knobs, tokenizer = checkpoint['config'] | asdict(looping.config), checkpoint['tokenizer']
+    on_disk = renamed(checkpoint['model'], new_names(model.config.n_layer, chosen, keep))
+    for key, weight in looping.named_parameters():
+        if key in on_disk:
+            weight.data = weight.to(on_disk[key].dtype)
+    knobs = checkpoint['config'] | asdict(looping.config)
     with only_writer(out):
         start_over(out, overwrite)
         if rows:
-            walk(looping, idx[:8], os.path.join(out, 'walk.png'))
             write_csv(rows, os.path.join(out, 'blocks.csv'))
-        if '.json' in (tokenizer or ''):
-            data.get_encoding(tokenizer, checkpoint['folder']).save(out)
-        for key, weight in model.named_parameters():
-            weight.data = weight.to(checkpoint['model'][key].dtype)
+        if encoding:
+            encoding.save(out)
         save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
                  os.path.join(out, 'ckpt.pt'), whole=False)
-    print(f"{out}: ckpt.pt{', blocks.csv, walk.png' if rows else ''}\nnext: python train.py "
+    print(f"{out}: ckpt.pt{', blocks.csv' if rows else ''}\nnext: python train.py "
           f"--init_from={quote(out)}/ckpt.pt --dataset={quote(name or 'NAME')} "
           f'--out_dir={quote(out)}-trained')
 

@@ -90,6 +90,13 @@ class Llama(GPT):
         return self.drop(x if self.wpe is None else x + self.wpe(pos))
 
 
+class NormedLlama(Llama):
+    """A Llama in which a norm closes each loop step, as in our own models."""
+
+    def build(self, config):
+        GPT.build(self, config)
+
+
 # a folder -----------------------------------------------------------------------------------------
 
 # the weights of a block: our name, public names
