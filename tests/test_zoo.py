@@ -321,6 +321,8 @@ def put_pointer(name, folder):
      'model-0.safetensors (SafetensorError: Error while deserializing header'),
     (partial(put_tensor, 'lm_head.weight', None), "lacks 'lm_head.weight'"),
     (partial(put_tensor, 'more', torch.zeros(2)), 'Unexpected key(s) in state_dict: "more"'),
+    (partial(put_tensor, 'model.norm.weight', torch.tensor([1, math.nan]).repeat(16)),
+     'model.norm.weight has a NaN'),
     (lambda folder: make_tokenizer_json(folder / 'tokenizer.json'), 'more than the 61 tokens'),
     # what turns queries and keys otherwise, or reads fewer of them, in the words of several years
     (partial(put_field, rope_parameters=dict(rope_theta=5e5, rope_type='yarn', factor=4.0)),

@@ -1,5 +1,5 @@
 """
-Huginn, the recurrent-depth model of Geiping et al., and their exit criteria.
+Huginn (Geiping et al.), tested on tiny random weights, never loaded with its real ones; its exits.
 
     python -m zoo.huginn --path=FOLDER              a public checkpoint -> out-huginn/ckpt.pt
     python -m zoo.huginn --path=FOLDER --dry_run    names, shapes, bytes; what is missing

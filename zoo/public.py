@@ -21,9 +21,9 @@ import torch.nn as nn
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-import data
 from common.checkpoint import Run, check_free, class_of, only_writer, save_run, start_over
 from common.configurator import explain
+from common.encoding import ENDS, TokenizerJson
 from model import GPTConfig
 
 # for `translate` ----------------------------------------------------------------------------------
@@ -126,11 +126,36 @@ def read_weights(path):
 def read_folder(path):
     """config.json's dict, the tensors {name: tensor} and the tokenizer (or None) of a folder."""
     public, tensors = read_file(path, 'config.json'), read_weights(path)
-    tokenizer = os.path.join(path, 'tokenizer.json')
-    if not os.path.exists(tokenizer):
+    tokenizer = Path(path, 'tokenizer.json')
+    if not tokenizer.exists():
         return public, tensors, None
     read_file(path, 'tokenizer.json')           # a clone may have none, but a pointer
-    return public, tensors, data.get_encoding(tokenizer)
+    with explain('cannot read tokenizer.json', 'take the file that came with the weights'):
+        text = with_end(tokenizer.read_text('utf-8'), public.get('eos_token_id'))
+        return public, tensors, TokenizerJson(text)
+
+
+def with_end(text, eos):
+    """
+    The text of a tokenizer.json in which the token number `eos` (a list: the first one) ends each
+    text. As it is if that token's name says so already, or if eos is None.
+    """
+    from tokenizers import Tokenizer
+    number = eos[0] if isinstance(eos, list) else eos
+    name = None if number is None else Tokenizer.from_str(text).id_to_token(number)
+    if name is None or name in ENDS:
+        return text
+    settings = json.loads(text)
+    before = settings.get('post_processor') or dict(type='Sequence', processors=[])
+    steps = before['processors'] if before['type'] == 'Sequence' else [before]
+    if not any(step['type'] == 'TemplateProcessing' for step in steps):
+        text_alone = [dict(Sequence=dict(id='A', type_id=0))]
+        steps.append(dict(type='TemplateProcessing', single=text_alone, pair=[], special_tokens={}))
+    for step in steps:
+        if step['type'] == 'TemplateProcessing':
+            step['single'].append(dict(SpecialToken=dict(id=name, type_id=0)))
+            step['special_tokens'][name] = dict(id=name, ids=[number], tokens=[name])
+    return json.dumps(settings | dict(post_processor=dict(type='Sequence', processors=steps)))
 
 
 def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=False,
@@ -145,7 +170,11 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
     try:
         # what there is
         public, tensors, encoding = read(path)
-        print(f'{path}: {len(tensors)} tensors, {sum(t.nbytes for t in tensors.values()):,} bytes')
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        print(f'{path}: {len(tensors)} tensors, {size:,} bytes')
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise ValueError(f'{name} has a NaN or an infinity: download it again')
         if dry_run:
             for name, tensor in tensors.items():
                 print(f'{name}  {tuple(tensor.shape)}  {tensor.dtype}  {tensor.nbytes:,} bytes')
