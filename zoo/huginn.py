@@ -1,5 +1,7 @@
 """
-Huginn (Geiping et al.), tested on tiny random weights, never loaded with its real ones; its exits.
+Huginn (Geiping et al.): tested on tiny random weights, never loaded with its real ones.
+
+The recurrent-depth model and its exit criteria.
 
     python -m zoo.huginn --path=FOLDER              a public checkpoint -> out-huginn/ckpt.pt
     python -m zoo.huginn --path=FOLDER --dry_run    names, shapes, bytes; what is missing

@@ -1,7 +1,8 @@
 """
-Ouro (Zhu et al. 2025, arXiv 2510.25741), tested on tiny random weights, never loaded with real ones.
+Ouro (Zhu et al. 2025): tested on tiny random weights, never loaded with its real ones.
 
-A looped model with a learned exit gate, which any model of ours can have, and its training.
+A looped model with a learned exit gate, which any model of ours can have, and its training; arXiv
+2510.25741.
 
     python -m zoo.ouro --path=FOLDER                a public checkpoint -> out-ouro/ckpt.pt
     python -m zoo.ouro --path=FOLDER --dry_run      names, shapes, bytes; what is missing
