@@ -287,16 +287,20 @@ def excess(point, full):
     """
     labels = point.measured['labels']
     difference = np.subtract(point.measured['nats'], full.measured['nats'][:len(labels)])
-    low, high = interval(np.stack((difference, labels), axis=1),
-                         lambda sums: sums[..., 0].sum(axis=1) / sums[..., 1].sum(axis=1))
+    low, high = interval(np.stack((difference, labels), axis=1), ratio_of_sums)
     return difference.sum() / np.sum(labels), low, high
+
+
+def ratio_of_sums(windows):
+    """(draws, N, 2) -> (draws,): the sum of the first column over that of the second."""
+    sums = windows.sum(axis=1)
+    return sums[:, 0] / sums[:, 1]
 
 
 def interval(values, statistic, draws=2000):
     """
-    95% bootstrap interval of a statistic of values (N, ...); (None, None) for a single one.
-
-    statistic: (draws, N, ...) -> (draws,).
+    The ends of the 95% bootstrap interval of a statistic of values (N, ...); None, None for a
+    single value. statistic: (draws, N, ...) -> (draws,).
     """
     if len(values) < 2:
         return None, None
@@ -359,15 +363,14 @@ def time_in_turn(points, prompt, number, is_task):
 # The paper leaves tau to be tuned by hand. Here the even windows choose it, and the odd ones score
 # it: a threshold that was cheap by chance where it was chosen is not so there.
 
-def calibrate_rules(model, methods, idx, targets):
+def calibrate_rules(model, full, methods, idx, targets):
     """
     Yield the row of exits.json of each method: the largest of taus that keeps the promise on the
-    even windows, and its costs on the odd ones. The promise: above the full budget it costs at most
-    `calibrate` nats per token, and so does the end of its interval.
+    even windows, and its costs on the odd ones. The promise: it costs at most `calibrate` nats per
+    label above the method `full`, and so does the end of its interval.
     """
     even = idx[0::2], targets[0::2]
     odd = idx[1::2], targets[1::2]
-    full = Method(Kind.FIXED, methods[0].n_loop)
     full_even = quality_of(model, full, even)
     full_odd = quality_of(model, full, odd)
     for method in methods:
@@ -390,21 +393,21 @@ def quality_of(model, method, windows):
     return point
 
 
-def calibrate_waves(model, methods, prompts):
+def calibrate_waves(model, full, methods, prompts):
     """
     The same for waves, by the texts after prompts (N, 1, n). The promise: a share of at least
-    `fidelity` of them are those of the full budget.
+    `fidelity` of them are those of the method `full`.
     """
     use_one_thread(model)
-    full = texts_of(model, Method(Kind.FIXED, methods[0].n_loop), prompts)
+    texts_of_full = texts_of(model, full, prompts)
     for method in methods:
         row = threshold_key(method.exit, method.cache, ring, list(method.wave))
         row |= dict(tau=None, texts=fidelity)
         for tau in sorted(taus, reverse=True):
             texts = texts_of(model, method.at(tau), prompts[0::2])
-            if share_equal(texts, full[0::2]) >= fidelity:
+            if share_equal(texts, texts_of_full[0::2]) >= fidelity:
                 texts = texts_of(model, method.at(tau), prompts[1::2])
-                identical = share_equal(texts, full[1::2])
+                identical = share_equal(texts, texts_of_full[1::2])
                 row |= dict(tau=tau, identical=identical, kept=identical >= fidelity)
                 break
         yield row
@@ -418,22 +421,18 @@ def share_equal(texts, others):
     return float(np.mean([torch.equal(text, other) for text, other in zip(texts, others)]))
 
 
-def find_thresholds(model, methods, idx, targets, prompts, folder, checkpoint):
+def store_thresholds(calibrated, folder, checkpoint):
     """
-    Calibrate methods of rules and waves, and add what is found to folder/exits.json at once, in
-    place of rows for the same -> the rows.
+    Go through pairs (method, its row of exits.json) as they are calibrated, and add each row to
+    folder/exits.json at once, in place of an earlier one -> the rows.
     """
     try:
         stored = thresholds_of(folder, checkpoint)
     except ValueError as error:
         print(f'warning: {error}. It is replaced')
         stored = []
-    of_rules = [method for method in methods if method.kind is Kind.RULE]
-    of_waves = [method for method in methods if method.kind is Kind.WAVE]
-    found = chain(calibrate_rules(model, of_rules, idx, targets) if of_rules else (),
-                  calibrate_waves(model, of_waves, prompts) if of_waves else ())
     rows = []
-    for method, row in zip(of_rules + of_waves, found):
+    for method, row in calibrated:
         threshold = 'none of taus keeps the promise'
         if row['tau'] is not None:
             threshold = f"tau = {row['tau']:g}"
@@ -447,15 +446,16 @@ def find_thresholds(model, methods, idx, targets, prompts, folder, checkpoint):
 
 def row_of(point, full):
     """The row of bench.csv of a point: what is known of it so far, and None for the rest."""
-    method, measured = point.method, point.measured
-    rule, arguments = method.exit, method.arguments()
+    method = point.method
+    measured = point.measured
     groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
-    row = dict(run=point.run, name=label(method), family=family(method), kind=method.kind,
-               cache=method.cache, n_loop=method.n_loop, rule=rule and rule.name,
-               tau=rule and rule.tau, wake=rule and rule.wake)
-    row |= {name: arguments.get(name) for name in ('draft_loops', 'draft_tokens', 'wave',
-                                                   'wave_steps')}
-    row |= dict.fromkeys(['windows', *OF_WINDOWS, *groups, 'prompts', *OF_PROMPTS])
+    row = dict(run=point.run, name=label(method), family=family(method), kind=method.kind)
+    row |= dict.fromkeys(['cache', 'n_loop', 'rule', 'tau', 'wake', 'draft_loops', 'draft_tokens',
+                          'wave', 'wave_steps', 'windows', *OF_WINDOWS, *groups, 'prompts',
+                          *OF_PROMPTS])
+    row |= {name: value for name, value in method.arguments().items() if name in row}
+    if method.exit:
+        row |= dict(rule=method.exit.name, tau=method.exit.tau, wake=method.exit.wake)
     row |= {name: np.mean(measured[name]) for name in row if name in measured}
     if 'nats' in measured:
         ce = per_label(point, 'nats')
@@ -619,7 +619,8 @@ def check_knobs():
     for knob, example in dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
                               beside=['out-plain']).items():
         value = globals()[knob]
-        if value is not None and not all(type(one) is type(example[0]) for one in as_list(value)):
+        fits = all(type(part) is type(example[0]) for part in as_list(value))
+        if value is not None and not fits:
             raise ValueError(f'{knob} must be as in --{knob}="{example}", not {value}')
     for draft in drafts:
         if not are_counts(draft, 3):
@@ -666,8 +667,10 @@ def has_quality(points):
 
 
 def try_quality(points, idx, targets, is_task):
-    """Measure a part of the windows, which is dropped -> the seconds that all of them will take."""
-    part = (slice(4), slice(None)) if is_task else (slice(None), slice(8))
+    """Measure a part of the windows, and forget it -> the seconds that all of them will take."""
+    part = (slice(None), slice(8))          # 8 tokens of each window
+    if is_task:
+        part = (slice(4), slice(None))      # 4 problems
     begin = time.perf_counter()
     measure_quality(points, idx[part], targets[part])
     seconds = time.perf_counter() - begin
@@ -757,11 +760,13 @@ def main():
     methods = methods_of(model, budget, is_task)
     with autocast:
         if calibrate is not None:
-            methods = methods_of_rules(budget, is_task)
-            if not is_task:
-                methods += methods_of_waves(model, budget)
-            rows = find_thresholds(model, methods, idx, targets, prompts, results, checkpoint)
-            report_thresholds(methods, rows, results, folder, is_task)
+            full = methods[0]
+            of_rules = methods_of_rules(budget, is_task)
+            of_waves = [] if is_task else methods_of_waves(model, budget)
+            rows = store_thresholds(zip(of_rules + of_waves, chain(
+                calibrate_rules(model, full, of_rules, idx, targets),
+                calibrate_waves(model, full, of_waves, prompts))), results, checkpoint)
+            report_thresholds(of_rules + of_waves, rows, results, folder, is_task)
             return
         points = [Point(folder, model, method) for method in methods]
         points += points_of_others(checkpoint, T, budget, is_task)

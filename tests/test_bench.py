@@ -317,19 +317,22 @@ def by_hand(points, idx, targets):
         point.measured['evals'].extend(np.ones((len(idx), 2)))
 
 
-def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, monkeypatch, capsys):
+def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monkeypatch, capsys):
     """And it says whether it does on windows that did not choose it."""
     for name, value in dict(measure_quality=by_hand, calibrate=0.1, taus=[0.1, 1.0, 3.0],
                             wake=True, rules=['accel', 'kl', 'norm'], waves=[]).items():
         monkeypatch.setattr(bench, name, value)
+    monkeypatch.chdir(tmp_path)
     idx, stored = torch.arange(16)[:, None] % 2, dict(model=tiny().state_dict())
     methods = bench.methods_of_rules(5, False)
-    rows = bench.find_thresholds(tiny(), methods, idx, idx, None, 'out', stored)
+    rows = bench.calibrate_rules(tiny(), bench.Method(bench.Kind.FIXED, 5), methods, idx, idx)
+    rows = bench.store_thresholds(zip(methods, rows), 'out', stored)
     accel, kl, norm = rows
     assert accel.items() >= dict(cache='exact', rule='accel', wake=True, tau=1.0, nats=0.1,
-                                 cost=0.2, cost_low=0.2, cost_high=0.2, evals=1).items()
+                                 evals=1).items()
+    assert [accel[name] for name in ('cost', 'cost_low', 'cost_high')] == pytest.approx([0.2] * 3)
     assert (kl['rule'], kl['tau']) == ('kl', None) and 'cost' not in kl
-    assert not accel['kept'] and norm['cost'] == 1 and norm['kept'] is False
+    assert not accel['kept'] and norm['cost'] == pytest.approx(1) and norm['kept'] is False
     assert json.loads(Path('out/exits.json').read_text())['exits'] == rows
     assert 'kl, exact, wake: none of taus keeps the promise' in capsys.readouterr().out
     bench.report_thresholds(methods, rows, 'out', 'out', False)
