@@ -147,8 +147,9 @@ def translate(public, tensors):
     require(public, block_class_name='SandwichBlock', norm_class_name='RMSNorm_llama',
             mlp_class_name='GatedMLP', nonlin_name='SiLU', injection_type='linear',
             state_init='like-init', qk_bias=True, bias=False, tie_embeddings=True)
-    g, looped, after = (public[f'n_layers_in_{part}']
-                        for part in ('prelude', 'recurrent_block', 'coda'))
+    g = public['n_layers_in_prelude']               # and the number of the layer that is the group
+    looped = public['n_layers_in_recurrent_block']
+    after = public['n_layers_in_coda']
     config = PublicConfig(
         block_size=public['block_size'], vocab_size=len(tensors['transformer.wte.weight']),
         n_layer=g + looped + after, n_head=public['n_heads'], n_embd=public['n_embd'],

@@ -167,19 +167,22 @@ def read_gguf(path):
                  'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'smollm'})
 
     tensors = {}
-    for t in reader.tensors:
+    dtypes = dict(F32=torch.float32, BF16=torch.bfloat16)       # of others float16
+    for entry in reader.tensors:
         with explain('a tensor that gguf cannot read', 'take another file'):
-            x = torch.from_numpy(gguf.dequantize(t.data, t.tensor_type).copy())
-        name = '.'.join(PARTS.get(part, part) for part in t.name.split('.'))
-        kinds = dict(F32=torch.float32, BF16=torch.bfloat16)
-        tensors[name] = x.to(kinds.get(t.tensor_type.name, torch.float16))
+            x = torch.from_numpy(gguf.dequantize(entry.data, entry.tensor_type).copy())
+        name = '.'.join(PARTS.get(part, part) for part in entry.name.split('.'))
+        tensors[name] = x.to(dtypes.get(entry.tensor_type.name, torch.float16))
     public = public_fields(fields)
     public['tie_word_embeddings'] = 'lm_head.weight' not in tensors
     public.setdefault('vocab_size', len(tensors['model.embed_tokens.weight']))
-    # the reverse of hubs.adjacent: the rotary pairs of a GGUF file are adjacent
-    tensors = hubs.turn(public, tensors, lambda x, heads: x.unflatten(
-        0, (heads, -1, 2)).transpose(1, 2).reshape(x.shape))
-    return public, tensors, TokenizerJson(tokenizer_of(fields))
+    return public, hubs.turn(public, tensors, in_halves), TokenizerJson(tokenizer_of(fields))
+
+
+def in_halves(weight, n_head):
+    """The reverse of public.adjacent: the rotary pairs of a GGUF file are adjacent rows."""
+    pairs = weight.unflatten(0, (n_head, -1, 2))                    # (n_head, D / 2, 2, C)
+    return pairs.transpose(1, 2).reshape(weight.shape)
 
 
 def public_fields(fields):
@@ -248,9 +251,9 @@ def installed():
 
 
 def main():
-    where = path or installed()
-    hubs.convert('zoo.llama:Llama', translate, where, out_dir, overwrite, dry_run,
-                 read_gguf if os.path.isfile(where) else hubs.read_folder)
+    source = path or installed()
+    read = read_gguf if os.path.isfile(source) else hubs.read_folder
+    hubs.convert('zoo.llama:Llama', translate, source, out_dir, overwrite, dry_run, read)
 
 
 if __name__ == '__main__':

@@ -83,17 +83,20 @@ class Gated(GPT):
         """As in GPT, but in training mode the loss is the mean of stage_loss over the groups."""
         if not self.training or targets is None:
             return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
-        plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed, self.training),
+        counts = self.loop_counts(n_loop, exit)
+        plan = Plan(counts, exit, as_noise(noise_seed, self.training),
                     Span(0, idx.shape[1], idx.device), keep_states=True)
-        (_, found), losses = self.hidden(idx, plan), []
+        _, entries = self.hidden(idx, plan)
         if trace is not None:
-            trace += found
+            trace += entries
         labelled = targets.flatten() >= 0
         labels = targets.flatten()[labelled]                                    # (N,)
-        for group, entry in zip(self.groups, found):
+        losses = []
+        for group, entry in zip(self.groups, entries):
             # L_t after every loop step, and the gate there
             read = self.through_coda if group is self.groups[-1] else self.readout
-            states, nats = entry['states'][1:], []                              # (K, B, T, C)
+            states = entry['states'][1:]                                        # (K, B, T, C)
+            nats = []
             for state in states:
                 logits = read(state)                                            # (B, T, V)
                 nats.append(F.cross_entropy(logits.flatten(0, 1)[labelled].float(), labels,

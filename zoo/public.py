@@ -44,8 +44,8 @@ def rope_base(public):
     plain = dict(rope_type='default', type='default', partial_rotary_factor=1.0)
     others = dict.fromkeys(rope.keys() - plain.keys() - {'rope_theta'})
     require(public | rope, **plain, **others, use_sliding_window=False)
-    for kind in public.get('layer_types') or []:
-        require(dict(layer_types=kind), layer_types='full_attention')
+    for layer_type in public.get('layer_types') or []:
+        require(dict(layer_types=layer_type), layer_types='full_attention')
     return (public | rope)['rope_theta']        # in rope_parameters since transformers 5
 
 
@@ -57,12 +57,16 @@ def rename(tensors, names):
     names: {our name: public name, or several, separated by spaces}. Several tensors are put one
     below the other. KeyError for a name that is missing.
     """
-    names = {ours: theirs.split() for ours, theirs in names.items()}
-    used = set(sum(names.values(), []))
-    renamed = {ours: torch.cat([tensors[name] for name in theirs]) if len(theirs) > 1
-               else tensors[theirs[0]] for ours, theirs in names.items()}
-    return renamed | {name: tensor for name, tensor in tensors.items() if name not in used
-                      and not name.endswith(('rotary_emb.inv_freq', 'freqs_cis'))}
+    renamed, used = {}, set()
+    for ours, theirs in names.items():
+        theirs = theirs.split()
+        used.update(theirs)
+        parts = [tensors[name] for name in theirs]
+        renamed[ours] = parts[0] if len(parts) == 1 else torch.cat(parts)
+    for name, tensor in tensors.items():
+        if name not in used and not name.endswith(('rotary_emb.inv_freq', 'freqs_cis')):
+            renamed[name] = tensor
+    return renamed
 
 
 def per_layer(ours, n, names):
@@ -70,9 +74,12 @@ def per_layer(ours, n, names):
     What `rename` needs for n layers. ours: what comes before the number in our names, such as 'h.'.
     names: {our name: public names} of the weights of a layer.
     """
-    return {f'{ours}{i}.{name}.weight': ' '.join(
-        f'model.layers.{i}.{part}.weight' for part in theirs.split())
-        for i in range(n) for name, theirs in names.items()}
+    weights = {}
+    for i in range(n):
+        for name, theirs in names.items():
+            parts = [f'model.layers.{i}.{part}.weight' for part in theirs.split()]
+            weights[f'{ours}{i}.{name}.weight'] = ' '.join(parts)
+    return weights
 
 
 def adjacent(weight, n_head):
@@ -84,12 +91,18 @@ def adjacent(weight, n_head):
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
-def turn(public, tensors, how=adjacent):
-    """The tensors {name: tensor}, those of queries and keys as how(tensor, its heads)."""
-    H = public['num_attention_heads']
-    heads = dict(q_proj=H, k_proj=public.get('num_key_value_heads') or H)
-    return {name: how(x, heads[part]) if (part := name.split('.')[-2:][0]) in heads else x
-            for name, x in tensors.items()}
+def turn(public, tensors, rows=adjacent):
+    """The tensors {name: tensor}, of which those of queries and keys become rows(tensor, heads)."""
+    n_head = public['num_attention_heads']
+    n_kv_head = public.get('num_key_value_heads') or n_head
+    turned = {}
+    for name, tensor in tensors.items():
+        if '.q_proj.' in name:
+            tensor = rows(tensor, n_head)
+        elif '.k_proj.' in name:
+            tensor = rows(tensor, n_kv_head)
+        turned[name] = tensor
+    return turned
 
 
 # a folder -> a checkpoint -------------------------------------------------------------------------
@@ -105,12 +118,13 @@ def read_weights(path):
     The tensors of a folder, {name: tensor}: those of model.safetensors and of what its index names,
     or else of all *.safetensors. ValueError if there are none, or two of one name.
     """
-    index, tensors = 'model.safetensors.index.json', {}
-    found = set(glob.glob('*.safetensors', root_dir=path))
-    files = found & {'model.safetensors'}
+    index = 'model.safetensors.index.json'
+    there = set(glob.glob('*.safetensors', root_dir=path))
+    named = there & {'model.safetensors'}
     if os.path.exists(os.path.join(path, index)):
-        files |= set(read_file(path, index)['weight_map'].values())
-    for name in sorted(files or found):
+        named |= set(read_file(path, index)['weight_map'].values())
+    tensors = {}
+    for name in sorted(named or there):
         more = read_file(path, name, load_file)
         if twice := tensors.keys() & more.keys():
             raise ValueError(f'{name} has {min(twice)} again: leave one set of weights there')
@@ -199,15 +213,18 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
     # the checkpoint, with the tokenizer beside it
     check_free(out_dir, overwrite)
     model.tie()
-    name = encoding and encoding.name
+    name = encoding.name if encoding else None
     with only_writer(out_dir):
         start_over(out_dir, overwrite)
         if encoding:
             encoding.save(out_dir)
         save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=name, data=''), 0,
                  os.path.join(out_dir, 'ckpt.pt'), whole=False)
-    print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={quote(out_dir)}' if encoding else
-          f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on text')
+    if encoding:
+        print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={quote(out_dir)}')
+    else:
+        print(f'{out_dir}/ckpt.pt: {path} has no tokenizer.json, so it works on tokens and not on '
+              'text')
 
 
 # what the public models have ----------------------------------------------------------------------
