@@ -298,25 +298,6 @@ def test_without_a_file_or_gguf(tmp_path, monkeypatch):
 # loops in it, and tasks in its tokens -------------------------------------------------------------
 
 @torch.no_grad()
-@pytest.mark.parametrize('injection', ['none', 'bridge'])
-def test_one_loop_is_the_plain_model(a_llama, injection):
-    model, idx = a_llama
-    looping = surgery.looped(model, [1, 2], injection)
-    assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
-    assert not can_wave(looping)            # its input comes in by x^(0) alone, or mostly
-    x = model.embed(idx, torch.arange(idx.shape[1]))
-    for i in (0, 1, 2, 1, 2, 3):
-        x = model.h[i](x)
-    torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
-    if injection == 'bridge':           # what W brings in
-        looping.groups[0].adapter.w.weight.fill_diagonal_(0.5)
-        x = model.h[0](model.embed(idx, torch.arange(idx.shape[1])))
-        for i in (1, 2, 3):
-            x = model.h[i](x if i != 1 else x + 0.5 * x)
-        torch.testing.assert_close(looping(idx, n_loop=1)[0], model.readout(x))
-
-
-@torch.no_grad()
 @pytest.mark.parametrize('keep, block', [([0], [2]), ([0, 3], [1, 2]), ([], [1])])
 @pytest.mark.parametrize('window', [None, 3])
 def test_a_cut_is_its_layers(a_llama, keep, block, window):

@@ -20,10 +20,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import geometry
 from common.checkpoint import load_checkpoint
 from decode import teacher_forced
+from decode.wave import can_wave
 from exits import make_exit
 from loops import Plan
 from model import GPT
-from zoo import etd, huginn, ouro, surgery
+from zoo import etd, huginn, llama, ouro, surgery
 
 # each class, and how a small model of it differs from `tiny`; test_decode.py decodes with them
 CLASSES = {
@@ -525,14 +526,26 @@ def test_angles_by_hand(tiny, idx):
         assert math.isclose(found[i], (cosine.arccos() / math.pi).mean().item(), rel_tol=1e-4)
 
 
-def test_a_block_that_loops_once_is_the_plain_model(tiny, idx):
-    model = tiny(groups=[])
-    looping, x = etd.looped(model, [1, 2]), model.embed(idx, torch.arange(16))
+@torch.no_grad()
+@pytest.mark.parametrize('kind', [GPT, llama.Llama])
+@pytest.mark.parametrize('injection', ['none', 'bridge'])
+def test_a_block_that_loops(tiny, idx, kind, injection):
+    """Once it is the plain model, and twice the stack with its layers written out twice."""
+    model = tiny(kind=kind, groups=[], pos='rotary' if kind is llama.Llama else 'learned')
+    looping = surgery.looped(model, [1, 2], injection)
     assert torch.equal(looping(idx, n_loop=1)[0], model(idx)[0])
-    # twice is the stack with its layers written out twice
-    for i in (0, 1, 2, 1, 2, 3, 4):
+    assert not can_wave(looping)            # its input comes in by x^(0) alone, or mostly
+    e = model.h[0](model.embed(idx, torch.arange(16)))
+    x = e
+    for i in (1, 2, 1, 2, 3, 4):
         x = model.h[i](x)
     torch.testing.assert_close(looping(idx, n_loop=2)[0], model.readout(x))
+    if injection == 'bridge':           # what W brings in
+        looping.groups[0].adapter.w.weight.fill_diagonal_(0.5)
+        x = e + 0.5 * e
+        for i in (1, 2, 3, 4):
+            x = model.h[i](x)
+        torch.testing.assert_close(looping(idx, n_loop=1)[0], model.readout(x))
 
 
 def test_the_block_is_chosen(tiny, idx, monkeypatch, capsys):
