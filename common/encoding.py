@@ -181,9 +181,7 @@ class TokenizerJson:
             f.write(self.text)
 
     def ids_of(self, text):
-        # fast: without the place of each token in the text
-        row, = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return row.ids
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode(self, text, allowed_special=()):
         if not allowed_special:

@@ -1,7 +1,11 @@
 """
-The page in which a model runs: page.html, the template, with page.js, model.js and the weights.
+The page in which a model runs: page.html, the template, with the model and its three scripts.
 
-`record_of` is what the two scripts need to know of a model, `fill` puts it into the template.
+    model.js      the model, exit rules and tokens that sleep
+    pictures.js   what is drawn
+    page.js       the text, the controls, and when the model reads
+
+`for_page` is what the scripts need to know of a model, `fill` puts it into the template.
 """
 import html
 import json
@@ -13,7 +17,7 @@ import torch
 
 from model import GPT, GPTConfig
 
-MOST_LOOPS = 30             # of the page's slider
+SCRIPTS = 'model.js', 'pictures.js', 'page.js'
 MOST_PARAMETERS = 1_000_000
 # model.js has the defaults of these fields
 FIXED = 'bias', 'injection', 'x0', 'norm_inside', 'step_noise', 'norm_eps'
@@ -21,44 +25,63 @@ FIXED = 'bias', 'injection', 'x0', 'norm_inside', 'step_noise', 'norm_eps'
 SYMBOLS = {code: 0x2400 + code for code in range(32)} | {10: '↵', 32: '·', 127: '␡'}
 
 
-def for_page(model, noise_seed=0):
-    """A model as model.js and page.js read it. ValueError if they cannot run it."""
-    config, n = model.config, sum(p.numel() for p in model.parameters())
+def for_page(model, half=False, noise_seed=0):
+    """
+    A model as model.js reads it. half: round the weights to float16. ValueError if the page cannot
+    run it.
+    """
+    config = model.config
+    n_parameters = sum(p.numel() for p in model.parameters())
     other = [f'{name} = {getattr(config, name)}' for name in FIXED
              if getattr(config, name) != getattr(GPTConfig, name)]
     if type(model) is not GPT or other:
         raise ValueError('the page runs the model of model.py with its defaults, without '
                          f'{", ".join(other) or type(model).__name__}: choose another --out_dir')
-    if n > MOST_PARAMETERS:
+    if n_parameters > MOST_PARAMETERS:
         raise ValueError(f'the page has room for {MOST_PARAMETERS:,} parameters, and the model has '
-                         f'{n:,}: see geometry.py for large models')
+                         f'{n_parameters:,}: see geometry.py for large models')
     weights = {name.removesuffix('.weight'): weight for name, weight in model.state_dict().items()}
     if not all(weight.isfinite().all() for weight in weights.values()):
         raise ValueError('the model holds a NaN or an infinity: choose another --out_dir')
     del weights['lm_head']                                      # it is wte
     for name in [name for name in weights if name.endswith('.adapter')]:
         weights[name + '.x'], weights[name + '.e'] = weights.pop(name).chunk(2, dim=1)
-    half = all(torch.equal(weight.half().float(), weight) for weight in weights.values())
+
+    def base64(tensor, dtype):
+        return b64encode(tensor.numpy().astype(dtype).tobytes()).decode()
     like = torch.zeros(1, config.block_size, config.n_embd)
-    base64 = lambda tensor, dtype: b64encode(tensor.numpy().astype(dtype).tobytes()).decode()
-    return dict(C=config.n_embd, D=config.n_embd // config.n_head, block_size=config.block_size,
-                rope_base=config.rope_base if config.pos == 'rotary' else 0,
-                layers=[[f'h.{i}.core.{j}' for j in range(len(getattr(layer, 'core', ())))]
-                        for i, layer in enumerate(model.h)],
-                shapes={name: list(weight.shape) for name, weight in weights.items()},
-                # float16 if that loses nothing, as where the checkpoint stores float16
-                half=half, weights={name: base64(weight, '<f2' if half else '<f4')
-                                    for name, weight in weights.items()},
-                noise=[base64(group.init_state(like, noise_seed), '<f4')        # x^(0)
-                       for group in model.groups])
+    return dict(
+        C=config.n_embd, D=config.n_embd // config.n_head, block_size=config.block_size,
+        window=config.window, rope_base=config.rope_base if config.pos == 'rotary' else 0,
+        # of each layer: the blocks that loop in it
+        layers=[[f'h.{i}.core.{j}' for j in range(len(getattr(layer, 'core', ())))]
+                for i, layer in enumerate(model.h)],
+        half=half, shapes={name: list(weight.shape) for name, weight in weights.items()},
+        weights={name: base64(weight, '<f2' if half else '<f4')
+                 for name, weight in weights.items()},
+        x0={i: base64(layer.init_state(like, noise_seed), '<f4')
+            for i, layer in enumerate(model.h) if layer in model.groups})
 
 
-def fill(record, title):
-    """Fill in the template. Escaping `<` keeps the record from ending its script element."""
-    here = Path(__file__).parent
-    values = dict(TITLE=html.escape(title),
-                  RECORD=json.dumps(record, separators=(',', ':')).replace('<', '\\u003c'),
-                  MODEL=(here / 'model.js').read_text(encoding='utf-8'),
-                  PAGE=(here / 'page.js').read_text(encoding='utf-8'), MOST_LOOPS=f'{MOST_LOOPS}')
-    template = (here / 'page.html').read_text(encoding='utf-8')
+def halved(model):
+    """A copy of the model with its weights rounded to float16."""
+    copy = GPT(model.config).eval()
+    copy.load_state_dict({name: weight.half().float()
+                          for name, weight in model.state_dict().items()})
+    return copy
+
+
+def fill(record, title, about, model):
+    """
+    Fill in the template: the record of all that the scripts read, and three lines of text, the last
+    of which names the model.
+    """
+    folder = Path(__file__).parent
+    values = dict(
+        TITLE=html.escape(title), ABOUT=html.escape(about), MODEL=html.escape(model),
+        # escaping `<` keeps the record from ending its script element
+        RECORD=json.dumps(record, separators=(',', ':')).replace('<', '\\u003c'),
+        SCRIPTS=''.join(f'<script>\n{(folder / name).read_text(encoding="utf-8")}</script>\n'
+                        for name in SCRIPTS))
+    template = (folder / 'page.html').read_text(encoding='utf-8')
     return re.sub(r'\{\{(\w+)\}\}', lambda match: values[match[1]], template)

@@ -2,72 +2,144 @@
 A page in which a model reads, thinks and writes: one HTML file with the model in it, no network.
 
     python -m page --start='def read(self):'     a text -> explore.html
-    python -m page --out_dir=out-calc --seed=3   a problem, for a model that has learnt a task
+    python -m page --out_dir=out-calc --seed=3   a problem, for a model that has learned a task
+    python -m page --out_dir=out-calc --length=192 --dataset=calc:reset=0.01    a deep one
 
 The page runs the model, so all that it shows follows the reader's text, loops, exit rule (one of
 exits.py) and threshold. It decodes token by token: a wave is shown by `python -m decode.wave`.
 
-Paper: sec. 3 (Fig. 1: paths), 4 (exit rules). Geiping: Fig. 5 (distance to the last state).
+Paper: sec. 3 (Fig. 1: paths), 4 (exit rules).
 """
 import os
 
 import numpy as np
+import torch
 
 import tasks
 from common import plots
-from common.checkpoint import open_run
+from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName, configure, given, run
 from common.files import new_file
 from data import get_encoding, read_prompt, texts_of
-from exits import EXITS
-from page import MOST_LOOPS, SYMBOLS, fill, for_page
+from exits import EXITS, TAUS, make_exit
+from page import SYMBOLS, fill, for_page, halved
 
 # -------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
-start = 'The method returns a list of'      # the text, or FILE:text.txt: its last 1,000 letters
-n_loop = 12                 # loops at first
+start: str | None = None    # the text, FILE:text.txt (its last 1,000 letters), or a problem
+dataset: str | None = None  # problems of the model's task with other knobs, such as calc:reset=0.01
+length: int | None = None   # tokens of the first problem, or of a text's context; None = as trained
+n_loop: int | None = None   # loops at first; None = 12, on a task twice the tokens and 100
 seed = 0                    # of the problem, on a task
 noise_seed = 0
 path: PathName | None = None    # where to write the page; None = out_dir/explore.html
 # -------------------------------------------------------------------------------------------------
 
+TEXT = 'The method returns a list of'
+LOOPS, MOST_LOOPS = 12, 30      # of a text
+MOST_LETTERS = 1000
+MOST_WORDS = 512                # of a problem
+DEEP = 192                      # words of a deep problem, if the model reads more than in training
+
+TITLE = 'Watch a transformer think in loops'
+ABOUT_TEXT = (
+    'This small language model predicts the next letter (byte). Some of its layers loop: they run '
+    'again and again over each letter until its state is still. Type, or let the model write on, '
+    'and see when each letter stops looping and what the model would say next.')
+ABOUT_TASK = (
+    'One part of this model loops: it runs again and again over each word until its state is '
+    'still. Below each word stands what the model answers there.')
+ABOUT_CALC = (
+    '"{example}" means: set, add and multiply, and below each word stands the model\'s answer so '
+    'far. Every result is taken modulo {p}: only the remainder of a division by {p} is kept, so '
+    'that {large} becomes {small}. One layer of the model loops: the answer travels from word to '
+    'word, about one per loop, and the words for which there is no news sleep.')
+
 
 def main():
-    # the model, and what it is to read
-    if not 1 <= n_loop <= MOST_LOOPS:
-        raise ValueError(f'n_loop must lie between 1 and {MOST_LOOPS}, not {n_loop}')
+    # the model
+    if length is not None and not 1 <= length <= MOST_WORDS:
+        raise ValueError(f'length must lie between 1 and {MOST_WORDS}, not {length}')
     model, checkpoint, folder, results = open_run(
-        out_dir, if_plain='there is no loop to watch: choose another --out_dir')
-    dataset, problem = checkpoint['config']['dataset'], None
-    encoding = get_encoding(checkpoint['tokenizer'], folder)
+        out_dir, if_plain='there is no loop to watch: choose another --out_dir', length=length)
     is_task = tasks.is_task(checkpoint['tokenizer'] or '')      # not a task in bytes
-    unused = 'start' if is_task else 'seed'
-    if unused in given:
-        raise ValueError(f'--{unused} does nothing for a model of {dataset}: leave it out')
-    words = [word.translate(SYMBOLS) for word in texts_of(range(encoding.n_vocab), encoding)]
-    if is_task:
-        problems = tasks.Problems(dataset)
-        made = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
-        ids, right, depth = (values[0].tolist() for values in made)
-        # the page knows calc, and so the answers to what a reader types
-        knows = problems.name == 'calc'
-        problem = dict(ids=ids, right=right, depth=depth, p=problems.knobs['p'] if knows else None)
-        text = ' '.join(words[token] for token in ids)
-    elif checkpoint['tokenizer'] == 'bytes':
-        text = read_prompt(start)[-1000:]
-    else:
-        raise ValueError('the page reads bytes, and the model reads the tokens of '
-                         f"{checkpoint['tokenizer']}: see geometry.py for such models")
+    unused = ('seed', 'dataset') if not is_task else ('seed',) if start else ()
+    for knob in unused:
+        if knob in given:
+            raise ValueError(f'--{knob} does nothing here: leave it out')
+
+    # what it reads
+    record = (of_task if is_task else of_text)(model, checkpoint)
+    if is_task and model.config.pos == 'rotary':        # noise for the longest problem
+        model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'), length=MOST_WORDS)
+    if n_loop is not None:
+        record['loops'] = n_loop
+    if not 1 <= record['loops'] <= record['most_loops']:
+        raise ValueError(f"n_loop must lie between 1 and {record['most_loops']}, not {n_loop}")
 
     # the page
-    rules = {name: dict(hits=rule.hits, keep=rule.keep) for name, rule in EXITS.items()}
-    record = dict(model=for_page(model, noise_seed), words=words, start=text, problem=problem,
-                  names=[*map(plots.title, model.config.groups)], loops=n_loop, rules=rules)
+    words = texts_of(range(record['n_words']), get_encoding(checkpoint['tokenizer'], folder))
+    rules = {name: dict(hits=rule.hits, keep=rule.keep, tau=TAUS[name])
+             for name, rule in EXITS.items() if name in TAUS}
+    half = keeps_answers(model, record)
+    record |= dict(model=for_page(model, half, noise_seed), rules=rules,
+                   words=[word.translate(SYMBOLS) for word in words],
+                   names=[*map(plots.title, model.config.groups)])
+    kind = 'float16' if half else 'float32'
+    n_parameters = sum(p.numel() for p in model.parameters())
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
-        f.write(fill(record, f'{os.path.relpath(folder)}: watch it think'))
-    kind = 'float16' if record['model']['half'] else 'float32'
+        f.write(fill(record, record['title'], record['about'],
+                     f'{os.path.relpath(folder)} with {n_parameters:,} parameters'))
     print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB in {kind}; open it in a browser')
+
+
+def of_text(model, checkpoint):
+    """What the page has to know of a text. ValueError if the model does not read bytes."""
+    if checkpoint['tokenizer'] != 'bytes':
+        raise ValueError('the page reads bytes, and the model reads the tokens of '
+                         f"{checkpoint['tokenizer']}: see geometry.py for such models")
+    return dict(title=f'{TITLE}: a small language model', about=ABOUT_TEXT, task=None,
+                start=read_prompt(TEXT if start is None else start)[-MOST_LETTERS:], n_words=257,
+                most=MOST_LETTERS, rule='norm_rel', loops=LOOPS, most_loops=MOST_LOOPS)
+
+
+def of_task(model, checkpoint):
+    """The same for a problem. The page knows calc, and so the answers to what a reader types."""
+    problems = tasks.problems_of(checkpoint, dataset)
+    if start:
+        x, y = problems.solve(start)
+        made = x, y, np.full_like(y, -1)
+    else:
+        made = problems.make(np.random.default_rng(seed), 1, length or model.config.block_size)
+    ids, right, depth = (values[0].tolist() for values in made)
+    p = problems.knobs['p'] if problems.name == 'calc' else None
+    about = ABOUT_TASK
+    if p:
+        about = ABOUT_CALC.format(p=p, example='=3 +4 *2' if p == 5 else '=1 +1 *1', large=p + 2,
+                                  small=2 % p)
+    # full attention errs beyond the length of training, and may then never come to rest
+    trained = checkpoint['config']['block_size']
+    longer = model.config.window is not None and model.config.pos == 'rotary'
+    budget = 2 * (MOST_WORDS if longer else trained) + 100
+    return dict(title=f'{TITLE}: ' + (f'running sums modulo {p}' if p else problems.name),
+                about=about, start=problems.decode(ids), n_words=problems.n_vocab,
+                task=dict(p=p, ids=ids, right=right, depth=depth), most=MOST_WORDS,
+                deep=DEEP if longer else trained, rule='accel', loops=budget, most_loops=budget)
+
+
+@torch.no_grad()
+def keeps_answers(model, record):
+    """Does rounding the weights to float16 change nothing, or no answer to the first problem?"""
+    rounded = halved(model)
+    if all(map(torch.equal, model.parameters(), rounded.parameters())):
+        return True
+    if record['task'] is None:
+        return False
+    x = torch.tensor([record['task']['ids']])
+    rule = make_exit('accel', TAUS['accel'], wake=True)
+    answers = [one(x, n_loop=record['loops'], exit=rule)[0].argmax(-1) for one in (model, rounded)]
+    return torch.equal(*answers)
 
 
 if __name__ == '__main__':

@@ -1,385 +1,506 @@
+// The page: its text and controls, and when the model reads, writes and is drawn.
+//
+//     ids         the tokens of the text
+//     chosen      the position of the one that is looked at
+//     view        what is drawn: {tokens, shown, how, start, at, layer, labels, guesses, ...}
+//       tokens    those in the model's sight, read as the controls say; see model.js
+//       shown     of a text: the same, read without exits, so that all loop steps can be looked at
+//       start     the position of the first of them in the text; at: of the chosen one among them
+//       layer     the layer of the group that is shown
+//       labels    {answer, depth}: the right answer and how deep it is, -1 where it is unknown
+//     shown_step  the loop step that is shown; Infinity: the end
 'use strict';
 const R = JSON.parse(document.getElementById('record').textContent), M = R.model;
 const $ = id => document.getElementById(id);
-const G = R.names.length, mean = values => values.reduce((a, b) => a + b, 0) / values.length;
+const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
 const argmax = x => x.reduce((best, value, i) => value > x[best] ? i : best, 0);
+const count = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
 
-// the numbers of the model, which are base64 here
-const numbers = (text, type) => new Float32Array(new type(Uint8Array.fromBase64(text).buffer));
-M.x0 = M.noise.map(text => numbers(text, Float32Array));
+// the model's numbers, which are base64 here ------------------------------------------------------
+
+function numbers(base64, half) {
+  const bytes = Uint8Array.from(atob(base64), letter => letter.charCodeAt(0));
+  return half ? Float32Array.from(new Uint16Array(bytes.buffer), from_float16)
+              : new Float32Array(bytes.buffer);
+}
+function from_float16(bits) {           // all are finite
+  const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = (bits & 1023) / 1024;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
+}
+
+M.turns = {};
+M.window ??= Infinity;
+M.groups = [...M.layers.keys()].filter(i => M.layers[i].length);
 M.W = {};
-for (const [name, text] of Object.entries(M.weights))
-  M.W[name] = numbers(text, M.half ? Float16Array : Float32Array);
-
-// the signals of exits.py: (x0, x1, memo, read) -> [value, memo]; the value is undefined at first
-const EPS = 1e-8, minus = (a, b) => a.map((value, i) => value - b[i]);
-const vector_norm = x => Math.sqrt(x.reduce((sum, value) => sum + value * value, 0));
-function accel(x0, x1, memo, over) {            // over: what the acceleration is divided by
-  const delta = minus(x1, x0);
-  return [memo && vector_norm(minus(delta, memo)) / over(delta), delta];
-}
-const SIGNALS = {
-  norm: (x0, x1) => [vector_norm(minus(x1, x0))],
-  norm_rel: (x0, x1) => [vector_norm(minus(x1, x0)) / (vector_norm(x0) + EPS)],
-  kl(x0, x1, memo, read) {
-    const before = memo ?? log_softmax(read(x0)), now = log_softmax(read(x1));
-    return [Math.max(0, now.reduce((sum, p, i) => sum + Math.exp(p) * (p - before[i]), 0)), now];
-  },
-  accel: (x0, x1, memo) => accel(x0, x1, memo, () => 1),
-  accel_hat: (x0, x1, memo) =>
-    accel(x0, x1, memo, delta => vector_norm(delta) + vector_norm(memo) + EPS),
-  accel_rel: (x0, x1, memo) => accel(x0, x1, memo, () => vector_norm(x0) + EPS),
-};
-
-// Algorithm 1 for any signal: a function that says whether a token exits. `signals`: of this loop
-// step, by position; -Infinity where a token has exited, so that nobody waits for it
-function make_exit({name, tau, hits, past, keep}) {
-  return (token, signals) => {
-    const [x0, x1] = token.states.slice(-2);
-    [signals[token.t], token.memo] = SIGNALS[name](x0, x1, token.memo, readout);
-    const value = Math.max(...signals.subarray(past ? 0 : token.t, token.t + 1));
-    token.streak = value < tau ? (token.streak ?? 0) + 1 : 0;   // NaN, while undefined, is no hit
-    if (token.streak >= hits && !keep) token.states.pop();      // the step that triggered
-    return token.streak >= hits;
-  };
+for (const [name, base64] of Object.entries(M.weights)) M.W[name] = numbers(base64, M.half);
+for (const [i, base64] of Object.entries(M.x0)) {
+  const X = numbers(base64, false);
+  M.x0[i] = Array.from({length: X.length / M.C}, (_, t) => row(X, t));
 }
 
-// text <-> tokens: bytes, or the words of a task
-const word = RegExp(R.words.map(text => text.replace(/\W/g, '\\$&'))
-  .sort((a, b) => b.length - a.length).join('|'), 'g');
-const encode = text => R.problem ? (text.match(word) ?? []).map(text => R.words.indexOf(text))
-                                 : [...new TextEncoder().encode(text)];
-const decode = ids => R.problem ? ids.map(id => R.words[id]).join(' ')
-  : new TextDecoder().decode(Uint8Array.from(ids.filter(id => id < 256)));
+// text <-> tokens: the words of a task, or bytes --------------------------------------------------
 
-// a generator that reads tokens, and does not read again what it has read before in the same way
-function reader() {
-  let how, tokens, found, memory;
-  return function* (ids, n_loop, rule) {
-    const settings = JSON.stringify([n_loop, rule]);
-    if (settings !== how) [how, tokens, found, memory] = [settings, [], [], {}];
-    const other = ids.findIndex((id, t) => id !== tokens[t]), same = other < 0 ? ids.length : other;
-    [tokens, found] = [tokens.slice(0, same), found.slice(0, same)];
-    if (other < 0) return found;
-    const fresh = yield* read(ids, same, memory, {n_loop, rule: rule && {exits: make_exit(rule)}});
-    tokens = ids;
-    return found = [...found, ...fresh];
-  };
-}
-const read_without = reader(), read_with_exits = reader();
+const END = R.words.length - 1;         // of a text: the token that ends it
+const decode = ids => R.task ? ids.map(id => R.words[id]).join(' ')
+  : new TextDecoder().decode(Uint8Array.from(ids.filter(id => id < END)));
 
-// what all tokens predict, or token t alone, from their states after step k of group g; those of
-// the last group go through the layers after it (geometry.logits_of)
-const coda = M.layers.map((_, i) => `h.${i}`).slice(1 + M.layers.findLastIndex(core => core[0]));
-function lens({full, g}, k, t) {
-  const at = [...full.keys()], memory = {}, V = R.words.length;
-  let X = stack(full.map(one => one.groups[g].states[k]));
-  for (const name of g < G - 1 ? [] : coda) {
-    if (t === undefined || name !== coda.at(-1)) X = block(name, X, at, k, memory);
-    else {      // of the other tokens, only keys and values are needed
-      attention(name + '.attn', norm(name + '.n1', X), at, table(memory, name, k, 2 * M.C));
-      return [readout(block(name, row(X, t), [t], k, memory))];
-    }
+// -> the tokens, and a line on what was not read
+function encode(text) {
+  const parts = R.task ? text.split(/\s+/).filter(Boolean) : [...new TextEncoder().encode(text)];
+  const unknown = R.task ? [...new Set(parts.filter(word => !R.words.includes(word)))] : [];
+  const read = R.task ? parts.map(word => R.words.indexOf(word)).filter(id => id >= 0) : parts;
+  const lines = [];
+  if (unknown.length) {
+    const few = unknown.slice(0, 5).map(word => word.slice(0, 20)).join(', ');
+    lines.push(`Not a word, and not read: ${few}${unknown.length > 5 ? ', \u2026' : ''}. ` +
+               `The words are ${R.words.join(' ')}, with blanks between them.`);
   }
-  const logits = readout(t === undefined ? X : row(X, t));
-  return Array.from({length: logits.length / V}, (_, n) => row(logits, n, V));
+  if (read.length > R.most)
+    lines.push(`Only the first ${R.most} ${R.task ? 'words' : 'letters (bytes)'} are read; ` +
+               `${read.length - R.most} more are left out.`);
+  return {tokens: read.slice(0, R.most), notice: lines.join(' ')};
 }
 
-// where the context window begins, as in decode.window
-const hop = Math.max(1, M.block_size >> 1);
-const window_of = n => hop * Math.max(0, Math.ceil((n - M.block_size) / hop));
+// where the model's sight begins: it moves by half a block (decode)
+const half_block = Math.max(1, M.block_size >> 1);
+const sight_of = n => half_block * Math.max(0, Math.ceil((n - M.block_size) / half_block));
 
-// the right answer of each token and its depth, -1 if unknown: of a text the next token; of calc
-// what tasks.Calc computes; of another task those of its problem, up to the first change
-function answers(tokens) {
-  const {p, ids: before, right, depth} = R.problem ?? {};
-  const same = before?.findIndex((id, t) => id !== ids[t]);     // -1: all of them
+// of a text the next token is the label; of calc what tasks.Calc computes; of another task the
+// labels of its problem, up to the first change
+function labels_of(ids) {
+  if (!R.task) return ids.map((_, t) => ({answer: ids[t + 1] ?? -1, depth: -1}));
+  const {p, right, depth} = R.task, changed = R.task.ids.findIndex((id, t) => id !== ids[t]);
   let value = NaN, steps = 0;
-  return tokens.map((id, t) => {
-    if (!R.problem) return [tokens[t + 1] ?? -1, -1];
-    if (!p) return same < 0 || t < same ? [right[t] ?? -1, depth[t]] : [-1, -1];
+  return ids.map((id, t) => {
+    if (!p) {
+      const known = t < right.length && (changed < 0 || t < changed);
+      return {answer: known ? right[t] : -1, depth: known ? depth[t] : -1};
+    }
     const sign = R.words[id][0], n = +R.words[id].slice(1);     // token n is the word `=n`
     value = (sign === '=' ? n : sign === '+' ? value + n : value * n) % p;
     steps = sign === '=' ? 0 : steps + 1;
-    return isNaN(value) ? [-1, -1] : [value, steps];
+    return isNaN(value) ? {answer: -1, depth: -1} : {answer: value, depth: steps};
   });
 }
 
-// text is only ever set as textContent or value
-function make(name, attributes, ...children) {
-  const svg = ['svg', 'rect', 'line', 'circle', 'text'].includes(name);
-  const node = svg ? document.createElementNS('http://www.w3.org/2000/svg', name)
-                   : document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
+// the controls ------------------------------------------------------------------------------------
+
+const CONTROLS = ['rule', 'loops', 'tau', 'hits', 'wake', 'reading', 'temperature', 'group'];
+const BASES = {loops: 2, tau: 10};      // of sliders in logarithms
+const get = id => BASES[id] ? BASES[id] ** +$(id).value : $(id).value;
+function set(id, value) {
+  $(id).value = BASES[id] ? Math.log(value) / Math.log(BASES[id]) : value;
+}
+function set_rule(name) {
+  set('rule', name);
+  set('hits', R.rules[name]?.hits ?? 1);
+  set('tau', R.rules[name]?.tau ?? .1);
+  set('loops', name ? R.loops : Math.min(R.loops, 32));
 }
 
-// viridis, from light to dark: by a share from 0 to 1, or by loop steps
-const VIRIDIS =
-  '#fde725 #addc30 #5ec962 #28ae80 #21918c #2c728e #3b528b #472d7b #440154'.split(' ');
-const colour = share => VIRIDIS[Math.round(8 * Math.min(1, Math.max(0, share)))];
-const of_steps = k => colour(Math.log(k || 1) / Math.log(+$('loops').value + .1));
+function how_to_read() {
+  const name = get('rule'), tau = get('tau'), hits = Math.max(1, Math.round(get('hits')) || 1);
+  // without a rule: no signal lies below 0
+  const rule = name ? {signal: name, tau, hits, keep: R.rules[name].keep}
+                    : {signal: 'norm_rel', tau: 0, hits: 1, keep: true};
+  return {rule, loops: Math.round(get('loops')), wake: get('wake') === '1',
+          one_by_one: get('reading') === '1'};
+}
 
-// the text; where the model has written it; the token that is looked at; the loop steps of each
-let ids = [], written = 0, chosen = 0, kept = [], shown = Infinity, view, newest = 0, drawn;
+// the state of the page, in its address; what is not there is as at first
+const at_first = {};
+function share() {
+  const state = new URLSearchParams();
+  const text = $('text').value;
+  if (text !== at_first.text) state.set('text', text);
+  for (const id of CONTROLS) {
+    const value = `${BASES[id] ? +get(id).toPrecision(4) : get(id)}`;
+    if (value !== at_first[id]) state.set(id, value);
+  }
+  if (chosen !== ids.length - 1) state.set('token', chosen);
+  history.replaceState(null, '', `#${state}`);
+}
+const fits = (id, value) => $(id).options ? [...$(id).options].some(one => one.value === value)
+                                          : BASES[id] ? +value > 0 : +value >= 0;
+function take_address() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  set_rule(state.get('rule') in R.rules ? state.get('rule') : R.rule);
+  if (state.get('rule') === '') set_rule('');
+  for (const id of CONTROLS)
+    if (id !== 'rule' && state.has(id) && fits(id, state.get(id))) set(id, state.get(id));
+  $('text').value = state.get('text') ?? R.start;
+  const reading = take_text();
+  if (state.has('token')) chosen = between(0, +state.get('token') || 0, ids.length - 1);
+  return state.has('token') ? update() : reading;
+}
+
+// the model reads ---------------------------------------------------------------------------------
+
+let ids = [], chosen = 0, written = 0;  // written: the position from which on the model has written
+let known_steps = [];                   // of each token of the text: its loop steps in each group
+let view = null, shown_step = Infinity, newest = 0, drawn = Promise.resolve();
+
+// a generator that reads tokens, and reads again only what depends on a change
+function reader() {
+  let settings = '', tokens = [];
+  return function* (ids, how, repair) {
+    const wanted = JSON.stringify(how);
+    const edit = edited(wanted === settings ? tokens : [], ids, repair);
+    yield edit.tokens;
+    yield* read(edit.tokens, edit.from, how);
+    [settings, tokens] = [wanted, edit.tokens];
+  };
+}
+let read_with_exits = reader();
+const read_without = reader();
 
 // read the text in slices, so that the page answers meanwhile, and draw it. The newest text wins
 const update = () => drawn = read_and_draw();
 async function read_and_draw() {
-  const v = view_of_controls(), turn = ++newest, work = passes(v);
-  for (let since = performance.now(); !work.next().done;) {
-    if (performance.now() - since < 12) continue;
-    await (globalThis.scheduler?.yield() ?? new Promise(done => setTimeout(done)));
+  const turn = ++newest;
+  if (!ids.length) return draw_nothing();
+  const next = new_view();
+  let paused = performance.now(), next_picture = paused + 60;
+  for (const work = passes(next); !work.next().done;) {
+    const now = performance.now();
+    if (now - paused < 12) continue;
+    if (now > next_picture) {           // a fifth of the time, at most
+      draw_progress(next);
+      next.pictured = true;
+      next_picture = now + Math.max(60, 5 * (performance.now() - now));
+    }
+    await (globalThis.scheduler?.yield?.() ?? new Promise(done => setTimeout(done)));
     if (turn !== newest) return drawn;
-    since = performance.now();
+    paused = performance.now();
   }
-  view = v;
-  for (const panel of [heat, think, signal, path, summary]) panel(v);
-  reveal();
+  view = next;
+  draw_view();
+  share();
 }
 
-function view_of_controls() {
-  const K = +$('loops').value, tau = 10 ** +$('tau').value, name = $('rule').value;
-  const hits = Math.max(1, Math.round(+$('hits').value) || 1), past = $('past').value === '1';
-  const rule = name ? {name, tau, hits, past, keep: R.rules[name].keep} : null;
-  const start = window_of(ids.length), tokens = ids.slice(start), known = answers(tokens);
-  chosen = Math.min(Math.max(chosen, start), ids.length - 1);
-  $('tau-shown').textContent = tau.toPrecision(3);
-  $('loops-shown').textContent = $('k').max = K;
-  return {K, tau, rule, name: name || 'norm_rel', g: +$('group').value, tokens, start,
-          t: chosen - start, right: known.map(one => one[0]), depth: known.map(one => one[1])};
+function new_view() {
+  const start = sight_of(ids.length), how = how_to_read();
+  chosen = between(start, chosen, ids.length - 1);
+  $('tau-shown').textContent = get('tau').toPrecision(3);
+  $('loops-shown').textContent = how.loops;
+  $('wake').disabled = !get('rule') || how.one_by_one;
+  return {how, start, at: chosen - start, tokens: [], group: +get('group'),
+          layer: M.groups[get('group')], labels: labels_of(ids.slice(start)), guesses: []};
 }
 
-// with exits, which is drawn at once; without; and what the chosen token predicts step by step
-function* passes(v) {
-  v.real = yield* read_with_exits(v.tokens, v.K, v.rule);
-  v.steps = v.real.map(one => one.groups[v.g].steps);
-  kept = [...kept.slice(0, v.start), ...v.real.map(one => one.groups.map(({steps}) => steps))];
-  tiles(v);
-  v.full = v.rule ? yield* read_without(v.tokens, v.K, null) : v.real;
-  v.log_p = [];
-  for (let k = 1; k <= v.K; k++) {
-    v.log_p.push(log_softmax(lens(v, k, v.t)[0]));
+function* passes(next) {
+  const {how} = next, in_sight = ids.slice(next.start);
+  // a problem is repaired after an edit; of a text the same letters always give the same states
+  const work = read_with_exits(in_sight, how, R.task && get('rule') && how.wake && !how.one_by_one);
+  next.tokens = next.shown = work.next().value;
+  yield* work;
+  if (!R.task && get('rule') && !how.one_by_one) {
+    const endless = {...how, rule: {...how.rule, tau: 0}};
+    const work = read_without(in_sight, endless, false);
+    next.shown = work.next().value;
+    yield* work;
+  }
+  next.tokens.forEach(({cells}, t) => known_steps[next.start + t] =
+    M.groups.map(i => cells[i].frames.length - 1));
+  const last_step = ({cells}) => cells[next.layer].frames.at(-1).k;
+  next.passes = Math.max(1, ...next.shown.map(last_step));
+
+  // what the chosen token answers after each of its loop steps
+  next.frames = next.shown[next.at].cells[next.layer].frames.filter(({k, kept}) => k || kept);
+  const every = Math.ceil(next.frames.length / MOST_ROWS);
+  next.guesses.thinned = every > 1;
+  for (const {k} of next.frames.filter((_, n) => n % every === 0)) {
+    next.guesses.push({k, log_p: log_softmax(lens(next.shown, next.layer, k, next.at)[0])});
     yield;
   }
 }
 
-function summary({K, full, real, right}) {
-  const labelled = [...right.keys()].filter(t => right[t] >= 0), n = labelled.length;
-  const loss = found => mean(labelled.map(t => -log_softmax(found[t].logits)[right[t]])).toFixed(4);
-  const hit = found => labelled.filter(t => argmax(found[t].logits) === right[t]).length;
-  const steps = R.names.map((name, g) =>
-    `${mean(real.map(one => one.groups[g].steps)).toFixed(2)} (${name})`);
-  $('summary').textContent = `Loop steps: ${steps.join(', ')}, of ${K}.`;
-  if (n) $('summary').append(` With exits: ${loss(real)} nats, ${hit(real)} of ${n} right; ` +
-                             `without: ${loss(full)}, ${hit(full)}.`);
+// drawing -----------------------------------------------------------------------------------------
+
+function draw_nothing() {
+  view = null;
+  $('tokens').replaceChildren();
+  $('summary').textContent = `There is no word to read. Type some of ${R.words.join(' ')}`;
+  for (const id of ['map', 'think', 'signal', 'chosen']) $(id).replaceChildren();
 }
 
-function tiles(v) {
+function draw_progress(next) {
+  if (!next.pictured) draw_tiles(next);
+  if (!next.tokens[0]?.cells[next.layer]) return;
+  draw_map(next);
+  const awake_at = k => next.tokens.filter(({cells}) => cells[next.layer]?.frames.at(-1).k === k);
+  const k = Math.max(...next.tokens.map(({cells}) => cells[next.layer]?.frames.at(-1).k ?? 0));
+  $('summary').textContent = `Loop ${k}: ${count(awake_at(k).length, 'token')} awake \u2026`;
+}
+
+function draw_view() {
+  const {labels, at, start, layer, tokens, shown} = view, {answer, depth} = labels[at];
+  if (!canvas.isConnected) $('map').replaceChildren(canvas);
+  draw_tiles(view);
+  $('chosen').textContent = `Token ${start + at}, ${R.words[ids[start + at]]}` +
+    (answer >= 0 ? `: ${R.words[answer]} is ${R.task ? 'right' : 'the next token'}` : '') +
+    (depth >= 0 ? `, ${count(depth, 'step')} deep` : '');
+  draw_think(view);
+  draw_signal({...view, names: {signal: view.how.rule.signal}});
+  if (M.groups.length > 1) draw_path(M.groups.map(i => ({
+    states: shown[at].cells[i].frames.slice(1).map(frame => frame.x),
+    steps: tokens[at].cells[i].frames.slice(1).filter(({thrown}) => !thrown).length,
+  })), R.names);
+  $('step').max = view.passes;
+  reveal();
+}
+
+// the last loop step whose result a token keeps
+const steps_kept = ({frames}) => frames.reduce((k, frame) => frame.thrown ? k : frame.k, 0);
+
+function draw_tiles({start, group}) {
   $('tokens').replaceChildren(...ids.map((token, i) => {
-    const steps = kept[i]?.[v.g] ?? '', back = of_steps(steps), button = make('button', {
+    const steps = known_steps[i]?.[group] ?? '', button = make('button', {
       type: 'button', 'aria-pressed': i === chosen, tabindex: i === chosen ? 0 : -1,
       'aria-label': `${R.words[token]}, loop steps: ${steps}`, class: i < written ? '' : 'written',
-      style: `background: ${back}; color: ${VIRIDIS.indexOf(back) > 3 ? '#fff' : '#111'}`,
-    }, make('bdi', {}, R.words[token]), make('small', {}, `${steps}`), make('small', {}));
-    return Object.assign(button, {disabled: i < v.start, onclick: () => choose(i)});
+    }, make('bdi', {}, R.words[token]), make('small', {}, '\u2026'),
+       make('small', {class: 'soft'}, `${steps}`));
+    return Object.assign(button, {disabled: i < start, onclick: () => choose(i)});
   }));
-  guess(v, v.real.map(({logits}) => argmax(logits)));
 }
-function guess({start, right}, tokens) {        // right or wrong? For a problem alone
+
+// what is there after loop step `shown_step`: answers, who is awake, what the panels show
+function reveal() {
+  const {passes, tokens, shown, layer, labels, start} = view, k = Math.min(shown_step, passes);
+  const at_end = shown_step >= passes;
+  const answers = at_end ? tokens.map(({logits}) => argmax(logits))
+    : k ? lens(shown, layer, k).map(argmax) : [];
+  const is_wrong = t => R.task && t in answers && labels[t].answer >= 0 &&
+    answers[t] !== labels[t].answer;
+  const wrong = [...labels.keys()].filter(is_wrong);
+  const awake = tokens.filter(({cells}) => !at_end && k && frame_at(cells[layer], k).k === k);
   [...$('tokens').children].slice(start).forEach((tile, t) => {
-    const sign = !R.problem || right[t] < 0 ? '' : tokens[t] === right[t] ? ' \u2713' : ' \u2717';
-    tile.lastChild.textContent = t in tokens ? R.words[tokens[t]] + sign : '\u2026';
+    const small = tile.children[1];
+    const cross = is_wrong(t) ? '\u2717' : '';
+    small.textContent = t in answers ? R.words[answers[t]] + cross : '\u2026';
+    small.className = is_wrong(t) ? 'wrong' : '';
+    tile.classList.toggle('awake', awake.includes(tokens[t]));
   });
+  $('step').value = k;
+  $('step-shown').textContent = `${k} of ${passes}`;
+  for (const mark of document.querySelectorAll('[data-k]'))
+    mark.style.opacity = mark.dataset.k > k ? .1 : 1;
+  draw_map(view, at_end ? Infinity : k, wrong);
+  $('summary').textContent = at_end ? summary_at_end(view, wrong.length)
+    : summary_of_step(view, k, answers.length ? wrong.length : NaN, awake.length);
 }
+
+// the summary: what one sees, in words ------------------------------------------------------------
+
+const labelled = labels => labels.filter(({answer}) => answer >= 0).length;
+const share_right = (labels, n_wrong) =>
+  `${labelled(labels) - n_wrong} of ${count(labelled(labels), 'answer')} right`;
+
+function summary_of_step({labels, tokens}, k, n_wrong, n_awake) {
+  if (isNaN(n_wrong)) return 'Before the first loop: every state is noise.';
+  const right = R.task && labelled(labels) ? `${share_right(labels, n_wrong)}, ` : '';
+  return `After loop ${k}: ${right}${n_awake} of ${count(tokens.length, 'token')} awake.`;
+}
+
+function summary_at_end(view, n_wrong) {
+  if (!R.task) return summary_of_text(view);
+  const {labels, tokens, layer, how, passes} = view, sentences = [];
+  const frames = tokens.map(({cells}) => cells[layer].frames);
+  const early = n_wrong && get('rule') && !how.wake && !how.one_by_one
+    ? ': the others stopped before the news had reached them' : '';
+  if (labelled(labels)) sentences.push(`${share_right(labels, n_wrong)}${early}.`);
+  const deepest = Math.max(...labels.map(({depth}) => depth));
+  const work = mean(frames.map(({length}) => length - 1));
+  const awake = frames.filter(({length}) => length > 1);
+  if (frames.some(([first]) => first.kept)) {
+    sentences.push(`Your change: ${count(awake.length, 'token')} of ${frames.length} woke, for ` +
+                   `${count(awake.length ? passes : 0, 'loop')}; the others slept.`);
+  } else if (how.one_by_one) {
+    sentences.push(`One by one: ${passes} passes one after another. A token was computed ` +
+                   `${work.toFixed(1)} times on average, since all that it reads is done.`);
+  } else {
+    const travel = deepest > 0 && get('rule') && how.wake && !n_wrong
+      ? `, and the deepest answer is ${deepest} steps deep: it travelled about ` +
+        `${(deepest / passes).toFixed(1)} tokens per loop` : '';
+    const rest = !get('rule') ? '' : how.wake ? ', and slept the rest' : '';
+    sentences.push(`${count(passes, 'loop')}${travel}. A token was computed ${work.toFixed(1)} ` +
+                   `times on average${rest}.`);
+  }
+  const moving = frames.filter(of_token => of_token.at(-1).moved).length;
+  if (get('rule') && moving && passes >= how.loops)
+    sentences.push(`The budget of ${how.loops} loops is spent, and ${moving} still move.`);
+  return sentences.join(' ');
+}
+
+function summary_of_text({labels, tokens, shown, how}) {
+  const nats = read => mean(read.filter((_, t) => labels[t].answer >= 0).map(({logits}, t) =>
+    -log_softmax(logits)[labels[t].answer])).toFixed(3);
+  const steps = R.names.map((name, g) => `${mean(tokens.map(({cells}) =>
+    cells[M.groups[g]].frames.length - 1)).toFixed(2)} (${name})`);
+  const loss = tokens.length < 2 ? '' : ` Loss: ${nats(tokens)} nats per byte` +
+    (shown === tokens ? '.' : `; ${nats(shown)} with all ${how.loops}.`);
+  return `Loop steps on average, of ${how.loops}: ${steps.join(', ')}.${loss}`;
+}
+
+// what a reader does ------------------------------------------------------------------------------
+
 async function choose(i) {
   chosen = i;
   await update();
-  $('tokens').children[chosen].focus();
+  $('tokens').children[chosen]?.focus();
 }
 $('tokens').onkeydown = event => {
   const to = chosen + {ArrowRight: 1, ArrowLeft: -1, Home: -1e9, End: 1e9}[event.key];
-  if (!isNaN(to)) choose(to), event.preventDefault();
+  if (isNaN(to)) return;
+  choose(between(0, to, ids.length - 1));
+  event.preventDefault();
+};
+canvas.onclick = event => choose(view.start + place_on_map(view, event).t);
+canvas.onmousemove = event => {
+  const {t, k, awake} = place_on_map(view, event);
+  canvas.title = `token ${view.start + t}, ${R.words[view.tokens[t].id]}, loop ${k}: ` +
+    (awake ? 'awake' : 'asleep');
 };
 
-// hide what comes after loop step `shown`: each mark of a panel knows its step
-function reveal() {
-  const k = Math.min(shown, view.K);
-  $('k').value = $('k-shown').textContent = k;
-  for (const mark of document.querySelectorAll('[data-k]'))
-    mark.style.opacity = mark.dataset.k > k ? .1 : 1;
-  const found = shown > k ? view.real.map(one => one.logits) : k ? lens(view, k) : [];
-  guess(view, found.map(argmax));
+function take_text() {
+  const {tokens, notice} = encode($('text').value), before = ids;
+  $('notice').textContent = notice;
+  ids = tokens.length || R.task ? tokens : [END];
+  let same = 0;
+  while (same < ids.length && ids[same] === before[same]) same++;
+  known_steps.length = Math.min(known_steps.length, same);
+  [written, chosen] = [ids.length, ids.length - 1];
+  stop_writing();
+  show_step(Infinity);
+  return update();
 }
 
-// the parts of pictures
-const svg = (w, h, label) =>
-  make('svg', {viewBox: `0 0 ${w} ${h}`, role: 'img', 'aria-label': label});
-const text = (x, y, words, how) => make('text', {x, y, ...how}, words);
-const line = ([x1, y1], [x2, y2], how) => make('line', {x1, y1, x2, y2, ...how});
-const dot = ([cx, cy], k, how) =>
-  make('circle', {cx, cy, r: 4, fill: of_steps(k), 'data-k': k, ...how});
-const ticks = (K, x, y) => [...Array(K + 1).keys()].filter(k => k % Math.ceil(K / 8) === 0)
-  .map(k => text(x(k), y, `${k}`));
-
-function heat({K, g, full, tokens, t: at, right, depth, steps}) {
-  const left = 74, width = Math.max(8, Math.floor(420 / (K + 1))), height = 13;
-  const x = k => left + width * k, bottom = height * tokens.length;
-  const distance = full.map(({groups: {[g]: {states}}}) =>
-    states.map(x => vector_norm(minus(x, states[K]))));
-  const logs = distance.flat().filter(d => d > 0).map(Math.log10), top = Math.max(-9, ...logs);
-  const fill = d => colour(d > 0 ? (top - Math.log10(d)) / 4 : 1);      // over four decades
-  const box = (t, k, how) => make('rect', {x: x(k), y: height * t, width: width - .5,
-                                           height: height - .5, 'data-k': k, ...how});
-  const rows = tokens.flatMap((token, t) => [
-    text(left - 5, height * t + 10, R.words[token].slice(0, 10),
-         {style: `text-anchor: end; ${t === at ? 'fill: var(--mark)' : ''}`}),
-    ...distance[t].map((d, k) => box(t, k, {fill: fill(d)})), box(t, steps[t], {class: 'mark'}),
-    ...R.problem && right[t] >= 0 ? [make('circle', {
-      cx: x(depth[t] + .5), cy: height * (t + .5), r: 3, class: 'depth'})] : []]);
-  const picture = svg(x(K + 1), bottom + 18, 'distance to the last state by token and loop step');
-  picture.append(...rows, ...ticks(K, k => x(k + .5), bottom + 13));
-  $('heat').replaceChildren(picture);
-}
-
-function think({t, tokens, log_p, right, depth, steps}) {
-  $('chosen').textContent = `Token ${chosen}, ${R.words[tokens[t]]}` +
-    (right[t] >= 0 ? `; right answer ${R.words[right[t]]}` : '') +
-    (right[t] >= 0 && R.problem ? `, depth ${depth[t]}` : '');
-  $('think').replaceChildren(...log_p.map((log_p, i) => {
-    const best = [...log_p.keys()].sort((a, b) => log_p[b] - log_p[a]).slice(0, 5);
-    return make('tr', {'data-k': i + 1, class: steps[t] === i + 1 ? 'exits' : ''},
-      make('th', {}, `${i + 1}`), ...best.map(token =>
-        make('td', {'data-token': token, class: token === right[t] ? 'right' : ''},
-             make('bdi', {}, R.words[token]), ` ${(100 * Math.exp(log_p[token])).toFixed(0)}`)));
-  }));
-}
-
-function signal({K, name, g, t, tau, full}) {
-  const w = 460, h = 190, left = 48, bottom = 24, {states} = full[t].groups[g], points = [];
-  let memo, value;
-  for (let k = 1; k <= K; k++) {
-    [value, memo] = SIGNALS[name](states[k - 1], states[k], memo, readout);
-    if (value > 0) points.push([k, value]);
-  }
-  const logs = [...points.map(([, s]) => Math.log10(s)), Math.log10(tau)];
-  const low = Math.max(-9, Math.floor(Math.min(...logs)));
-  const top = Math.max(low + 1, Math.ceil(Math.max(...logs)));
-  const x = k => left + (w - left - 6) * (k - 1) / Math.max(1, K - 1);
-  const y = s => (h - bottom) * (top - Math.max(low, Math.log10(s))) / (top - low) + 4;
-  const at = ([k, s]) => [x(k), y(s)], picture = svg(w, h, `${name} by loop step`);
-  for (let e = low; e <= top; e++)
-    picture.append(line([left, y(10 ** e)], [w, y(10 ** e)], {class: 'grid'}),
-                   text(left - 6, y(10 ** e) + 4, `1e${e}`, {style: 'text-anchor: end'}));
-  picture.append(line([left, y(tau)], [w, y(tau)], {class: 'mark', 'stroke-dasharray': '6 4'}),
-    ...points.slice(1).map((p, i) => line(at(points[i]), at(p), {'data-k': p[0]})),
-    ...points.map(p => dot(at(p), p[0])), ...ticks(K, x, h - 4).slice(1));
-  $('signal').replaceChildren(picture);
-}
-
-// states -> their places on two principal axes, by power iteration
-function pca_2d(states) {
-  const middle = states[0].map((_, i) => mean(states.map(x => x[i])));
-  const X = states.map(x => minus(x, middle));
-  const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);
-  let products = X.map(a => X.map(b => dot(a, b)));
-  const places = [0, 1].map(() => {
-    let axis = X.map((_, n) => Math.sin(n * n + 1)), size;
-    for (let i = 0; i < 100; i++) {
-      const next = products.map(row => dot(row, axis));
-      size = vector_norm(next) || 1;
-      axis = next.map(value => value / size);
-    }
-    products = products.map((row, n) => row.map((value, m) => value - size * axis[n] * axis[m]));
-    return axis.map(value => value * Math.sqrt(size));
-  });
-  return X.map((_, n) => places.map(on_axis => on_axis[n]));
-}
-
-// points around `middle`, which is `half` from the nearer sides of a panel -> their places on it
-const placed = (points, middle, half, w, h) => points.map(p => [0, 1].map(i => [w, h][i] / 2 +
-  (i ? -1 : 1) * Math.min(w, h) / 2 * (p[i] - middle[i]) / (half || 1)));
-
-function path({K, t, full, real}) {
-  const flat = pca_2d(full[t].groups.flatMap(({states}) => states.slice(1)));
-  const [[x0, x1], [y0, y1]] = [0, 1].map(i => flat.map(p => p[i]))
-    .map(all => [Math.min(...all), Math.max(...all)]);
-  const half = .75 * Math.max(x1 - x0, y1 - y0);
-  const all = placed(flat, [(x0 + x1) / 2, (y0 + y1) / 2], half, 460, 210);
-  const lines = points => points.slice(1).map((p, i) => line(points[i], p, {'data-k': i + 2}));
-  const whole = svg(460, 210, 'the path of the state through the groups');
-  const zooms = R.names.map((name, g) => {
-    const [points, at] = [flat, all].map(of => of.slice(g * K, (g + 1) * K)), [x, y] = at.at(-1);
-    if (g) whole.append(line(all[g * K - 1], at[0], {class: 'mark'}));
-    whole.append(...lines(at), dot([x, y], K, {'data-k': 0}),
-                 text(x, y < 105 ? y - 10 : y + 19, name));
-    // the same loop steps magnified, from the second one on, and the exit
-    const end = points.at(-1), {steps} = real[t].groups[g];
-    const far = Math.max(0, ...points.slice(1).flatMap(p => minus(p, end).map(Math.abs)));
-    const near = 1.2 * far || half || 1, inside = placed(points, end, near, 150, 150);
-    const zoom = svg(150, 150, `${name} magnified`);
-    zoom.append(...lines(inside), ...inside.map((p, i) => dot(p, i + 1)),
-                ...inside.slice(steps - 1, steps).map(p => dot(p, steps, {r: 8, class: 'mark'})));
-    const larger = `at ${+(half / near * 75 / 105).toPrecision(2)}\u00d7 the scale`;
-    return make('div', {}, zoom, `${name}, ${larger}; exits after step ${steps}`);
-  });
-  $('path').replaceChildren(whole, ...zooms);
-}
-
-// the model writes: tokens drawn from what the last one predicts, at this temperature
+// The model writes: tokens drawn from what the last one predicts, at this temperature
 // (decode.choose). `writing` changes with each start and stop
-const END = R.words.length - 1;         // the token that ends a text
-let writing = 0, player = 0;
+const MOST_WRITTEN = 400;       // letters a click
+let writing = 0;
+
 function write_token() {
-  const temperature = Math.max(0, +$('temperature').value), {logits} = view.real.at(-1);
+  const temperature = Math.max(0, +get('temperature')), {logits} = view.tokens.at(-1);
   const gumbel = () => -Math.log(-Math.log(Math.random()));
   ids.push(argmax(temperature ? logits.map(value => value / temperature + gumbel()) : logits));
   chosen = ids.length - 1;
-  $('text').value = decode(ids);
+  put_text(decode(ids));
   return update();
 }
-async function write(on) {
-  const mine = writing = on ? Math.random() : 0;
-  $('write').textContent = on ? 'stop' : 'write on';
-  while (on && writing === mine) {
+// the caret stays where the reader has put it, so that a letter typed meanwhile lands there
+function put_text(text) {
+  const box = $('text'), {selectionStart, selectionEnd} = box;
+  const at_end = selectionEnd === box.value.length;
+  box.value = text;
+  if (!at_end) box.setSelectionRange(selectionStart, selectionEnd);
+}
+function stop_writing() {
+  writing = 0;
+  $('write').textContent = 'write on';
+}
+async function write() {
+  const mine = writing = Math.random();
+  $('write').textContent = 'stop';
+  for (let n = 0; n < MOST_WRITTEN && ids.length < R.most && writing === mine; n++) {
     await write_token();
+    if (ids.at(-1) === END) break;
     await new Promise(done => setTimeout(done, 30));
-    if (ids.length > 400 || ids.at(-1) === END) return write(false);
   }
-}
-function show_up_to(k) {
-  shown = k < +$('loops').value ? k : Infinity;
-  reveal();
-  if (shown > k) play(false);
-}
-function play(on) {
-  clearInterval(player);
-  player = on && setInterval(() => show_up_to(shown + 1), 500);
-  $('play').textContent = on ? '\u25a0 stop' : '\u25b6 step by step';
+  if (writing !== mine) return;
+  stop_writing();
+  if (ids.length >= R.most)
+    $('notice').textContent = `The text is full: the page has room for ${R.most} letters.`;
 }
 
-// the controls
-function take_text() {
-  const before = ids, read = encode($('text').value);
-  ids = read.length ? read : [R.problem ? R.problem.ids[0] : END];
-  const same = ids.findIndex((id, t) => id !== before[t]);
-  kept.length = same < 0 ? ids.length : same;
-  [written, chosen] = [ids.length, ids.length - 1];
-  write(false);
-  return update();
+// step by step: the whole run in about eight seconds
+let playing = false;
+function show_step(k) {
+  shown_step = k;
+  if (k === Infinity) stop_playing();
 }
-for (const name of Object.keys(SIGNALS)) $('rule').append(make('option', {value: name}, name));
+function stop_playing() {
+  playing = false;
+  $('play').textContent = '\u25b6 step by step';
+}
+async function play() {
+  playing = true;
+  $('play').textContent = '\u25a0 stop';
+  const stride = Math.ceil(view.passes / 400);
+  for (let k = 0; playing && k < view.passes; k += stride) {
+    shown_step = k;
+    reveal();
+    pulse();
+    await new Promise(done => setTimeout(done, between(20, 8000 / view.passes, 500)));
+  }
+  if (!playing) return;
+  show_step(Infinity);
+  reveal();
+}
+function pulse() {
+  $('scheme').classList.remove('pulse');
+  void $('scheme').offsetWidth;         // so that the animation starts again
+  $('scheme').classList.add('pulse');
+}
+
+// problems for a reader to look at: one chain, as deep as it is long. The same numbers each time
+let problem = 0;
+function chain() {
+  let seed = ++problem;
+  const draw = words => words[(seed = seed * 48271 % 2147483647) % words.length];
+  const sets = R.words.filter(word => word[0] === '=');
+  const changes = R.words.filter(word => word[0] !== '=');
+  for (let n = 0; n < 10; n++) draw(sets);              // numbers near the seed are alike
+  return [draw(sets.slice(1)), ...Array.from({length: R.deep - 1}, () => draw(changes))].join(' ');
+}
+function tell(text, wake) {
+  set_rule(R.rule);
+  set('wake', wake);
+  set('reading', '');
+  $('text').value = text;
+  read_with_exits = reader();           // from noise
+  return take_text();
+}
+// the problem in the box, if it is a deep one
+const deep_text = () => Math.max(...labels_of(ids).map(({depth}) => depth)) >= R.deep / 3
+  ? $('text').value : chain();
+
+// the page begins ---------------------------------------------------------------------------------
+
+for (const name of Object.keys(R.rules).filter(name => SIGNALS[name]))
+  $('rule').append(make('option', {value: name}, name));
 R.names.forEach((name, g) => $('group').append(make('option', {value: g}, name)));
-const first = {group: G - 1, rule: 'norm_rel', loops: R.loops, text: R.start};
-for (const id in first) $(id).value = first[id];
-$('dots').hidden = !R.problem;
-$('write').hidden = $('temperature').parentNode.hidden = R.problem;
+$('loops').max = Math.log2(R.most_loops);
+$('group').parentNode.hidden = $('path-panel').hidden = M.groups.length === 1;
+$('write').hidden = $('temperature').parentNode.hidden = !!R.task;
+$('stories').hidden = !R.task?.p;
+for (const node of document.querySelectorAll(R.task ? '.texts' : '.task')) node.hidden = true;
+$('key-awake').style.background = `linear-gradient(90deg, ${VIRIDIS})`;
+draw_scheme(R.names);
+
+set_rule(R.rule);
+set('group', M.groups.length - 1);
+for (const id of CONTROLS) at_first[id] = `${BASES[id] ? +get(id).toPrecision(4) : get(id)}`;
+at_first.text = R.start;
+
 $('text').oninput = take_text;
-$('rule').oninput = () => { $('hits').value = R.rules[$('rule').value]?.hits ?? 1; };
-for (const id of ['loops', 'group', 'past', 'hits', 'tau', 'rule'])
-  $(id).addEventListener('input', update);
-$('write').onclick = () => write(!writing);
-$('play').onclick = () => { if (!player) show_up_to(0); play(!player); };
-$('k').oninput = () => show_up_to(+$('k').value);
-take_text();
+$('rule').oninput = () => set_rule(get('rule'));
+for (const id of CONTROLS)
+  if (id !== 'temperature') $(id).addEventListener('input', () => update());
+$('deep').onclick = () => tell(chain(), '1');
+$('early').onclick = () => tell(deep_text(), '0');
+$('again').onclick = () => tell(deep_text(), '1');
+$('write').onclick = () => writing ? stop_writing() : write();
+$('play').onclick = () => {
+  if (playing) stop_playing();
+  else if (view) play();
+};
+$('step').oninput = () => {
+  if (!view) return;
+  stop_playing();
+  show_step(+$('step').value < view.passes ? +$('step').value : Infinity);
+  reveal();
+};
+onhashchange = take_address;
+onresize = () => view && reveal();
+take_address();
