@@ -420,12 +420,13 @@ class Spelled(Problems):
     A task in the tokens of a text model: `=3` `+4` are the four tokens = 3 + 4.
 
     Each word has the same number n of tokens. The label of a word stands at its last token and is
-    the last token of the right answer; the other tokens have none. T counts the model's tokens.
+    the last token of the right answer; the other tokens have none. T counts the model's tokens. A
+    problem has no token before its first word, even where the model's texts begin with one.
     """
 
     def __init__(self, text, encoding, held_out=512):
         super().__init__(text, held_out)
-        spelled = [encoding.encode(word) for word in self.words]
+        spelled = [encoding.encode_ordinary(word) for word in self.words]
         self.n = len(spelled[0])
         check(all(len(tokens) == self.n for tokens in spelled), f'the words of {text} are not of '
               f'the same number of tokens of {encoding.name}: choose other knobs of the task')
