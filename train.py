@@ -4,13 +4,16 @@ Train a recurrent-depth GPT.
     python train.py                         the small default: torchdocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
     python train.py --resume                continue the run in out_dir, with its knobs
+    python train.py --eval_only --out_dir=out-calc --length=192 '--eval_loops=[64,256]'
+                                            no training: the table of losses by loops, and on a task
+                                            by depth, at another length
     python train.py --model_class=zoo.ouro:Gated
                                             another class of model, see zoo/; the flags behind it
                                             may be fields of its Config
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
-writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; on
-a task also depth.csv and depth.png; the tokenizer.json of the text, if it has one.
+writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; at
+the end eval.csv, and on a task depth.png; the tokenizer.json of the text, if it has one.
 Ctrl-C, SIGTERM, SIGHUP or a closed pipe: the step is finished and saved, and the status is 128 +
 the signal's number. A second signal of the same kind stops at once.
 
@@ -23,7 +26,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 """
 import math
 import os
-import signal
+import sys
 import time
 from dataclasses import MISSING, fields
 from shlex import quote
@@ -35,11 +38,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 import data
 from common import configurator, distributed, report
-from common.checkpoint import Run, class_of, earlier_run, only_writer, save_run, start_over
+from common.checkpoint import (
+    Run,
+    class_of,
+    find_run,
+    load_checkpoint,
+    only_writer,
+    save_run,
+    start_over,
+)
 from common.configurator import PathName
-from common.distributed import RANK, WORLD, say
-from common.optim import make_optimizers
-from loops import INJECTIONS, TrainingNoise, derived_seed, sample_n_loop
+from common.distributed import say
+from common.optim import make_optimizers, train_layers
+from common.resume import earlier_run
+from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
 
 # -------------------------------------------------------------------------------------------------
@@ -48,8 +60,10 @@ out_dir: PathName = 'out'       # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
 init_from: PathName = ''    # a checkpoint whose model and weights to start from
+eval_only = False           # no training: the table of out_dir/ckpt.pt, or of init_from
+length: int | None = None   # with eval_only: tokens of a window; None = block_size
 # model: small enough for two CPU cores and some minutes
-model_class = ''            # MODULE:CLASS; '' = model:GPT, or the class of the checkpoint
+model_class: str | None = None  # MODULE:CLASS; None = model:GPT, or the class of the checkpoint
 block_size = 48             # tokens of context; attention learns faster with few positions
 n_layer = 6
 n_head = 2
@@ -60,7 +74,6 @@ vocab_size: int | None = None   # None = the data set's, a large one rounded up 
 groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
-loop_cap: int | None = None     # the most loops of a draw; --resume may change it
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
 adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
@@ -71,7 +84,7 @@ pos = 'learned'             # positions: learned, rotary
 rope_base = 10000.0         # of rotary positions; 100 for short problems
 window: int | None = None   # attention reads the last `window` tokens; None = all
 # training
-train_only = ''             # layers whose weights may change, such as 12-29; '' = all weights
+train_only: str | None = None   # layers whose weights may change, such as 12-29; None = all
 batch_size = 16             # sequences of a step, split among all processes
 gradient_accumulation_steps = 1
 max_iters = 1500
@@ -87,7 +100,7 @@ grad_clip = 1.0             # norm; 0.0 = off
 seed = 1337                 # batches, loop draws and noise all derive from it
 # evaluation, log, checkpoints
 eval_interval = 500         # iterations
-eval_windows = 200          # held-out windows each time; all of them at the end
+eval_windows = 200          # held-out windows each time; all at the end, or as given by eval_only
 eval_loops = [1, 2, 4, 8]   # loop counts to evaluate at
 log_interval = 50
 save_interval = 200         # iterations between two ckpt.pt
@@ -97,6 +110,9 @@ device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
+
+
+DEFAULTS = configurator.knobs_of(globals())     # the knobs above
 
 
 def lr_at(it):
@@ -114,8 +130,9 @@ def lr_at(it):
 def get_batch(text, it, micro, dev):
     """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
-    share = batch_size // WORLD
-    x, y = text.batch(rng, batch_size, block_size, slice(RANK * share, (RANK + 1) * share))
+    share = batch_size // distributed.WORLD
+    mine = slice(distributed.RANK * share, (distributed.RANK + 1) * share)
+    x, y = text.batch(rng, batch_size, block_size, mine)
     later = dev.startswith('cuda')      # MPS would read memory that has been freed by then
     return x.to(dev, non_blocking=later), y.to(dev, non_blocking=later)
 
@@ -123,33 +140,32 @@ def get_batch(text, it, micro, dev):
 def draw_loops(it, micro):
     """How often each group loops."""
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
-    return [min(sample_n_loop(mean_recurrence, generator, draw=loop_draw), loop_cap or MOST_LOOPS)
-            for _ in groups]
+    return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
 
 
 def draw_noise(it, micro, dev):
     """The noise of x^(0); seeds torch for dropout too."""
-    torch.manual_seed(derived_seed(seed, 'dropout', it, micro, RANK))
+    torch.manual_seed(derived_seed(seed, 'dropout', it, micro, distributed.RANK))
     generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
-    return TrainingNoise(generator, RANK, WORLD)
+    return TrainingNoise(generator, distributed.RANK, distributed.WORLD)
 
 
 # the start of a run ------------------------------------------------------------------------------
 
 def fields_of_model(knobs):
-    """The fields of the model's Config that are no knobs above, see configurator.configure."""
+    """The fields of the model's Config that are no knobs above, see configurator.read_arguments."""
     if not knobs['model_class']:
         return {}
-    kind = class_of(knobs['model_class'], trusted=True)
-    return {field.name: (field.default, field.type) for field in fields(kind.Config)
+    config = class_of(knobs['model_class'], trusted=True).Config
+    return {field.name: (field.default, field.type) for field in fields(config)
             if field.name not in knobs and field.default is not MISSING}
 
 
-def check_knobs():
+def check_knobs(knobs):
     """ValueError for a knob that is out of range."""
     least = dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, eval_interval=1,
                  eval_windows=1, log_interval=1, save_interval=1, learning_rate=0, min_lr=0,
-                 warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1, loop_cap=1)
+                 warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1)
     for knob, bound in least.items():
         if knobs[knob] is not None and not bound <= knobs[knob] < 1e30:
             raise ValueError(f'{knob} must be at least {bound} and finite, not {knobs[knob]}')
@@ -160,195 +176,277 @@ def check_knobs():
             or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops)):
         raise ValueError('eval_loops must be a list of different loop counts from 1 to '
                          f'{MOST_LOOPS:,}, not {eval_loops}')
-    if batch_size % WORLD:
-        raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by {WORLD} '
-                         f'processes: take a multiple of {WORLD}')
+    if batch_size % distributed.WORLD:
+        raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by '
+                         f'{distributed.WORLD} processes: take a multiple of {distributed.WORLD}')
 
 
-def freeze(gpt):
-    """Leave all weights as they are but those of the layers train_only; a group counts whole."""
-    first, _, last = train_only.partition('-')
-    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < n_layer):
-        raise ValueError(f'train_only must be FIRST-LAST, two layers from 0 to {n_layer - 1}, not '
-                         f"'{train_only}'")
-    if groups and not INJECTIONS[injection].reads_e and int(last) < groups[-1][0]:
-        raise ValueError(f'train_only = {train_only}: no gradient passes a group that loops more '
-                         'than bptt_k times and does not read its input; add layers behind it')
-    gpt.requires_grad_(False)
-    number = 0
-    for layer in gpt.h:
-        start, number = number, number + len(getattr(layer, 'core', [layer]))
-        layer.requires_grad_(start <= int(last) and int(first) < number)
+def open_text(before):
+    """The data set or task, in the tokens of an earlier checkpoint's model; {} = there is none."""
+    return distributed.make_once(lambda: data.open_data(
+        dataset, before.get('tokenizer'), vocab_size or math.inf, before.get('folder')))
 
 
-def set_up(before, resumed, text, dev):
+def check_same_text(text, before):
+    """ValueError unless the run that goes on had this very text."""
+    if before['data'] == text.sha256:
+        return
+    advice = 'restore that text'
+    if text.is_task:
+        advice = ('tasks.py has changed since then; start from the weights in another --out_dir '
+                  f'with --init_from={out_dir}/ckpt.pt')
+    raise ValueError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
+                     f'differs): {advice}')
+
+
+def set_up(knobs, before, resumed, text, dev):
     """A new run, or the one that the checkpoint `before` holds, or one with its weights."""
-    # the model
-    kind = class_of(model_class or 'model:GPT', trusted=True)
+    # the model: a field of its Config is the knob of that name, or else what the checkpoint has
+    cls = class_of(model_class or 'model:GPT', trusted=True)
     vocab = vocab_size or text.vocab_size
     if not vocab_size and vocab >= 1024:
         vocab = 64 * math.ceil(vocab / 64)
-    # a field of its Config is the knob of that name, or else what the checkpoint has
     values = before.get('model_args', {}) | knobs | dict(vocab_size=vocab)
-    shape = kind.Config(**{field.name: values[field.name] for field in fields(kind.Config)
-                           if field.name in values})
+    shape = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
+                          if field.name in values})
+    if shape.groups != groups:
+        say(f'groups, in the order of the layers: {shape.groups}')
     torch.manual_seed(derived_seed(seed, 'init'))
-    gpt = kind(shape).to(dev)
+    model = cls(shape).to(dev)
     if before:
-        with configurator.explain(f'the weights do not fit the model class {kind.__name__}',
+        with configurator.explain(f'the weights do not fit the model class {cls.__name__}',
                                   'take another --model_class or --init_from', RuntimeError):
-            new, unused = gpt.load_state_dict(before['model'], strict=False)
-        if new:                         # such as a gate
-            say(f"not in the checkpoint, so from scratch: {', '.join(new)}")
-        if unused:
-            say(f"in the checkpoint and not in {kind.__name__}, so left out: {', '.join(unused)}")
-
+            missing, unexpected = model.load_state_dict(before['model'], strict=False)
+        if missing:                     # such as a gate
+            say(f"not in the checkpoint, so from scratch: {', '.join(missing)}")
+        if unexpected:
+            say(f"in the checkpoint and not in {cls.__name__}, so left out: "
+                f"{', '.join(unexpected)}")
     if train_only:
-        freeze(gpt)
+        train_layers(model, train_only)
 
     # the optimizers, and how far the run has come
-    optimizers = make_optimizers(gpt, optimizer, learning_rate, weight_decay, (beta1, beta2))
+    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
     saved = knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
-    run = Run(saved, gpt, optimizers, text.tokenizer, text.sha256)
+    own_files = dict.fromkeys([*before.get('own_files', []), *configurator.own_files])
+    run = Run(saved, model, optimizers, text.tokenizer, text.sha256, own_files=list(own_files))
     if resumed:
         for name, one in optimizers.items():
             one.load_state_dict(one.state_dict() | dict(state=before[name]))
-        run.start, run.val_loss = before['iter_num'], before['val_loss']
-        run.trend, run.spikes = before['trend'], before['spikes']
+        run.done = before['iter_num']
+        run.val_loss = before['val_loss']
+        run.trend = before['trend']
+        run.spikes = before['spikes']
     return run
 
 
 # the run -----------------------------------------------------------------------------------------
 
-def main():
-    # the run to continue from, whose knobs are taken over; then machine, text and model
-    before, resumed = earlier_run(globals())
-    check_knobs()
+def main(*args):
+    """
+    Train. args: those of the command line; in a notebook, train.main('--max_iters=300') is
+    `python train.py --max_iters=300`.
+    """
+    # the knobs, which this file reads as its globals; a run that goes on has its own
+    knobs = configurator.read_arguments(globals() | DEFAULTS, args, more=fields_of_model)
+    if knobs['eval_only']:
+        globals().update(knobs)
+        return evaluate_only(knobs)
+    if knobs['length'] is not None:
+        raise ValueError('--length is for --eval_only: training takes --block_size')
+    before, resumed, knobs = earlier_run(knobs, configurator.given)
+    globals().update(knobs)
+    check_knobs(knobs)
+
+    # machine, text and model
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
-    reads, folder = before.get('tokenizer'), before.get('folder')
-    text = distributed.make_once(
-        lambda: data.open_data(dataset, reads, vocab_size or math.inf, folder))
+    text = open_text(before)
     text.check(block_size, batch_size)
-    if resumed and before['data'] != text.sha256:
-        advice = 'restore that text'
-        if text.is_task:
-            advice = ('tasks.py has changed since then; start from the weights in another '
-                      f'--out_dir with --init_from={out_dir}/ckpt.pt')
-        raise ValueError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
-                         f'differs): {advice}')
+    if resumed:
+        check_same_text(text, before)
     distributed.check_same((resumed and before['iter_num'], text.sha256, knobs))
-    run = set_up(before, resumed, text, dev)
+    run = set_up(knobs, before, resumed, text, dev)
     del before                                      # frees some GB if the model is large
-    with only_writer(out_dir):
-        if RANK == 0 and resumed.endswith('.old.pt'):       # ckpt.pt is damaged or missing
-            os.replace(resumed, resumed.replace('.old.pt', '.pt'))
+
+    # its files: from the first save on, --resume continues this run and no other
+    last = f'{out_dir}/ckpt.pt'
+    with only_writer(out_dir), distributed.listen():
+        if distributed.RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing
+            os.replace(resumed, last)
         if not resumed:
             start_over(out_dir, overwrite)
-            save_run(run, 0, f'{out_dir}/ckpt.pt')          # from now on --resume continues it
-        stop = train(run, text, dev, autocast)
-    distributed.leave()
-    if stop:
-        raise SystemExit(128 + (distributed.stop_signals or [signal.SIGTERM])[0])
+            save_run(run, last)
+        if distributed.RANK == 0 and text.encoding:     # sample.py needs it beside the checkpoint
+            text.encoding.save(out_dir)
+        try:
+            train(run, text, dev, autocast)
+        except distributed.Stopped:
+            save_run(run, last)
+            command = 'python' if distributed.WORLD == 1 else 'torchrun ...'
+            say(f'stopped after iteration {run.done - 1} and saved; resume with '
+                f"{' '.join([command, 'train.py', *flags_of(run, '--resume')])}")
+            raise
+        except OSError:         # such as a file of the text that is gone: what was learned stays
+            save_run(run, last)
+            raise
+        finally:
+            distributed.leave()
+
+
+def flags_of(run, *flags):
+    """The words behind a script with which it finds this run: its own files, flags, out_dir."""
+    folder = [] if out_dir == 'out' else [f'--out_dir={quote(out_dir)}']
+    return [*map(quote, run.own_files), *flags, *folder]
 
 
 def train(run, text, dev, autocast):
-    """All iterations of a run -> was it asked to stop before its end?"""
-    begin = time.time()
-    gpt = ddp = run.model               # with one process, ddp is the model itself
+    """The iterations that are left, and the evaluation at the end. Stopped if a signal asks."""
+    begin = time.perf_counter()
+    start = run.done
+    raw = run.model
     if dev.startswith('cuda') if compile is None else compile:
-        compile_layers(gpt)
-    if WORLD > 1:
+        if distributed.can_compile(dev):
+            compile_layers(raw)
+    model = raw
+    if distributed.WORLD > 1:
         # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
-        reads_e = INJECTIONS[injection].reads_e
-        ddp = DistributedDataParallel(gpt, find_unused_parameters=not reads_e,
-                                      broadcast_buffers=False)  # they never change
-    since = f', from iteration {run.start}' if run.start else ''
-    say(f'{sum(p.numel() for p in gpt.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {gpt.config.groups}, {text.description}, {WORLD} x {dev}{since}')
-    eval_counts = eval_loops if gpt.groups else [1]
+        reads_e = all(group.adapter.reads_e for group in raw.groups)
+        model = DistributedDataParallel(raw, find_unused_parameters=not reads_e,
+                                        broadcast_buffers=False)        # they never change
+    since = f', from iteration {start}' if start else ''
+    say(f'{sum(p.numel() for p in raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
+        f'groups {raw.config.groups}, {text.description}, {distributed.WORLD} x {dev}{since}')
+    eval_counts = eval_loops if raw.groups else [1]
     all_windows = text.n_held_out(block_size)
-    run_log = report.Log(os.path.join(out_dir, 'log.csv'), eval_counts, run.start, max_iters,
-                      accuracy=text.is_task)
-    if RANK == 0 and text.encoding:     # sample.py needs the tokenizer.json beside the checkpoint
-        text.encoding.save(out_dir)
-    distributed.listen()
+    some_windows = min(eval_windows, all_windows)
+    log = report.Log(os.path.join(out_dir, 'log.csv'), eval_counts, start, max_iters, text.is_task)
 
-    for it in range(run.start, max_iters + 1):
-        # held-out losses; at the end of the run over all windows
+    for it in range(start, max_iters):
+        # held-out losses
         held_out = {}
-        if it == max_iters or (it > 0 and it % eval_interval == 0):
-            n_windows = all_windows if it == max_iters else min(eval_windows, all_windows)
-            held_out = report.report(run, it, n_windows, text, eval_counts, dev, autocast)
-        stop = held_out is None         # asked to stop meanwhile
-        if stop or it == max_iters:
-            break
+        if it > 0 and it % eval_interval == 0:
+            _, held_out = report.report(run, some_windows, text, eval_counts, dev, autocast)
 
         # checkpoints
-        if it % save_interval == 0 and it > run.start:
-            save_run(run, it, f'{out_dir}/ckpt.pt')
+        if it > start and it % save_interval == 0:
+            save_run(run, f'{out_dir}/ckpt.pt')
         if it in keep_iters:
-            save_run(run, it, f'{out_dir}/ckpt_{it:06d}.pt', whole=False)
+            save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', whole=False)
 
-        # forward and backward, gradients accumulated
-        clock, lr, flops = time.time(), lr_at(it), 0
-        # the loss; how many times we were asked to stop; the norm of the gradient
-        status = torch.zeros(3, device=dev)
-        for micro in range(gradient_accumulation_steps):
-            x, y = get_batch(text, it, micro, dev)
-            n_loop = draw_loops(it, micro)      # one count a group
-            noise = draw_noise(it, micro, dev)
-            # DDP averages the gradients of all processes at the last micro step
-            ddp.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
-            with autocast:
-                loss = ddp(x, y, n_loop=n_loop, noise_seed=noise)[1] / gradient_accumulation_steps
-            loss.backward()
-            status[0] += loss.detach() / WORLD
-            flops += batch_size * block_size * flops_per_token(gpt, n_loop, training=True)
-
-        # clip; one all-reduce, which waits for the device; the check, before any weight is touched
-        norm = torch.nn.utils.clip_grad_norm_(gpt.parameters(), grad_clip or math.inf)
-        status[1] += len(distributed.stop_signals)
-        status[2] = norm / WORLD                # each process has the same
-        loss, stop, norm = distributed.add_up(status).tolist()
+        # forward and backward; one all-reduce, which waits for the device; the check, before any
+        # weight is touched
+        clock = time.perf_counter()
+        loss, n_loop, flops = forward_backward(model, text, it, dev, autocast)
+        norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
+        loss, norm, stop = distributed.agree(loss, norm)
+        lr = lr_at(it)
         report.check_finite(loss, norm, n_loop, it, lr, out_dir)
-        for one in run.optimizers.values():
-            for group in one.param_groups:
-                group['lr'] = lr
-            one.step()
-            one.zero_grad(set_to_none=True)
+        update(run.optimizers, lr)
+        run.done = it + 1
 
         # log
         if report.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
         tokens = gradient_accumulation_steps * batch_size * block_size
-        run_log.steps.append((time.time() - clock, tokens, flops))
+        log.steps.append((time.perf_counter() - clock, tokens, flops))
         if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            run_log.step(run, it, loss, lr, norm, n_loop, held_out)
+            windows_left = n_evaluations_after(it) * some_windows + all_windows
+            log.step(run, it, loss, lr, norm, n_loop, held_out,
+                     windows_left * flops_of_window(raw, eval_counts))
+        if held_out:
+            report.draw_losses(log, eval_counts, out_dir)
         if stop:
-            it += 1
-            break
+            raise distributed.Stopped
 
-    # `it` iterations are done
-    save_run(run, it, f'{out_dir}/ckpt.pt')
-    flag = '' if out_dir == 'out' else f' --out_dir={quote(out_dir)}'
-    if stop:
-        say(f"stopped after iteration {it - 1} and saved; resume with "
-            f"{'python' if WORLD == 1 else 'torchrun ...'} train.py --resume{flag}")
-    else:
-        run_log.add(dict(iter=it) | held_out)
-        if RANK == 0:
-            from common import plots  # here, since matplotlib takes a second to import
-            plots.losses(report.read_log(run_log.path), eval_counts,
-                         os.path.join(out_dir, 'loss.png'))
-            if text.is_task:
-                report.report_depth(gpt, text, eval_counts, dev, autocast, out_dir)
-        say(f'done in {time.time() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png\n'
-            f"next: python sample.py{' --exit accel' if gpt.groups else ''}{flag}")
-    return stop
+    # the end: all held-out windows
+    sums, held_out = report.report(run, all_windows, text, eval_counts, dev, autocast, table=True)
+    save_run(run, f'{out_dir}/ckpt.pt')
+    log.add(dict(iter=max_iters) | held_out)
+    report.draw_losses(log, eval_counts, out_dir)
+    with report.or_warn(f'no {out_dir}/eval.csv'):
+        report.save_table(sums, text, block_size, out_dir)
+    say(f'done in {time.perf_counter() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
+        f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
+
+
+def forward_backward(model, text, it, dev, autocast):
+    """
+    The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
+    for which nobody has waited yet), the loop counts of the last micro step, and the FLOPs of all
+    processes.
+    """
+    raw = getattr(model, 'module', model)           # without DistributedDataParallel
+    loss = torch.zeros((), device=dev)
+    flops = 0
+    for micro in range(gradient_accumulation_steps):
+        x, y = get_batch(text, it, micro, dev)
+        n_loop = draw_loops(it, micro)              # one count a group
+        noise = draw_noise(it, micro, dev)
+        if distributed.WORLD > 1:                   # the gradients are averaged once, at the end
+            model.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
+        with autocast:
+            _, loss_of_batch = model(x, y, n_loop=n_loop, noise_seed=noise)
+            part = loss_of_batch / gradient_accumulation_steps
+        part.backward()
+        loss += part.detach()
+        flops += batch_size * block_size * flops_per_token(raw, n_loop, training=True)
+    return loss, n_loop, flops
+
+
+def update(optimizers, lr):
+    """A step of each optimizer; the gradients are gone then."""
+    for one in optimizers.values():
+        for group in one.param_groups:
+            group['lr'] = lr
+        one.step()
+        one.zero_grad(set_to_none=True)
+
+
+def n_evaluations_after(it):
+    """How many evaluations of eval_windows windows are still to come."""
+    return (max_iters - 1) // eval_interval - it // eval_interval
+
+
+def flops_of_window(model, counts):
+    """FLOPs of evaluating one window at these loop counts."""
+    return block_size * sum(flops_per_token(model, [n] * len(model.groups)) for n in counts)
+
+
+def evaluate_only(knobs):
+    """
+    --eval_only: the held-out table of a checkpoint, and eval.csv. The run's knobs hold where none
+    are given: --dataset=calc:reset=0.02 has deeper problems of the same task.
+    """
+    check_knobs(knobs)
+    dev, autocast = distributed.join(device, dtype)
+    folder = out_dir
+    if init_from and 'out_dir' not in configurator.given:
+        folder = os.path.dirname(init_from) or '.'
+    folder, results = find_run(folder)
+    path = init_from or f'{folder}/ckpt.pt'
+    model, checkpoint = load_checkpoint(path, dev, trusted=model_class, length=length)
+    for knob in ('dataset', 'eval_loops'):
+        if knob not in configurator.given:
+            globals()[knob] = checkpoint['config'].get(knob, knobs[knob])
+    text = open_text(checkpoint)
+    T = model.config.block_size
+    text.check(T)
+    n_windows = text.n_held_out(T)
+    if 'eval_windows' in configurator.given:
+        n_windows = min(n_windows, eval_windows)
+    say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {text.description}')
+    with distributed.listen():
+        sums = report.evaluate(model, text, n_windows, eval_loops if model.groups else [1], dev,
+                               autocast)
+    report.print_table(sums, report.depths_of(text, T))
+    report.save_table(sums, text, T, results)
+    say(f'{results}/eval.csv')
+    distributed.leave()
 
 
 if __name__ == '__main__':
-    knobs = configurator.configure(globals(), more=fields_of_model)
-    configurator.run(main)
+    configurator.register(globals())
+    configurator.run(distributed.look)
+    configurator.run(lambda: main(*sys.argv[1:]))

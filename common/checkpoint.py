@@ -1,5 +1,5 @@
 """
-Checkpoints: a run on disk that survives a kill at any moment, and how to continue from it.
+Checkpoints: a run on disk that survives a kill at any moment. (resume.py continues one.)
 
 A checkpoint holds tensors, numbers, strings, lists and dicts only, and is read as such: a file with
 code in it is refused without running the code. The class of the model is imported by its name, from
@@ -12,12 +12,15 @@ model.py and zoo/ alone.
     model_class   its class, 'model:GPT'        config        every knob
     tokenizer     its name                      data          sha256 of the training tokens
     iter_num      iterations done               val_loss      {n_loop: nats}
-    and to resume: optimizer, muon {parameter number: state}, trend, spikes (log.py)
+    own_files     config files with imports: the run may need a part that they define
+    and to resume: optimizer, muon {parameter number: state}, trend, spikes (report.py)
 """
+import errno
 import glob
 import hashlib
 import json
 import os
+import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -28,17 +31,18 @@ from typing import NamedTuple
 import torch
 from filelock import FileLock, Timeout
 
-from common.configurator import explain, given
-from common.distributed import RANK, say
-from common.files import new_file, write_json
+from common import configurator, distributed
+from common.configurator import ROOT, explain
+from common.files import check_writable, new_file, write_json
 
-# knobs that may change within a run: they shape neither the weights nor the columns of the log
-FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
-              'log_interval', 'save_interval', 'keep_iters', 'device', 'compile', 'loop_cap'}
 # what every checkpoint has
 PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
-# what may differ from the model whose weights a run starts from; a class of its own must fit them
-FREE_FIELDS = {'model_class', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
+# what a run and the programs that look at it write into its folder. A new run refuses to start in a
+# folder with one of them; --overwrite removes them, since they contradict the new weights
+FILES_OF_RUN = ('ckpt.pt', 'ckpt*.pt', 'log.csv', 'loss.png', 'eval.csv', 'depth.*',
+                'tokenizer.json', 'exits.json', 'bench.csv', 'blocks.csv', 'figure_*.*', 'ledger.*',
+                'figures/figure_*.*', 'figures/convergence.*', 'figures/two_scales.*')
+DISK_IS_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 @dataclass
@@ -49,33 +53,39 @@ class Run:
     optimizers: dict            # by the name of their state in a checkpoint
     tokenizer: str
     data: str                   # sha256 of the training tokens
-    start: int = 0              # iterations done before
+    done: int = 0               # iterations
     val_loss: dict = field(default_factory=dict)        # n_loop: nats
-    trend: list = field(default_factory=lambda: [0, 0.0, 0.0])      # of the loss, see log.py
+    trend: list = field(default_factory=lambda: [0, 0.0, 0.0])      # of the loss: report.is_spike
     spikes: list = field(default_factory=list)          # [loss, it] since the last row of the log
+    own_files: list = field(default_factory=list)       # config files with imports
 
 
-def save_run(run, it, path, whole=True):
-    """A run after `it` iterations -> path. whole: with all that it takes to resume."""
-    if RANK > 0:
+def save_run(run, path, whole=True):
+    """A run -> path. whole: with all that it takes to resume."""
+    if distributed.RANK > 0:
         return
     kind = type(run.model)
     checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
                       model_class=f'{kind.__module__}:{kind.__name__}', config=run.knobs,
-                      iter_num=it, tokenizer=run.tokenizer, data=run.data, val_loss=run.val_loss)
+                      iter_num=run.done, tokenizer=run.tokenizer, data=run.data,
+                      val_loss=run.val_loss, own_files=run.own_files)
     if whole:
-        checkpoint |= {name: one.state_dict()['state'] for name, one in run.optimizers.items()}
+        for name, optimizer in run.optimizers.items():
+            checkpoint[name] = optimizer.state_dict()['state']
         checkpoint |= dict(trend=run.trend, spikes=run.spikes)
     save_checkpoint(checkpoint, path, keep_old=whole)
 
 
 def save_checkpoint(checkpoint, path, keep_old=False):
     """A dict of tensors and plain values -> path; keep_old: ckpt.pt becomes ckpt.old.pt."""
-    # RuntimeError: torch, on a full disk
-    with (explain(f"cannot write '{path}'", 'the earlier file is unchanged; make room, then '
-                  'continue with --resume', (OSError, RuntimeError)),
-          new_file(path, 'wb', keep_old) as f):
-        torch.save(checkpoint, f)
+    try:
+        with new_file(path, 'wb', keep_old) as f:
+            torch.save(checkpoint, f)
+    except (OSError, RuntimeError) as error:            # RuntimeError: torch, on a full disk
+        is_full = isinstance(error, RuntimeError) or error.errno in DISK_IS_FULL
+        advice = 'make room' if is_full else 'make it possible to write there'
+        raise ValueError(f"cannot write '{path}' ({error}): the earlier file is unchanged; "
+                         f'{advice}, then continue with --resume') from error
 
 
 # the class of a checkpoint's model ----------------------------------------------------------------
@@ -105,32 +115,57 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
     tokens; ValueError if the positions are learned ones, which end where training's did.
     """
     if not os.path.isfile(path):
-        raise ValueError(f"no checkpoint at '{path}': check the path, or train one first with "
-                         'python train.py')
+        raise ValueError(f"no checkpoint at '{path}': {instead_of(path)}")
     broken = f"'{path}' is not a whole checkpoint of this program"
-    advice = ('it may be cut short, hold something else, or be of a class that has changed; train '
-              'again or use another')
+    advice = 'it may be cut short, or hold something else; train again or use another'
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         name, args, weights, *_ = (checkpoint[part] for part in PARTS)
     except Exception as error:      # torch.load's own words would advise to run the code in a file
+        # no content of a file causes these: another file or this one cannot be opened, ...
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        if isinstance(error, ImportError) or configurator.is_out_of_memory(error):
+            raise
         raise ValueError(f'{broken} ({type(error).__name__}): {advice}') from error
+    files = {os.path.basename(file) for file in configurator.own_files}
+    configurator.missing_files[:] = [file for file in checkpoint.get('own_files', ())
+                                     if os.path.basename(file) not in files]
 
+    # the model's shape, then shapes without weights, then those that were read
     kind = class_of(str(name), trusted=name == trusted)
-    with explain(broken, advice):
+    with explain(f"the model in '{path}' does not fit this program", 'if it has a part of your '
+                 'own, name its file behind the script, as in `python sample.py mine.py`; if its '
+                 'class has changed, train again', (TypeError, ValueError)):
         config = kind.Config(**args)
     if length is not None:
         config = at_length(config, length, path)
-    with explain(broken, advice):   # which keys or shapes do not match
-        with torch.device('meta'):      # shapes alone: the weights are those that were read
-            model = kind(config)
+    with torch.device('meta'):
+        model = kind(config)
+    with explain(broken, advice, (RuntimeError, TypeError)):        # which keys or shapes
         model.load_state_dict(weights, assign=True)
-        model.tie()
+    model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
     checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
     return model.float().to(device).eval(), checkpoint
+
+
+def instead_of(path):
+    """What to do where a checkpoint is missing."""
+    folder = os.path.dirname(path) or '.'
+    before = os.path.join(folder, 'ckpt.old.pt')
+    if os.path.isfile(before):
+        return (f"the one before it is there: rename '{before}', or python train.py --resume "
+                f'--out_dir={quote(folder)} goes on from it')
+    command = 'python train.py' + ('' if folder == 'out' else f' --out_dir={quote(folder)}')
+    for file in sorted(glob.glob(f'{glob.escape(ROOT)}/config/*.py')):
+        with open(file, encoding='utf-8') as f:
+            text = f.read()
+        if f"\nout_dir = '{folder}'\n" in text:         # its comment says how it is used
+            command = re.search(r'python train\.py .*?(?= &&|   |\n)', text)[0]
+    return f'check the path, or train one first with {command}'
 
 
 def at_length(config, length, path):
@@ -270,12 +305,14 @@ def hash_of_weights(checkpoint):
     return digest.hexdigest()
 
 
-# where a run begins -------------------------------------------------------------------------------
+# the folder of a run ------------------------------------------------------------------------------
 
 def files_of_run(out_dir):
-    """What a new run removes from out_dir, so that nothing continues from it."""
-    return sorted(path for name in ('ckpt*.pt', 'exits.json', 'log.csv')
-                  for path in glob.glob(f'{glob.escape(out_dir)}/{name}'))
+    """What out_dir holds of a run and of its results: of FILES_OF_RUN what is there, in order."""
+    found = []
+    for pattern in FILES_OF_RUN:
+        found += sorted(glob.glob(os.path.join(glob.escape(out_dir), pattern)))
+    return list(dict.fromkeys(found))
 
 
 def check_free(out_dir, overwrite, init_from=''):
@@ -283,15 +320,16 @@ def check_free(out_dir, overwrite, init_from=''):
     if init_from and os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
     if not overwrite and (found := files_of_run(out_dir)):
-        raise ValueError(f'{out_dir} holds a run ({os.path.basename(found[0])}): --overwrite starts'
-                         ' over, python train.py --resume continues it, or give another --out_dir')
+        raise ValueError(f'{out_dir} holds a run ({os.path.relpath(found[0], out_dir)}): '
+                         '--overwrite starts over, python train.py --resume continues it, or give '
+                         'another --out_dir')
 
 
 def only_writer(out_dir):
     """`with only_writer(out_dir):` ValueError if another program writes into out_dir now."""
-    if RANK > 0:
+    if distributed.RANK > 0:
         return nullcontext()
-    os.makedirs(out_dir, exist_ok=True)
+    check_writable(out_dir)
     try:
         # the end of the block frees it, or the system if we are killed
         return FileLock(f'{out_dir}/.lock', timeout=0).acquire()
@@ -302,71 +340,7 @@ def only_writer(out_dir):
 
 def start_over(out_dir, overwrite):
     """Remove what an earlier run has left, if overwrite allows it: it may have begun just now."""
-    if RANK == 0:
+    if distributed.RANK == 0:
         check_free(out_dir, overwrite)
         for path in files_of_run(out_dir):
             os.remove(path)
-
-
-def last_checkpoint(out_dir, trusted=''):
-    """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
-    paths = [path for path in (f'{out_dir}/ckpt.pt', f'{out_dir}/ckpt.old.pt')
-             if os.path.exists(path)]
-    for path in paths:
-        try:
-            checkpoint = load_checkpoint(path, trusted=trusted)[1]
-            if 'optimizer' not in checkpoint:
-                raise ValueError(f"'{path}' holds weights and nothing to resume: start from it "
-                                 f'with --init_from={quote(path)} and another --out_dir')
-            return checkpoint, path
-        except ValueError as error:
-            if path == paths[-1]:
-                raise
-            say(f'warning: {error}; resuming {paths[-1]}')
-    say(f'no checkpoint in {out_dir} yet: starting a new run')
-    return {}, ''
-
-
-def earlier_run(script):
-    """
-    What a training script continues from, as its knobs resume, init_from and model_class say.
-
-    script: its globals. Knobs that were not given are set to those of the earlier run. Returns the
-    earlier checkpoint, {} if there is none, and its path if that run is resumed, '' otherwise.
-    """
-    out_dir, init_from, knobs = (script[name] for name in ('out_dir', 'init_from', 'knobs'))
-    if init_from == 'resume' or init_from.startswith('gpt2'):       # nanoGPT's words
-        raise ValueError(f'--init_from={init_from} is not a file: ' + (
-            'continue the run in --out_dir with --resume' if init_from == 'resume' else
-            'a GPT-2 has no groups that loop; --init_from takes a ckpt.pt, and zoo/ other models'))
-    if find_run(out_dir)[1] != out_dir:
-        raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
-                         'continue from its weights')
-    trusted = script['model_class']
-    before, resumed = last_checkpoint(out_dir, trusted) if script['resume'] else ({}, '')
-    if resumed:
-        earlier, free = before['model_args'] | before['config'], FREE_KNOBS
-    else:
-        check_free(out_dir, script['overwrite'], init_from)
-        if not init_from:
-            return {}, ''
-        before = load_checkpoint(init_from, trusted=trusted)[1]
-        earlier, free = before['model_args'], FREE_FIELDS
-        if earlier['pos'] == 'rotary':          # no weight depends on the length of a window
-            free = free | {'block_size'}
-    earlier = earlier | dict(model_class=before['model_class'], out_dir=out_dir)
-
-    # the knobs of the earlier run, except those that were given
-    changed = []
-    for key in sorted(knobs.keys() & earlier.keys()):
-        if key not in given:
-            script[key] = knobs[key] = earlier[key]
-        elif key not in free and knobs[key] != earlier[key]:
-            changed.append(f'{key} = {knobs[key]} (it was {earlier[key]})')
-    if changed:
-        raise ValueError(f'{resumed or init_from} had other knobs: {", ".join(changed)}; leave '
-                         'them out, or train in another --out_dir')
-    if resumed and before['iter_num'] > knobs['max_iters']:
-        raise ValueError(f"the run in {out_dir} has {before['iter_num']} iterations already: "
-                         '--max_iters may not be smaller')
-    return before, resumed

@@ -15,8 +15,10 @@ applied in the order given:
 
 A knob takes values of its default's type or, if it has one, of its annotation:
 `n_loop: int | list | None = None`, `pos: Literal['learned', 'rotary'] = 'learned'`.
-A config file that is written for train.py also works with every other script, which ignores the
-knobs that only train.py has. `--help` prints every knob with its comment.
+A config file that is written for one of the programs also works with every other script, which
+ignores the knobs that it does not have; all may read those of train.py. A config file that imports
+something may also add to the project's tables (INJECTIONS, EXITS, POLICIES, TASKS). `--help` prints
+every knob with its comment.
 """
 import ast
 import difflib
@@ -25,14 +27,21 @@ import os
 import re
 import sys
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import NoneType
 from typing import get_args
+
+from common import distributed
 
 # what torch, numpy and Python say if memory is short, or if a size is beyond 64 bits
 OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|Invalid buffer size|"
                  'overflowed|multiplication overflow|Overflow when|is too big|Maximum allowed|'
                  'too (large|big) to convert')
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAMS = 'train', 'sample', 'geometry', 'bench'       # their knobs may stand in any config file
 given = set()       # the knobs that the command line or a config file has set
+own_files = []      # the config files with imports: they may have added parts to the tables
+missing_files = []  # those of the run that was opened which were not given this time
 
 
 class PathName(str):
@@ -46,7 +55,8 @@ def run(main):
     Call main(); errors that a user can cause end the program with one line, not with a traceback.
 
     The exit status is 2 for bad input (a ValueError or OSError: a knob, a file) and for too little
-    memory, and 130 for Ctrl-C. TRACEBACK=1 in the environment shows the traceback of an error.
+    memory, 130 for Ctrl-C, and 128 + the signal's number for a training run that a signal has
+    stopped. TRACEBACK=1 in the environment shows the traceback of an error.
     """
     for stream in sys.stdout, sys.stderr:
         if hasattr(stream, 'reconfigure'):
@@ -57,21 +67,31 @@ def run(main):
     except KeyboardInterrupt:
         print('\nstopped', file=sys.stderr)
         raise SystemExit(130)
+    except distributed.Stopped as stop:
+        raise SystemExit(128 + stop.number)
     except BrokenPipeError:             # `... | head` has read enough: drop what is not printed yet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
     except Exception as error:
-        no_memory = isinstance(error, MemoryError) or re.search(OUT_OF_MEMORY, str(error))
+        no_memory = is_out_of_memory(error)
         is_known = no_memory or isinstance(error, (ValueError, OSError))
         if os.environ.get('TRACEBACK') or not is_known:
             raise
+        line = ' '.join(str(error).split())
         if no_memory:
-            error = 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
+            line = 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
+        elif missing_files:
+            line += (f" (the run was trained with {' '.join(missing_files)}: if a part is missing, "
+                     'name that file behind the script)')
         # bad input is the same in all processes that torchrun starts on a machine, so only one of
         # them prints the line; but each has a memory of its own
-        if no_memory or os.environ.get('LOCAL_RANK', '0') == '0':
-            print('error: ' + ' '.join(str(error).split()), file=sys.stderr)
+        if no_memory or distributed.LOCAL_RANK == 0:
+            print(f'error: {line}', file=sys.stderr)
         raise SystemExit(2)
+
+
+def is_out_of_memory(error):
+    return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))
 
 
 @contextmanager
@@ -92,38 +112,64 @@ def did_you_mean(name, known):
 
 # the command line ---------------------------------------------------------------------------------
 
-def configure(script, positional=None, more=None):
+def knobs_of(script):
+    """The knobs among a script's globals: {name: value} of lower-case names and plain values."""
+    plain_types = int, float, bool, str, list, tuple, NoneType
+    return {name: value for name, value in script.items()
+            if isinstance(value, plain_types) and name == name.lower() and name[0] != '_'}
+
+
+def configure(script, positional=None):
     """
     Set the knobs among a script's globals from the command line; returns {knob: value} of all.
 
-    script: its globals(), of which the lower-case ones that hold a plain value are knobs. If it is
-        imported and not run, they keep their defaults.
+    script: its globals(). If it is imported and not run, its knobs keep their defaults.
     positional: the knob that is set by the first bare argument that is not a .py file.
-    more: a function of the knobs so far -> {knob: (default, annotation)}, further ones.
     """
-    plain_types = int, float, bool, str, list, tuple, NoneType
-    knobs = {name: value for name, value in script.items()
-             if isinstance(value, plain_types) and name == name.lower() and name[0] != '_'}
-    annotations = {name: type(value) for name, value in knobs.items()}
-    annotations |= script.get('__annotations__', {})
-    given.clear()
+    knobs = knobs_of(script)
     if script['__name__'] == '__main__':
-        if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
-            sys.path.append(os.getcwd())
-        run(lambda: read_arguments(sys.argv[1:], knobs, annotations, script, positional, more))
+        register(script)
+        run(lambda: knobs.update(read_arguments(script, sys.argv[1:], positional)))
         script.update(knobs)
     return knobs
 
 
-def read_arguments(args, knobs, annotations, script, positional, more):
-    """Apply the arguments to knobs, one after the other."""
-    while args:
+def register(script):
+    """
+    Let `import NAME` find the script that runs, which Python knows as __main__ alone. Otherwise a
+    file that adds to its tables would get a second copy of it, with tables and classes of its own.
+    """
+    path = os.path.relpath(os.path.abspath(script['__file__']), ROOT)       # decode/wave.py
+    name = os.path.splitext(path)[0].replace(os.sep, '.')
+    sys.modules.setdefault(name, sys.modules['__main__'])
+
+
+def read_arguments(script, args, positional=None, more=None):
+    """
+    Read arguments, one after the other -> {knob: value} of all knobs. ValueError for a bad one.
+
+    script, positional: see configure. more: a function of the knobs so far -> {knob: (default,
+    annotation)}, further ones.
+    """
+    knobs = knobs_of(script)
+    annotations = {key: type(value) for key, value in knobs.items()}
+    annotations |= script.get('__annotations__', {})
+    given.clear()
+    own_files.clear()
+    missing_files.clear()
+    if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
+        sys.path.append(os.getcwd())
+    args = list(args)
+    while True:
         for key, (default, annotation) in more(knobs).items() if more else ():
             knobs.setdefault(key, default)
             annotations.setdefault(key, annotation)
+        if not args:
+            return knobs
         arg = args.pop(0)
         if positional and not arg.startswith('-') and not arg.endswith('.py'):
-            arg, positional = f'--{positional}={arg}', None
+            arg = f'--{positional}={arg}'
+            positional = None
         if arg in ('--help', '-h'):
             show_help(script, knobs, annotations)
             raise SystemExit(0)
@@ -149,7 +195,7 @@ def read_file(path, knobs, annotations):
     """Run a config file, which sees the knobs as they are so far, and set those that it changes."""
     if not path.endswith('.py'):
         raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
-    of_train = knobs_of_train()
+    of_train = knobs_of(vars(import_module('train')))
     names = of_train | knobs
     try:
         with open(path, encoding='utf-8-sig') as f:
@@ -158,56 +204,56 @@ def read_file(path, knobs, annotations):
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
 
-    # what it stores is given, even where the value is the one that the knob had
-    stored = {node.id for node in ast.walk(tree)
+    nodes = list(ast.walk(tree))
+    if any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes):
+        own_files.append(path)
+    # what it stores is given, even where the value is the one that the knob had; a name with a
+    # capital letter, or an underscore before it, is no knob
+    stored = {node.id for node in nodes
               if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    given.update(stored)
     for key in stored & names.keys():
         if key in knobs:
             knobs[key] = convert(key, names[key], annotations[key])
-        elif key not in of_train and key[0] != '_':
-            hint = did_you_mean(key, [*knobs, *of_train])
-            raise ValueError(f"unknown knob '{key}' in config file '{path}'{hint}")
-
-
-def knobs_of_train():
-    """{knob: default} of train.py, which is read and not run: a knob is a line NAME = LITERAL."""
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'train.py')
-    with open(path, encoding='utf-8') as f:
-        lines = ast.parse(f.read()).body
-    knobs = {}
-    for line in lines:
-        match line:
-            case ast.Assign([ast.Name(knob)]) | ast.AnnAssign(ast.Name(knob)):
-                with suppress(ValueError):      # no literal
-                    knobs[knob] = ast.literal_eval(line.value)
-    return knobs
+            given.add(key)
+        elif key not in of_train and key[0] != '_' and key == key.lower():
+            known = set(knobs)
+            for program in PROGRAMS:
+                known |= knobs_of(vars(import_module(program))).keys()
+            if key not in known:
+                raise ValueError(f"unknown knob '{key}' in config file '{path}'"
+                                 f'{did_you_mean(key, sorted(known))}')
 
 
 def show_help(script, knobs, annotations):
     """Print the script's docstring, then every knob with its value and the comment beside it."""
     with open(script['__file__'], encoding='utf-8') as f:
-        found = re.findall(r'^ {0,4}(\w+)(?:: [^=\n]+)? = [^#\n]*# *(.*)$', f.read(), re.MULTILINE)
-    comments = dict(reversed(found))            # the first of each name
-    lines = [(script.get('__doc__') or '').strip(), '',
-             'knobs (a config file or --key=value changes them):']
+        lines = f.read().splitlines()
+    comments = {}
+    for line in lines:                          # NAME = VALUE   # comment, or NAME: TYPE = VALUE
+        knob = re.match(r' {0,4}(\w+)(?:: [^=]+)? = [^#]*# *(.*)', line)
+        if knob:
+            comments.setdefault(knob[1], knob[2])
+    print((script.get('__doc__') or '').strip())
+    print('\nknobs (a config file or --key=value changes them):')
     for key, value in knobs.items():
         shown = str(value).encode('unicode_escape').decode()        # a newline as \n
-        shown = f'"{shown}"' if '[' in shown else shown             # for a shell, a pattern
-        lines.append(f'  --{key}={shown}'.ljust(32) + ' ' + comments.get(key, ''))
-        if choices := allowed(annotations[key])[1]:
-            lines[-1] += f' [{", ".join(choices)}]'
-    print('\n'.join(lines), flush=True)
+        if '[' in shown:
+            shown = f'"{shown}"'                                    # for a shell, a pattern
+        choices = allowed(annotations[key])[1]
+        listed = f' [{", ".join(choices)}]' if choices else ''
+        print(f'  --{key}={shown}'.ljust(32) + ' ' + comments.get(key, '') + listed)
+    sys.stdout.flush()
 
 
 # values and their types ---------------------------------------------------------------------------
 
 def allowed(annotation):
     """The types and the strings of an annotation: `Literal['a'] | None` -> [NoneType], ['a']."""
-    parts = [one for part in get_args(annotation) or [annotation]
-             for one in get_args(part) or [part]]
-    choices = [one for one in parts if isinstance(one, str)]
-    return [one for one in parts if one not in choices], choices
+    members = []
+    for part in get_args(annotation) or [annotation]:       # of a union; or strings of a Literal
+        members += get_args(part) or [part]
+    choices = [member for member in members if isinstance(member, str)]
+    return [member for member in members if member not in choices], choices
 
 
 def parse(key, text, annotation):
@@ -227,10 +273,10 @@ def parse(key, text, annotation):
 def convert(key, value, annotation):
     """The value as the knob `key` with this annotation takes it."""
     types, choices = allowed(annotation)
+    if value == '' and (PathName in types or str in types and NoneType in types):
+        raise ValueError(f'{key} is empty: give a value, or leave it out (is a variable of your '
+                         'shell unset?)')
     if PathName in types and isinstance(value, str):
-        if not value:
-            raise ValueError(f'{key} is empty: give a path, or leave it out (is a variable of your '
-                             'shell unset?)')
         return os.path.expanduser(value)
     if list in types and isinstance(value, (list, tuple)):
         with suppress(TypeError):       # plain values alone, as a file holds them
@@ -239,7 +285,8 @@ def convert(key, value, annotation):
         return value
     if float in types and type(value) is int:
         return float(value)
+    words = {NoneType: 'None', list: 'a list such as [1, 2]'}
     wanted = [f"one of {', '.join(choices)}"] if choices else []
-    wanted += ['None' if kind is NoneType else kind.__name__ for kind in types]
+    wanted += [words.get(kind, kind.__name__) for kind in types]
     raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
                      f'{did_you_mean(value, choices)}')

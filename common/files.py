@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Files that are whole or not there at all; text is UTF-8 on every machine."""
 import csv
 import json
 import os
@@ -8,21 +8,23 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def new_file(path, mode='w', keep_old=False, **how):
+def new_file(path, mode='w', keep_old=False, newline=None, encoding='utf-8'):
     """
     `with new_file(path) as f:` writes a file that becomes `path` once it is complete.
 
     If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
-    keep_old: the earlier file becomes NAME.old.EXT. how: further arguments of open().
+    keep_old: the earlier file becomes NAME.old.EXT. mode, newline, encoding: see open().
     """
-    old, is_link = '{}.old{}'.format(*os.path.splitext(path)), os.path.islink(path)
+    stem, ending = os.path.splitext(path)
+    old = f'{stem}.old{ending}'
+    is_link = os.path.islink(path)
     path = os.path.realpath(path)       # a link stays one
     part = f'{path}.tmp'
     if os.path.isdir(path):
         raise IsADirectoryError(f"'{path}' is a directory: name a file")
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
     try:
-        with open(part, mode, **how) as f:
+        with open(part, mode, encoding=None if 'b' in mode else encoding, newline=newline) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())        # on the disk before it has the name
@@ -47,8 +49,11 @@ def check_writable(folder):
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"cannot write into '{folder}' ({error.strerror}): make room, change its "
-                         'permissions, or run this in another folder') from None
+        reason = error.strerror
+        if os.path.islink(folder) and not os.path.exists(folder):
+            reason = f"it is a link to '{os.readlink(folder)}', which does not exist"
+        raise ValueError(f"cannot write into '{folder}' ({reason}): make it a folder into which "
+                         'you may write, or take another one') from None
 
 
 def write_json(value, path):

@@ -1,10 +1,34 @@
 """
-The optimizers: AdamW for all weights, or Muon (Jordan et al. 2024) for the matrices of blocks and
-adapters.
+Which weights are trained, and the optimizers: AdamW for all of them, or Muon (Jordan et al. 2024)
+for the matrices of blocks and adapters.
 """
 from collections import defaultdict
 
 import torch
+
+
+def train_layers(model, layers):
+    """
+    Leave all weights of a model as they are but those of `layers`, such as '12-29', layers counted
+    from 0. A group with one of these layers is trained whole. ValueError if no gradient would come.
+    """
+    config = model.config
+    first, _, last = layers.partition('-')
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < config.n_layer):
+        raise ValueError(f'train_only must be FIRST-LAST, two layers from 0 to '
+                         f"{config.n_layer - 1}, not '{layers}'")
+    first = int(first)
+    last = int(last)
+    groups = model.groups
+    if groups and not groups[-1].adapter.reads_e and last < config.groups[-1][0]:
+        raise ValueError(f'train_only = {layers}: no gradient passes a group that loops more than '
+                         'bptt_k times and does not read its input; add layers behind it')
+    model.requires_grad_(False)
+    number = 0                  # of the layer's first block
+    for layer in model.h:
+        n_blocks = len(layer.core) if layer in groups else 1
+        layer.requires_grad_(number <= last and first < number + n_blocks)
+        number += n_blocks
 
 
 def make_optimizers(model, kind, lr, weight_decay, betas):
@@ -14,7 +38,9 @@ def make_optimizers(model, kind, lr, weight_decay, betas):
     AdamW, with decay on matrices (embeddings too) and not on norms and biases. kind 'muon': Muon
     for the matrices of blocks and adapters, its steps as large as AdamW's, and AdamW for the rest.
     """
-    decayed, free, inner = [], [], []
+    decayed = []        # by AdamW
+    free = []           # of decay
+    inner = []          # of blocks and adapters, by Muon
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
@@ -37,7 +63,8 @@ class Muon(torch.optim.Muon):
     @torch.no_grad()
     def step(self):
         group, = self.param_groups
-        lr, momentum = group['lr'], group['momentum']
+        lr = group['lr']
+        momentum = group['momentum']
         alike = defaultdict(list)
         for p in group['params']:
             if p.grad is not None:
@@ -58,7 +85,10 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonal(g, a, b, c, steps):
-    """g (N, rows, columns) -> near U V^T of each one's SVD, by Newton-Schulz steps."""
+    """
+    g (N, rows, columns) -> near U V^T of the SVD of each matrix, by Newton-Schulz steps with the
+    coefficients a, b and c.
+    """
     x = g.bfloat16() if g.is_cuda else g        # as in torch; a CPU is faster in float32
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

@@ -303,7 +303,7 @@ def plain_legend(ax, lines, labels, **place):
         text.set(text=label, parse_math=False)
 
 
-# train.py: the numbers are in log.csv -------------------------------------------------------------
+# train.py: the numbers are in log.csv and eval.csv ------------------------------------------------
 
 def losses(rows, loops, path):
     """Training loss and held-out loss by loops against the iteration; on a task accuracy too."""
@@ -329,17 +329,19 @@ def filled(rows, column):
 
 
 def depth(rows, path):
-    """A heat map of the accuracy by loops and by depth of the label; rows: of report_depth."""
-    accuracy = {(row['loops'], row['depth']): row['accuracy'] for row in rows}
+    """A heat map of the accuracy by loops and by depth of the label; rows: those of eval.csv."""
+    accuracy = {(row['loops'], row['first']): row['accuracy'] for row in rows}
     loops, depths = (sorted(set(numbers)) for numbers in zip(*accuracy))
     share = [[accuracy[n, d] for d in depths] for n in loops]
-    figure, [[ax]] = panels(1, 2 + 0.3 * len(depths), 1.2 + 0.4 * len(loops))
+    last = {row['first']: row['last'] for row in rows}
+    labels = [f'{d}-{last[d]}' if last[d] > d else f'{d}' for d in depths]
+    figure, [[ax]] = panels(1, 2 + 0.6 * len(depths), 1.2 + 0.4 * len(loops))
     image = ax.imshow(share, vmin=0, vmax=1, cmap='viridis', aspect='auto', origin='lower')
     ax.set(xlabel='depth of the label', ylabel='loops', title='Share of labels that are right')
-    ax.set_xticks(range(len(depths)), depths)
+    ax.set_xticks(range(len(depths)), labels)
     ax.set_yticks(range(len(loops)), loops)
     figure.colorbar(image, ax=ax)
-    save(figure, path, list(rows[0]), [row.values() for row in rows])
+    save(figure, path)
 
 
 # results/depth.sh ---------------------------------------------------------------------------------

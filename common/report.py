@@ -2,12 +2,14 @@
 What a training run says: held-out losses and the health of its states, log.csv and the lines on
 the screen, loss spikes, bad numbers.
 
-Geiping App. C.3 (the two collapses of the state, the correlation of tokens).
+Not run by itself: train.py calls it. Losses are nats a token. Geiping App. C.3 (the two collapses
+of the state, the correlation of tokens).
 """
 import csv
+import io
 import math
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from shlex import quote
 
@@ -15,9 +17,22 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from common import distributed
 from common.configurator import explain
-from common.distributed import RANK, WORLD, add_up, any_stop, say
+from common.distributed import say
 from common.files import write_csv
+
+MOST_COLUMNS = 10       # of a table by depth
+
+
+@contextmanager
+def or_warn(what):
+    """In this context a file that cannot be written is a warning: no figure is worth a run."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        say(f'warning: {what} ({error}): the run goes on without it')
+
 
 # the log ------------------------------------------------------------------------------------------
 
@@ -25,63 +40,112 @@ def read_log(path, before=math.inf):
     """log.csv's whole rows of iterations below `before`, each a dict."""
     wrong = explain(f"'{path}' is not as this program writes it", 'move it away',
                     (KeyError, ValueError))
-    with open(path, newline='') as f, wrong:
+    with open(path, newline='', encoding='utf-8') as f, wrong:
         rows = [row for row in csv.DictReader(f) if None not in row.values()]
         return [row for row in rows if int(row['iter']) < before]
 
 
 class Log:
-    """log.csv and the lines on the screen. results/speed.md explains the columns."""
+    """
+    log.csv and the lines on the screen: a row every log_interval iterations, at each evaluation and
+    at the last iteration. Its columns:
+
+        iter            the iteration, from 0
+        loss            of this iteration's batch, with its drawn loop counts
+        lr              the learning rate
+        grad_norm       of the gradient, before it is clipped
+        loops           the drawn loop counts (of the last micro step), one a group, as 5/3/8
+        dt_ms           milliseconds an iteration, mean since the last row
+        tokens_per_s    training tokens a second, of all processes together, since the last row
+        tflops          TFLOP/s of one device: the forward pass counts n loops, the backward pass
+                        min(bptt_k, n)
+        spikes          loss spikes since the last row, see is_spike
+
+    and in the rows of evaluations, which are made before the iteration's step:
+
+        val_loss_N      held-out loss at N loops; a column for each of eval_loops
+        val_acc_N       on a task, the share of the held-out labels that are right at N loops
+        token_corr      see health, one number a group
+        state_use       see health, one number a group
+
+    The last row is the evaluation after the last step, and has no other columns.
+    """
 
     def __init__(self, path, loops, start, max_iters, accuracy=False):
         """loops: the evaluated counts. Rows from `start` on, left by a killed run, are dropped."""
-        self.path, self.max_iters = path, max_iters
-        self.steps = []     # seconds, tokens, FLOPs (of all processes) of each step since a row
-        kinds = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
+        self.path = path
+        self.max_iters = max_iters
+        self.steps = []         # (seconds, tokens, FLOPs of all processes) of each step since a row
+        self.unwritten = []     # rows
+        measures = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
-                        'tflops', 'spikes', *(f'{kind}_{n}' for kind in kinds for n in loops),
+                        'tflops', 'spikes',
+                        *(f'{measure}_{n}' for measure in measures for n in loops),
                         'token_corr', 'state_use']
-        if RANK == 0:
+        if distributed.RANK == 0:
             rows = read_log(path, start) if start and os.path.exists(path) else []
             write_csv(rows, path, self.columns)
 
-    def step(self, run, it, loss, lr, norm, n_loop, held_out):
+    def step(self, run, it, loss, lr, norm, n_loop, held_out, evaluation_flops):
         """
         Print a line and add a row: this iteration, and the speed since the last row.
 
-        held_out: the columns that evaluation.report found before it, {} without one.
+        held_out: the columns of an evaluation before its step, {} without one. evaluation_flops: of
+        the evaluations to come, which take time, too.
         """
-        seconds, tokens, flops = map(sum, zip(*self.steps))
-        dt_ms = 1e3 * seconds / len(self.steps)
-        rate = tokens / seconds
-        tflops = flops / seconds / 1e12 / WORLD                     # of one device
+        n_steps = len(self.steps)
+        seconds = max(1e-6, sum(seconds for seconds, _, _ in self.steps))       # a coarse clock
+        tokens = sum(tokens for _, tokens, _ in self.steps)
+        flops = sum(flops for _, _, flops in self.steps)
+        flops_left = (self.max_iters - it - 1) * flops / n_steps + evaluation_flops
+        seconds_left = flops_left * seconds / flops
+        dt_ms = 1e3 * seconds / n_steps
         loops = '/'.join(map(str, n_loop))
-        seconds_left = dt_ms / 1e3 * (self.max_iters - it - 1)
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
-            f'{rate / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
+            f'{tokens / seconds / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
         if run.spikes:
             highest, at = max(run.spikes)
-            say(f'warning: iter {it}: loss spikes since iteration {it + 1 - len(self.steps)}: '
+            say(f'warning: iter {it}: loss spikes since iteration {it + 1 - n_steps}: '
                 f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
                 f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
         self.add(held_out | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
-            dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{rate:.0f}', tflops=f'{tflops:.4f}',
-            spikes=len(run.spikes)))
+            dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{tokens / seconds:.0f}',
+            tflops=f'{flops / seconds / 1e12 / distributed.WORLD:.4f}', spikes=len(run.spikes)))
         run.spikes.clear()
         self.steps.clear()
 
     def add(self, row):
-        if RANK == 0:
-            with open(self.path, 'a', newline='') as f:
-                csv.DictWriter(f, self.columns).writerow(row)
+        """Append a row to log.csv. What cannot be written now is written with the next row."""
+        if distributed.RANK > 0:
+            return
+        lines = io.StringIO()
+        writer = csv.DictWriter(lines, self.columns)
+        if self.unwritten:              # they begin on a line of their own, behind half a row
+            lines.write('\n')
+        self.unwritten.append(row)
+        try:
+            if not os.path.exists(self.path):
+                writer.writeheader()
+            writer.writerows(self.unwritten)
+            with open(self.path, 'a', newline='', encoding='utf-8') as f:
+                f.write(lines.getvalue())
+        except OSError as error:
+            say(f'warning: cannot write a row of {self.path} ({error}): the run goes on, and tries '
+                'again with the next row')
+        else:
+            self.unwritten.clear()
 
 
 def is_spike(loss, trend):
-    """Is this loss far above those before it? Updates trend: [count, mean, variance] of losses."""
+    """
+    Is this loss far above those before it? Updates trend, [count, mean, variance] of the losses:
+    exponential running means over about 50 iterations, and plain ones over the first 50.
+    """
     count, mean, variance = trend
     spike = count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
-    share, off = max(1 / (count + 1), 0.02), loss - mean
+    share = max(1 / (count + 1), 0.02)
+    off = loss - mean
     trend[:] = [count + 1, mean + share * off, (1 - share) * (variance + share * off ** 2)]
     return spike
 
@@ -90,11 +154,21 @@ def check_finite(loss, norm, n_loop, it, lr, out_dir):
     """ValueError if the loss or the gradient's norm is NaN or infinite."""
     if not math.isfinite(loss + norm):
         last = os.path.join(out_dir, 'ckpt.pt')
-        how = (f'continue from the last checkpoint (--init_from={quote(last)} --out_dir=...)'
-               if os.path.exists(last) else 'start again')
+        advice = 'start again'
+        if os.path.exists(last):
+            advice = ('continue from the last checkpoint '
+                      f'(--init_from={quote(last)} --out_dir=...)')
         raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: {how} with a '
-                         'lower learning rate')
+                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: {advice} with '
+                         'a lower learning rate')
+
+
+def draw_losses(log, loops, out_dir):
+    """loss.png from log.csv."""
+    if distributed.RANK == 0:
+        with or_warn(f'no {out_dir}/loss.png'):
+            from common import plots  # here, since matplotlib takes a second to import
+            plots.losses(read_log(log.path), loops, os.path.join(out_dir, 'loss.png'))
 
 
 # held-out losses ---------------------------------------------------------------------------------
@@ -109,91 +183,148 @@ def spread(text, n, T):
 
 
 def windows_at_once(config, most=64):
-    """How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits."""
-    return max(1, min(most, 2 ** 27 // (config.block_size * config.vocab_size)))
+    """
+    How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits, or of
+    attention weights where the windows are long.
+    """
+    of_a_token = max(config.vocab_size, config.n_head * config.block_size)
+    return max(1, min(most, 2 ** 27 // (config.block_size * of_a_token)))
+
+
+def depths_of(text, T):
+    """
+    The depths of held-out labels in at most ten columns of a table: the first and the last depth of
+    each, as (0, 0), (1, 8), (9, 16), ... A text has one column, None.
+    """
+    if not text.is_task:
+        return [None]
+    deepest = int(text.with_depth(T)[2].max())
+    width = 1
+    while deepest > width * (MOST_COLUMNS - 1):
+        width *= 2
+    return [(0, 0), *((first, first + width - 1) for first in range(1, deepest + 1, width))]
 
 
 @torch.no_grad()
 def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
     """
-    Held-out loss and accuracy at each loop count, over n_windows windows, evenly spread.
+    What the model makes of n_windows held-out windows of block_size tokens, evenly spread, at each
+    loop count.
 
-    Returns ({n_loop: nats a token}, {n_loop: share of right labels}), or None if asked to stop.
-    The model is left in evaluation.
+    Returns {n_loop: sums (3, columns)}, float64: labels, right ones and nats in each column of
+    depths_of. Stopped if a signal asks for it. The model is left in evaluation.
     """
     model.eval()
-    T, batch = model.config.block_size, windows_at_once(model.config)
-    numbers = spread(text, n_windows, T)[RANK::WORLD]
-    # as many batches in all processes: after each they agree whether to stop
-    starts = range(0, math.ceil(n_windows / WORLD), batch)
-    sums = {n_loop: torch.zeros(3, device=dev) for n_loop in loops}     # loss, right, labels
-    for n_loop, start in product(loops, starts):
-        if len(mine := numbers[start:start + batch]):
-            x, y = (tokens.to(dev) for tokens in text.held_out(mine, T))
-            known = y >= 0
-            with autocast:
-                logits = model.logits_at(x, known, n_loop)
-            loss, right = F.cross_entropy(logits.float(), y[known]), logits.argmax(-1) == y[known]
-            sums[n_loop] += torch.stack((loss * len(x), right.sum(), known.sum()))
-        if any_stop(dev):
-            return None
-    sums = {n_loop: add_up(values).tolist() for n_loop, values in sums.items()}
-    return ({n_loop: loss / n_windows for n_loop, (loss, _, _) in sums.items()},
-            {n_loop: right / known for n_loop, (_, right, known) in sums.items()})
-
-
-@torch.no_grad()
-def report_depth(model, text, loops, dev, autocast, out_dir):
-    """Accuracy on a task by depth and loops: a table on the screen, depth.csv and depth.png."""
-    from common import plots  # here, since matplotlib takes a second to import
-    model.eval()
-    x, y, depth = (torch.from_numpy(part) for part in text.with_depth(model.config.block_size))
-    known, rows = y >= 0, []
-    depth, y = depth[known], y[known]
-    depths = depth.unique().tolist()
-    say('accuracy by depth of the label (across) and loops (down):')
-    say('      ' + ''.join(f'{d:6d}' for d in depths))
+    T = model.config.block_size
     at_once = windows_at_once(model.config)
-    for n_loop in loops:
-        with autocast, torch.compiler.set_stance('force_eager'):
-            guesses = [model.logits_at(part.to(dev), labelled.to(dev), n_loop).argmax(-1).cpu()
-                       for part, labelled in zip(x.split(at_once), known.split(at_once))]
-        right = torch.cat(guesses) == y
-        shares = [right[depth == d].double() for d in depths]
-        rows += [dict(loops=n_loop, depth=d, labels=len(share), accuracy=share.mean().item())
-                 for d, share in zip(depths, shares)]
-        say(f'{n_loop:5d} ' + ''.join(f'{share.mean():6.3f}' for share in shares))
-    plots.depth(rows, os.path.join(out_dir, 'depth.png'))
+    numbers = spread(text, n_windows, T)[distributed.RANK::distributed.WORLD]
+    # as many batches in all processes: after each they agree whether to stop
+    starts = range(0, math.ceil(n_windows / distributed.WORLD), at_once)
+    columns = depths_of(text, T)
+    ends = torch.tensor([column[1] if column else 0 for column in columns])
+    sums = {n_loop: torch.zeros(3, len(columns), dtype=torch.float64) for n_loop in loops}
+    for n_loop, start in product(loops, starts):
+        mine = numbers[start:start + at_once]
+        if len(mine):
+            x, y = text.held_out(mine, T)                                       # (B, T)
+            labelled = y >= 0
+            depth = torch.zeros_like(y)
+            if text.is_task:
+                depth = torch.from_numpy(text.with_depth(T)[2][mine])
+            column = torch.bucketize(depth[labelled], ends)                     # (N,)
+            with autocast:
+                logits = model.logits_at(x.to(dev), labelled.to(dev), n_loop)
+            labels = y[labelled].to(dev)
+            nats = F.cross_entropy(logits.float(), labels, reduction='none')
+            right = logits.argmax(-1) == labels
+            of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()
+            sums[n_loop].index_add_(1, column, of_labels)
+        distributed.check_stopped(dev)
+    return {n_loop: distributed.add_up(part, dev) for n_loop, part in sums.items()}
 
 
-def report(run, it, n_windows, text, loops, dev, autocast):
-    """Print held-out losses and health -> columns of the log, or None if asked to stop."""
+def share_and_loss(sums):
+    """Sums (3,) of labels, right ones and nats -> the share of right labels, nats a label."""
+    labels, right, nats = sums.tolist()
+    return (right / labels, nats / labels) if labels else (math.nan, math.nan)
+
+
+def totals_of(sums):
+    """evaluate's sums -> {n_loop: (share of all labels that is right, nats a label)}."""
+    return {n_loop: share_and_loss(of_columns.sum(dim=1)) for n_loop, of_columns in sums.items()}
+
+
+def print_table(sums, columns):
+    """A table of evaluate's sums: loops, loss, % of labels that are right, and these by depth."""
+    titles = [f'{column[0]}-{column[1]}' if column[1] > column[0] else f'{column[0]}'
+              for column in columns if column]
+    header = f'{"loops":>6} {"loss":>8} {"% right":>8}'
+    if titles:
+        header += '   by depth: ' + ''.join(f'{title:>8}' for title in titles)
+    say(header)
+    for n_loop, (share, loss) in totals_of(sums).items():
+        line = f'{n_loop:6d} {loss:8.4f} {100 * share:8.2f}'
+        if titles:
+            shares = [100 * share_and_loss(column)[0] for column in sums[n_loop].T]
+            line += ' ' * 13 + ''.join(f'{share:8.2f}' for share in shares)
+        say(line)
+
+
+def save_table(sums, text, T, folder):
+    """
+    folder/eval.csv: loops, the first and the last depth of a column (empty for a text), its number
+    of labels, the share of them that is right (accuracy), nats a label (loss). On a task also
+    depth.png, a picture of it.
+    """
+    if distributed.RANK > 0:
+        return
+    rows = []
+    for n_loop, of_columns in sums.items():
+        for column, part in zip(depths_of(text, T), of_columns.T):
+            first, last = column or ('', '')
+            accuracy, loss = share_and_loss(part)
+            rows.append(dict(loops=n_loop, first=first, last=last, labels=int(part[0]),
+                             accuracy=accuracy, loss=loss))
+    write_csv(rows, os.path.join(folder, 'eval.csv'))
+    if text.is_task:
+        from common import plots  # here, since matplotlib takes a second to import
+        plots.depth(rows, os.path.join(folder, 'depth.png'))
+
+
+def report(run, n_windows, text, loops, dev, autocast, table=False):
+    """
+    Evaluate the run as it is now; print held-out losses, warnings about its health and, with table,
+    print_table. Returns evaluate's sums and the columns of log.csv.
+    """
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager'):
-        found = evaluate(run.model, text, n_windows, loops, dev, autocast)
-        if found is None:
-            return None
+        sums = evaluate(run.model, text, n_windows, loops, dev, autocast)
         T = run.model.config.block_size
         count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
         idx, _ = text.held_out(range(count), T)
         values = health(run.model, idx.to(dev), autocast)
     run.model.train()
-    losses, accuracies = found
-    run.val_loss.update(losses)
-    say(f'iter {it}: held-out loss over {n_windows:,} windows: ' + ', '.join(
-        f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}" for n, loss in losses.items()))
-    row = {f'val_loss_{n}': f'{loss:.5f}' for n, loss in losses.items()}
+
+    totals = totals_of(sums)
+    run.val_loss.update({n_loop: loss for n_loop, (_, loss) in totals.items()})
+    it = run.done
+    row = {f'val_loss_{n}': f'{loss:.5f}' for n, (_, loss) in totals.items()}
+    losses = ', '.join(f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}"
+                       for n, (_, loss) in totals.items())
+    say(f'iter {it}: held-out loss over {n_windows:,} windows: {losses}')
     if text.is_task:
-        say(f'iter {it}: accuracy: ' + ', '.join(
-            f"{100 * share:.2f}% at {n}" for n, share in accuracies.items()))
-        row |= {f'val_acc_{n}': f'{share:.5f}' for n, share in accuracies.items()}
+        row |= {f'val_acc_{n}': f'{share:.5f}' for n, (share, _) in totals.items()}
+        shares = ', '.join(f'{100 * share:.2f}% at {n}' for n, (share, _) in totals.items())
+        say(f'iter {it}: accuracy: {shares}')
+    if table:
+        print_table(sums, depths_of(text, T))
     # while the learning rate warms up, bad values mean nothing
     if it >= run.knobs['warmup_iters']:
         for line in warnings_of(values, run.model.config.groups):
             say(f'warning: iter {it}: {line}')
     for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
         row[name] = '/'.join(f'{value:.3f}' for value in of_groups)
-    return row
+    return sums, row
 
 
 # health ------------------------------------------------------------------------------------------

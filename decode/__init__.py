@@ -57,9 +57,9 @@ def make_decoder(warm_start=False, draft_loops=None, draft_tokens=4, wave=0, wav
 
 def use_one_thread(model):
     """
-    Decode a model narrower than 768 with one thread of a CPU from now on. A second one brings
-    nothing, and on busy cores the two wait for each other (results/speed.md). OMP_NUM_THREADS, if
-    it is set, decides instead.
+    Decode a model narrower than 768 with one thread of a CPU from now on. A second thread brings
+    nothing, and on busy cores the two wait for each other: three to four times slower when another
+    program runs (pretrained/text, two cores). OMP_NUM_THREADS, if it is set, decides instead.
     """
     if model.config.n_embd < 768 and 'OMP_NUM_THREADS' not in os.environ:
         torch.set_num_threads(1)

@@ -53,6 +53,7 @@ def run(*args, script='train.py'):
     them. It saves the start of a process; test_cli.py runs the real thing.
     """
     out, error, code = io.StringIO(), io.StringIO(), 0
+    before = set(sys.modules)
     handlers = {number: signal.getsignal(number)
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -64,6 +65,10 @@ def run(*args, script='train.py'):
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        # the script has registered itself, see configurator.register; the next one is another
+        for name in [name for name in sys.modules if name not in before
+                     and getattr(sys.modules[name], '__name__', '') == '__main__']:
+            del sys.modules[name]
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 

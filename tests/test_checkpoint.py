@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, TINY, differences, finished, refused, saved, small_disk
 
 import tasks
-from common import checkpoint
+from common import checkpoint, resume
 from common.checkpoint import find_run, load_checkpoint, open_run, save_checkpoint
 from common.files import new_file, write_json
 from exits import make_exit
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(whole):
     for name in ('ckpt.pt', 'ckpt.old.pt'):
         Path('out', name).write_bytes(b'no checkpoint')
     with pytest.raises(ValueError, match="'out/ckpt.old.pt' is not a whole checkpoint"):
-        checkpoint.last_checkpoint('out')
+        resume.last_checkpoint('out')
 
 
 def test_the_pretrained_models_are_found_from_any_folder(capsys, monkeypatch):

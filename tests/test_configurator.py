@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from common import configurator
+from common import configurator, distributed
 from common.configurator import configure
 from common.distributed import pick_device
 
@@ -46,7 +46,8 @@ FILES = dict(
     bom='\ufeffcount = 7\n',
     a='import math\nrate = count * 2\nlayers = [[0], [i for i in (1, 2)]]\n_private = 1\n',
     # knobs of train.py, which this script does not have, may be set and read
-    train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\ncount = 4\n',
+    for_train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\n'
+              'count = 4\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
     bad_type="count = 'three'", raises='rate = 1 / 0')
 
@@ -86,7 +87,7 @@ def run_script(*args, stdout=subprocess.PIPE, **settings):
      dict(tau=2.0, what=12, pos='rotary', mode=[1])),
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
-    (['train.py'], dict(count=4)), (['bom.py'], dict(count=7)),
+    (['for_train.py'], dict(count=4)), (['bom.py'], dict(count=7)),
     # bare values are a list; inner tuples are lists too
     (['--layers=1,2'], dict(layers=[1, 2])), (['--layers=[(1,)]'], dict(layers=[[1]]))])
 def test_arguments_apply_in_the_order_given(script, args, changes):
@@ -103,7 +104,8 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--top=2.5'], 'top must be int or None, not 2.5'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
     (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
-    (['--mode=gpu'], "mode must be one of cpu or list, not 'gpu': did you mean 'cpu'?"),
+    (['--mode=gpu'], "mode must be one of cpu or a list such as [1, 2], not 'gpu': did you mean "
+     "'cpu'?"),
     (['nowhere.py'], "config file 'nowhere.py' failed: FileNotFoundError"),
     (['count=3'], "'count=3' is neither a --key=value flag nor a config file ending in .py"),
     (['bad_key.py'], "unknown knob 'ratee' in config file 'bad_key.py': did you mean 'rate'?"),
@@ -163,7 +165,7 @@ def test_errors_that_are_raised(monkeypatch):
 
 def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
     """But each process has its own memory."""
-    monkeypatch.setenv('LOCAL_RANK', '1')
+    monkeypatch.setattr(distributed, 'LOCAL_RANK', 1)
     for error, lines in (ValueError('bad'), 0), (MemoryError(), 1):
         with pytest.raises(SystemExit, match='2'):
             configurator.run(lambda: fail(error))

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import LastAlone
+from conftest import LastAlone, read_csv
+from torch.nn.functional import cross_entropy
 
 import data
 import tasks
-from common import plots, report
+from common import distributed, plots, report
 
 
 @pytest.fixture
@@ -64,10 +65,10 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, window
     """Fewer are spread evenly."""
     monkeypatch.setattr(report, 'windows_at_once', lambda config: 3)
     model = tiny()
-    losses, _ = report.evaluate(model, text, n_windows, [1, 4], 'cpu')
+    sums = report.evaluate(model, text, n_windows, [1, 4], 'cpu')
     x, y = text.held_out(windows, 16)
-    assert list(losses) == [1, 4]
-    for n_loop, loss in losses.items():
+    assert list(sums) == [1, 4]
+    for n_loop, (_, loss) in report.totals_of(sums).items():
         assert math.isclose(loss, model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
 
 
@@ -76,28 +77,61 @@ def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     monkeypatch.setattr(report, 'windows_at_once', lambda config: 7)
     monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
     model, problems = tiny(vocab_size=13), tasks.Problems('last', held_out=40)
-    _, accuracies = report.evaluate(model, problems, 40, [1, 3], 'cpu')
+    sums = report.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
-    for n_loop, share in accuracies.items():
+    for n_loop, (share, _) in report.totals_of(sums).items():
         right = model(x, n_loop=n_loop)[0][:, -1].argmax(-1) == y[:, -1]
         assert math.isclose(share, right.double().mean(), abs_tol=1e-6)
 
 
-def test_accuracy_by_depth(tiny, monkeypatch, capsys):
-    """Against the logits, label by label."""
-    rows = []
-    monkeypatch.setattr(plots, 'depth', lambda found, path: rows.extend(found))
-    model, problems = tiny(vocab_size=13), tasks.Problems('calc', held_out=30)
-    report.report_depth(model, problems, [1, 2], 'cpu', nullcontext(), 'out')
-    *_, printed = capsys.readouterr().out.splitlines()
-    assert printed.split() == ['2', *(f"{row['accuracy']:.3f}" for row in rows[len(rows) // 2:])]
-    x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(16))
-    for row in rows:
-        at = depth == row['depth']
-        right = model.eval()(x, n_loop=row['loops'])[0].argmax(-1) == y
-        assert row['labels'] == at.sum()
-        assert math.isclose(row['accuracy'], right[at].double().mean(), abs_tol=1e-9)
-    assert sum(row['labels'] for row in rows) == 2 * 30 * 16
+def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
+    """Printed, and as CSV: against the logits, label by label, at 16 and at 40 tokens."""
+    monkeypatch.setattr(plots, 'depth', lambda rows, path: None)
+    for T, width in (16, 2), (40, 4):
+        model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc', held_out=30)
+        sums = report.evaluate(model, problems, 30, [1, 2], 'cpu')
+        columns = report.depths_of(problems, T)
+        x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(T))
+        assert columns[:3] == [(0, 0), (1, width), (width + 1, 2 * width)]
+        assert len(columns) <= 10 and columns[-2][1] < depth.max() <= columns[-1][1]
+        report.print_table(sums, columns)
+        header, *printed = capsys.readouterr().out.splitlines()
+        report.save_table(sums, problems, T, tmp_path)
+        rows = read_csv(tmp_path / 'eval.csv')
+        assert len(rows) == 2 * len(columns)
+        for row in rows:
+            logits = model(x, n_loop=int(row['loops']))[0]
+            at = (depth >= int(row['first'])) & (depth <= int(row['last']))
+            share = (logits.argmax(-1) == y)[at].double().mean().item()
+            loss = cross_entropy(logits[at], y[at]).item()
+            assert int(row['labels']) == at.sum()
+            assert math.isclose(float(row['accuracy']), share, abs_tol=1e-9)
+            assert math.isclose(float(row['loss']), loss, rel_tol=1e-5)
+            line = next(line.split() for line in printed if line.split()[0] == row['loops'])
+            assert f'{100 * share:.2f}' in line
+            assert row['first'] == '0' or f"{row['first']}-{row['last']}" in header
+
+
+def test_columns_of_few_depths_and_of_none(text):
+    hop = tasks.Problems('hop:hops=3', held_out=30)
+    assert report.depths_of(hop, 16) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert report.depths_of(text, 16) == [None]
+
+
+def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
+    """The loss is that of all labels, not the mean of batches."""
+    monkeypatch.setattr(report, 'windows_at_once', lambda config: 2)
+    class Uneven(tasks.Problems):
+        def make(self, rng, rows, T):
+            x, y, depth = super().make(rng, rows, T)
+            y[::2, 3:] = tasks.NOT_ASKED
+            return x, y, depth
+
+    model, problems = tiny(vocab_size=13), Uneven('calc', held_out=9)
+    sums = report.evaluate(model, problems, 9, [2], 'cpu')
+    x, y, _ = (torch.from_numpy(values) for values in problems.with_depth(16))
+    _, loss = report.totals_of(sums)[2]
+    assert math.isclose(loss, model(x, y, n_loop=2)[1].item(), rel_tol=1e-5)
 
 
 def test_a_report_is_bounded_by_its_logits(tiny, text):
@@ -105,8 +139,8 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model, sizes = tiny(), []
     model.wte.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
-    run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0))
-    row = report.report(run, 7, 10, text, [1], 'cpu', nullcontext())
+    run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0), done=7)
+    _, row = report.report(run, 10, text, [1], 'cpu', nullcontext())
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
@@ -116,13 +150,15 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     """Nine windows, of which one has five: they look for signals equally often all the same."""
     model, parts, looks = tiny(), [], []
     monkeypatch.setattr(report, 'windows_at_once', lambda config: 2)
-    whole, _ = report.evaluate(model, text, 9, [4], 'cpu')
-    monkeypatch.setattr(report, 'WORLD', 2)
+    whole = report.evaluate(model, text, 9, [4], 'cpu')[4]
+    monkeypatch.setattr(distributed, 'WORLD', 2)
+    monkeypatch.setattr(distributed, 'add_up', lambda sums, dev: sums)
     for rank in range(2):
-        monkeypatch.setattr(report, 'RANK', rank)
-        monkeypatch.setattr(report, 'any_stop', lambda dev: looks.append(rank))
-        parts.append(report.evaluate(model, text, 9, [4], 'cpu')[0][4])
-    assert parts[0] > parts[1] and math.isclose(sum(parts), whole[4], rel_tol=1e-5)
+        monkeypatch.setattr(distributed, 'RANK', rank)
+        monkeypatch.setattr(distributed, 'check_stopped', lambda dev: looks.append(rank))
+        parts.append(report.evaluate(model, text, 9, [4], 'cpu')[4])
+    assert [part[0].item() for part in parts] == [5 * 16, 4 * 16]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=0)
     assert looks == [0] * 3 + [1] * 3
 
 

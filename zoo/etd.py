@@ -52,7 +52,7 @@ from common.checkpoint import (
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
 from common.files import check_writable, write_csv
-from common.report import evaluate
+from common.report import evaluate, totals_of
 from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
     Looped,
     keep_words,
@@ -138,9 +138,9 @@ def choose(model, text, idx, dev):
     rows = []
     for layers in blocks:
         looping = looped(model, layers, injection or 'none')
-        nats, _ = evaluate(looping, text, n_windows, loops, dev)
+        totals = totals_of(evaluate(looping, text, n_windows, loops, dev))
         rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers))
-                    | {f'loss_{n}': nats[n] for n in loops})
+                    | {f'loss_{n}': loss for n, (_, loss) in totals.items()})
     columns = [f'loss_{n}' for n in loops]
     means = [sum(row[column] for column in columns) for row in rows]
     best = blocks[means.index(min(means))]
@@ -241,7 +241,7 @@ def main():
             write_csv(rows, os.path.join(out, 'blocks.csv'))
         if encoding:
             encoding.save(out)
-        save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']), 0,
+        save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']),
                  os.path.join(out, 'ckpt.pt'), whole=False)
     print(f"{out}: ckpt.pt{', blocks.csv' if rows else ''}\nnext: python train.py "
           f"--init_from={quote(out)}/ckpt.pt --dataset={quote(name or 'NAME')} "
