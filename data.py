@@ -17,9 +17,10 @@ writes data/NAME:
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
 memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
 
-What is held out: files that have val, valid, validation, dev, eval or test as a word of their name,
-or of their folder's name. If there are none, a random 5% of the documents, always the same. If
-there is only one document, its last 5%. Of torchdocs and FineWeb every n-th document is held out.
+Files are held out if one of the words val, valid, validation, dev, eval and test is in their name,
+or in their folder's name. If there is no such file, 5% of the documents are drawn, always the same
+ones; of a single document the last 5% is held out. Of torchdocs and FineWeb it is every n-th
+document.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out.
@@ -98,8 +99,6 @@ def read_prompt(start):
 
 
 # where text comes from ----------------------------------------------------------------------------
-#
-# In the end each document comes with its split: ('train' or 'val', text).
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
     """The documentation in torch's own Python files, each file a document, and each text once."""
@@ -149,7 +148,10 @@ def find_files(path):
             print(f'{len(inside) - len(files)} files and linked folders in {path} are left out: '
                   'only .txt files are read', file=sys.stderr)
     else:
-        files = glob.glob(path, recursive=True)
+        folder, pattern = os.path.split(path)
+        if os.path.isdir(folder):       # brackets in its name are no pattern
+            folder = glob.escape(folder)
+        files = glob.glob(os.path.join(folder, pattern), recursive=True)
     names = {os.path.realpath(file): file
              for file in sorted(files, reverse=True) if os.path.isfile(file)}
     check(names, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files, or "
@@ -158,7 +160,10 @@ def find_files(path):
 
 
 def own_text(files, val_fraction):
-    """The documents of text files, with their splits. A line says what is held out, and why."""
+    """
+    The documents of text files, [('train' or 'val', text), ...]. A line says what is held out, and
+    why.
+    """
     root = os.path.commonpath(files)
     documents = []
     held_out = []       # by their names
@@ -255,7 +260,7 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
     every = round(1 / val_fraction)
     most_tokens = count_tokens(tokens) if name == 'fineweb' else None
 
-    # where the text comes from, and its tokenizer
+    # where the text comes from; each document comes with its split, 'train' or 'val'
     stream = None
     files = []
     if name == 'fineweb':
@@ -271,6 +276,8 @@ def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config
         source = path
         files = find_files(path)
         documents = own_text(files, val_fraction)
+
+    # all that the tokens depend on
     encoding = get_encoding(tokenizer or ('gpt2' if stream else 'bytes'))
     made_of = dict(source=source, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
                    tokens=most_tokens, sha256=sha256(*files))

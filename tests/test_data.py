@@ -294,6 +294,8 @@ def test_a_folder_is_split_by_document(capsys):
     val = text_of('own', 'val')
     assert len(val) == 2 and texts[0] not in val            # the first is often a LICENSE.txt
     assert text_of('own', 'train') == [text for text in read if text not in val]
+    data.make('files', 'run[1]/*.txt')
+    assert {*text_of('files', 'train'), *text_of('files', 'val')} == {*texts[::2]}
     # only text files that lie there are read, each once
     for link, to in dict(again='.', deep_too='deep', up='..').items():
         os.symlink(to, f'run[1]/{link}')
