@@ -7,7 +7,7 @@ Make pretrained/: the default model and that of calc, as small checkpoints of we
     python bench.py config/bench_full.py --calibrate=0.005 --n_windows=128 --out_dir=pretrained/text
 
 The last, for calc too, writes out/text/exits.json, a copy of which stands beside ckpt.pt.
-Weights are stored in float16 (text) or float32 (calc, which is small).
+Weights are stored in float16, which changes no answer of calc and no text that was tried.
 """
 import os
 
@@ -25,7 +25,7 @@ KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer',
 
 
 def main():
-    for name, folder, dtype in (('text', text, torch.float16), ('calc', calc, torch.float32)):
+    for name, folder, dtype in (('text', text, torch.float16), ('calc', calc, torch.float16)):
         _, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
         small = {key: checkpoint[key] for key in KEPT}
         small['config'] = checkpoint['config'] | dict(out_dir=f'pretrained/{name}')
