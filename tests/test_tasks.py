@@ -2,6 +2,8 @@
 import hashlib
 import math
 import runpy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -225,6 +227,16 @@ def test_words_differ(monkeypatch):
     monkeypatch.setitem(tasks.TASKS, 'echo', task)
     with pytest.raises(ValueError, match='the task echo has a word twice'):
         tasks.Problems('echo')
+
+
+def test_a_task_in_a_file_of_ones_own(tmp_path):
+    """tasks.py, which then runs as __main__, knows what the file enters in TASKS."""
+    (tmp_path / 'mine.py').write_text(
+        'from tasks import TASKS, Calc\n\n\nclass Mine(Calc):\n    pass\n\n\n'
+        "TASKS['mine'] = Mine()\n")
+    done = subprocess.run([sys.executable, f'{ROOT}/tasks.py', 'mine.py', 'mine', '--rows=20'],
+                          capture_output=True, text=True, cwd=tmp_path)
+    assert '20 problems: the oracle disagrees with 0' in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize('n_answers', [0, 23])
