@@ -140,13 +140,13 @@ def test_text_is_text(name):
     assert tokens.count(encoding.eot_token) == 1 and encoding.decode(tokens) == text
 
 
-def test_html_in_own_text_is_no_end(capsys):
+def test_html_in_own_text_is_no_end():
     Path('own.json').write_text(llama_like())
     Path('page.txt').write_text('<li><s>ten</s> five</li>\n' * 40)
     meta = data.make('own', 'page.txt', tokenizer='own.json')
     assert [meta[split]['documents'] for split in data.SPLITS] == [1, 1]
     ids = data.open_data('own').train.tolist()
-    assert ids.count(data.get_encoding('own.json').eot_token) == 1
+    assert sum(ids.count(end) for end in data.get_encoding('own.json').ends) == 1
 
 
 def test_a_tokenizer_that_reads_letters_as_an_end_is_refused():
