@@ -611,11 +611,15 @@ def sample_command(row, source, is_task):
 def check_knobs():
     """ValueError for a knob that makes no sense; methods_of finds the others."""
     least = dict(calibrate=1e-6, n_windows=1 if calibrate is None else 16, n_prompts=0,
-                 prompt_tokens=1, new_tokens=2, fidelity=0, seed=0)
+                 prompt_tokens=1, new_tokens=2)
     for knob, smallest in least.items():
         value = globals()[knob]
         if value is not None and not value >= smallest:         # a NaN is not
             raise ValueError(f'{knob} must be at least {smallest:g}, not {value}')
+    if not 0 <= fidelity <= 1:
+        raise ValueError(f'fidelity is a share, so it lies between 0 and 1, not at {fidelity}')
+    if not 0 <= seed < 2 ** 32:
+        raise ValueError(f'seed must lie between 0 and 2^32 - 1, not at {seed}')
     for knob, example in dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
                               beside=['out-plain']).items():
         value = globals()[knob]
