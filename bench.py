@@ -39,13 +39,11 @@ Paper: sec. 4, App. D, Fig. 4.
 """
 import math
 import os
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, groupby
-from pathlib import Path
 from shlex import quote
 
 import numpy as np
@@ -54,7 +52,7 @@ from torch.nn.functional import cross_entropy
 
 import data
 from cache import POLICIES, make_cache
-from common import plots
+from common import configurator, plots
 from common.checkpoint import open_run, save_thresholds, threshold_key, thresholds_of
 from common.configurator import PathName
 from common.distributed import pick_device
@@ -63,7 +61,7 @@ from common.report import windows_at_once
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.wave import can_wave
-from exits import EXITS, Exit, make_exit
+from exits import Exit, make_exit
 from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
@@ -100,8 +98,6 @@ OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', di
 OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
                   ms_high='.2f')
 IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
-
-BUILT_IN = frozenset(EXITS)     # the rules that need no file of your own
 
 
 # methods and points -------------------------------------------------------------------------------
@@ -588,7 +584,7 @@ def report_thresholds(methods, rows, folder, source, is_task):
 
 
 def sample_command(row, source, is_task):
-    """The command that uses a threshold: with its policy, and the file of a rule of one's own."""
+    """The command that uses a threshold: with its policy, and the user's files, if it took any."""
     rule = next(name for name in rules if make_exit(name).name == row['rule'])
     flags = [f'--out_dir={source}', f'--exit={rule}', f"--cache={row['cache']}"]
     if row['wake'] != is_task:          # not what sample.py does by itself
@@ -597,13 +593,7 @@ def sample_command(row, source, is_task):
         flags.append(f"--ring={row['ring']}")
     if row['wave']:
         flags += map('--{}={}'.format, ('wave', 'wave_steps'), row['wave'])
-    files = []
-    if rule not in BUILT_IN and ':' not in rule:
-        # a config file has put it into EXITS: one of those that name it
-        for path in sys.argv[1:]:
-            if path.endswith('.py') and rule in Path(path).read_text(encoding='utf-8'):
-                files.append(path)
-    return ' '.join(map(quote, ['python', 'sample.py', *files, *flags]))
+    return ' '.join(map(quote, ['python', 'sample.py', *configurator.own_files, *flags]))
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -779,6 +769,5 @@ def main():
 
 
 if __name__ == '__main__':
-    from common.configurator import configure, run
-    configure(globals())
-    run(main)
+    configurator.configure(globals())
+    configurator.run(main)
