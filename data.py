@@ -80,6 +80,9 @@ def get_encoding(name, folder=None):
     """The encoding of a checkpoint or a data set: the words of a task, or open_encoding's."""
     check(name, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
+    task = name.partition(':')[0]
+    check(':' not in name or '.json' in name or tasks.is_task(name), f"the task '{task}' is not "
+          'known: if it is in a file of yours, name that file behind the script, as in training')
     return tasks.Problems(name) if tasks.is_task(name) else open_encoding(name, folder)
 
 

@@ -5,50 +5,69 @@ Text from a checkpoint, or answers where the model has learned a task, with any 
     python sample.py --exit accel                           one token at a time, the paper's rule
     python sample.py --exit=norm --tau=1e-1 --show_steps    each token coloured by its loop steps
     python sample.py --start='def ' --temperature=0 --wave=8    several tokens at once
-    python sample.py --out_dir=out-calc --num_samples=5     problems, the right answers, the model's
+    python sample.py --out_dir=pretrained/calc --exit accel     a problem and the model's answers
+    python sample.py --out_dir=pretrained/calc --start='=2 +3 *4'       a problem of your own
 
-It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none.
+It needs only a checkpoint, not the data, and uses a pretrained one if you have trained none. What
+is left open is decided in decode/defaults.py.
+
 Paper: sec. 4 (exit rules), Algorithm 1 (accel).
+
+    T    tokens of a problem
 """
 import codecs
+import shutil
 import time
 from dataclasses import replace
+from shlex import quote
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 import tasks
-from cache import POLICIES
 from common.checkpoint import calibrated, open_run, threshold_key
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
-from data import get_encoding, open_data, read_prompt
-from decode import teacher_forced, use_one_thread
-from decode.compiled import compile_passes
+from common.encoding import text_of
+from data import get_encoding, read_prompt
+from decode import (
+    Sampling,
+    defaults,
+    make_decoder,
+    plan_of_prompt,
+    stream,
+    teacher_forced,
+    use_one_thread,
+)
 from exits import make_exit
 from loops import Plan, as_noise
+from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
-start = '\n'                # the prompt, or FILE:prompt.txt; empty = end-of-text, a new document
+start = '\n'                # the prompt or a problem, or FILE:prompt.txt; empty = a new document
+special_tokens = False      # read names such as <|endoftext|> in the prompt as these tokens
 num_samples = 1             # side by side, but for waves and drafts
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
-exit: str | None = None     # a rule in exits.EXITS, such as accel; None = fixed loops
+length: int | None = None   # tokens of context or of a problem; None = as in training
+dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
+exit: str | None = None     # a rule in exits.EXITS, or MODULE:NAME; None = fixed loops
 tau: float | None = None    # threshold; None = what bench.py --calibrate found, or a default
 hits: int | None = None     # small values in a row before a token exits; None = the rule's own
-past = False                # wait until earlier tokens have converged (cache=exact)
-n_loop: int | list | None = None    # for all groups or each; None = mean_recurrence, 30 with a rule
-cache: str | None = 'auto'  # a policy in cache.POLICIES; None = uncached; auto = the fastest
+wake: bool | None = None    # may a token that has exited wake? None = on a task
+n_loop: int | list | None = None    # for all groups or each; None: see decode/defaults.py
+cache: str | None = 'auto'  # a policy in cache.POLICIES; None = no cache; auto = exact
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = a quarter of the budget
-wave = 0                    # tokens of a wave (waves.py); 0 = no wave
+wave = 0                    # tokens of a wave (decode/wave.py); 0 = no wave
 wave_steps = 1              # loop steps of each of its passes
 stop_at_end = True          # end-of-text ends a sample
-seed = 1337                 # of the tokens drawn
+seed = 1337                 # of the tokens drawn, or of the problems
 noise_seed = 0              # of x^(0)
 compile = False             # torch.compile: pays for small models, from 1,000s of tokens on
 show_steps = False          # colour each token by its loop steps
@@ -56,11 +75,286 @@ device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
 # -------------------------------------------------------------------------------------------------
 
-# knobs that shape text and do not apply to the answers to problems
-TEXT_KNOBS = ('start', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
-              'wave', 'wave_steps', 'stop_at_end', 'compile')
-WAVE_TAU = 3e-3             # of a wave without a rule of its own, which then uses norm_rel
-CONVERGE = ' (prompts: until they have converged)'
+# knobs that do not apply to problems, and one that does not apply to text
+OF_TEXT = ('special_tokens', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
+           'wave', 'wave_steps', 'stop_at_end', 'compile')
+OF_TASK = ('dataset',)
+MOST_BLOCKS = 40            # of lines of a problem: of a longer one the beginning and the end
+
+
+class Decoding(NamedTuple):
+    """The arguments of a decoding, with nothing left open."""
+    plan: Plan                  # rule, loop budget and noise
+    policy: str | None          # the cache
+    draft_loops: int | None
+    label: str                  # the same in words, for the line below a text or problem
+
+
+# how to decode ------------------------------------------------------------------------------------
+
+def check_knobs(is_task):
+    """ValueError for knobs that do not fit together. is_task: does the model solve problems?"""
+    unused = [f'--{knob}' for knob in (OF_TEXT if is_task else OF_TASK) if knob in given]
+    if unused:
+        does = 'answers problems of its task' if is_task else 'writes text'
+        raise ValueError(f'this model {does}: leave out {", ".join(unused)}')
+    if num_samples < 1:
+        raise ValueError(f'num_samples must be at least 1, not {num_samples}')
+    if exit is None and not wave and (wake or tau is not None or hits is not None):
+        raise ValueError('--wake, --tau and --hits need an exit rule: add --exit=norm_rel, or '
+                         '--wave=8')
+    if 'wave_steps' in given and not wave:
+        raise ValueError('--wave_steps needs a wave: add --wave=8')
+    if 'ring' in given and cache != 'ring':
+        raise ValueError('--ring needs --cache=ring')
+    if compile and cache is None:
+        raise ValueError('--compile needs a cache: leave out --cache=None')
+
+
+def choose_decoding(model, checkpoint, folders, T=None):
+    """
+    The knobs -> a Decoding. folders: where exits.json may be. T: tokens of a problem, None = text.
+    """
+    name = exit
+    if wave and exit is None:
+        name = defaults.WAVE_RULE
+    rule = None if name is None else make_exit(name, tau, hits, wake=True)
+
+    # drafts are the fastest decoder that writes the very text of the loop budget
+    fixed_counts = defaults.choose_counts(model, n_loop, None)
+    plain = not (rule or warm_start or num_samples > 1 or T is not None)
+    loops = defaults.choose_draft_loops(draft_loops, fixed_counts,
+                                        plain and cache in ('auto', 'exact'))
+    policy = defaults.choose_cache(cache, decoder_of(loops))
+
+    # the rule
+    source = ''
+    if rule:
+        counts = defaults.choose_counts(model, n_loop, rule, T)
+        wakes = defaults.choose_wake(wake, policy, counts, ring, T is not None)
+        rule = replace(rule, wake=wakes)
+        rule, source = with_threshold(rule, policy, checkpoint, folders)
+    counts = defaults.choose_counts(model, n_loop, rule, T)
+    plan = Plan(counts, rule, as_noise(noise_seed))
+
+    # the same in words
+    if loops:
+        label = f'drafts of {loops_in_words([loops])}, checked by {loops_in_words(counts)}'
+    elif wave:
+        label = f'waves of {wave} x {wave_steps}'
+    else:
+        label = f'at most {loops_in_words(counts)}' if rule else loops_in_words(counts)
+    if rule:
+        label += f', {rule.name} with tau = {rule.tau:g} ({source})'
+        label += ', waking' if rule.wake else ''
+    return Decoding(plan, policy, loops, label)
+
+
+def decoder_of(loops):
+    """The knobs -> the object that makes the next tokens, see decode/passes.py."""
+    return make_decoder(warm_start, loops, wave=wave, wave_steps=wave_steps)
+
+
+def with_threshold(rule, policy, checkpoint, folders):
+    """
+    The rule with its threshold, and in words where that comes from: --tau, or exits.json in one of
+    the folders (bench.py --calibrate), or a default.
+    """
+    if tau is not None:
+        return rule, '--tau'
+    key = threshold_key(rule, policy, ring, [wave, wave_steps] if wave else None)
+    for folder in folders:
+        threshold = calibrated(folder, checkpoint, key)
+        if threshold:
+            source = f'{folder}/exits.json'
+            if not threshold.kept:
+                source += ', which breaks its promise on other windows'
+            return replace(rule, tau=threshold.tau), source
+    if exit is None:            # a wave
+        rule = replace(rule, tau=defaults.WAVE_TAU)
+    return rule, f'the default; {calibration(rule, policy)} finds one'
+
+
+def calibration(rule, policy):
+    """The command that finds a threshold for the rule as it is used here."""
+    command = 'python bench.py --calibrate=0.005'
+    if out_dir:
+        command += f' --out_dir={quote(out_dir)}'
+    command += f""" --rules="['{exit or rule.name}']\""""
+    if wave:
+        command += f' --waves=[[{wave},{wave_steps}]]'
+    elif policy not in ('exact', None):
+        command += f' --cache={policy}'
+    if wake is not None:
+        command += f' --wake={wake}'
+    return command
+
+
+def loops_in_words(counts):
+    """Loop counts, one for each group, in words: '1 loop', '4 loops', '4-6 loops' or 'no loops'."""
+    numbers = '-'.join(map(str, dict.fromkeys(counts))) or 'no'
+    return f'{numbers} loop' if numbers == '1' else f'{numbers} loops'
+
+
+def rule_and_budget(plan):
+    """A plan in words: '4 loops', or 'accel, waking, up to 77 loops'."""
+    if plan.exit is None:
+        return loops_in_words(plan.counts)
+    waking = ', waking' if plan.exit.wake else ''
+    return f'{plan.exit.name}{waking}, up to {loops_in_words(plan.counts)}'
+
+
+# problems -----------------------------------------------------------------------------------------
+
+def answer_problems(model, checkpoint, folders):
+    """Problems of the model's task, or the one in `start`: the right answers and the model's."""
+    problems = tasks.problems_of(checkpoint, dataset)
+    if 'start' in given:
+        x, y = problems.solve(read_prompt(start))
+        depth = None
+        if x.shape[1] > model.config.block_size:
+            raise ValueError(f'the problem has {x.shape[1]} tokens, and the model reads '
+                             f'{model.config.block_size}: give --length={x.shape[1]}')
+    else:
+        T = model.config.block_size
+        x, y, depth = problems.make(np.random.default_rng(seed), num_samples, T)
+    decoding = choose_decoding(model, checkpoint, folders, T=x.shape[1])
+    idx = torch.from_numpy(x).to(model.lm_head.weight.device)
+    torch.manual_seed(seed)             # for a rule that tosses coins
+    logits, *steps = teacher_forced(model, idx, decoding.plan, decoding.policy, ring)
+    steps_used, evals = (array.cpu().numpy() for array in steps)            # (B, T, groups) each
+    guesses = logits.argmax(-1).cpu().numpy()
+
+    for row in range(len(x)):
+        print_problem(problems, x[row], y[row], guesses[row], evals[row])
+    asked = y != NOT_ASKED
+    if asked.any():
+        right = (guesses == y)[asked]
+        print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
+              'wrong ones as !word!')
+    if model.groups:
+        print(in_a_sentence(y, guesses, depth, steps_used, evals, decoding))
+    counts = decoding.plan.counts
+    if decoding.plan.exit and (steps_used == counts).any():
+        print(f'the budget of {loops_in_words(counts)} was reached: give a larger --n_loop')
+    exact = decoding.policy in ('exact', None)
+    read = 'all tokens together' if exact else f'one token after another ({decoding.policy})'
+    print(f'read: {read}, {decoding.label}')
+
+
+def print_problem(problems, x, y, guesses, evals):
+    """
+    A problem x, right answers y and guesses (T,), wrapped to the width of the terminal; below each
+    token the loop steps that it was computed for, the mean over groups. evals: (T, groups).
+    """
+    asked = y != NOT_ASKED
+    lines = dict(problem=[text_of(token, problems) for token in x])
+    if asked.any():
+        lines['right'] = [text_of(label, problems) if label != NOT_ASKED else '' for label in y]
+    lines['model'] = []
+    for guess, label in zip(guesses, y):
+        word = text_of(guess, problems)
+        if asked.any() and label == NOT_ASKED:
+            word = ''
+        elif label not in (guess, NOT_ASKED):
+            word = f'!{word}!'
+        lines['model'].append(word)
+    steps = evals.mean(axis=1) if evals.size else np.zeros(len(x))          # a model may not loop
+    if evals.size:
+        lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
+
+    width = 1 + max(len(word) for words in lines.values() for word in words)
+    name_width = max(map(len, lines))
+    per_block = max(1, (shutil.get_terminal_size().columns - name_width) // width)
+    blocks = [slice(first, first + per_block) for first in range(0, len(x), per_block)]
+    half = MOST_BLOCKS // 2
+    left_out = blocks[half:-half] if len(blocks) > MOST_BLOCKS else []
+    for block in blocks:
+        if block in left_out:
+            if block == left_out[0]:
+                print(f'... {len(left_out) * per_block:,} tokens ...\n')
+            continue
+        for name, words in lines.items():
+            line = ''
+            for word, n in zip(words[block], steps[block]):
+                word = word.rjust(width)
+                line += paint(word, n) if show_steps and name == 'model' else word
+            print(name.ljust(name_width) + line)
+        print()
+
+
+def in_a_sentence(y, guesses, depth, steps_used, evals, decoding):
+    """
+    How deep the deepest answer is, whether and when it was found, and what a token took. y, guesses
+    and depth (None = not known): (B, T); steps_used, evals: (B, T, groups).
+    """
+    computed = f'a token was computed {evals.mean():.1f} times'
+    if depth is None:
+        return computed
+    deepest = np.unravel_index(np.where(y == NOT_ASKED, -1, depth).argmax(), y.shape)
+    is_right = guesses[deepest] == y[deepest]
+    found = 'found' if is_right else 'not found'
+    if decoding.policy in ('exact', None):      # otherwise the loops add up along the tokens
+        found += f' in {loops_in_words([steps_used[deepest].max()])}'
+    sentence = f'deepest answer {depth[deepest]} steps away, {found}; {computed}'
+    if not is_right and decoding.plan.exit is None:
+        sentence += ' (more loops may find it: a larger --n_loop, or --exit=accel)'
+    return sentence
+
+
+# text ---------------------------------------------------------------------------------------------
+
+def write_text(model, checkpoint, folders):
+    """num_samples continuations of the prompt, and below each how it was written."""
+    encoding = get_encoding(checkpoint['tokenizer'], checkpoint['folder'])
+    text = read_prompt(start)
+    prompt = encoding.encode(text, allowed_special='all' if special_tokens else ())
+    prompt = prompt or [encoding.eot_token]
+    block_size, groups = model.config.block_size, model.config.groups
+    if len(prompt) > block_size:
+        print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
+    decoding = choose_decoding(model, checkpoint, folders)
+    converge = defaults.choose_converge(decoding.policy, n_loop)
+    of_prompt = plan_of_prompt(decoding.plan, min(len(prompt), block_size), converge)
+    stop = encoding.ends if stop_at_end else []
+    # waves and drafts work on one row; otherwise all samples are decoded side by side
+    rows = 1 if wave or decoding.draft_loops else num_samples
+    prompts = torch.tensor([prompt] * rows, device=model.lm_head.weight.device)
+
+    def decode(n_tokens, seed):
+        torch.manual_seed(seed)         # for a rule that tosses coins
+        return stream(model, prompts, n_tokens, Sampling(temperature, top_k, seed), decoding.plan,
+                      decoder_of(decoding.draft_loops), decoding.policy, ring, stop, converge)
+
+    use_one_thread(model)
+    compiling = ''
+    if compile:
+        compiling = f', plus {seconds_to_compile(model, decode):.0f} s compiling'
+    for i in range(0, num_samples, rows):
+        begin = time.perf_counter()
+        tokens = decode(max_new_tokens, seed + i)
+        if rows > 1:        # they come together, so they are printed when all are there
+            tokens = list(tokens)
+        for b in range(rows):
+            row = ((token[b].item(), steps_used[b]) for token, steps_used in tokens)
+            steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
+            rate = len(steps) / (time.perf_counter() - begin)
+            print(f'--- {rate:.1f} tokens/s{compiling}, {decoding.label}')
+            if groups:
+                means = torch.stack(steps).mean(dim=0).tolist()
+                print('mean loop steps ' + ', '.join(
+                    f'{mean:.2f} in group {group}' for mean, group in zip(means, groups)))
+            print(f'prompt: {rule_and_budget(of_prompt)}')
+
+
+def seconds_to_compile(model, decode):
+    """Compile the passes by writing a few tokens, which are thrown away. decode: their stream."""
+    from decode.compiled import compile_passes
+    begin = time.perf_counter()
+    compile_passes(model, max(wave, 5))         # 5: four drafts and a token
+    for _ in decode(8, seed):
+        pass
+    return time.perf_counter() - begin
 
 
 def print_sample(row, stop, encoding, text, with_steps):
@@ -68,7 +362,8 @@ def print_sample(row, stop, encoding, text, with_steps):
     Print the prompt and each token as it comes, up to one in `stop` -> their loop steps, a list of
     (groups,). row: (a token's number, its loop steps (groups,)), one after another.
     """
-    utf8, steps = codecs.getincrementaldecoder('utf-8')('replace'), []
+    utf8 = codecs.getincrementaldecoder('utf-8')('replace')
+    steps = []
     for token, used in row:
         if not steps:
             print(text, end='')
@@ -84,132 +379,17 @@ def print_sample(row, stop, encoding, text, with_steps):
     return steps
 
 
-def way_of(model, is_task=False):
-    """
-    The knobs -> how decode.stream makes the next tokens, as its keywords.
-
-    Where nothing else is asked for, one text is written by drafts: the fastest way that writes the
-    very text of the loop budget (results/writing.md).
-    """
-    drafts, policy, budget = draft_loops, cache, min(model.loop_counts(n_loop), default=1)
-    if drafts is None:
-        asked = exit or wave or past or warm_start or num_samples > 1 or is_task
-        possible = cache in ('auto', 'exact') and budget > 1
-        drafts = max(1, round(budget / 4)) if possible and not asked else 0
-    if policy == 'auto':
-        policy = 'exact' if drafts or past else 'latest'
-    return dict(cache=policy, ring=ring, warm_start=warm_start, draft_loops=drafts or None,
-                wave=wave, wave_steps=wave_steps)
-
-
-def rule_of(model, checkpoint, folders, way):
-    """
-    The knobs -> the exit rule, None = fixed loops, and where its threshold comes from: --tau, or
-    exits.json in one of the folders (bench.py --calibrate), or the rule's default.
-    """
-    if not (exit or wave):
-        return None, ''
-    rule = make_exit(exit or 'norm_rel', tau, hits, wake=past)
-    if tau is not None:
-        return rule, '--tau'
-    key = threshold_key(rule, way['cache'], ring, [wave, wave_steps] if wave else None)
-    for folder in folders:
-        threshold = calibrated(folder, checkpoint, key)
-        if threshold:
-            source = f'{folder}/exits.json'
-            if not threshold.kept:
-                source += ', which breaks its promise on other windows'
-            return replace(rule, tau=threshold.tau), source
-    return rule if exit else replace(rule, tau=WAVE_TAU), 'the default'
-
-
-def in_words(model, rule, source, way):
-    """How the tokens are made: the line below a text."""
-    loops = '-'.join(map(str, dict.fromkeys(model.loop_counts(n_loop, rule)))) or 'no'
-    if way['draft_loops']:
-        how = f"drafts of {way['draft_loops']} loop(s), checked by {loops}"
-    elif wave:
-        how = f'waves of {wave} x {wave_steps}'
-    else:
-        how = f'at most {loops} loops' if rule else f'{loops} loops'
-    return how + (f', {rule.name} with tau = {rule.tau:g} ({source})' if rule else '')
-
-
-def print_problems(model, problems, rule, way, how):
-    """Problems of the task that the model has learned, the right answers and the model's."""
-    x, y, _ = problems.make(np.random.default_rng(seed), num_samples, model.config.block_size)
-    idx = torch.from_numpy(x).to(model.lm_head.weight.device)
-    plan = Plan(model.loop_counts(n_loop, rule), rule, as_noise(noise_seed))
-    logits, steps, _ = teacher_forced(model, idx, plan, way['cache'], ring)
-    steps = steps.float().mean(dim=-1).nan_to_num().cpu().numpy()       # 0 without groups
-    coloured = paint if show_steps else lambda text, steps: text
-    problems.print_answers(x, y, logits.argmax(-1).cpu().numpy(), steps, coloured)
-    print(f'{how}; mean loop steps {steps.mean():.2f}')
-
-
-def print_text(model, encoding, rule, way, how):
-    """num_samples continuations of the prompt. rule, way, how: see rule_of, way_of and in_words."""
-    text, groups, dev = read_prompt(start), model.config.groups, model.lm_head.weight.device
-    prompt = encoding.encode(text) or [encoding.eot_token]
-    if len(prompt) > model.config.block_size:
-        print(f'the prompt has {len(prompt)} tokens: its last {model.config.block_size} '
-              '(block_size) are used')
-    use_one_thread(model)
-    if compile:
-        compile_passes(model, max(wave, 5))         # 5: four drafts and a token
-    stop = encoding.ends if stop_at_end else []
-    converges = way['cache'] in POLICIES and POLICIES[way['cache']].converge
-    # waves and drafts work on one row; otherwise all samples are decoded side by side
-    rows = 1 if wave or way['draft_loops'] else num_samples
-    for i in range(0, num_samples, rows):
-        begin = time.perf_counter()
-        tokens = model.stream(torch.tensor([prompt] * rows, device=dev), max_new_tokens,
-                              temperature, top_k, n_loop, rule, noise_seed=noise_seed, stop=stop,
-                              seed=seed + i, **way)
-        if rows > 1:        # they come together, so they are printed when all are there
-            tokens = list(tokens)
-        for b in range(rows):
-            row = ((token[b].item(), steps[b]) for token, steps in tokens)
-            steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
-            rate = len(steps) / (time.perf_counter() - begin)
-            print(f'--- {rate:.1f} tokens/s, {how}')
-            if groups:
-                means = (f'{mean:.2f} in group {group}' for mean, group
-                         in zip(torch.stack(steps).mean(dim=0).tolist(), groups))
-                print('mean loop steps ' + ', '.join(means) + CONVERGE * converges)
-
-
 def main():
-    # the model and the rule
     dev, autocast = pick_device(device, dtype)
-    no_exit = 'there is nothing to exit from: leave --exit and --wave out'
-    model, checkpoint, folder, results = open_run(out_dir, dev, no_exit if exit or wave else '')
-    task = checkpoint['config']['dataset']
-    is_task = tasks.is_task(task)
-    way = way_of(model, is_task)
-    unused = ', '.join(f'--{knob}' for knob in TEXT_KNOBS if is_task and knob in given)
-    for wrong, what in (
-            (unused, f'this model answers problems of {task}: leave out {unused}'),
-            ((past or (tau, hits) != (None, None)) and not (exit or wave),
-             '--past, --tau and --hits need an exit rule: add --exit=norm_rel, or --wave=8'),
-            (num_samples < 1, f'num_samples must be at least 1, not {num_samples}'),
-            ('wave_steps' in given and not wave, '--wave_steps needs a wave: add --wave=8'),
-            (compile and cache is None, '--compile needs a cache: leave out --cache=None'),
-            ('ring' in given and cache != 'ring', '--ring needs --cache=ring'),
-            (past and way['cache'] == 'latest',
-             '--past needs what the exact cache keeps: leave out --cache and --wave')):
-        if wrong:
-            raise ValueError(what)
-    rule, source = rule_of(model, checkpoint, (results, folder), way)
-    how = in_words(model, rule, source, way)
-
-    # problems or text
+    no_exit = ''
+    if exit is not None or wave:
+        no_exit = 'there is nothing to exit from: leave --exit and --wave out'
+    model, checkpoint, folder, results = open_run(out_dir, dev, no_exit, length=length)
+    is_task = tasks.is_task(checkpoint['config']['dataset'])
+    check_knobs(is_task)
     with autocast:
-        if is_task:
-            problems = open_data(task, checkpoint['tokenizer'], folder=folder)
-            print_problems(model, problems, rule, way, how)
-        else:
-            print_text(model, get_encoding(checkpoint['tokenizer'], folder), rule, way, how)
+        work = answer_problems if is_task else write_text
+        work(model, checkpoint, (results, folder))
     if show_steps and model.groups:
         print_legend()
 

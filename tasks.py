@@ -364,10 +364,12 @@ class Problems:
 
     def known_words(self, text):
         """The words of a text, which blanks separate. ValueError for an unknown one."""
-        for word in text.split():
-            check(word in self.words, f"'{word}' is not a word of {self.tokenizer}: choose from "
-                  f"{' '.join(self.words)}")
-        return text.split()
+        words = text.split()
+        unknown = [f"'{word}'" for word in words if word not in self.words]
+        verb = 'is not a word' if len(unknown) == 1 else 'are no words'
+        check(not unknown, f"{', '.join(unknown)} {verb} of {self.tokenizer}: choose from "
+              f"{' '.join(self.words)}")
+        return words
 
     def solve(self, text):
         """
@@ -395,24 +397,6 @@ class Problems:
         """The words of some tokens, with a gap where there is no label."""
         words = ['' if token == NOT_ASKED else text_of(token, self) for token in tokens]
         return ''.join(word.rjust(self.width) for word in words)
-
-    def print_answers(self, x, y, guesses, steps, paint):
-        """Print problems x, right answers y and guesses (rows, T), painted by their loop steps."""
-        for row in range(len(x)):
-            print('problem ' + self.in_columns(x[row]))
-            print('right   ' + self.in_columns(y[row]))
-            model = ''
-            for guess, label, n in zip(guesses[row], y[row], steps[row]):
-                word = text_of(guess, self)
-                if label == NOT_ASKED:
-                    word = ''
-                elif guess != label:
-                    word = f'!{word}!'
-                model += paint(word.rjust(self.width), n)
-            print(f'model   {model}\n')
-        right = (guesses == y)[y != NOT_ASKED]
-        print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
-              'wrong ones as !word!')
 
 
 class Spelled(Problems):

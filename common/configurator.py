@@ -39,6 +39,7 @@ OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|In
                  'too (large|big) to convert')
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAMS = 'train', 'sample', 'geometry', 'bench'       # their knobs may stand in any config file
+RENAMED = {'past': 'wake'}      # knobs with another name than they had
 given = set()       # the knobs that the command line or a config file has set
 own_files = []      # the config files with imports: they may have added parts to the tables
 missing_files = []  # those of the run that was opened which were not given this time
@@ -106,6 +107,8 @@ def explain(what, advice, errors=Exception):
 
 def did_you_mean(name, known):
     """": did you mean 'x'?" with the most similar of the known names; '' if none is similar."""
+    if RENAMED.get(str(name)) in known:
+        return f': it is called {RENAMED[name]} now'
     nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f": did you mean '{nearest[0]}'?" if nearest else ''
 

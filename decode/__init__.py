@@ -28,8 +28,8 @@ from numbers import Integral
 
 import torch
 
-from cache import POLICIES, make_cache
-from decode.defaults import choose_cache
+from cache import make_cache
+from decode.defaults import choose_cache, choose_converge
 from decode.passes import NewToken, OneByOne, plan_of_prompt, prefill, teacher_forced  # noqa: F401
 from decode.rows import Rows, Sampling
 from loops import Plan
@@ -93,7 +93,7 @@ def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=N
     noise, None = the model's own budget without a rule. decoder: None = OneByOne().
     cache, ring: the policy and its slots, see defaults.py. stop: the token, or a list of tokens,
     that end a row, which then yields the first one with 0 steps. converge: does a prompt loop until
-    it has converged? None = as the policy wants it.
+    it has converged? None = under latest, see defaults.py.
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
@@ -106,7 +106,7 @@ def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=N
     rows = Rows(idx, model.config.block_size, sampling, stop)
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
     if converge is None:
-        converge = cache in POLICIES and POLICIES[cache].converge
+        converge = choose_converge(cache)
 
     read_from = None            # where the context window began that has been read
     n_new = 0

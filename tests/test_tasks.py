@@ -136,16 +136,6 @@ def test_what_is_typed_is_checked(task, text, message):
         tasks.Problems(task).solve(text)
 
 
-def test_answers_are_printed(capsys):
-    x, y = np.array([[6, 0, 1, 0]]), np.array([[tasks.NOT_ASKED, 4, 4, 1]])     # p = 1, a b a
-    guesses = np.array([[0, 4, 99, 1]])         # a padded vocabulary has tokens without a word
-    tasks.Problems('hop').print_answers(x, y, guesses, 0 * x + 7,
-                                        lambda text, steps: f' {steps}:{text.strip()}')
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].split() == ['model', '7:', '7:-', '7:!#99!', '7:b']
-    assert lines[-1] == '--- 2 of 3 answers right, 66.7%; wrong ones as !word!'
-
-
 @pytest.mark.parametrize('text, T, rows, message', [
     ('clac', 24, 1, "unknown task 'clac': did you mean 'calc'?"),
     ('calc:rest=0.1', 24, 1, "unknown knob 'rest' of the task calc: did you mean 'reset'?"),
