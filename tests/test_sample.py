@@ -176,7 +176,7 @@ def test_the_answers_in_a_sentence(solve):
     short = solve('--exit=norm', '--tau=0', '--n_loop=7')
     assert '\nthe budget of 7 loops was reached: give a larger --n_loop\n' in short
     # one after another the loops add up along the tokens
-    assert ' away, found; a token' in solve('--cache=latest', '--n_loop=4', '--seed=3')
+    assert ' away, found; a token' in solve('--cache=latest', '--n_loop=4', '--seed=2')
 
 
 def test_longer_problems_than_in_training(solve):
