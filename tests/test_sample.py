@@ -239,9 +239,9 @@ def test_a_plain_model_answers(capsys, terminal):
 @pytest.mark.parametrize('args, words', [
     ('--past', '--past: it is called wake now'),
     ('--wake', 'need an exit rule'), ('--tau=0', 'need an exit rule'),
-    *((f'--exit=norm --wake {how}', f"--wake needs a cache that keeps every loop step, and '{name}'")
-      for how, name in (('--cache=latest', 'latest'), ('--cache=ring --ring=2', 'ring'),
-                        ('--wave=8', 'latest'))),
+    *((f'--exit=norm --wake {cache}', f"needs a cache that keeps every loop step, and '{name}'")
+      for cache, name in (('--cache=latest', 'latest'), ('--cache=ring --ring=2', 'ring'),
+                          ('--wave=8', 'latest'))),
     ('--exit=', 'exit'), ('--cache=', 'cache'),         # a variable of the shell that is not set
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
