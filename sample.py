@@ -182,7 +182,7 @@ def calibration(rule, policy):
         command += f' --out_dir={quote(out_dir)}'
     command += f""" --rules="['{exit or rule.name}']\""""
     if wave:
-        command += f' --waves=[[{wave},{wave_steps}]]'
+        command += f' "--waves=[[{wave},{wave_steps}]]"'
     elif policy not in ('exact', None):
         command += f' --cache={policy}'
     if wake is not None:

@@ -63,7 +63,7 @@ FIND_ONE = "(the default; python bench.py --calibrate=0.005 --rules=\"['{}']\"{}
     ('--wave=3 --tau=0.2', 'waves of 3 x 1, norm_rel with tau = 0.2 (--tau)',
      'norm_rel, waking, up to 33 loops'),
     ('--wave=2', f"waves of 2 x 1, norm_rel with tau = 0.003 "
-                 f"{FIND_ONE.format('norm_rel', ' --waves=[[2,1]]')}",
+                 f"{FIND_ONE.format('norm_rel', ' "--waves=[[2,1]]"')}",
      'norm_rel, waking, up to 33 loops'),
     ('--wave=2 --exit=kl --tau=0 --n_loop=8', 'waves of 2 x 1, kl with tau = 0 (--tau)',
      'kl, up to 8 loops'),
