@@ -493,7 +493,7 @@ class Text:
                   f'(text is prepared with python data.py {name} {flag})')
             make(name)
         with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
-            self.meta = json.loads(Path(folder, 'meta.json').read_text())
+            self.meta = json.loads(Path(folder, 'meta.json').read_text(encoding='utf-8'))
             for split in SPLITS:
                 file = f'{folder}/{split}.bin'
                 wanted = self.meta[split]

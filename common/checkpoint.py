@@ -64,9 +64,9 @@ def save_run(run, path, whole=True):
     """A run -> path. whole: with all that it takes to resume."""
     if distributed.RANK > 0:
         return
-    kind = type(run.model)
+    cls = type(run.model)
     checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
-                      model_class=f'{kind.__module__}:{kind.__name__}', config=run.knobs,
+                      model_class=f'{cls.__module__}:{cls.__name__}', config=run.knobs,
                       iter_num=run.done, tokenizer=run.tokenizer, data=run.data,
                       val_loss=run.val_loss, own_files=run.own_files)
     if whole:
@@ -88,6 +88,10 @@ def save_checkpoint(checkpoint, path, keep_old=False):
                          f'{advice}, then continue with --resume') from error
 
 
+class NotWhole(ValueError):
+    """A file that is no checkpoint, or not a whole one."""
+
+
 # the class of a checkpoint's model ----------------------------------------------------------------
 
 def class_of(name, trusted=False):
@@ -101,10 +105,10 @@ def class_of(name, trusted=False):
                          f'put its file there, or continue with train.py --model_class={name}')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
-        kind = getattr(import_module(module), attribute)
-        if not (issubclass(kind, torch.nn.Module) and hasattr(kind, 'Config')):
+        cls = getattr(import_module(module), attribute)
+        if not (issubclass(cls, torch.nn.Module) and hasattr(cls, 'Config')):
             raise TypeError('no model')
-    return kind
+    return cls
 
 
 def load_checkpoint(path, device='cpu', trusted='', length=None):
@@ -116,8 +120,6 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
     """
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': {instead_of(path)}")
-    broken = f"'{path}' is not a whole checkpoint of this program"
-    advice = 'it may be cut short, or hold something else; train again or use another'
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
@@ -129,22 +131,25 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
             raise
         if isinstance(error, ImportError) or configurator.is_out_of_memory(error):
             raise
-        raise ValueError(f'{broken} ({type(error).__name__}): {advice}') from error
-    files = {os.path.basename(file) for file in configurator.own_files}
-    configurator.missing_files[:] = [file for file in checkpoint.get('own_files', ())
-                                     if os.path.basename(file) not in files]
+        raise NotWhole(f"'{path}' is not a whole checkpoint of this program "
+                       f'({type(error).__name__}): it may be cut short, or hold something else; '
+                       'train again or use another') from error
+    given = {os.path.basename(file) for file in configurator.own_files}
+    missing = [file for file in checkpoint.get('own_files', ())
+               if os.path.basename(file) not in given]
+    configurator.missing_files[:] = missing
 
-    # the model's shape, then shapes without weights, then those that were read
-    kind = class_of(str(name), trusted=name == trusted)
-    with explain(f"the model in '{path}' does not fit this program", 'if it has a part of your '
-                 'own, name its file behind the script, as in `python sample.py mine.py`; if its '
-                 'class has changed, train again', (TypeError, ValueError)):
-        config = kind.Config(**args)
+    cls = class_of(str(name), trusted=name == trusted)
+    unfit = f"the model in '{path}' does not fit this program"
+    advice = ('if it has a part of your own, name its file behind the script, as in `python '
+              f"sample.py {' '.join(missing) or 'mine.py'}`; if its class has changed, train again")
+    with explain(unfit, advice, (TypeError, ValueError)):
+        config = cls.Config(**args)
     if length is not None:
         config = at_length(config, length, path)
-    with torch.device('meta'):
-        model = kind(config)
-    with explain(broken, advice, (RuntimeError, TypeError)):        # which keys or shapes
+    with torch.device('meta'):          # shapes alone: the weights are those that were read
+        model = cls(config)
+    with explain(unfit, advice, (RuntimeError, TypeError)):         # which keys or shapes
         model.load_state_dict(weights, assign=True)
     model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file

@@ -81,7 +81,7 @@ def run(main):
         line = ' '.join(str(error).split())
         if no_memory:
             line = 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
-        elif missing_files:
+        elif missing_files and missing_files[0] not in line:
             line += (f" (the run was trained with {' '.join(missing_files)}: if a part is missing, "
                      'name that file behind the script)')
         # bad input is the same in all processes that torchrun starts on a machine, so only one of

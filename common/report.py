@@ -256,17 +256,18 @@ def totals_of(sums):
 
 def print_table(sums, columns):
     """A table of evaluate's sums: loops, loss, % of labels that are right, and these by depth."""
-    titles = [f'{column[0]}-{column[1]}' if column[1] > column[0] else f'{column[0]}'
-              for column in columns if column]
-    header = f'{"loops":>6} {"loss":>8} {"% right":>8}'
-    if titles:
-        header += '   by depth: ' + ''.join(f'{title:>8}' for title in titles)
+    header = f'{"loops":>5} {"loss":>8} {"% right":>8}'
+    if columns != [None]:
+        say(' ' * (len(header) + 1) + '% right by depth of the label')
+        for first, last in columns:
+            title = f'{first}-{last}' if last > first else f'{first}'
+            header += f'{title:>8}'
     say(header)
     for n_loop, (share, loss) in totals_of(sums).items():
-        line = f'{n_loop:6d} {loss:8.4f} {100 * share:8.2f}'
-        if titles:
-            shares = [100 * share_and_loss(column)[0] for column in sums[n_loop].T]
-            line += ' ' * 13 + ''.join(f'{share:8.2f}' for share in shares)
+        line = f'{n_loop:5d} {loss:8.4f} {100 * share:8.2f}'
+        if columns != [None]:
+            shares = [share_and_loss(column)[0] for column in sums[n_loop].T]
+            line += ''.join(f'{100 * share:8.2f}' for share in shares)
         say(line)
 
 

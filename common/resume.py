@@ -6,7 +6,7 @@ Not run by itself. The run's knobs come along, and those that a run cannot chang
 import os
 from shlex import quote
 
-from common.checkpoint import check_free, find_run, load_checkpoint
+from common.checkpoint import NotWhole, check_free, find_run, load_checkpoint
 from common.distributed import say
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
@@ -23,14 +23,15 @@ def last_checkpoint(out_dir, trusted=None):
     for path in paths:
         try:
             _, checkpoint = load_checkpoint(path, trusted=trusted)
-            if 'optimizer' not in checkpoint:
-                raise ValueError(f"'{path}' holds weights and nothing to resume: start from it "
-                                 f'with --init_from={quote(path)} and another --out_dir')
-            return checkpoint, path
-        except ValueError as error:
+        except NotWhole as error:
             if path == paths[-1]:
                 raise
             say(f'warning: {error}; resuming {paths[-1]}')
+            continue
+        if 'optimizer' not in checkpoint:
+            raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with "
+                             f'--init_from={quote(path)} and another --out_dir')
+        return checkpoint, path
     say(f'no checkpoint in {out_dir} yet: starting a new run')
     return {}, ''
 

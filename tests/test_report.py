@@ -95,7 +95,7 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
         assert columns[:3] == [(0, 0), (1, width), (width + 1, 2 * width)]
         assert len(columns) <= 10 and columns[-2][1] < depth.max() <= columns[-1][1]
         report.print_table(sums, columns)
-        header, *printed = capsys.readouterr().out.splitlines()
+        _, header, *printed = capsys.readouterr().out.splitlines()
         report.save_table(sums, problems, T, tmp_path)
         rows = read_csv(tmp_path / 'eval.csv')
         assert len(rows) == 2 * len(columns)

@@ -3,6 +3,8 @@ import glob
 import math
 import os
 import random
+import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -14,10 +16,24 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, TINY, differences, finished, log_of, make_book, refused, run, same, saved
+from conftest import (
+    ROOT,
+    TINY,
+    differences,
+    finished,
+    log_of,
+    make_book,
+    read_csv,
+    refused,
+    run,
+    same,
+    saved,
+)
 from torch._dynamo.testing import CompileCounter
 
 import data
+import loops
+import tasks
 import train
 from common import distributed, plots, report
 from common.checkpoint import load_checkpoint
@@ -252,6 +268,102 @@ def test_resume_refuses_other_data_and_weights_alone(whole):
     assert 'holds weights and nothing to resume' in refused('--resume')
 
 
+def test_a_signal_that_is_ignored_stays_so(whole, monkeypatch):
+    """As under nohup, and in the background of a script."""
+    is_spike = report.is_spike
+
+    def spy(loss, trend):
+        for number in signal.SIGHUP, signal.SIGINT:
+            signal.raise_signal(number)
+        return is_spike(loss, trend)
+    monkeypatch.setattr(report, 'is_spike', spy)
+    handlers = {number: signal.signal(number, signal.SIG_IGN)
+                for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        finished(*TINY)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert differences(whole, 'out') == []
+
+
+def test_signals_that_a_system_lacks(monkeypatch):
+    """On Windows; and handlers are as they were, behind the block."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.delattr(signal, 'SIGHUP')
+    with distributed.listen():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_clock_that_stands_still(monkeypatch):
+    """It may be as coarse as 16 ms, and somebody may set the time of day back."""
+    monkeypatch.setattr(time, 'perf_counter', lambda: 5.0)
+    monkeypatch.setattr(time, 'time', lambda: -time.perf_counter())
+    assert 'done in 0 s' in finished(*TINY, '--max_iters=2', '--log_interval=1')
+
+
+# files that cannot be written ---------------------------------------------------------------------
+
+def move_log_away(monkeypatch, first, last=None):
+    """From iteration `first` on log.csv is a directory, until iteration `last`."""
+    is_spike = report.is_spike
+
+    def spy(loss, trend):
+        if trend[0] == first:
+            os.rename('out/log.csv', 'kept.csv')
+            os.mkdir('out/log.csv')
+        if trend[0] == last:
+            os.rmdir('out/log.csv')
+            os.rename('kept.csv', 'out/log.csv')
+        return is_spike(loss, trend)
+    monkeypatch.setattr(report, 'is_spike', spy)
+
+
+def test_rows_that_cannot_be_written_now_are_written_later(whole, monkeypatch):
+    move_log_away(monkeypatch, 3, 10)
+    assert finished(*TINY).count('warning: cannot write a row of out/log.csv') == 3
+    assert differences(whole, 'out') == []
+
+
+def test_no_log_and_no_figure_is_worth_a_run(whole, monkeypatch):
+    """The last word is another warning, and all weights are there."""
+    move_log_away(monkeypatch, 3)
+    monkeypatch.setattr(plots, 'losses', mock.Mock(side_effect=OSError('no room')))
+    printed = finished(*TINY)
+    assert 'warning: no out/loss.png' in printed
+    assert same(saved('out')['model'], saved(whole)['model'])
+
+
+def test_an_error_of_the_disk_saves_first(monkeypatch):
+    batch = data.Text.batch
+
+    def fails(text, *args):
+        fails.calls += 1
+        if fails.calls == 4:
+            raise OSError(5, 'Input/output error')
+        return batch(text, *args)
+    fails.calls = 0
+    monkeypatch.setattr(data.Text, 'batch', fails)
+    assert 'Input/output error' in refused(*TINY)
+    assert saved('out')['iter_num'] == 3
+
+
+def test_a_folder_that_cannot_be():
+    os.symlink('nowhere/at/all', 'out')
+    reason = "it is a link to 'nowhere/at/all', which does not exist"
+    assert f"cannot write into 'out' ({reason}): make it a folder" in refused(*TINY)
+
+
+def test_files_are_utf_8():
+    """No file is read or written in the encoding of the machine."""
+    script = [sys.executable, '-X', 'warn_default_encoding', os.path.join(ROOT, 'train.py')]
+    done = subprocess.run([*script, *TINY, '--max_iters=1'], capture_output=True, text=True)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if 'EncodingWarning' in line]
+    assert not [line for line in lines if line.startswith(ROOT)]
+
+
 # numbers that go wrong ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize('clip', ['1.0', '0.0'])
@@ -299,14 +411,31 @@ def test_a_run_is_not_overwritten_by_another(whole):
     assert differences(whole, 'out') == []
 
 
-@pytest.mark.parametrize('name', ['ckpt_best.pt', 'ckpt-before-finetune.pt', 'ckpt_000300.pt',
-                                  'exits.json', 'log.csv'])
-def test_whatever_a_new_run_would_remove_protects_the_folder(name):
-    os.mkdir('out')
-    Path('out', name).write_text('work')
-    for flag in '--resume', '--resume=False':
-        assert f'out holds a run ({name})' in refused(*TINY, flag)
-    assert os.listdir('out') == [name] and Path('out', name).read_text() == 'work'
+# what belongs to the weights of an earlier run, and what does not
+OF_A_RUN = ['ckpt_best.pt', 'ckpt-before-finetune.pt', 'ckpt_000300.pt', 'exits.json', 'log.csv',
+            'tokenizer.json', 'eval.csv', 'loss.png', 'bench.csv', 'figures/figure_1.png']
+FOREIGN = ['notes.txt', 'tokenizer.txt', 'explore.html', 'figures/mine.png', 'my.csv']
+
+
+def test_whatever_a_new_run_would_remove_protects_the_folder():
+    for name in OF_A_RUN:
+        os.makedirs('out/figures')
+        Path('out', name).write_text('work')
+        for flag in '--resume', '--resume=False':
+            assert f'out holds a run ({name})' in refused(*TINY, flag)
+        assert Path('out', name).read_text() == 'work'
+        shutil.rmtree('out')
+
+
+def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
+    os.makedirs('out/figures')
+    for name in OF_A_RUN + FOREIGN:
+        Path('out', name).write_text('work')
+    finished(*TINY, '--overwrite', '--max_iters=1', '--keep_iters=[]')
+    for name in OF_A_RUN + FOREIGN:
+        path = Path('out', name)
+        kept = path.exists() and path.read_text() == 'work'
+        assert kept == (name in FOREIGN), name
 
 
 def test_one_program_at_a_time_writes_into_a_folder(tmp_path):
@@ -400,3 +529,122 @@ def test_an_error_in_the_first_process_does_not_leave_the_others_waiting(monkeyp
     with pytest.raises(ValueError):
         distributed.make_once(lambda: int('no data'))
     barrier.assert_called_once()
+
+
+# the environment ----------------------------------------------------------------------------------
+
+OF_TORCHRUN = dict(RANK='1', WORLD_SIZE='2', LOCAL_RANK='1', MASTER_ADDR='here', MASTER_PORT='1')
+
+
+@pytest.mark.parametrize('variables, ranks', [
+    ({}, (0, 1, 0)), (dict(RANK=''), (0, 1, 0)), (dict(LOCAL_RANK='3'), (0, 1, 0)),
+    (dict(RANK='0', WORLD_SIZE='1'), (0, 1, 0)), (OF_TORCHRUN, (1, 2, 1)),
+    (dict(RANK='1'), None), (dict(RANK='x'), None), (dict(WORLD_SIZE='2'), None),
+    (dict(RANK='1', WORLD_SIZE='2'), None), (OF_TORCHRUN | dict(RANK='2'), None)])
+def test_ranks_left_in_the_environment(monkeypatch, variables, ranks):
+    """Only train.py looks, and it says what does not fit."""
+    for name in OF_TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(distributed, name.removesuffix('_SIZE'), 0, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    fresh = runpy.run_path(distributed.__file__)
+    assert (fresh['RANK'], fresh['WORLD'], fresh['LOCAL_RANK']) == (0, 1, 0)
+    if ranks is None:
+        name, value = next(iter(variables.items()))
+        assert f'the environment has {name}={value}' in refused(*TINY)
+        return
+    fresh['look']()
+    assert (fresh['look'].__globals__['RANK'], fresh['look'].__globals__['WORLD'],
+            fresh['look'].__globals__['LOCAL_RANK']) == ranks
+
+
+def test_without_a_compiler_training_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'cache'))
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({'cpp.cxx': (str(tmp_path / 'no-compiler'),)}):
+        printed = finished(*TINY, '--max_iters=1', '--compile')
+    assert 'training goes on without torch.compile, which fails here: ' in printed
+    assert saved('out')['iter_num'] == 1
+
+
+# a part of one's own, in a file -------------------------------------------------------------------
+
+MINE = """
+from loops import INJECTIONS, Injection
+from tasks import TASKS, Calc
+
+LIMIT = 5                       # a constant is no knob
+class Scale(Injection):
+    def join(self, x, from_e):
+        return x * from_e.sigmoid()
+INJECTIONS['scale'] = Scale
+TASKS['mine'] = Calc()
+"""
+
+
+@pytest.mark.parametrize('flags', [['--injection=scale'], ['--dataset=mine']])
+def test_a_run_remembers_the_file_of_a_part(flags):
+    """And whatever needs it names it: the line of the end, of a stop, and errors."""
+    Path('mine.py').write_text(MINE)
+
+    def try_it(check, *args, **how):
+        with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
+            return check(*args, **how)
+    printed = try_it(finished, 'mine.py', *TINY, *flags, '--max_iters=2')
+    assert printed.endswith('next: python sample.py mine.py\n')
+    line = try_it(refused, '--out_dir=out', script='sample.py')
+    assert 'mine.py' in line and 'not a whole checkpoint' not in line
+    assert 'mine.py' in try_it(refused, '--resume', '--max_iters=3')
+    printed = try_it(finished, 'mine.py', '--resume', '--max_iters=3')
+    assert 'from iteration 2' in printed and printed.endswith('next: python sample.py mine.py\n')
+    try_it(finished, 'mine.py', '--out_dir=out', script='sample.py')
+
+
+# main() in a notebook -----------------------------------------------------------------------------
+
+def test_main_is_called_and_called_again(whole):
+    """Each call starts from the knobs of the file, and a run that goes on from its own."""
+    with mock.patch.dict(vars(train)):
+        train.main(*TINY, '--max_iters=7')
+        assert train.max_iters == 7
+        with pytest.raises(ValueError, match='out holds a run'):
+            train.main(*TINY)
+        train.main('--resume', '--max_iters=12')
+        assert (train.batch_size, train.resume) == (4, True)
+        with pytest.raises(ValueError, match="unknown flag --max_itres: did you mean 'max_iters'"):
+            train.main('--max_itres=1')
+    # the same draws; an end at iteration 7 has a row more
+    rows = [row for row in log_of('out') if row['iter'] not in ('6', '7')]
+    assert [row['loops'] for row in rows] == [row['loops'] for row in log_of(whole)]
+
+
+# --eval_only --------------------------------------------------------------------------------------
+
+def test_eval_only_is_the_table_at_the_end(whole):
+    shutil.copytree(whole, 'out')
+    wanted = Path('out/eval.csv').read_text()
+    table = re.search(r'\nloops .*?(?=\ndone)', (whole / 'printed.txt').read_text(), re.S)[0]
+    for flags in ['--out_dir=out'], ['--init_from=out/ckpt.pt']:
+        os.remove('out/eval.csv')
+        printed = finished('--eval_only', *flags)
+        assert table in printed and Path('out/eval.csv').read_text() == wanted
+    printed = finished('--eval_only', '--eval_windows=5', '--eval_loops=[2]')
+    assert '5 held-out windows of 16 tokens' in printed
+    assert [row['loops'] for row in read_csv('out/eval.csv')] == ['2']
+    assert 'learned positions for 16 tokens' in refused('--eval_only', '--length=32')
+    assert '--length is for --eval_only' in refused(*TINY, '--overwrite', '--length=32')
+    assert differences(whole, 'out') == []
+
+
+def test_eval_only_at_other_lengths_and_depths(monkeypatch):
+    """Of a task, in a folder that nobody writes to."""
+    monkeypatch.setattr(plots, 'depth', lambda *args: None)
+    finished('--eval_only', f'--out_dir={ROOT}/pretrained/calc', '--length=72',
+             '--dataset=calc:reset=0.02', '--eval_loops=[2,80]', '--eval_windows=20')
+    rows = read_csv('out/calc/eval.csv')
+    assert [row['last'] for row in rows[:3]] == ['0', '8', '16']
+    few, many = ([row for row in rows if row['loops'] == n] for n in ('2', '80'))
+    assert sum(int(row['labels']) for row in many) == 20 * 72
+    assert all(float(row['accuracy']) > 0.95 for row in many)
+    assert float(few[-1]['accuracy']) < 0.5 and int(few[-1]['last']) > 40
