@@ -16,6 +16,7 @@ from common import checkpoint, resume
 from common.checkpoint import find_run, load_checkpoint, open_run, save_checkpoint
 from common.files import new_file, write_json
 from exits import make_exit
+from model import GPT
 
 here = test_train.here      # each test in a folder with the data
 
@@ -52,8 +53,48 @@ def test_load_checkpoint(tiny, idx):
     torch.save(good | dict(model=others), 'changed.pt')
     with pytest.raises(ValueError, match='(?s)Missing.*"ln_f.weight".*Unexpected.*"strange"'):
         load_checkpoint('changed.pt')
-    with pytest.raises(ValueError, match='no checkpoint at .*python train.py'):
-        load_checkpoint('nowhere/ckpt.pt')
+    # a part of one's own: the file is whole, and one has to say where the part is
+    torch.save(good | dict(model_args=parts['model_args'] | dict(injection='mine')), 'mine.pt')
+    with pytest.raises(ValueError, match="does not fit this program .*not 'mine'.*sample.py mine"):
+        load_checkpoint('mine.pt')
+
+
+def test_only_what_a_file_can_cause_is_blamed_on_it(tiny, monkeypatch):
+    """An installation may be broken, too, or a folder that it needs not be there."""
+    model = tiny()
+    torch.save(dict(model=model.state_dict(), model_args=vars(model.config), config={}, iter_num=3,
+                    model_class='model:GPT', tokenizer='bytes'), 'good.pt')
+    errors = [FileNotFoundError(2, 'No such file or directory', '/proc/inductor'),
+              ImportError('libtorch.so'), RuntimeError("can't allocate memory")]
+    for error in errors:
+        with monkeypatch.context() as patch, pytest.raises(type(error)) as found:
+            patch.setattr(torch, 'load', mock.Mock(side_effect=error))
+            load_checkpoint('good.pt')
+        assert found.value is error
+    with monkeypatch.context() as patch, pytest.raises(OSError, match='/proc/inductor'):
+        patch.setattr(GPT, 'build', mock.Mock(side_effect=errors[0]))
+        load_checkpoint('good.pt')
+
+
+@pytest.mark.parametrize('folder, words', [
+    ('out', 'train one first with python train.py$'),
+    ('out-calc', 'train one first with python train.py config/calc.py$'),
+    ('out-s3', 'with python train.py config/calc.py config/s3.py$'),
+    ('out-groups', 'with python train.py config/groups.py$'),
+    ('out-mine', 'with python train.py --out_dir=out-mine$'),
+    ('out-old', "rename 'out-old/ckpt.old.pt', or python train.py --resume --out_dir=out-old")])
+def test_a_missing_checkpoint_says_how_to_get_one(folder, words):
+    os.mkdir('out-old')
+    Path('out-old/ckpt.old.pt').touch()
+    with pytest.raises(ValueError, match=f"no checkpoint at '{folder}/ckpt.pt': .*{words}"):
+        load_checkpoint(f'{folder}/ckpt.pt')
+
+
+def test_what_to_do_if_a_checkpoint_cannot_be_written():
+    """Room helps on a full disk only."""
+    with pytest.raises(ValueError, match="cannot write '/proc/no/ckpt.pt'") as error:
+        save_checkpoint({}, '/proc/no/ckpt.pt')
+    assert 'make room' not in str(error.value)
 
 
 def test_a_longer_context(tiny, idx):

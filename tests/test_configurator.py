@@ -29,6 +29,7 @@ tau: str | float = 'auto'
 pos: Literal['learned', 'rotary'] = 'learned'       # positions
 rule: Literal['accel', 'kl'] | None = None
 mode: Literal['cpu'] | list = []
+word: str | None = None
 # ---
 LIMIT = 5
 def main():
@@ -41,13 +42,14 @@ if __name__ == '__main__':
 '''
 SIZE = 2 ** 62
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
-                loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[])
+                loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[],
+                word=None)
 FILES = dict(
     bom='\ufeffcount = 7\n',
     a='import math\nrate = count * 2\nlayers = [[0], [i for i in (1, 2)]]\n_private = 1\n',
-    # knobs of train.py, which this script does not have, may be set and read
+    # knobs of the programs, which this script does not have, may be set, and train.py's read
     for_train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\n'
-              'count = 4\n',
+              'count = 4\ntaus = [1.0]\ndraft_loops = 3\nLIMIT = 6\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
     bad_type="count = 'three'", raises='rate = 1 / 0')
 
@@ -104,6 +106,9 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--top=2.5'], 'top must be int or None, not 2.5'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
     (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
+    (['--rule='], 'rule must be one of accel, kl or None'),
+    (['--word='], 'word is empty: give a value, or leave it out'),
+    (['--layers=1'], 'layers must be a list such as [1, 2], not 1'),
     (['--mode=gpu'], "mode must be one of cpu or a list such as [1, 2], not 'gpu': did you mean "
      "'cpu'?"),
     (['nowhere.py'], "config file 'nowhere.py' failed: FileNotFoundError"),
@@ -127,6 +132,18 @@ def test_a_bare_argument_and_an_imported_script(script):
     script('same.py')
     assert configurator.given == {'name'}
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
+
+
+@pytest.mark.parametrize('command', ['tasks.py', 'exits.py', 'cache.py', '-m decode.wave'])
+def test_a_script_that_runs_is_found_under_its_own_name(tmp_path, command):
+    """So that a file of one's own adds to its tables, and no class exists twice."""
+    name = command.split()[-1].removesuffix('.py')
+    (tmp_path / 'mine.py').write_text(
+        f'import sys\nfrom importlib import import_module\n'
+        f'assert vars(import_module("{name}")) is vars(sys.modules["__main__"])\n')
+    done = subprocess.run([sys.executable, *command.split(), tmp_path / 'mine.py', '--help'],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_help_has_every_knob_with_its_comment(script):

@@ -2,6 +2,7 @@
 import math
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -36,6 +37,30 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     assert [row['iter'] for row in rows] == ['3', '4']
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
     assert rows[1]['val_loss_1'] == '2.125'
+
+
+def test_time_that_is_left(tmp_path, capsys):
+    """Of steps that take a second each, and of evaluations: 2 + 10 FLOPs are left, 0.5 a second."""
+    run = SimpleNamespace(spikes=[], trend=[0, 0, 0])
+    log = report.Log(str(tmp_path / 'log.csv'), [1], start=0, max_iters=6)
+    log.steps = [(2.0, 100, 1), (2.0, 100, 1)]
+    log.step(run, 3, 5.5, 1e-3, 1.0, [4], {}, evaluation_flops=10)
+    assert '2000 ms, 0.1k tok/s, 24 s left' in capsys.readouterr().out
+
+
+def test_a_row_behind_half_a_row(tmp_path, monkeypatch):
+    """A disk that is full for a while: the rows are there in the end."""
+    path = str(tmp_path / 'log.csv')
+    log = report.Log(path, [1, 4], start=0, max_iters=9)
+    log.add(dict(iter=0, loss=3.0))
+    with monkeypatch.context() as patch:
+        patch.setattr('builtins.open', mock.Mock(side_effect=OSError(28, 'No space left')))
+        for it in 1, 2:
+            log.add(dict(iter=it, loss=2.5))
+    with open(path, 'a') as f:
+        f.write('1,2.')
+    log.add(dict(iter=3, loss=2.0))
+    assert [row['iter'] for row in report.read_log(path)] == ['0', '1', '2', '3']
 
 
 @pytest.mark.parametrize('text', ['iter;loss\n0;5.6\n', 'iter,loss\n0.0,5.6\n'])
