@@ -11,8 +11,6 @@ Weights are stored in float16, which changes no answer of calc and no text that 
 """
 import os
 
-import torch
-
 from common.checkpoint import load_checkpoint, save_checkpoint
 from common.configurator import PathName, configure, run
 
@@ -25,11 +23,11 @@ KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer',
 
 
 def main():
-    for name, folder, dtype in (('text', text, torch.float16), ('calc', calc, torch.float16)):
+    for name, folder in dict(text=text, calc=calc).items():
         _, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
         small = {key: checkpoint[key] for key in KEPT}
         small['config'] = checkpoint['config'] | dict(out_dir=f'pretrained/{name}')
-        small['model'] = {key: weight.to(dtype) for key, weight in checkpoint['model'].items()}
+        small['model'] = {key: weight.half() for key, weight in checkpoint['model'].items()}
         path = f'pretrained/{name}/ckpt.pt'
         save_checkpoint(small, path)
         print(f'{path}: {os.path.getsize(path) / 1e6:.2f} MB')
