@@ -53,7 +53,10 @@ def test_each_token_on_the_colour_of_its_steps():
     assert 'the prompt has 40 tokens: its last 16 (block_size) are used' in printed
 
 
-FIND_ONE = "(the default; python bench.py --calibrate=0.005 --rules=\"['{}']\"{} finds one)"
+# where no threshold was found, the line says how to find one
+CALIBRATE = "(the default; python bench.py --calibrate=0.005 "
+FOR_ACCEL = CALIBRATE + """--rules="['accel']" finds one)"""
+FOR_A_WAVE = CALIBRATE + """--rules="['norm_rel']" "--waves=[[2,1]]" finds one)"""
 
 
 @pytest.mark.parametrize('args, label, prompt', [
@@ -62,12 +65,11 @@ FIND_ONE = "(the default; python bench.py --calibrate=0.005 --rules=\"['{}']\"{}
     ('--n_loop=[5,6] --draft_loops=2', 'drafts of 2 loops, checked by 5-6 loops', '5-6 loops'),
     ('--wave=3 --tau=0.2', 'waves of 3 x 1, norm_rel with tau = 0.2 (--tau)',
      'norm_rel, waking, up to 33 loops'),
-    ('--wave=2', f"waves of 2 x 1, norm_rel with tau = 0.003 "
-                 f"{FIND_ONE.format('norm_rel', ' "--waves=[[2,1]]"')}",
+    ('--wave=2', f'waves of 2 x 1, norm_rel with tau = 0.003 {FOR_A_WAVE}',
      'norm_rel, waking, up to 33 loops'),
     ('--wave=2 --exit=kl --tau=0 --n_loop=8', 'waves of 2 x 1, kl with tau = 0 (--tau)',
      'kl, up to 8 loops'),
-    ('--exit=accel', f"at most 30 loops, accel with tau = 0.01 {FIND_ONE.format('accel', '')}",
+    ('--exit=accel', f'at most 30 loops, accel with tau = 0.01 {FOR_ACCEL}',
      'accel, up to 30 loops'),
     ('--exit=kl --wake --tau=1', 'at most 30 loops, kl with tau = 1 (--tau), waking',
      'kl, waking, up to 30 loops'),
