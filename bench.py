@@ -60,6 +60,7 @@ from common.files import check_writable, write_csv
 from common.report import windows_at_once
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
+from decode.defaults import choose_counts
 from decode.wave import can_wave
 from exits import Exit, make_exit
 from loops import Plan, as_noise
@@ -74,7 +75,7 @@ taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, of all rules
 budgets = [1, 2, 4, 8]      # fixed loop steps
 drafts = [[2, 8, 4]]        # loops of the drafts, and of their check; tokens drafted at once
 waves = [[8, 1]]            # tokens of a wave, and loop steps of a pass
-n_loop: int | None = None   # the full budget, and that of every rule; None = 30, see budget_of
+n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
 cache: str | list = 'exact'     # policies in cache.POLICIES, of fixed loops and rules
 wake: bool | list | None = None     # asleep until news arrives, or out for good? None = on a task
 ring = 8                    # slots of the policy `ring`
@@ -178,19 +179,15 @@ def as_list(knob):
     return knob if isinstance(knob, list) else [knob]
 
 
-def budget_of(is_task, T):
-    """
-    The full budget of loop steps. Where a rule wakes on a task, the news for the last token may
-    have to pass through all T - 1 others, and each of them takes some steps to settle.
-    """
-    if n_loop is not None:
-        return n_loop
-    return 2 * T + 100 if is_task and True in wakes(is_task) else 30
-
-
 def wakes(is_task):
     """The values of `wake` to measure."""
     return [is_task] if wake is None else as_list(wake)
+
+
+def budget_of(model, is_task, T):
+    """The full budget: that of a rule, which wakes if any of the rules to measure does."""
+    rule = make_exit('accel', wake=True in wakes(is_task))
+    return choose_counts(model, n_loop, rule, T if is_task else None)[0]
 
 
 def methods_of_rules(budget, is_task):
@@ -218,14 +215,16 @@ def methods_of_waves(model, budget):
             for width, steps in waves for rule in can_decide]
 
 
-def methods_of(model, budget, is_task):
+def methods_of(model, is_task, T):
     """
-    The methods that the knobs ask for, each once. The first is the full budget.
+    The methods that the knobs ask for, each once. The first is the full budget. T: tokens of a
+    window.
 
     ValueError for a knob that is out of range, an unknown rule or an unknown policy.
     """
     if not model.groups:            # nothing loops: a pass is all there is
         return [Method(Kind.PLAIN)]
+    budget = budget_of(model, is_task, T)
     for policy in as_list(cache):
         make_cache(model, model.loop_counts(budget), policy, ring)
     methods = [Method(Kind.FIXED, budget)]
@@ -719,7 +718,7 @@ def measure(points, idx, targets, prompts, is_task, folder):
         save(points, folder)
 
 
-def points_of_others(checkpoint, T, budget, is_task):
+def points_of_others(checkpoint, is_task, T):
     """The points of the runs `beside`. ValueError for a run on other data."""
     points = []
     for folder in beside:
@@ -727,7 +726,7 @@ def points_of_others(checkpoint, T, budget, is_task):
         if other['data'] != checkpoint['data'] or model.config.block_size < T:
             raise ValueError(f'{folder} was trained on other data, or shorter windows, than the '
                              'first run: only runs on the same data can be compared')
-        points += [Point(folder, model, method) for method in methods_of(model, budget, is_task)]
+        points += [Point(folder, model, method) for method in methods_of(model, is_task, T)]
     return points
 
 
@@ -750,20 +749,19 @@ def main():
 
     # thresholds, or measurements
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
-    budget = budget_of(is_task, T)
-    methods = methods_of(model, budget, is_task)
+    methods = methods_of(model, is_task, T)
     with autocast:
         if calibrate is not None:
             full = methods[0]
-            of_rules = methods_of_rules(budget, is_task)
-            of_waves = [] if is_task else methods_of_waves(model, budget)
+            of_rules = methods_of_rules(full.n_loop, is_task)
+            of_waves = [] if is_task else methods_of_waves(model, full.n_loop)
             rows = store_thresholds(zip(of_rules + of_waves, chain(
                 calibrate_rules(model, full, of_rules, idx, targets),
                 calibrate_waves(model, full, of_waves, prompts))), results, checkpoint)
             report_thresholds(of_rules + of_waves, rows, results, folder, is_task)
             return
         points = [Point(folder, model, method) for method in methods]
-        points += points_of_others(checkpoint, T, budget, is_task)
+        points += points_of_others(checkpoint, is_task, T)
         measure(points, idx, targets, prompts, is_task, results)
         report(points, results, is_task)
 
