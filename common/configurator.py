@@ -141,10 +141,14 @@ def register(script):
     """
     Let `import NAME` find the script that runs, which Python knows as __main__ alone. Otherwise a
     file that adds to its tables would get a second copy of it, with tables and classes of its own.
+    Its classes get that name as well, since a checkpoint names the class of its model.
     """
     path = os.path.relpath(os.path.abspath(script['__file__']), ROOT)       # decode/wave.py
     name = os.path.splitext(path)[0].replace(os.sep, '.')
     sys.modules.setdefault(name, sys.modules['__main__'])
+    for value in script.values():
+        if isinstance(value, type) and value.__module__ == '__main__':
+            value.__module__ = name
 
 
 def read_arguments(script, args, positional=None, more=None):

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -277,6 +278,17 @@ def test_other_files_are_refused(tmp_path, make, words):
     make(tmp_path / 'a.gguf')
     assert words in read_file(tmp_path / 'a.gguf', end=refused)
     assert not os.path.exists(tmp_path / 'out')
+
+
+@pytest.mark.parametrize('rank', ['1', ''])
+def test_a_rank_left_in_the_environment(tmp_path, rank):
+    """The checkpoint is written all the same: only train.py has several processes."""
+    folder = public_folder(tmp_path, GOLDEN)
+    done = subprocess.run(
+        [sys.executable, '-m', 'zoo.llama', f'--path={folder}', f'--out_dir={folder}/out'],
+        capture_output=True, text=True, cwd=ROOT, env=os.environ | dict(RANK=rank, WORLD_SIZE='2'))
+    assert done.returncode == 0, done.stderr
+    assert model_of(folder).config.n_layer == N
 
 
 def test_without_a_file_or_gguf(tmp_path, monkeypatch):
