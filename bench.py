@@ -70,7 +70,7 @@ out_dir: PathName | None = None     # None = out, or pretrained/text if you have
 beside: list = []           # folders of other runs, to measure in the same turns
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size. Others: rotary positions only
-rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS
+rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, of all rules
 budgets = [1, 2, 4, 8]      # fixed loop steps
 drafts = [[2, 8, 4]]        # loops of the drafts, and of their check; tokens drafted at once

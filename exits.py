@@ -185,7 +185,8 @@ def make_exit(name, tau=None, hits=None, keep=None, wake=False):
                          'write MODULE:NAME, such as zoo.huginn:kl, and in that file from exits '
                          'import EXITS, Exit and EXITS[NAME] = Exit(...)') from None
     if short not in known:
-        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}")
+        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}, or write "
+                         'MODULE:NAME for one in a file of your own')
     rule = known[short]
     tau = rule.tau if tau is None else tau
     if isinstance(tau, bool) or not isinstance(tau, Real) or math.isnan(tau) or tau < 0:

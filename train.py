@@ -49,6 +49,7 @@ from common.checkpoint import (
 )
 from common.configurator import PathName
 from common.distributed import say
+from common.files import check_writable
 from common.optim import make_optimizers, train_layers
 from common.resume import earlier_run
 from loops import TrainingNoise, derived_seed, sample_n_loop
@@ -161,19 +162,20 @@ def fields_of_model(knobs):
             if field.name not in knobs and field.default is not MISSING}
 
 
-def check_knobs(knobs):
+def check_knobs():
     """ValueError for a knob that is out of range."""
     least = dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, eval_interval=1,
                  eval_windows=1, log_interval=1, save_interval=1, learning_rate=0, min_lr=0,
                  warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1)
     for knob, bound in least.items():
-        if knobs[knob] is not None and not bound <= knobs[knob] < 1e30:
-            raise ValueError(f'{knob} must be at least {bound} and finite, not {knobs[knob]}')
+        value = globals()[knob]
+        if value is not None and not bound <= value < 1e30:
+            raise ValueError(f'{knob} must be at least {bound} and finite, not {value}')
     if min_lr is not None and min_lr > learning_rate:
         raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
                          'it out, or give a smaller one')
-    if (not eval_loops or len(set(eval_loops)) < len(eval_loops)
-            or not all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops)):
+    are_counts = all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops)
+    if not eval_loops or not are_counts or len(set(eval_loops)) < len(eval_loops):
         raise ValueError('eval_loops must be a list of different loop counts from 1 to '
                          f'{MOST_LOOPS:,}, not {eval_loops}')
     if batch_size % distributed.WORLD:
@@ -181,10 +183,13 @@ def check_knobs(knobs):
                          f'{distributed.WORLD} processes: take a multiple of {distributed.WORLD}')
 
 
-def open_text(before):
-    """The data set or task, in the tokens of an earlier checkpoint's model; {} = there is none."""
-    return distributed.make_once(lambda: data.open_data(
-        dataset, before.get('tokenizer'), vocab_size or math.inf, before.get('folder')))
+def open_text(before, vocab):
+    """
+    The data set or task, for a model of `vocab` tokens. before: the checkpoint whose tokens it
+    reads, {} if there is none.
+    """
+    return distributed.make_once(
+        lambda: data.open_data(dataset, before.get('tokenizer'), vocab, before.get('folder')))
 
 
 def check_same_text(text, before):
@@ -203,9 +208,11 @@ def set_up(knobs, before, resumed, text, dev):
     """A new run, or the one that the checkpoint `before` holds, or one with its weights."""
     # the model: a field of its Config is the knob of that name, or else what the checkpoint has
     cls = class_of(model_class or 'model:GPT', trusted=True)
-    vocab = vocab_size or text.vocab_size
-    if not vocab_size and vocab >= 1024:
-        vocab = 64 * math.ceil(vocab / 64)
+    vocab = vocab_size
+    if vocab is None:
+        vocab = text.vocab_size
+        if vocab >= 1024:               # matrices whose sides are multiples of 64 are faster
+            vocab = 64 * math.ceil(vocab / 64)
     values = before.get('model_args', {}) | knobs | dict(vocab_size=vocab)
     shape = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
                           if field.name in values})
@@ -232,8 +239,8 @@ def set_up(knobs, before, resumed, text, dev):
     own_files = dict.fromkeys([*before.get('own_files', []), *configurator.own_files])
     run = Run(saved, model, optimizers, text.tokenizer, text.sha256, own_files=list(own_files))
     if resumed:
-        for name, one in optimizers.items():
-            one.load_state_dict(one.state_dict() | dict(state=before[name]))
+        for name, stepper in optimizers.items():
+            stepper.load_state_dict(stepper.state_dict() | dict(state=before[name]))
         run.done = before['iter_num']
         run.val_loss = before['val_loss']
         run.trend = before['trend']
@@ -251,22 +258,21 @@ def main(*args):
     # the knobs, which this file reads as its globals; a run that goes on has its own
     knobs = configurator.read_arguments(globals() | DEFAULTS, args, more=fields_of_model)
     if knobs['eval_only']:
-        globals().update(knobs)
         return evaluate_only(knobs)
     if knobs['length'] is not None:
         raise ValueError('--length is for --eval_only: training takes --block_size')
     before, resumed, knobs = earlier_run(knobs, configurator.given)
     globals().update(knobs)
-    check_knobs(knobs)
+    check_knobs()
 
     # machine, text and model
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
-    text = open_text(before)
+    text = open_text(before, vocab_size or math.inf)
     text.check(block_size, batch_size)
     if resumed:
         check_same_text(text, before)
-    distributed.check_same((resumed and before['iter_num'], text.sha256, knobs))
+    distributed.check_same((before.get('iter_num'), text.sha256, knobs))
     run = set_up(knobs, before, resumed, text, dev)
     del before                                      # frees some GB if the model is large
 
@@ -306,15 +312,7 @@ def train(run, text, dev, autocast):
     begin = time.perf_counter()
     start = run.done
     raw = run.model
-    if dev.startswith('cuda') if compile is None else compile:
-        if distributed.can_compile(dev):
-            compile_layers(raw)
-    model = raw
-    if distributed.WORLD > 1:
-        # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
-        reads_e = all(group.adapter.reads_e for group in raw.groups)
-        model = DistributedDataParallel(raw, find_unused_parameters=not reads_e,
-                                        broadcast_buffers=False)        # they never change
+    model = parallel(raw, dev)
     since = f', from iteration {start}' if start else ''
     say(f'{sum(p.numel() for p in raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {raw.config.groups}, {text.description}, {distributed.WORLD} x {dev}{since}')
@@ -327,7 +325,7 @@ def train(run, text, dev, autocast):
         # held-out losses
         held_out = {}
         if it > 0 and it % eval_interval == 0:
-            _, held_out = report.report(run, some_windows, text, eval_counts, dev, autocast)
+            _, held_out = report.held_out(run, some_windows, text, eval_counts, dev, autocast)
 
         # checkpoints
         if it > start and it % save_interval == 0:
@@ -361,7 +359,8 @@ def train(run, text, dev, autocast):
             raise distributed.Stopped
 
     # the end: all held-out windows
-    sums, held_out = report.report(run, all_windows, text, eval_counts, dev, autocast, table=True)
+    sums, held_out = report.held_out(run, all_windows, text, eval_counts, dev, autocast)
+    report.print_table(sums, report.depths_of(text, block_size))
     save_run(run, f'{out_dir}/ckpt.pt')
     log.add(dict(iter=max_iters) | held_out)
     report.draw_losses(log, eval_counts, out_dir)
@@ -369,6 +368,19 @@ def train(run, text, dev, autocast):
         report.save_table(sums, text, block_size, out_dir)
     say(f'done in {time.perf_counter() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
         f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
+
+
+def parallel(raw, dev):
+    """The model as it is trained: its layers compiled, in DistributedDataParallel if need be."""
+    wanted = dev.startswith('cuda') if compile is None else compile
+    if wanted and distributed.can_compile(dev):
+        compile_layers(raw)
+    if distributed.WORLD == 1:
+        return raw
+    # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
+    reads_e = all(group.adapter.reads_e for group in raw.groups)
+    return DistributedDataParallel(raw, find_unused_parameters=not reads_e,
+                                   broadcast_buffers=False)             # they never change
 
 
 def forward_backward(model, text, it, dev, autocast):
@@ -397,11 +409,11 @@ def forward_backward(model, text, it, dev, autocast):
 
 def update(optimizers, lr):
     """A step of each optimizer; the gradients are gone then."""
-    for one in optimizers.values():
-        for group in one.param_groups:
+    for stepper in optimizers.values():
+        for group in stepper.param_groups:
             group['lr'] = lr
-        one.step()
-        one.zero_grad(set_to_none=True)
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
 
 
 def n_evaluations_after(it):
@@ -419,27 +431,31 @@ def evaluate_only(knobs):
     --eval_only: the held-out table of a checkpoint, and eval.csv. The run's knobs hold where none
     are given: --dataset=calc:reset=0.02 has deeper problems of the same task.
     """
-    check_knobs(knobs)
-    dev, autocast = distributed.join(device, dtype)
-    folder = out_dir
-    if init_from and 'out_dir' not in configurator.given:
-        folder = os.path.dirname(init_from) or '.'
+    given = configurator.given
+    folder = knobs['out_dir']
+    if knobs['init_from'] and 'out_dir' not in given:
+        folder = os.path.dirname(knobs['init_from']) or '.'
     folder, results = find_run(folder)
-    path = init_from or f'{folder}/ckpt.pt'
-    model, checkpoint = load_checkpoint(path, dev, trusted=model_class, length=length)
+    path = knobs['init_from'] or f'{folder}/ckpt.pt'
+    dev, autocast = distributed.join(knobs['device'], knobs['dtype'])
+    model, checkpoint = load_checkpoint(path, dev, knobs['model_class'], knobs['length'])
     for knob in ('dataset', 'eval_loops'):
-        if knob not in configurator.given:
-            globals()[knob] = checkpoint['config'].get(knob, knobs[knob])
-    text = open_text(checkpoint)
+        if knob not in given and knob in checkpoint['config']:
+            knobs[knob] = checkpoint['config'][knob]
+    globals().update(knobs)
+    check_knobs()
+
+    check_writable(results)
+    text = open_text(checkpoint, model.config.vocab_size)
     T = model.config.block_size
     text.check(T)
     n_windows = text.n_held_out(T)
-    if 'eval_windows' in configurator.given:
+    if 'eval_windows' in given:
         n_windows = min(n_windows, eval_windows)
+    counts = eval_loops if model.groups else [1]
     say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {text.description}')
     with distributed.listen():
-        sums = report.evaluate(model, text, n_windows, eval_loops if model.groups else [1], dev,
-                               autocast)
+        sums = report.evaluate(model, text, n_windows, counts, dev, autocast)
     report.print_table(sums, report.depths_of(text, T))
     report.save_table(sums, text, T, results)
     say(f'{results}/eval.csv')

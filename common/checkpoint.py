@@ -134,11 +134,7 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
         raise NotWhole(f"'{path}' is not a whole checkpoint of this program "
                        f'({type(error).__name__}): it may be cut short, or hold something else; '
                        'train again or use another') from error
-    given = {os.path.basename(file) for file in configurator.own_files}
-    missing = [file for file in checkpoint.get('own_files', ())
-               if os.path.basename(file) not in given]
-    configurator.missing_files[:] = missing
-
+    missing = configurator.expect_files(checkpoint.get('own_files', ()))
     cls = class_of(str(name), trusted=name == trusted)
     unfit = f"the model in '{path}' does not fit this program"
     advice = ('if it has a part of your own, name its file behind the script, as in `python '
@@ -197,11 +193,12 @@ def find_run(out_dir, quiet=False):
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
         if not quiet:
             print(f'model: {out_dir}/ckpt.pt')
-    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
-        out_dir = os.path.join(source, out_dir)
-    inside = os.path.realpath(out_dir).startswith(os.path.realpath(f'{source}/pretrained') + os.sep)
-    if inside or os.path.isdir(out_dir) and not os.access(out_dir, os.W_OK):
+        out_dir = os.path.join(ROOT, out_dir)
+    pretrained = os.path.realpath(os.path.join(ROOT, 'pretrained'))
+    is_pretrained = os.path.realpath(out_dir).startswith(pretrained + os.sep)
+    is_read_only = os.path.isdir(out_dir) and not os.access(out_dir, os.W_OK)
+    if is_pretrained or is_read_only:
         return out_dir, os.path.join('out', os.path.basename(os.path.realpath(out_dir)))
     return out_dir, out_dir
 

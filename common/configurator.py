@@ -91,6 +91,16 @@ def run(main):
         raise SystemExit(2)
 
 
+def expect_files(files):
+    """
+    The config files with imports that a run was trained with -> those that were not given this
+    time; from now on an error names them.
+    """
+    names = {os.path.basename(file) for file in own_files}
+    missing_files[:] = [file for file in files if os.path.basename(file) not in names]
+    return list(missing_files)
+
+
 def is_out_of_memory(error):
     return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))
 

@@ -292,10 +292,10 @@ def save_table(sums, text, T, folder):
         plots.depth(rows, os.path.join(folder, 'depth.png'))
 
 
-def report(run, n_windows, text, loops, dev, autocast, table=False):
+def held_out(run, n_windows, text, loops, dev, autocast):
     """
-    Evaluate the run as it is now; print held-out losses, warnings about its health and, with table,
-    print_table. Returns evaluate's sums and the columns of log.csv.
+    Evaluate the run as it is now, and print its held-out losses and warnings about its health.
+    Returns evaluate's sums and the columns of log.csv.
     """
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager'):
@@ -310,15 +310,13 @@ def report(run, n_windows, text, loops, dev, autocast, table=False):
     run.val_loss.update({n_loop: loss for n_loop, (_, loss) in totals.items()})
     it = run.done
     row = {f'val_loss_{n}': f'{loss:.5f}' for n, (_, loss) in totals.items()}
-    losses = ', '.join(f"{loss:.4f} at {n} loop{'s' if n > 1 else ''}"
+    losses = ', '.join(f'{loss:.4f} at {n} loop' + ('s' if n > 1 else '')
                        for n, (_, loss) in totals.items())
     say(f'iter {it}: held-out loss over {n_windows:,} windows: {losses}')
     if text.is_task:
         row |= {f'val_acc_{n}': f'{share:.5f}' for n, (share, _) in totals.items()}
         shares = ', '.join(f'{100 * share:.2f}% at {n}' for n, (share, _) in totals.items())
         say(f'iter {it}: accuracy: {shares}')
-    if table:
-        print_table(sums, depths_of(text, T))
     # while the learning rate warms up, bad values mean nothing
     if it >= run.knobs['warmup_iters']:
         for line in warnings_of(values, run.model.config.groups):

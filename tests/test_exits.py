@@ -91,6 +91,7 @@ def test_make_exit():
 
 @pytest.mark.parametrize('args, words', [
     (('acel', 1e-2), 'unknown exit rule .acel.: choose one of norm, norm_rel, kl, accel, accel_h'),
+    (('ranks', 1e-2), 'or write MODULE:NAME for one in a file of your own'),
     *((('accel', tau), 'tau must be a number >= 0') for tau in (-1e-3, math.nan, 'small', True)),
     (('accel', 1e-2, 0), 'hits must be at least 1')])
 def test_bad_rules(args, words):

@@ -165,7 +165,7 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model.wte.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0), done=7)
-    _, row = report.report(run, 10, text, [1], 'cpu', nullcontext())
+    _, row = report.held_out(run, 10, text, [1], 'cpu', nullcontext())
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
