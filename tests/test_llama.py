@@ -434,6 +434,14 @@ def test_a_cut_with_the_words_of_a_task_alone(spelled):
     with torch.no_grad():
         found, wanted = few(small, n_loop=3)[0], full(idx, n_loop=3)[0]         # (4, T, V) each
     torch.testing.assert_close(found[..., rows], wanted[..., used])
+    # random weights in the same shape
+    finished(*args, f'--out_dir={spelled}/random', '--task_words', '--random=1',
+             script='zoo/etd.py')
+    other = load_checkpoint(f'{spelled}/random/ckpt.pt')[0]
+    assert other.config == few.config and (other.h[0].n1.weight == 1).all()
+    std = other.h[0].attn.c_attn.weight.std().item()
+    assert math.isclose(std, (2 / 5 / PUBLIC['hidden_size']) ** 0.5, rel_tol=0.05)
+    # the programs
     finished(f'--init_from={spelled}/few/ckpt.pt', f'--out_dir={spelled}/trained', *TRAIN)
     assert 'answers right' in finished(f'--out_dir={spelled}/trained', script='sample.py')
 
@@ -441,6 +449,8 @@ def test_a_cut_with_the_words_of_a_task_alone(spelled):
 @pytest.mark.parametrize('args, words', [
     (['--keep=[0]'], 'give a --block'), (['--keep=[2]', '--block=[1,3]'], 'in one piece'),
     (['--keep=[0,7]', '--block=[1]'], 'layers from 0 to 3'),
+    (['--keep=[0]', '--block=[1]', '--window=0'], 'window must be at least 1'),
+    (['--candidates=[[2,1]]'], 'pairs [first, last]'),
     (['--block=[1]', '--task_words', '--dataset=None'], 'task_words is for a task'),
     (['--block=[1]', '--norm', '--dataset=None'], 'without a data set')])
 def test_cuts_that_cannot_be(spelled, args, words):

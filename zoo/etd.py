@@ -55,6 +55,7 @@ from common.files import check_writable, write_csv
 from common.report import evaluate, totals_of
 from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
     Looped,
+    forget,
     keep_words,
     looped,
     new_names,
@@ -75,6 +76,7 @@ injection: Literal['none', 'bridge', 'concat'] | None = None    # None = concat 
 norm: bool | None = None    # does a norm close each loop step? None = in a cut
 window: int | None = None   # attention reads the last `window` tokens; None = as before
 task_words = False          # embedding and head keep the tokens of the task `dataset` alone
+random: int | None = None   # a seed: random weights in the same shape, to compare
 loops = [1, 2, 3, 4]
 n_windows = 64
 device = 'auto'
@@ -165,7 +167,7 @@ def check_knobs(model):
     if n_windows < 1:
         raise ValueError(f'n_windows must be at least 1, not {n_windows}')
     for pair in candidates or []:
-        if not isinstance(pair, list) or [*map(type, pair)] != [int, int]:
+        if (not isinstance(pair, list) or [*map(type, pair)] != [int, int] or pair[0] > pair[1]):
             raise ValueError(f'candidates must be pairs [first, last] of layers, not {candidates}')
     if [] in (block, candidates, loops):
         raise ValueError('block, candidates and loops must not be empty')
@@ -173,6 +175,23 @@ def check_knobs(model):
         raise ValueError('block, keep and loops must be lists of whole numbers')
     if keep is not None and not block:
         raise ValueError('a cut needs the layers that loop: give a --block beside --keep')
+
+
+@torch.no_grad()
+def check_one_loop(model, looping, may_differ):
+    """
+    Print how much one loop differs from the plain model, or in a cut from one pass through its
+    layers. ValueError for more than rounding, unless there is a norm in the loop (may_differ).
+    """
+    T, V = model.config.block_size, model.config.vocab_size
+    idx = torch.arange(T, device=model.wte.weight.device)[None] % V
+    is_whole = keep is None and window is None
+    wanted = model(idx)[0] if is_whole else one_pass(looping, idx)[1]
+    error = (looping(idx, n_loop=1)[0] - wanted).abs().max().item()
+    print(f"one loop against {'the plain model' if is_whole else 'these layers in one pass'}: "
+          f'logits differ by {error:.1g}')
+    if not may_differ and not error < 1e-3:
+        raise ValueError(f'one loop of a {type(model).__name__} is not the plain model')
 
 
 def folder_beside(path):
@@ -205,17 +224,11 @@ def main():
     # the looping model
     looping = looped(model, chosen, injection or ('concat' if is_cut else 'none'), keep, normed,
                      window)
+    if random is not None:
+        forget(looping, random)
     if normed:
         set_scale(looping, idx[:8])
-    some = torch.arange(model.config.block_size, device=dev)[None] % model.config.vocab_size
-    with torch.no_grad():
-        is_whole = not is_cut and window is None
-        wanted = model(some)[0] if is_whole else one_pass(looping, some)[1]
-        error = (looping(some, n_loop=1)[0] - wanted).abs().max().item()
-    print(f"one loop against {'the plain model' if is_whole else 'these layers in one pass'}: "
-          f'logits differ by {error:.1g}')
-    if not normed and not error < 1e-3:
-        raise ValueError(f'one loop of a {type(model).__name__} is not the plain model')
+    check_one_loop(model, looping, may_differ=normed)
 
     # the tokenizer, and the words
     tokenizer, encoding = checkpoint['tokenizer'], None

@@ -82,7 +82,7 @@ def looped(model, block, injection='none', keep=None, norm=False, window=None):
     config = replace(
         model.config, n_layer=len(names), groups=[list(range(first, first + len(block)))],
         injection=injection, x0='e' if injection in ('none', 'bridge') else 'zero',
-        window=window or model.config.window, mean_recurrence=2)
+        window=model.config.window if window is None else window, mean_recurrence=2)
     with torch.device('meta'):          # the weights are those of the plain model
         new = kind(config)
     new.load_state_dict(renamed(model.state_dict(), names), strict=False, assign=True)
@@ -127,6 +127,15 @@ def set_scale(looping, idx):
     scale = stream[:, 1:].float().square().mean(dim=-1).sqrt().median().item()
     nn.init.constant_(looping.groups[0].norm.weight, scale)
     print(f'the norm of each step has the scale of the stream behind the block, {scale:.3g}')
+
+
+def forget(looping, seed):
+    """Give a looping model random weights. The plain model shares its memory, and loses its own."""
+    torch.manual_seed(seed)
+    for module in looping.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.reset_parameters()
+    looping.init_weights()
 
 
 def keep_words(model, encoding, task):
