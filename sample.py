@@ -79,7 +79,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 OF_TEXT = ('special_tokens', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
            'wave', 'wave_steps', 'stop_at_end', 'compile')
 OF_TASK = ('dataset',)
-MOST_BLOCKS = 40            # of lines of a problem: of a longer one the beginning and the end
+MOST_BLOCKS = 40            # of lines, as a problem is wrapped; of a longer one its two ends
 
 
 class Decoding(NamedTuple):
@@ -121,33 +121,37 @@ def choose_decoding(model, checkpoint, folders, T=None):
     rule = None if name is None else make_exit(name, tau, hits, wake=True)
 
     # drafts are the fastest decoder that writes the very text of the loop budget
-    fixed_counts = defaults.choose_counts(model, n_loop, None)
-    plain = not (rule or warm_start or num_samples > 1 or T is not None)
-    loops = defaults.choose_draft_loops(draft_loops, fixed_counts,
-                                        plain and cache in ('auto', 'exact'))
+    is_task = T is not None
+    plain_text = not (rule or warm_start or num_samples > 1 or is_task)
+    loops = defaults.choose_draft_loops(
+        draft_loops, defaults.choose_counts(model, n_loop, None),
+        possible=plain_text and cache in ('auto', 'exact'))
     policy = defaults.choose_cache(cache, decoder_of(loops))
 
-    # the rule
     source = ''
     if rule:
-        counts = defaults.choose_counts(model, n_loop, rule, T)
-        wakes = defaults.choose_wake(wake, policy, counts, ring, T is not None)
-        rule = replace(rule, wake=wakes)
-        rule, source = with_threshold(rule, policy, checkpoint, folders)
+        if_it_wakes = defaults.choose_counts(model, n_loop, rule, T)
+        wakes = defaults.choose_wake(wake, policy, if_it_wakes, ring, is_task)
+        rule, source = with_threshold(replace(rule, wake=wakes), policy, checkpoint, folders)
     counts = defaults.choose_counts(model, n_loop, rule, T)
     plan = Plan(counts, rule, as_noise(noise_seed))
+    return Decoding(plan, policy, loops, label_of(plan, loops, source))
 
-    # the same in words
+
+def label_of(plan, loops, source):
+    """A decoding in words. loops: of drafts, or None. source: see with_threshold."""
+    budget = loops_in_words(plan.counts)
+    rule = plan.exit
     if loops:
-        label = f'drafts of {loops_in_words([loops])}, checked by {loops_in_words(counts)}'
+        label = f'drafts of {loops_in_words([loops])}, checked by {budget}'
     elif wave:
         label = f'waves of {wave} x {wave_steps}'
     else:
-        label = f'at most {loops_in_words(counts)}' if rule else loops_in_words(counts)
+        label = f'at most {budget}' if rule else budget
     if rule:
         label += f', {rule.name} with tau = {rule.tau:g} ({source})'
         label += ', waking' if rule.wake else ''
-    return Decoding(plan, policy, loops, label)
+    return label
 
 
 def decoder_of(loops):

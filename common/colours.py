@@ -7,12 +7,12 @@ COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 2
 
 def paint(text, steps):
     """The text on the colour of its loop steps; line ends stay plain."""
-    colour = [colour for bound, colour in COLOURS.items() if bound <= steps][-1]
-    parts = [part for part in re.split('(\n)', text) if part]
-    return ''.join(part if part == '\n' else f'\x1b[48;5;{colour}m\x1b[97m{part}\x1b[0m'
-                   for part in parts)
+    reached = [colour for bound, colour in COLOURS.items() if bound <= steps]
+    before, after = f'\x1b[48;5;{reached[-1]}m\x1b[97m', '\x1b[0m'
+    return re.sub('[^\n]+', lambda line: before + line[0] + after, text)
 
 
 def print_legend():
+    """Print which colour begins at which number of loop steps."""
     legend = ''.join(paint(f' {bound} ', bound) for bound in COLOURS)
     print(f'colours start at these mean loop steps: {legend}')

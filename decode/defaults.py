@@ -1,27 +1,23 @@
 """
 What a decoding does where its caller leaves something open. Nothing else in the code decides it.
 
-    knob              text                                  problems of a task
-    exit=None         no rule: all loops of the budget;     no rule
-                      a wave commits by norm_rel
-    n_loop=None       mean_recurrence; with a rule at       the same; with a rule that wakes at
-                      most 30                               most 2 T + 100
-    wake=None         an exit is for good                   it can be undone, if the cache keeps
-                                                            every loop step
-    cache='auto'      exact; of a wave latest               exact: all tokens in one pass
-    cache=None        no cache: the context is read anew for every token, which gives what exact
-                      gives
-    draft_loops=None  a quarter of the budget, for one      no drafts
-                      text without a rule
-    a prompt          it is read as the new tokens are; under latest it loops until it has
-                      converged, but within n_loop if that is given
+                        text                   text, a rule    a task             a task, a rule
+    cache='auto'        exact                  exact           exact, one pass    exact, one pass
+    n_loop=None         mean_recurrence        at most 30      mean_recurrence    at most 2 T + 100
+    wake=None                                  no                                 yes
+    draft_loops=None    a quarter of n_loop    no drafts       no drafts          no drafts
 
-sample.py asks for all of this, GPT.stream and GPT.generate for the cache, and they leave out drafts
-and let every prompt under latest converge.
+    exit=None     there is no rule; but a wave has norm_rel
+    cache=None    the context is read anew for every token, which gives what exact gives
+    a wave        its cache is latest
+    latest        a task is read one token after another, and no token wakes. The prompt of a text
+                  loops until it has converged, but within n_loop if that is given
+    ETD           a model of zoo/etd.py is decoded like any other. Before it is trained its loops do
+                  not converge, so `latest` gives something else than the model: auto is exact
 
-`exact` gives what the model gives without a cache. A model whose loops do not converge needs that,
-such as one of zoo/etd.py before its training. So does a rule that wakes. `latest` keeps one loop
-step in place of all, and so takes less memory.
+sample.py asks for all of this. GPT.stream and GPT.generate ask for the cache; they make drafts only
+if they are told to, a wave has the rule that is given, and a prompt under latest always converges.
+The numbers of loops in the first three columns are those of GPT.loop_counts.
 
     T    tokens of a problem
 """
@@ -37,10 +33,15 @@ def choose_cache(cache, decoder):
     return cache
 
 
+def waking_budget(T):
+    """Loop steps for a problem of T tokens: news may have to pass through all of them."""
+    return 2 * T + 100
+
+
 def choose_counts(model, n_loop, exit, T=None):
     """The loop budget of each group. exit: a rule, or None. T: tokens of a problem, None = text."""
     if n_loop is None and T is not None and exit and exit.wake:
-        n_loop = 2 * T + 100
+        n_loop = waking_budget(T)
     return model.loop_counts(n_loop, exit)
 
 

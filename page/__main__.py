@@ -21,6 +21,7 @@ from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName, configure, given, run
 from common.files import new_file
 from data import get_encoding, read_prompt, texts_of
+from decode.defaults import waking_budget
 from exits import EXITS, TAUS, make_exit
 from page import SYMBOLS, fill, for_page, halved
 
@@ -121,7 +122,7 @@ def of_task(model, checkpoint):
     # full attention errs beyond the length of training, and may then never come to rest
     trained = checkpoint['config']['block_size']
     longer = model.config.window is not None and model.config.pos == 'rotary'
-    budget = 2 * (MOST_WORDS if longer else trained) + 100
+    budget = waking_budget(MOST_WORDS if longer else trained)
     return dict(title=f'{TITLE}: ' + (f'running sums modulo {p}' if p else problems.name),
                 about=about, start=problems.decode(ids), n_words=problems.n_vocab,
                 task=dict(p=p, ids=ids, right=right, depth=depth), most=MOST_WORDS,

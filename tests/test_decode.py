@@ -2,6 +2,8 @@
 Decoding: every way of feeding the tokens gives the same model, with exits and without.
 """
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -9,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import TAUS
+from conftest import ROOT, TAUS
 from test_zoo import CLASSES
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
@@ -285,6 +287,32 @@ def test_narrow_models_decode_with_one_thread(monkeypatch):
         with mock.patch('torch.set_num_threads') as setter:
             use_one_thread(SimpleNamespace(config=SimpleNamespace(n_embd=n_embd)))
         assert setter.call_count == calls, (n_embd, settings)
+
+
+# files and classes -------------------------------------------------------------------------------
+
+def python(*args):
+    """A Python of its own, in which a RuntimeWarning is an error -> what it printed."""
+    done = subprocess.run([sys.executable, '-W', 'error::RuntimeWarning', *args], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == '', done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize('module', ['decode', 'decode.wave', 'decode.compiled'])
+def test_a_file_of_the_package_runs(module):
+    assert f'python -m {module}' in python('-m', module, '--help')
+
+
+def test_a_decoder_is_imported_when_it_is_chosen():
+    """And once: a wave that runs `python -m decode.wave` has no second copy of its class."""
+    known = "{'decode.drafts', 'decode.wave', 'decode.compiled'} & set(sys.modules)"
+    assert python('-c', f'import sys, sample, decode; print({known})') == 'set()\n'
+    run_it = "runpy.run_module('decode.wave', run_name='__main__', alter_sys=True)"
+    waves = "[kind for kind in object.__subclasses__() if kind.__name__ == 'Wave']"
+    printed = python('-c', f'import runpy, sys; sys.argv[1:] = ["--max_new_tokens=2"]\n{run_it}\n'
+                     f'print(len({waves}))')
+    assert printed.endswith('\n1\n')
 
 
 # compiled ----------------------------------------------------------------------------------------
