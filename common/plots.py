@@ -23,6 +23,7 @@ import matplotlib  # noqa: E402
 from matplotlib import colormaps  # noqa: E402
 from matplotlib.animation import PillowWriter  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import LogLocator  # noqa: E402
 
 if backend is not None:
     os.environ['MPLBACKEND'] = backend
@@ -278,8 +279,9 @@ def ledger(dots, path, ylabel):
     samples = [ax.plot([], [], 'o', color=colour)[0] for colour in runs.values()]
     samples += [ax.plot([], [], marker, color='0.4')[0] for marker in markers.values()]
     ax.set(xlabel='ms per token', xscale='log', ylabel=ylabel)
-    for axis in ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter:
-        axis('{x:g}')
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter('{x:g}')
+    ax.xaxis.set_minor_formatter('')
     if 'loss' in ylabel:
         ax.set_ylim(top=1.2 * min(dot['height'] for dot in dots))
     plain_legend(ax, samples, [*names.values(), *markers], loc='center left',
