@@ -44,17 +44,18 @@ DEEP = 192                      # words of a deep problem, if the model reads mo
 
 TITLE = 'Watch a transformer think in loops'
 ABOUT_TEXT = (
-    'This small language model predicts the next letter (byte). Some of its layers loop: they run '
-    'again and again over each letter until its state is still. Type, or let the model write on, '
-    'and see when each letter stops looping and what the model would say next.')
+    'This small language model predicts the next letter (a token; to be exact, a byte). Some of '
+    'its layers loop: they run again and again over each token until its state is still. Type, or '
+    'let the model write on, and see when each token stops looping and what the model would say '
+    'next.')
 ABOUT_TASK = (
-    'One part of this model loops: it runs again and again over each word until its state is '
-    'still. Below each word stands what the model answers there.')
+    'Some layers of this model loop: they run again and again over each word (a token) until its '
+    'state is still. Below each token stands what the model answers there.')
 ABOUT_CALC = (
-    '"{example}" means: set, add and multiply, and below each word stands the model\'s answer so '
-    'far. Every result is taken modulo {p}: only the remainder of a division by {p} is kept, so '
-    'that {large} becomes {small}. One layer of the model loops: the answer travels from word to '
-    'word, about one per loop, and the words for which there is no news sleep.')
+    '"{example}" means: set, add and multiply, and below each word (a token) stands the model\'s '
+    'answer so far. Every result is taken modulo {p}: only the remainder of a division by {p} is '
+    'kept, so that {large} becomes {small}. {layers}: the answer travels from token '
+    'to token, about one per loop, and the tokens for which there is no news sleep.')
 
 
 def main():
@@ -117,8 +118,10 @@ def of_task(model, checkpoint):
     p = problems.knobs['p'] if problems.name == 'calc' else None
     about = ABOUT_TASK
     if p:
+        n_looped = sum(map(len, model.config.groups))
+        layers = 'One layer loops' if n_looped == 1 else f'{n_looped} layers loop'
         about = ABOUT_CALC.format(p=p, example='=3 +4 *2' if p == 5 else '=1 +1 *1', large=p + 2,
-                                  small=2 % p)
+                                  small=2 % p, layers=layers)
     # full attention errs beyond the length of training, and may then never come to rest
     trained = checkpoint['config']['block_size']
     longer = model.config.window is not None and model.config.pos == 'rotary'

@@ -24,7 +24,9 @@ function numbers(base64, half) {
               : new Float32Array(bytes.buffer);
 }
 function from_float16(bits) {           // all are finite
-  const sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = (bits & 1023) / 1024;
+  const sign = bits >> 15 ? -1 : 1;
+  const exponent = bits >> 10 & 31;
+  const fraction = (bits & 1023) / 1024;
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
 }
 
@@ -99,46 +101,54 @@ function set_rule(name) {
 }
 
 function how_to_read() {
-  const name = get('rule'), tau = get('tau'), hits = Math.max(1, Math.round(get('hits')) || 1);
+  const name = get('rule');
+  const hits = Math.max(1, Math.round(get('hits')) || 1);
   // without a rule: no signal lies below 0
-  const rule = name ? {signal: name, tau, hits, keep: R.rules[name].keep}
+  const rule = name ? {signal: name, tau: get('tau'), hits, keep: R.rules[name].keep}
                     : {signal: 'norm_rel', tau: 0, hits: 1, keep: true};
   return {rule, loops: Math.round(get('loops')), wake: get('wake') === '1',
           one_by_one: get('reading') === '1'};
 }
 
-// the state of the page, in its address; what is not there is as at first
-const at_first = {};
-function share() {
-  const state = new URLSearchParams();
-  const text = $('text').value;
-  if (text !== at_first.text) state.set('text', text);
-  for (const id of CONTROLS) {
-    const value = `${BASES[id] ? +get(id).toPrecision(4) : get(id)}`;
-    if (value !== at_first[id]) state.set(id, value);
-  }
-  if (chosen !== ids.length - 1) state.set('token', chosen);
-  history.replaceState(null, '', `#${state}`);
+// The state of the page stands in its address: text, controls and token, where they are not as at
+// first. The address follows a little later, since browsers bear few changes in a second
+let at_first = {}, sharing = 0;
+function state_of_page() {
+  const state = {text: $('text').value};
+  for (const id of CONTROLS) state[id] = `${BASES[id] ? +get(id).toPrecision(4) : get(id)}`;
+  return state;
 }
-const fits = (id, value) => $(id).options ? [...$(id).options].some(one => one.value === value)
-                                          : BASES[id] ? +value > 0 : +value >= 0;
+function share() {
+  clearTimeout(sharing);
+  const state = Object.entries(state_of_page()).filter(([id, value]) => value !== at_first[id]);
+  if (chosen !== ids.length - 1) state.push(['token', chosen]);
+  history.replaceState(null, '', `#${new URLSearchParams(state)}`);
+}
+function share_soon() {
+  clearTimeout(sharing);
+  sharing = setTimeout(share, 400);
+}
 function take_address() {
-  const state = new URLSearchParams(location.hash.slice(1));
-  set_rule(state.get('rule') in R.rules ? state.get('rule') : R.rule);
-  if (state.get('rule') === '') set_rule('');
-  for (const id of CONTROLS)
-    if (id !== 'rule' && state.has(id) && fits(id, state.get(id))) set(id, state.get(id));
-  $('text').value = state.get('text') ?? R.start;
-  const reading = take_text();
-  if (state.has('token')) chosen = between(0, +state.get('token') || 0, ids.length - 1);
-  return state.has('token') ? update() : reading;
+  const state = {...at_first, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1)))};
+  const fits = id => $(id).options ? [...$(id).options].some(({value}) => value === state[id])
+    : BASES[id] ? +state[id] > 0 : +state[id] >= 0;
+  for (const id of CONTROLS) set(id, fits(id) ? state[id] : at_first[id]);
+  $('text').value = state.text;
+  take_text();
+  chosen = between(0, Math.floor(+(state.token ?? Infinity)) || 0, Math.max(0, ids.length - 1));
+  return update();
 }
 
 // the model reads ---------------------------------------------------------------------------------
 
-let ids = [], chosen = 0, written = 0;  // written: the position from which on the model has written
+let ids = [];
+let chosen = 0;
+let written = 0;                        // from this position on, the model has written the text
 let known_steps = [];                   // of each token of the text: its loop steps in each group
-let view = null, shown_step = Infinity, newest = 0, drawn = Promise.resolve();
+let view = null;
+let shown_step = Infinity;
+let newest = 0;                         // how many times the page has begun to read
+let drawn = Promise.resolve();          // kept when the newest text has been read and drawn
 
 // a generator that reads tokens, and reads again only what depends on a change
 function reader() {
@@ -148,7 +158,8 @@ function reader() {
     const edit = edited(wanted === settings ? tokens : [], ids, repair);
     yield edit.tokens;
     yield* read(edit.tokens, edit.from, how);
-    [settings, tokens] = [wanted, edit.tokens];
+    settings = wanted;
+    tokens = edit.tokens;
   };
 }
 let read_with_exits = reader();
@@ -175,7 +186,7 @@ async function read_and_draw() {
   }
   view = next;
   draw_view();
-  share();
+  share_soon();
 }
 
 function new_view() {
@@ -189,28 +200,34 @@ function new_view() {
 }
 
 function* passes(next) {
-  const {how} = next, in_sight = ids.slice(next.start);
+  const {how, start, layer} = next, in_sight = ids.slice(start);
+  const together = get('rule') && !how.one_by_one;
   // a problem is repaired after an edit; of a text the same letters always give the same states
-  const work = read_with_exits(in_sight, how, R.task && get('rule') && how.wake && !how.one_by_one);
-  next.tokens = next.shown = work.next().value;
-  yield* work;
-  if (!R.task && get('rule') && !how.one_by_one) {
-    const endless = {...how, rule: {...how.rule, tau: 0}};
-    const work = read_without(in_sight, endless, false);
-    next.shown = work.next().value;
-    yield* work;
+  const reading = read_with_exits(in_sight, how, R.task && together && how.wake);
+  next.tokens = reading.next().value;
+  yield* reading;
+  next.shown = next.tokens;
+  if (!R.task && together) {
+    const reading = read_without(in_sight, {...how, rule: {...how.rule, tau: 0}}, false);
+    next.shown = reading.next().value;
+    yield* reading;
   }
-  next.tokens.forEach(({cells}, t) => known_steps[next.start + t] =
-    M.groups.map(i => cells[i].frames.length - 1));
-  const last_step = ({cells}) => cells[next.layer].frames.at(-1).k;
-  next.passes = Math.max(1, ...next.shown.map(last_step));
+  next.passes = Math.max(1, ...next.shown.map(({cells}) => cells[layer].frames.at(-1).k));
+  next.tokens.forEach((token, t) => known_steps[start + t] = M.groups.map(i => evals(token, i)));
+  yield* ask_chosen(next);
+}
 
-  // what the chosen token answers after each of its loop steps
-  next.frames = next.shown[next.at].cells[next.layer].frames.filter(({k, kept}) => k || kept);
+// in how many loop steps a token was computed, in layer i
+const evals = ({cells}, i) => cells[i].frames.length - 1;
+
+// what the chosen token answers after each of its loop steps; after some of them if they are many
+function* ask_chosen(next) {
+  const {shown, at, layer, guesses} = next;
+  next.frames = shown[at].cells[layer].frames.filter(({k, kept}) => k || kept);
   const every = Math.ceil(next.frames.length / MOST_ROWS);
-  next.guesses.thinned = every > 1;
+  guesses.thinned = every > 1;
   for (const {k} of next.frames.filter((_, n) => n % every === 0)) {
-    next.guesses.push({k, log_p: log_softmax(lens(next.shown, next.layer, k, next.at)[0])});
+    guesses.push({k, log_p: log_softmax(lens(shown, layer, k, at)[0])});
     yield;
   }
 }
@@ -241,7 +258,7 @@ function draw_view() {
     (answer >= 0 ? `: ${R.words[answer]} is ${R.task ? 'right' : 'the next token'}` : '') +
     (depth >= 0 ? `, ${count(depth, 'step')} deep` : '');
   draw_think(view);
-  draw_signal({...view, names: {signal: view.how.rule.signal}});
+  draw_signal(view.frames, view.how.rule);
   if (M.groups.length > 1) draw_path(M.groups.map(i => ({
     states: shown[at].cells[i].frames.slice(1).map(frame => frame.x),
     steps: tokens[at].cells[i].frames.slice(1).filter(({thrown}) => !thrown).length,
@@ -305,38 +322,42 @@ function summary_of_step({labels, tokens}, k, n_wrong, n_awake) {
 function summary_at_end(view, n_wrong) {
   if (!R.task) return summary_of_text(view);
   const {labels, tokens, layer, how, passes} = view, sentences = [];
-  const frames = tokens.map(({cells}) => cells[layer].frames);
-  const early = n_wrong && get('rule') && !how.wake && !how.one_by_one
-    ? ': the others stopped before the news had reached them' : '';
-  if (labelled(labels)) sentences.push(`${share_right(labels, n_wrong)}${early}.`);
-  const deepest = Math.max(...labels.map(({depth}) => depth));
-  const work = mean(frames.map(({length}) => length - 1));
-  const awake = frames.filter(({length}) => length > 1);
-  if (frames.some(([first]) => first.kept)) {
-    sentences.push(`Your change: ${count(awake.length, 'token')} of ${frames.length} woke, for ` +
-                   `${count(awake.length ? passes : 0, 'loop')}; the others slept.`);
+  const with_rule = get('rule') !== '', for_good = with_rule && !how.wake && !how.one_by_one;
+  if (labelled(labels))
+    sentences.push(share_right(labels, n_wrong) + (n_wrong && for_good
+      ? ': the others stopped before the news had reached them.' : '.'));
+  const computed = tokens.map(token => evals(token, layer));
+  const average = `A token was computed ${mean(computed).toFixed(1)} times on average`;
+  if (tokens.some(({cells}) => cells[layer].frames[0].kept)) {
+    const woken = computed.filter(n => n).length;
+    sentences.push(`Your change: ${count(woken, 'token')} of ${tokens.length} woke, for ` +
+                   `${count(woken && passes, 'loop')}; the others slept.`);
   } else if (how.one_by_one) {
-    sentences.push(`One by one: ${passes} passes one after another. A token was computed ` +
-                   `${work.toFixed(1)} times on average, since all that it reads is done.`);
+    sentences.push(`One by one: ${passes} passes one after another. ${average}, since all that ` +
+                   'it reads is done.');
   } else {
-    const travel = deepest > 0 && get('rule') && how.wake && !n_wrong
-      ? `, and the deepest answer is ${deepest} steps deep: it travelled about ` +
-        `${(deepest / passes).toFixed(1)} tokens per loop` : '';
-    const rest = !get('rule') ? '' : how.wake ? ', and slept the rest' : '';
-    sentences.push(`${count(passes, 'loop')}${travel}. A token was computed ${work.toFixed(1)} ` +
-                   `times on average${rest}.`);
+    const slept = with_rule && how.wake ? ', and slept the rest' : '';
+    sentences.push(`${count(passes, 'loop')}${travel(view, n_wrong)}. ${average}${slept}.`);
   }
-  const moving = frames.filter(of_token => of_token.at(-1).moved).length;
-  if (get('rule') && moving && passes >= how.loops)
+  const moving = tokens.filter(({cells}) => cells[layer].frames.at(-1).moved).length;
+  if (with_rule && moving && passes >= how.loops)
     sentences.push(`The budget of ${how.loops} loops is spent, and ${moving} still move.`);
   return sentences.join(' ');
+}
+
+// how far the deepest answer has come in a loop, if it has arrived
+function travel({labels, how, passes}, n_wrong) {
+  const deepest = Math.max(...labels.map(({depth}) => depth));
+  if (deepest < 1 || n_wrong || !get('rule') || !how.wake) return '';
+  return `, and the deepest answer is ${count(deepest, 'step')} deep: it travelled about ` +
+    `${(deepest / passes).toFixed(1)} tokens per loop`;
 }
 
 function summary_of_text({labels, tokens, shown, how}) {
   const nats = read => mean(read.filter((_, t) => labels[t].answer >= 0).map(({logits}, t) =>
     -log_softmax(logits)[labels[t].answer])).toFixed(3);
-  const steps = R.names.map((name, g) => `${mean(tokens.map(({cells}) =>
-    cells[M.groups[g]].frames.length - 1)).toFixed(2)} (${name})`);
+  const steps = R.names.map((name, g) =>
+    `${mean(tokens.map(token => evals(token, M.groups[g]))).toFixed(2)} (${name})`);
   const loss = tokens.length < 2 ? '' : ` Loss: ${nats(tokens)} nats per byte` +
     (shown === tokens ? '.' : `; ${nats(shown)} with all ${how.loops}.`);
   return `Loop steps on average, of ${how.loops}: ${steps.join(', ')}.${loss}`;
@@ -369,7 +390,8 @@ function take_text() {
   let same = 0;
   while (same < ids.length && ids[same] === before[same]) same++;
   known_steps.length = Math.min(known_steps.length, same);
-  [written, chosen] = [ids.length, ids.length - 1];
+  written = ids.length;
+  chosen = ids.length - 1;
   stop_writing();
   show_step(Infinity);
   return update();
@@ -444,9 +466,10 @@ function pulse() {
 }
 
 // problems for a reader to look at: one chain, as deep as it is long. The same numbers each time
-let problem = 0;
+let n_problems = 0;
 function chain() {
-  let seed = ++problem;
+  n_problems++;
+  let seed = n_problems;
   const draw = words => words[(seed = seed * 48271 % 2147483647) % words.length];
   const sets = R.words.filter(word => word[0] === '=');
   const changes = R.words.filter(word => word[0] !== '=');
@@ -480,8 +503,8 @@ draw_scheme(R.names);
 
 set_rule(R.rule);
 set('group', M.groups.length - 1);
-for (const id of CONTROLS) at_first[id] = `${BASES[id] ? +get(id).toPrecision(4) : get(id)}`;
-at_first.text = R.start;
+$('text').value = R.start;
+at_first = state_of_page();
 
 $('text').oninput = take_text;
 $('rule').oninput = () => set_rule(get('rule'));

@@ -172,10 +172,11 @@ function draw_think({guesses, labels, at}) {
   $('think').replaceChildren(...rows);
 }
 
-function draw_signal({frames, how, names: {signal: name}}) {
-  const width = 460, height = 190, left = 48, bottom = 24;
+function draw_signal(frames, {signal: name, tau}) {
+  const width = 460, height = 190;
+  const left = 48, bottom = 24;
   const points = frames.filter(frame => frame.signal > 0).map(({k, signal}) => [k, signal]);
-  const {tau} = how.rule, logs = [...points.map(point => point[1]), tau || 1e-3].map(Math.log10);
+  const logs = [...points.map(point => point[1]), tau || 1e-3].map(Math.log10);
   const low = Math.max(-9, Math.floor(Math.min(...logs)));
   const top = Math.max(low + 1, Math.ceil(Math.max(...logs)));
   const first = points[0]?.[0] ?? 1, last = Math.max(first + 1, points.at(-1)?.[0] ?? 2);

@@ -595,6 +595,7 @@ def test_the_three_stories(browser, pages):
     shown = [browser.value(f"""{{
         $('{story}').click();
         await drawn;
+        share();
         return [$('text').value, labelled(view.labels) -
                 document.querySelectorAll('small.wrong').length, $('summary').textContent,
                 Math.max(...view.labels.map(label => label.depth)), location.hash];
@@ -634,6 +635,7 @@ def test_the_address_holds_the_state(browser, pages):
             await {type_text(text)};
             await ({set_controls(**changes)});
             await choose(1);
+            share();
             return [location.hash, {state}];
         }}""")
         assert all(f'{name}=' in address for name in changes) and 'rule' not in address
@@ -641,6 +643,15 @@ def test_the_address_holds_the_state(browser, pages):
         assert browser.value(state) == before
     browser.open(pages.near, address='#rule=nonsense&tau=x&token=99&group=7&loops=-1&text=%3D1')
     assert browser.value("[ids.length, $('rule').value]") == [1, 'accel']
+    browser.open(pages.near)
+    browser.value("(set_rule('norm_rel'), update())")
+    # and the address follows what is typed
+    browser.value(type_text('=1 +1'))
+    assert browser.value("""{
+        for (let n = 0; n < 50 && !location.hash.includes('text'); n++)
+            await new Promise(done => setTimeout(done, 100));
+        return location.hash;
+    }""") == '#text=%3D1+%2B1&rule=norm_rel&tau=0.1&hits=1'
 
 
 def test_a_letter_typed_while_the_model_writes_stays_where_it_is_typed(browser, pages):
