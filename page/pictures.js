@@ -34,7 +34,7 @@ const dot = ([cx, cy], k, attributes) =>
 // the model: its layers, and those that loop ------------------------------------------------------
 
 function draw_scheme(names) {
-  const wide = 54, gap = 16, high = 34, top = 30, boxes = [{words: 'embed'}];
+  const wide = 62, gap = 16, high = 34, top = 30, boxes = [{words: 'embed'}];
   let number = 0;                       // of the first layer in a box
   M.layers.forEach(({length: loops}, i) => {
     boxes.push({words: loops ? names[M.groups.indexOf(i)] : `layer ${number}`, loops});
@@ -128,7 +128,8 @@ function draw_depth(pen, x, y, w) {
 function label_axes(pen, {tokens, at, start}, {passes, x, y, w, h, right, end}) {
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
   pen.font = '11px system-ui, sans-serif';
-  const rows = every.find(n => n * h >= 14) ?? 2000, columns = every.find(n => n * w >= 40) ?? 2000;
+  const rows = every.find(n => n * h >= 18) ?? 2000;
+  const columns = every.find(n => n * w >= 40) ?? 2000;
   pen.textAlign = 'right';
   for (let k = rows; k <= passes; k += rows) {
     pen.fillStyle = colour('soft');
