@@ -24,6 +24,8 @@ The columns of bench.csv, besides those that say what the method is:
     ce, ppl, accuracy           nats per token, exp(ce), share of labels that are right
     ce_minus_full               ce above that of the full budget (diff_low, diff_high)
     mean_evals, evals_GROUP     block maps (loop steps) computed for a token in a group
+    most_evals, last_step       of a window: the most for one of its tokens; the last loop step that
+                                one of them keeps
     identical                   share of texts that are those of the full budget
     passes, blocks              for a new token: passes of the model, layers computed in the groups
     ms_per_token                median over the prompts, whose reading is not timed (ms_low,
@@ -95,7 +97,7 @@ dtype = 'float32'           # of matrix products
 # columns of bench.csv, and how the table shows them. To add one, write it here, and add its value
 # for each window or prompt to what measure_quality or continue_prompt measures
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
-                  accuracy='.3f', mean_evals='.2f')
+                  accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f')
 OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
                   ms_high='.2f')
 IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
@@ -243,31 +245,33 @@ def methods_of(model, is_task, T):
 
 def decode_given(point, idx):
     """
-    Decode given idx (B, T) -> logits (B, T, V) and block maps (B, T, groups): under `exact` all
-    tokens in one pass, elsewhere one by one.
+    Decode given idx (B, T) -> logits (B, T, V), loop steps kept and block maps (B, T, groups):
+    under `exact` all tokens in one pass, elsewhere one by one.
     """
     method = point.method
     torch.manual_seed(seed)         # for rules that toss a coin
     plan = Plan(point.model.loop_counts(method.n_loop), method.exit, as_noise(seed))
-    logits, _, evals = teacher_forced(point.model, idx, plan, method.cache, ring)
-    return logits, evals
+    return teacher_forced(point.model, idx, plan, method.cache, ring)
 
 
 def measure_quality(points, idx, targets):
     """
     Measure points on windows idx, targets (N, T). Of each window: nats, the sum over its labels;
     right, how many of these are right; labels, how many there are; evals (groups,), the block maps
-    computed for a token.
+    computed for a token; most_evals and last_step, see above.
     """
     at_once = windows_at_once(points[0].model.config, len(idx))
     for x, y in zip(idx.split(at_once), targets.split(at_once)):
         for point in points:
-            logits, evals = decode_given(point, x)
+            logits, steps, evals = decode_given(point, x)
             nats = cross_entropy(logits.float().transpose(1, 2), y, reduction='none')   # (B, T)
             measured = dict(nats=nats, labels=y >= 0, right=logits.argmax(-1) == y)
             for name, values in measured.items():
                 point.measured[name].extend(values.cpu().double().sum(dim=1).numpy())
             point.measured['evals'].extend(evals.cpu().double().mean(dim=1).numpy())
+            if point.model.groups:
+                point.measured['most_evals'].extend(evals.amax(dim=(1, 2)).tolist())
+                point.measured['last_step'].extend(steps.amax(dim=(1, 2)).tolist())
 
 
 def per_label(point, name):

@@ -481,7 +481,7 @@ def test_a_coin_falls_the_same_way_each_time(tiny, idx):
     """A rule may draw random numbers; the points measured before it do not change them."""
     coin = Exit(lambda x0, x1, memo, read: (torch.rand(x1.shape[:-1]), None), tau=0.3)
     point = bench.Point('', tiny(), bench.Method(bench.Kind.RULE, 9, coin))
-    (logits, evals), _, again = (bench.decode_given(point, idx[rows]) for rows in (
+    (logits, _, evals), _, again = (bench.decode_given(point, idx[rows]) for rows in (
         slice(None), slice(2), slice(None)))
     assert torch.equal(evals, again[1]) and len(evals.unique()) > 2
     texts = [bench.continue_prompt(point, idx[:1, :6], new=7)[0] for _ in range(2)]
