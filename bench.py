@@ -26,6 +26,7 @@ The columns of bench.csv, besides those that say what the method is:
     mean_evals, evals_GROUP     block maps (loop steps) computed for a token in a group
     most_evals, last_step       of a window: the most for one of its tokens; the last loop step that
                                 one of them keeps
+    deepest                     of a problem: the depth of its deepest label
     identical                   share of texts that are those of the full budget
     passes, blocks              for a new token: passes of the model, layers computed in the groups
     ms_per_token                median over the prompts, whose reading is not timed (ms_low,
@@ -97,7 +98,8 @@ dtype = 'float32'           # of matrix products
 # columns of bench.csv, and how the table shows them. To add one, write it here, and add its value
 # for each window or prompt to what measure_quality or continue_prompt measures
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
-                  accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f')
+                  accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f',
+                  deepest='.1f')
 OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
                   ms_high='.2f')
 IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
@@ -147,6 +149,7 @@ class Point:
     run: str                        # the folder of the model
     model: torch.nn.Module
     method: Method
+    deepest: float | None = None    # the deepest label, the mean over the problems of a task
     # lists with a value for each window or prompt
     measured: dict = field(default_factory=lambda: defaultdict(list))
 
@@ -462,7 +465,8 @@ def row_of(point, full):
         evals = np.mean(measured['evals'], axis=0)                                  # (groups,)
         row |= dict(windows=len(measured['nats']), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
                     diff_low=low, diff_high=high, accuracy=per_label(point, 'right'),
-                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)))
+                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)),
+                    deepest=point.deepest)
     if 'ms_per_token' in measured:
         ms = np.array(measured['ms_per_token'])
         low, high = interval(ms, lambda draws: np.median(draws, axis=1))
@@ -741,7 +745,7 @@ def main():
     no_rule = '' if calibrate is None else 'there is no threshold to find'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length)
     check_results(results)
-    text, idx, targets, _ = data.held_out(checkpoint, n_windows, dataset, dev)
+    text, idx, targets, depth = data.held_out(checkpoint, n_windows, dataset, dev)
     idx, targets = with_labels(idx, targets)                                        # (N, T)
     is_task, T = text.is_task, idx.shape[1]
     n = n_prompts if calibrate is None else n_windows
@@ -766,6 +770,8 @@ def main():
             return
         points = [Point(folder, model, method) for method in methods]
         points += points_of_others(checkpoint, is_task, T)
+        for point in points:
+            point.deepest = depth.max(axis=1).mean() if is_task else None
         measure(points, idx, targets, prompts, is_task, results)
         report(points, results, is_task)
 

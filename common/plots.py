@@ -8,6 +8,8 @@ beside it, unless they are in log.csv or bench.csv.
     path        of the picture; the CSV has the same name
     rows        dicts, one for each row of a CSV
 """
+import csv
+import glob
 import os
 from contextlib import suppress
 from itertools import cycle
@@ -348,37 +350,62 @@ def depth(rows, path):
 
 # results/depth.sh ---------------------------------------------------------------------------------
 
-def deeper(right, plain, work, path):
+def deeper(folder, path):
     """
-    Two panels: how deep, and what it costs a token. All numbers are in the CSVs that they are from.
-
-    right: rows of train.py's eval.csv of one looped model, of which some loop counts are drawn.
-    plain: {name: such rows} of models without loops. work: {name: [(depth of the deepest label,
-    block maps a token), ...]}.
+    Two panels from the CSVs in folder/right and folder/rules: how deep, and what it costs a token.
     """
-    figure, [[left, middle]] = panels(2, 5, 3.4)
-    counts = [n for n in (8, 32, 128, 256) if any(int(row['loops']) == n for row in right)]
+    figure, [[left, right]] = panels(2, 5, 3.4)
+    # one looped model, at some loop counts, and plain ones
+    rows = read_csv(f'{folder}/right/looped-1.csv')
+    counts = [8, 32, 128, 256]
     for i, n_loop in enumerate(counts):
-        draw_right(left, [row for row in right if int(row['loops']) == n_loop],
-                   f'{n_loop} loops', shade(i, len(counts)), '-')
-    for (name, rows), style in zip(plain.items(), cycle(('--', ':', '-.'))):
-        draw_right(left, rows, name, 'grey', style)
+        of_count = [row for row in rows if int(row['loops']) == n_loop]
+        draw_right(left, of_count, f'{n_loop} loops', shade(i, len(counts)), 'o-')
+    plain = dict(plain10='10 plain layers', plain18='18 plain layers')
+    for (name, words), style in zip(plain.items(), ('s--', '^:')):
+        draw_right(left, read_csv(glob.glob(f'{folder}/right/{name}*-1.csv')[0]), words, 'grey',
+                   style)
     left.set(xlabel='depth of the answer: steps that it needs', ylabel='% right', xscale='log',
-             ylim=(0, 104), title='Three layers, one loops; trained on 48 tokens')
+             ylim=(0, 104), title='How deep: problems of 192 tokens')
     left.legend(fontsize=8)
-    for g, (name, points) in enumerate(work.items()):
-        middle.plot(*zip(*sorted(points)), 'o-', color=colour_of(g), label=name)
-    middle.set(xlabel='depth of the deepest answer', ylabel='loop steps a token', xscale='log',
-               yscale='log', title='What it costs, all answers right')
-    middle.legend(fontsize=8)
+
+    # what it costs, where all answers are right
+    costs = {}
+    for file in sorted(glob.glob(f'{folder}/rules/*-1.csv')):
+        of_file = os.path.basename(file)
+        if not of_file.startswith(('calc', 'waiting')):
+            continue
+        good = [row for row in read_csv(file) if float(row['accuracy']) > 0.9999]
+        for row in good:
+            if row['kind'] == 'exit rules' and row['rule'] == 'accel' and row['wake'] == 'True':
+                name = 'waiting' if of_file.startswith('waiting') else 'asleep until news arrives'
+                costs.setdefault(f'Algorithm 1, {name}', []).append(
+                    (float(row['deepest']), float(row['mean_evals'])))
+        fixed = [(int(row['n_loop']), row) for row in good if row['kind'] == 'fixed loops']
+        # the full budget is there, too: others were tried
+        if of_file.startswith('calc') and len(fixed) > 1:
+            least, row = min(fixed, key=lambda pair: pair[0])
+            costs.setdefault('the fewest fixed loops, in hindsight', []).append(
+                (float(row['deepest']), least))
+    for g, (name, points) in enumerate(costs.items()):
+        right.plot(*zip(*sorted(points)), 'o-', color=colour_of(g), label=name)
+    right.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
+              yscale='log', title='What it costs, all answers right')
+    right.legend(fontsize=8)
     save(figure, path)
 
 
 def draw_right(ax, rows, name, colour, style):
     """A line of the share of right answers over depth, each bucket at its middle."""
-    middles = [(float(row['first']) * float(row['last'])) ** 0.5 for row in rows]
+    rows = [row for row in rows if float(row['last'] or 0) > 0]
+    middles = [(float(row['first']) + float(row['last'])) / 2 for row in rows]
     shares = [100 * float(row['accuracy']) for row in rows]
-    ax.plot(middles, shares, style, color=colour, label=name)
+    ax.plot(middles, shares, style, color=colour, label=name, markersize=4)
+
+
+def read_csv(path):
+    with open(path, newline='', encoding='utf-8') as f:
+        return list(csv.DictReader(f))
 
 
 def awake(diary, T, path):
