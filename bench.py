@@ -98,8 +98,7 @@ dtype = 'float32'           # of matrix products
 # columns of bench.csv, and how the table shows them. To add one, write it here, and add its value
 # for each window or prompt to what measure_quality or continue_prompt measures
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
-                  accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f',
-                  deepest='.1f')
+                  accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f')
 OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
                   ms_high='.2f')
 IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
@@ -453,8 +452,8 @@ def row_of(point, full):
     groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
     row = dict(run=point.run, name=label(method), family=family(method), kind=method.kind)
     row |= dict.fromkeys(['cache', 'n_loop', 'rule', 'tau', 'wake', 'draft_loops', 'draft_tokens',
-                          'wave', 'wave_steps', 'windows', *OF_WINDOWS, *groups, 'prompts',
-                          *OF_PROMPTS])
+                          'wave', 'wave_steps', 'windows', 'deepest', *OF_WINDOWS, *groups,
+                          'prompts', *OF_PROMPTS])
     row |= {name: value for name, value in method.arguments().items() if name in row}
     if method.exit:
         row |= dict(rule=method.exit.name, tau=method.exit.tau, wake=method.exit.wake)
