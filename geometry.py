@@ -265,10 +265,9 @@ def figure_3a_or_5(name, measured, groups, folder):
     rounding: a norm below the floor, a cosine of a step below CLEAR floors.
     """
     is_norm = name == 'norm'
-    if is_norm:
-        file, label, least = 'figure_3a', 'step norm (Eq. 1)', 1
-    else:
-        file, label, least = 'figure_5', 'cosine of consecutive steps', CLEAR
+    file = 'figure_3a' if is_norm else 'figure_5'
+    label = 'step norm (Eq. 1)' if is_norm else 'cosine of consecutive steps'
+    least = 1 if is_norm else CLEAR         # floors
     figure, [axes] = plots.panels(len(groups), 4, 3.4, sharey=True)
     table = []
     for g, ax in enumerate(axes):
@@ -311,8 +310,9 @@ def figure_1(states, used, words, groups, folder):
     figure, rows = plots.panels(1 + len(groups), 3, 3.6, rows=2)
     figure.set_layout_engine('constrained')
     total = sum(used.values()).sum(axis=0)                                      # (T,)
+    chosen = dict(early=total.argmin(), late=total.argmax())
     table = []
-    for row, t, settles in zip(rows, (total.argmin(), total.argmax()), ('early', 'late')):
+    for row, (settles, t) in zip(rows, chosen.items()):
         points, lengths = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
         overview, zooms = row[0], row[1:]
         plots.draw_path(overview, points, points, groups)

@@ -77,8 +77,8 @@ norm: bool | None = None    # does a norm close each loop step? None = in a cut
 window: int | None = None   # attention reads the last `window` tokens; None = as before
 task_words = False          # embedding and head keep the tokens of the task `dataset` alone
 random: int | None = None   # a seed: random weights in the same shape, to compare
-loops = [1, 2, 3, 4]
-n_windows = 64
+loops = [1, 2, 3, 4]        # loop counts at which blocks are measured
+n_windows = 64              # held-out windows
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
