@@ -500,6 +500,7 @@ def test_both_stages(book, here, tmp_path, kinds, stage_1, stage_2):
      'n_loop must be'),
     (['--init_from=out-plain/ckpt.pt', '--candidates=[2]'], 'zoo/etd.py', 'pairs [first, last]'),
     (['--init_from=out-plain/ckpt.pt', '--out_dir=out-plain'], 'zoo/etd.py', 'overwritten'),
+    (['--init_from=out-plain/ckpt.pt', '--out_dir=book.txt/new'], 'zoo/etd.py', 'cannot write'),
     (['--model_class=zoo.ouro:Gated', *TINY, '--groups=[]', '--out_dir=new'], 'train.py',
      'needs groups')])
 def test_bad_input(book, here, args, script, words):
