@@ -194,15 +194,22 @@ def windows_at_once(config, most=64):
 def depths_of(text, T):
     """
     The depths of held-out labels in at most ten columns of a table: the first and the last depth of
-    each, as (0, 0), (1, 8), (9, 16), ... A text has one column, None.
+    each. Where there are more depths the columns double: (0, 0), (1, 1), (2, 2), (3, 4), (5, 8) ...
+    A text has one column, None.
     """
     if not text.is_task:
         return [None]
     deepest = int(text.with_depth(T)[2].max())
-    width = 1
-    while deepest > width * (MOST_COLUMNS - 1):
-        width *= 2
-    return [(0, 0), *((first, first + width - 1) for first in range(1, deepest + 1, width))]
+    if deepest < MOST_COLUMNS:
+        return [(depth, depth) for depth in range(deepest + 1)]
+    last = 1
+    while last < deepest:
+        last *= 2
+    columns = []
+    while last > 1 and len(columns) < MOST_COLUMNS - 2:
+        columns.append((last // 2 + 1, min(last, deepest)))
+        last //= 2
+    return [(0, 0), (1, last), *reversed(columns)]
 
 
 @torch.no_grad()

@@ -112,12 +112,12 @@ def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
 def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
     """Printed, and as CSV: against the logits, label by label, at 16 and at 40 tokens."""
     monkeypatch.setattr(plots, 'depth', lambda rows, path: None)
-    for T, width in (16, 2), (40, 4):
+    for T in 16, 40:
         model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc', held_out=30)
         sums = report.evaluate(model, problems, 30, [1, 2], 'cpu')
         columns = report.depths_of(problems, T)
         x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(T))
-        assert columns[:3] == [(0, 0), (1, width), (width + 1, 2 * width)]
+        assert columns[:3] == [(0, 0), (1, 1), (2, 2)]
         assert len(columns) <= 10 and columns[-2][1] < depth.max() <= columns[-1][1]
         report.print_table(sums, columns)
         _, header, *printed = capsys.readouterr().out.splitlines()
@@ -141,6 +141,11 @@ def test_columns_of_few_depths_and_of_none(text):
     hop = tasks.Problems('hop:hops=3', held_out=30)
     assert report.depths_of(hop, 16) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert report.depths_of(text, 16) == [None]
+    deep = tasks.Problems('calc:reset=0.001', held_out=20)
+    assert report.depths_of(deep, 14) == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 13)]
+    assert report.depths_of(deep, 1200) == [
+        (0, 0), (1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512),
+        (513, 1024), (1025, 1199)]
 
 
 def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
