@@ -5,10 +5,8 @@ import os
 import re
 import shutil
 import subprocess
-from functools import partialmethod
 from itertools import count, product
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -32,31 +30,26 @@ NEAR = dict(atol=2e-5, rtol=1e-5)
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory, wave):
     """
-    Pages for a text with nasty characters in it, for a task that is read with full attention, for
-    one with a window, and for the models that we ship.
+    Pages for a text with nasty characters in it, for one that is read through a window, for a task
+    that is read with full attention, and for the models that we ship.
     """
     folder = tmp_path_factory.mktemp('explore')
-    few = partialmethod(tasks.Problems.__init__, held_out=64)
+    short = *TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=3', '--block_size=48'
     with contextlib.chdir(folder):
         make_book()
-        finished(*TINY, '--n_layer=5', '--groups=[[1],[2,3]]', '--max_iters=3', '--block_size=48')
-        with mock.patch.object(tasks.Problems, '__init__', few):
-            finished(f'{ROOT}/config/calc.py', '--dataset=calc:p=2,reset=0.1', '--window=4',
-                     '--block_size=24', '--n_embd=32', '--mean_recurrence=6', '--bptt_k=6',
-                     '--batch_size=32', '--max_iters=300', '--learning_rate=1e-2',
-                     '--warmup_iters=20', '--eval_windows=16', '--eval_interval=500',
-                     '--eval_loops=[12]', '--keep_iters=[]', '--out_dir=near', '--device=cpu')
+        finished(*short)
+        finished(*short, '--window=3', '--pos=rotary', '--out_dir=near')
         (folder / 'prompt.txt').write_text(NASTY, encoding='utf-8')
         shutil.copytree(wave / 'out', folder / 'out-wave')
         for name in ('text', 'calc'):
             shutil.copytree(f'{ROOT}/pretrained/{name}', folder / name)
-        for arguments in ('--out_dir=text --n_loop=8', '--out_dir=calc',
-                          '--start=FILE:prompt.txt --n_loop=9',
-                          '--out_dir=out-wave --n_loop=12 --seed=3',
-                          '--out_dir=near --length=192 --dataset=calc:p=2,reset=0.01 --seed=1'):
+        for arguments in ('--out_dir=text --n_loop=8', '--start=FILE:prompt.txt --n_loop=9',
+                          '--out_dir=near', '--out_dir=out-wave --n_loop=12 --seed=3',
+                          '--out_dir=calc --length=192 --dataset=calc:reset=0.01 --seed=1'):
             finished(*arguments.split(), script='page/__main__.py')
     return SimpleNamespace(folder=folder, tiny=folder / 'out/explore.html',
-                           task=folder / 'out-wave/explore.html', near=folder / 'near/explore.html',
+                           near=folder / 'near/explore.html',
+                           task=folder / 'out-wave/explore.html',
                            text=folder / 'text/explore.html', calc=folder / 'calc/explore.html')
 
 
@@ -244,7 +237,8 @@ ALL_OF_A_PASS = """(texts, hows) => texts.map(ids => hows.map(how => pass(ids, h
     token => [steps_of(token), evals_of(token), [...token.logits]])))"""
 
 
-@pytest.mark.parametrize('name, lengths', [('tiny', (2, 9)), ('task', (7, 12)), ('near', (7, 24))])
+@pytest.mark.parametrize('name, lengths', [('tiny', (2, 9)), ('near', (2, 20)), ('task', (7, 12)),
+                                           ('calc', (7, 24))])
 def test_tokens_exit_and_wake_as_in_the_model(browser, pages, name, lengths):
     """Every rule, for good and undone, one hit and two, each step kept and thrown away."""
     path, K = getattr(pages, name), 9
@@ -263,12 +257,12 @@ def test_tokens_exit_and_wake_as_in_the_model(browser, pages, name, lengths):
 @pytest.mark.parametrize('T', [192, 512])
 def test_long_problems_are_solved_as_in_the_model(browser, pages, T):
     """Far longer than in training; and all that sleeps makes it quick."""
-    model = model_of(pages.near, length=T)
-    x, y, depth = tasks.Problems('calc:p=2,reset=0.01').make(np.random.default_rng(2), 1, T)
+    model = model_of(pages.calc, length=T)
+    x, y, depth = tasks.Problems('calc:reset=0.01').make(np.random.default_rng(2), 1, T)
     rules = [make_exit('accel', 1, wake=True), make_exit('norm_rel', 0.1, wake=True),
              make_exit('accel', 1)]
     n_loop = 2 * T + 100
-    [results] = in_page(browser, pages.near, ALL_OF_A_PASS, x.tolist(),
+    [results] = in_page(browser, pages.calc, ALL_OF_A_PASS, x.tolist(),
                         [how(rule, n_loop) for rule in rules])
     right = []
     for rule, of_rule in zip(rules, results):
@@ -282,24 +276,26 @@ def test_long_problems_are_solved_as_in_the_model(browser, pages, T):
 @torch.no_grad()
 def test_one_by_one_is_the_policy_latest(browser, pages):
     """A token begins when all before it are done, and reads their last states."""
-    model = model_of(pages.near)
-    x, _, _ = tasks.Problems('calc:p=2').make(np.random.default_rng(3), 1, 24)
     rules = [None, make_exit('norm_rel', 0.1), make_exit('accel', 1), make_exit('kl', 1e-3)]
-    [results] = in_page(browser, pages.near, ALL_OF_A_PASS, x.tolist(),
-                        [how(rule, 6, one_by_one=True) for rule in rules])
-    for rule, of_rule in zip(rules, results):
-        logits, _, evals = teacher_forced(model, torch.tensor(x), Plan([6], rule), 'latest')
-        np.testing.assert_allclose([token[2] for token in of_rule], logits[0], **NEAR)
-        assert [token[1] for token in of_rule] == evals[0].tolist()
+    for path in (pages.calc, pages.near):
+        model = model_of(path)
+        x = np.random.default_rng(3).integers(model.config.vocab_size, size=(1, 24))
+        [results] = in_page(browser, path, ALL_OF_A_PASS, x.tolist(),
+                            [how(rule, 6, one_by_one=True) for rule in rules])
+        for rule, of_rule in zip(rules, results):
+            plan = Plan([6] * len(model.groups), rule)
+            logits, _, evals = teacher_forced(model, torch.tensor(x), plan, 'latest')
+            np.testing.assert_allclose([token[2] for token in of_rule], logits[0], **NEAR)
+            assert [token[1] for token in of_rule] == evals[0].tolist()
 
 
 def test_it_reads_only_what_is_new(browser, pages):
     """After a change at the start, in the middle or at the end: what reading anew gives."""
     rules = [how(make_exit(name, tau, wake=wake)) for name, tau, wake
              in product(('kl', 'norm_rel'), (.03, .1, .3), (False, True))]
-    for path in (pages.task, pages.near):
+    for path in (pages.task, pages.near, pages.calc):
         plain, *others = in_page(browser, path, """rules => {
-            const x = R.task.ids.slice(0, 24);
+            const x = R.task ? R.task.ids.slice(0, 24) : encode('12 and 144 are friends').tokens;
             const changed = t => x.map((id, i) => i === t ? 1 - id % 2 : id);
             return [[], [changed(0)], [changed(5), x.slice(0, 3), changed(11)]].map(before =>
                 rules.map(how => {
@@ -312,13 +308,16 @@ def test_it_reads_only_what_is_new(browser, pages):
                 }));
         }""", rules)
         assert others == [plain, plain]
-        assert len({token[0] for of_rule in plain for token in of_rule}) > 5
+        assert len({token[0] for of_rule in plain for token in of_rule}) > 3
 
 
-@pytest.mark.parametrize('name, length', [('near', 192), ('calc', 24)])
-def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, name, length):
-    """Thirty in a row, words changed, put in and taken out: few tokens wake, none is wrong."""
-    problems = tasks.Problems('calc:p=2,reset=0.01' if name == 'near' else 'calc')
+@pytest.mark.parametrize('length, reset', [(24, 0.2), (192, 0.02)])
+def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, length, reset):
+    """
+    Thirty in a row, words changed, put in and taken out: few tokens wake, none is wrong. This holds
+    for the trained model that we ship: one that has hardly learned may keep an old answer.
+    """
+    problems = tasks.Problems(f'calc:reset={reset}')
     rng = np.random.default_rng(length)
     x, _, _ = problems.make(rng, 1, length)
     texts, ids = [], x[0].tolist()
@@ -331,7 +330,7 @@ def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, name, lengt
             ids = ids[:place] + [word] + ids[place:]
         texts.append(ids[:length])
         ids = texts[-1]
-    results = in_page(browser, getattr(pages, name), """(first, texts, hows) => hows.map(how => {
+    results = in_page(browser, pages.calc, """(first, texts, hows) => hows.map(how => {
         let tokens = pass(first, how);
         return texts.map(ids => {
             tokens = pass(ids, how, edited(tokens, ids, true));
@@ -342,12 +341,11 @@ def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, name, lengt
     })""", x[0].tolist(), texts, [how(make_exit(name, tau, wake=True), 2 * length + 100)
                                   for name, tau in (('accel', 1), ('norm_rel', .1))])
     for of_rule in results:
-        for repaired, fresh, _, _ in of_rule:
-            assert repaired == fresh
+        for ids, (repaired, fresh, _, _) in zip(texts, of_rule):
+            right = problems.answers([problems.words[token] for token in ids])
+            assert repaired == fresh == [problems.words.index(word) for word in right]
         repaired, fresh = np.mean([one[2:] for one in of_rule], axis=0)
         assert repaired < fresh / 2
-    words = [problems.words[token] for token in texts[-1]]
-    assert [problems.words[token] for token in results[0][-1][1]] == problems.answers(words)
 
 
 def test_it_writes_what_the_model_writes(browser, pages):
@@ -421,7 +419,7 @@ def test_keys_alone_choose_tokens_and_reach_every_control(browser, pages):
     for path, text, expected in (
             (pages.tiny, 'The quick brown', ['text', *controls, 'temperature', 'write', 'tokens',
                                              'play', 'step', 'group', 'map', 'think']),
-            (pages.near, '=1 +1 *1', ['text', 'deep', 'early', 'again', *controls, 'tokens', 'play',
+            (pages.calc, '=1 +1 *1', ['text', 'deep', 'early', 'again', *controls, 'tokens', 'play',
                                       'step', 'map', 'think'])):
         browser.open(path)
         browser.value(type_text(text))
@@ -441,7 +439,7 @@ def test_keys_alone_choose_tokens_and_reach_every_control(browser, pages):
 
 
 def test_every_control_says_what_it_does(browser, pages):
-    for path in (pages.tiny, pages.near):
+    for path in (pages.tiny, pages.calc):
         browser.open(path)
         titles = browser.value("""
             [...document.querySelectorAll('button, input, select, textarea, a')]
@@ -500,12 +498,10 @@ def test_a_problem_can_be_edited(browser, pages):
     """calc's answers and depths follow; those of another task hold up to the first change."""
     known = "[view.labels.map(one => one.answer), view.labels.map(one => one.depth)]"
     problems = tasks.Problems('calc:p=5')
-    T = load_checkpoint(pages.calc.with_name('ckpt.pt'))[0].config.block_size
     browser.open(pages.calc)
-    for seed, n in (0, T), (7, T), (8, 11):         # the page's own problem, and others
+    for seed, n in (7, 48), (8, 11):
         x, y, depth = (row[0].tolist() for row in problems.make(np.random.default_rng(seed), 1, n))
-        if seed:
-            browser.value(type_text(words_of(pages.calc, x)))
+        browser.value(type_text(words_of(pages.calc, x)))
         assert browser.value(f'[ids, ...{known}]') == [x, y, depth]
     right, *_ = browser.value(f"({type_text('+1 =2 *x +4')}).then(() => {known})")
     assert right == [-1, 2, 1]                      # unknown before the first value; *x is no word
@@ -539,12 +535,12 @@ def test_only_whole_words_are_read_and_the_others_are_named(browser, pages):
 def test_what_is_too_long_is_cut_with_a_word(browser, pages):
     """A text of more than 1,000 letters, a problem of more than 512 words; what is shown stays."""
     for path, text, most in ((pages.tiny, 'x' * 1005, '1000 letters'),
-                             (pages.near, '=1 ' * 515, '512 words')):
+                             (pages.calc, '=1 ' * 515, '512 words')):
         browser.open(path)
         n, notice, value = browser.value(f"""({type_text(text)}).then(() => [
             ids.length, $('notice').textContent, $('text').value])""")
         assert n == int(most.split()[0]) and value == text
-        cut = len(text.split()) - n if path == pages.near else len(text) - n
+        cut = len(text.split()) - n if path == pages.calc else len(text) - n
         assert notice.startswith(f'Only the first {most}') and f'{cut} more are left out' in notice
 
 
@@ -571,7 +567,7 @@ def test_numbers_after_a_paste_that_is_longer_than_the_window(browser, pages):
 
 def test_the_summary_counts_what_the_tiles_show(browser, pages):
     """At every loop step: as many crosses as answers that are not right."""
-    browser.open(pages.near)
+    browser.open(pages.calc)
     seen = browser.value("""{
         const seen = [];
         const {passes} = view;
@@ -586,12 +582,12 @@ def test_the_summary_counts_what_the_tiles_show(browser, pages):
     crosses = [wrong for _, wrong, _ in seen]
     for summary, wrong, awake in seen[1:-1]:
         assert f': {192 - wrong} of 192 answers right, {awake} of 192 tokens awake.' in summary
-    assert crosses[1] > 50 and crosses[-1] == 0 and seen[-1][0].startswith('192 of 192 answers')
+    assert crosses[1] > 100 and crosses[-1] == 0 and seen[-1][0].startswith('192 of 192 answers')
 
 
 def test_the_three_stories(browser, pages):
     """A deep problem is solved; its tokens exit too early; they wake, and it is solved again."""
-    browser.open(pages.near)
+    browser.open(pages.calc)
     shown = [browser.value(f"""{{
         $('{story}').click();
         await drawn;
@@ -608,7 +604,7 @@ def test_the_three_stories(browser, pages):
 
 
 def test_typing_wakes_few_and_says_so(browser, pages):
-    browser.open(pages.near)
+    browser.open(pages.calc)
     text = browser.value("$('text').value")
     assert not text.endswith('=0')
     summary, computed = browser.value(f"""({type_text(text[:-2] + '=0')}).then(() => [
@@ -625,7 +621,7 @@ def test_typing_wakes_few_and_says_so(browser, pages):
 def test_the_address_holds_the_state(browser, pages):
     """What is not as at first; a page that is opened at that address shows the same."""
     for path, text, changes in (
-            (pages.near, '=1 +1 *1 +1', dict(wake='0', tau=0.5, loops=20, reading='1')),
+            (pages.calc, '=1 +1 *1 +1', dict(wake='0', tau=0.5, loops=20, reading='1')),
             (pages.tiny, 'a # & = % \u00e9 +b', dict(group='0', hits='3', temperature='0.3'))):
         state = """[$('text').value, chosen, $('summary').textContent,
                     ...CONTROLS.map(id => BASES[id] ? get(id).toPrecision(3) : get(id))]"""
@@ -641,9 +637,9 @@ def test_the_address_holds_the_state(browser, pages):
         assert all(f'{name}=' in address for name in changes) and 'rule' not in address
         browser.open(path, address=address)
         assert browser.value(state) == before
-    browser.open(pages.near, address='#rule=nonsense&tau=x&token=99&group=7&loops=-1&text=%3D1')
+    browser.open(pages.calc, address='#rule=nonsense&tau=x&token=99&group=7&loops=-1&text=%3D1')
     assert browser.value("[ids.length, $('rule').value]") == [1, 'accel']
-    browser.open(pages.near)
+    browser.open(pages.calc)
     browser.value("(set_rule('norm_rel'), update())")
     # and the address follows what is typed
     browser.value(type_text('=1 +1'))
@@ -682,19 +678,19 @@ def test_write_on_in_a_long_text(browser, pages):
 
 def test_where_the_panels_stand(browser, pages):
     """The answers stand right below the play button on narrow screens; jumps need two groups."""
-    for width, path in product((360, 800, 1400), (pages.near, pages.tiny)):
+    for width, path in product((360, 800, 1400), (pages.calc, pages.tiny)):
         browser.open(path, width)
         play, think, map, hidden, wide = browser.value("""[
             $('play').getBoundingClientRect().bottom, $('think').getBoundingClientRect().top,
             $('map').getBoundingClientRect().top, $('path-panel').hidden,
             document.documentElement.scrollWidth]""")
-        assert think - play < 260 and hidden == (path == pages.near) and wide <= width
+        assert think - play < 260 and hidden == (path == pages.calc) and wide <= width
         assert (think < map) == (width < 1000)
 
 
 def test_a_tile_of_the_map_can_be_chosen(browser, pages):
     """A click on the map chooses its token; the map is as wide as its tokens."""
-    browser.open(pages.near, 1400)
+    browser.open(pages.calc, 1400)
     for t in (0, 100, 191):
         x, y = browser.value(f"""{{
             canvas.scrollIntoView();
@@ -744,15 +740,17 @@ def test_the_page_needs_no_network_and_no_text_is_code(pages):
 def test_weights_are_float16_where_that_changes_no_answer(pages):
     """Of a text: where it loses nothing; of a problem: where all its answers stay."""
     assert [record_of(path)['model']['half'] for path in
-            (pages.tiny, pages.text, pages.near)] == [False, True, True]
+            (pages.tiny, pages.text, pages.task)] == [False, True, True]
+    model, _ = load_checkpoint(pages.task.with_name('ckpt.pt'))
+    assert not torch.equal(model.wte.weight, page.halved(model).wte.weight)
     assert pages.text.stat().st_size < 2.2e6
 
 
 def test_times(browser, pages):
     """Printed, not asserted: pytest -s -k times."""
-    text = words_of(pages.near, record_of(pages.near)['task']['ids'])
+    text = words_of(pages.calc, record_of(pages.calc)['task']['ids'])
     for path, text in ((pages.text, 'The method returns a list of all the tensors in '),
-                       (pages.near, text)):
+                       (pages.calc, text)):
         browser.open(path)
         times = browser.value(f"""{{
             const times = {{}}, text = {text!r}, change = R.task ? ['+1', '*1'] : ['x', 'y'];
@@ -774,10 +772,10 @@ def test_times(browser, pages):
 @pytest.mark.parametrize('flag, words', [
     ('--path=.', 'is a directory'), ('--n_loop=0', 'n_loop must lie between 1 and 30'),
     ('--seed=1', '--seed does nothing'), ('--dataset=calc', '--dataset does nothing'),
-    ('--out_dir=near --n_loop=1125', 'between 1 and 1124'), ('--length=0', 'length must lie'),
-    ('--out_dir=near --length=513', 'between 1 and 512'), ('--length=49', 'learned positions'),
-    ('--out_dir=near --dataset=hop', 'words'), ('--out_dir=near --start==7', "'=7' is not a word"),
-    ('--out_dir=near --start==1 --seed=1', '--seed does nothing')])
+    ('--out_dir=calc --n_loop=1125', 'between 1 and 1124'), ('--length=0', 'length must lie'),
+    ('--out_dir=calc --length=513', 'between 1 and 512'), ('--length=49', 'learned positions'),
+    ('--out_dir=calc --dataset=hop', 'words'), ('--out_dir=calc --start==7', "'=7' is not a word"),
+    ('--out_dir=calc --start==1 --seed=1', '--seed does nothing')])
 def test_bad_input(pages, monkeypatch, flag, words):
     monkeypatch.chdir(pages.folder)
     assert words in refused(*flag.split(), script='page/__main__.py')
@@ -785,13 +783,13 @@ def test_bad_input(pages, monkeypatch, flag, words):
 
 def test_length_and_difficulty_of_the_first_problem(pages, monkeypatch):
     monkeypatch.chdir(pages.folder)
-    task = record_of(pages.near)['task']
-    x, y, depth = tasks.Problems('calc:p=2,reset=0.01').make(np.random.default_rng(1), 1, 192)
+    task = record_of(pages.calc)['task']
+    x, y, depth = tasks.Problems('calc:reset=0.01').make(np.random.default_rng(1), 1, 192)
     assert [task['ids'], task['right'], task['depth']] == [x[0].tolist(), y[0].tolist(),
                                                            depth[0].tolist()]
-    finished('--out_dir=near', '--start==1 +1 *1', '--path=own.html', script='page/__main__.py')
+    finished('--out_dir=calc', '--start==3 +4 *2', '--path=own.html', script='page/__main__.py')
     record = record_of(pages.folder / 'own.html')
-    assert record['start'] == '=1 +1 *1' and record['task']['right'] == [1, 0, 0]
+    assert record['start'] == '=3 +4 *2' and record['task']['right'] == [3, 2, 4]
 
 
 def test_what_the_page_cannot_run(pages):
