@@ -34,6 +34,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import data
@@ -76,6 +77,7 @@ groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
 loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
 bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
+loss_at: Literal['last', 'all'] = 'last'    # all: mean loss after each of the last group's bptt_k
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
 adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
@@ -231,6 +233,8 @@ def set_up(knobs, before, resumed, text, dev):
                 f"{', '.join(unexpected)}")
     if train_only:
         train_layers(model, train_only)
+    if loss_at == 'all' and not model.groups:
+        raise ValueError('--loss_at=all needs a model with groups: leave it out')
 
     # the optimizers, and how far the run has come
     optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
@@ -312,7 +316,7 @@ def train(run, text, dev, autocast):
     begin = time.perf_counter()
     start = run.done
     raw = run.model
-    model = parallel(raw, dev)
+    model = as_trained(raw, dev)
     since = f', from iteration {start}' if start else ''
     say(f'{sum(p.numel() for p in raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {raw.config.groups}, {text.description}, {distributed.WORLD} x {dev}{since}')
@@ -336,7 +340,7 @@ def train(run, text, dev, autocast):
         # forward and backward; one all-reduce, which waits for the device; the check, before any
         # weight is touched
         clock = time.perf_counter()
-        loss, n_loop, flops = forward_backward(model, text, it, dev, autocast)
+        loss, n_loop, flops = forward_backward(model, raw, text, it, dev, autocast)
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
         loss, norm, stop = distributed.agree(loss, norm)
         lr = lr_at(it)
@@ -370,26 +374,47 @@ def train(run, text, dev, autocast):
         f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
 
 
-def parallel(raw, dev):
-    """The model as it is trained: its layers compiled, in DistributedDataParallel if need be."""
+class LossAtEachStep(torch.nn.Module):
+    """
+    A model for --loss_at=all: its loss is the mean of the losses that it would have if its last
+    group had stopped after each of the loop steps that have gradients.
+    """
+
+    def __init__(self, raw):
+        super().__init__()
+        self.raw = raw
+
+    def forward(self, idx, targets, **plan):
+        trace = []
+        logits, loss = self.raw(idx, targets, **plan, trace=trace)
+        states = trace[-1]['states'][1:]                                        # (K, B, T, C)
+        losses = [loss]                                                         # of the last step
+        for x in states[-self.raw.config.bptt_k:-1]:
+            earlier = self.raw.through_coda(x).flatten(0, 1).float()            # (B T, V)
+            losses.append(cross_entropy(earlier, targets.flatten()))
+        return logits, torch.stack(losses).mean()
+
+
+def as_trained(raw, dev):
+    """The model in the form that is trained: compiled, and shared by the processes, if need be."""
     wanted = dev.startswith('cuda') if compile is None else compile
     if wanted and distributed.can_compile(dev):
         compile_layers(raw)
+    model = LossAtEachStep(raw) if loss_at == 'all' else raw
     if distributed.WORLD == 1:
-        return raw
+        return model
     # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
     reads_e = all(group.adapter.reads_e for group in raw.groups)
-    return DistributedDataParallel(raw, find_unused_parameters=not reads_e,
+    return DistributedDataParallel(model, find_unused_parameters=not reads_e,
                                    broadcast_buffers=False)             # they never change
 
 
-def forward_backward(model, text, it, dev, autocast):
+def forward_backward(model, raw, text, it, dev, autocast):
     """
-    The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
-    for which nobody has waited yet), the loop counts of the last micro step, and the FLOPs of all
-    processes.
+    The gradient of iteration `it`, over all its micro steps. model: see as_trained. Returns this
+    process's loss (a tensor, for which nobody has waited yet), the loop counts of the last micro
+    step, and the FLOPs of all processes.
     """
-    raw = getattr(model, 'module', model)           # without DistributedDataParallel
     loss = torch.zeros((), device=dev)
     flops = 0
     for micro in range(gradient_accumulation_steps):

@@ -32,7 +32,9 @@ counts, generators = Counter(), {}      # {(what, line): times}, {handle: is it 
 
 def each(f, x):
     """x with f applied to all that its lists and tuples hold."""
-    return type(x)([each(f, one) for one in x]) if isinstance(x, (list, tuple)) else f(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)([each(f, member) for member in x])
+    return f(x)
 
 
 def count(what):
@@ -45,16 +47,23 @@ def count(what):
 
 def run(func, types, args=(), kwargs=None):
     """An operation: check its devices, count what waits, let the CPU compute, wrap the result."""
-    cpu, wrappers = [], {}      # the CPU's tensors; those of the device, by what they hold
+    cpu = []                    # the CPU's tensors among the arguments
+    wrappers = {}               # and those of the device, by the id of what they hold
 
     def unwrap(x):
-        cpu.extend([x] if isinstance(x, torch.Tensor) and type(x) is not OnDevice else [])
-        return wrappers.setdefault(id(x.raw), x).raw if type(x) is OnDevice else x
+        if type(x) is OnDevice:
+            return wrappers.setdefault(id(x.raw), x).raw
+        if isinstance(x, torch.Tensor):
+            cpu.append(x)
+        return x
 
-    def wrap(x):                # what is written in place, or only handed on, keeps its wrapper
-        new = isinstance(x, torch.Tensor) and id(x) not in wrappers
-        return OnDevice(x.resolve_conj().resolve_neg()) if new else wrappers.get(id(x), x)
-    raw, options = each(unwrap, args), {name: unwrap(x) for name, x in (kwargs or {}).items()}
+    def wrap(x):
+        if isinstance(x, torch.Tensor) and id(x) not in wrappers:
+            return OnDevice(x.resolve_conj().resolve_neg())
+        return wrappers.get(id(x), x)       # written in place, or only passed on
+
+    raw = each(unwrap, args)
+    options = {name: unwrap(x) for name, x in (kwargs or {}).items()}
     # is the result on the device?
     there = type(args[0]) is OnDevice if func is COPY else bool(wrappers)
     if options.get('device'):
@@ -70,7 +79,7 @@ def run(func, types, args=(), kwargs=None):
         for _ in masks if func in INDEXES else WAITS.intersection(func.tags):
             count('wait')
         for x in cpu:
-            if any(x is one for one in index):
+            if any(x is part for part in index):
                 count('upload')
             elif x.dim() or x is args[0] or not (index or torch.Tag.pointwise in func.tags):
                 raise RuntimeError(f'{func}: expected all tensors to be on the same device, but '
@@ -108,7 +117,7 @@ class Generator(torch.Generator):
 
 
 class Mode(TorchDispatchMode):
-    __torch_dispatch__ = lambda self, *how: run(*how)
+    __torch_dispatch__ = lambda self, *operation: run(*operation)
 
 
 @contextmanager

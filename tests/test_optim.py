@@ -6,17 +6,17 @@ import torch
 
 from common.optim import Muon, make_optimizers
 
-HOW = (3e-3, 0.1, (0.9, 0.95))
+SETTINGS = (3e-3, 0.1, (0.9, 0.95))      # learning rate, weight decay, AdamW's betas
 
 
 @pytest.mark.parametrize('kind', ['adamw', 'muon'])
 def test_each_weight_has_one_optimizer_and_decay_is_on_matrices(tiny, kind):
     model, decays = tiny(bias=True), {}
-    optimizers = make_optimizers(model, kind, *HOW)
-    for one, optimizer in optimizers.items():
+    optimizers = make_optimizers(model, kind, *SETTINGS)
+    for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
-            assert group['lr'] == 3e-3 and group.get('betas', HOW[2]) == HOW[2]
-            decays |= {id(p): (one, group['weight_decay']) for p in group['params']}
+            assert group['lr'] == 3e-3 and group.get('betas', SETTINGS[2]) == SETTINGS[2]
+            decays |= {id(p): (name, group['weight_decay']) for p in group['params']}
     assert sum(len(group['params']) for optimizer in optimizers.values()
                for group in optimizer.param_groups) == len(list(model.parameters()))
     for name, p in model.named_parameters():

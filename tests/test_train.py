@@ -37,6 +37,7 @@ import tasks
 import train
 from common import distributed, plots, report
 from common.checkpoint import load_checkpoint
+from loops import TrainingNoise
 from model import GPT
 
 FINE_TUNE = ['--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-no']
@@ -73,6 +74,27 @@ def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
     for its, micros in (range(20), [0]), ([0], range(20)):
         loops = {tuple(train.draw_loops(it, micro)) for it in its for micro in micros}
         assert len(loops) > 10 and {len(draw) for draw in loops} == {len(train.groups)}
+
+
+def test_the_loss_after_each_loop_step(tiny, idx):
+    """Value and gradient: as if the last group had stopped one step or two earlier."""
+    def noise():
+        return TrainingNoise(torch.Generator().manual_seed(0))
+
+    def gradient(model):
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+    model = tiny(bptt_k=3).train()
+    _, loss = train.LossAtEachStep(model)(idx, idx, n_loop=[4, 5], noise_seed=noise())
+    loss.backward()
+    found, losses, gradients = gradient(model), [], []
+    for n, bptt_k in (3, 1), (4, 2), (5, 3):
+        model.zero_grad()
+        model.groups[1].bptt_k = bptt_k
+        losses.append(model(idx, idx, n_loop=[4, n], noise_seed=noise())[1])
+        losses[-1].backward()
+        gradients.append(gradient(model))
+    assert math.isclose(loss.item(), sum(losses).item() / 3, rel_tol=1e-6)
+    torch.testing.assert_close(found, sum(gradients) / 3, rtol=1e-4, atol=1e-6)
 
 
 # whole runs --------------------------------------------------------------------------------------
@@ -459,6 +481,13 @@ def test_paths():
     with mock.patch.dict(os.environ, HOME=os.getcwd()):
         finished(*TINY, '--max_iters=1', '--out_dir=~/run')
     assert os.path.exists('run/ckpt.pt') and not os.path.exists('~')
+
+
+def test_loss_at_all_is_a_knob():
+    finished(*TINY, '--loss_at=all', '--max_iters=2', '--out_dir=out-all')
+    assert 'loss_at = last (it was all)' in refused('--resume', '--out_dir=out-all',
+                                                    '--loss_at=last', '--max_iters=3')
+    assert 'needs a model with groups' in refused(*TINY, '--groups=[]', '--loss_at=all')
 
 
 def test_weights_without_a_place_are_named(whole):
