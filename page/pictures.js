@@ -73,77 +73,85 @@ function layout_of_map({tokens, layer}, width) {
   const w = between(1, (width - MAP.left - 2) / tokens.length, MAP.widest);
   const h = Math.min(MAP.highest, MAP.height / passes);
   return {cells, passes, w, h, x: t => MAP.left + w * t, y: k => MAP.top + h * (k - 1),
-          right: MAP.left + w * tokens.length, end: MAP.top + h * passes};
+          right: MAP.left + w * tokens.length, end: MAP.top + h * passes,
+          gap_x: w > 6 ? 1 : 0, gap_y: h > 6 ? 1 : 0};
 }
 
 // step: the loop step that is shown, of all that were taken; wrong: whose answer is wrong then
 function draw_map(view, step = Infinity, wrong = []) {
-  const map = layout_of_map(view, $('map').clientWidth), {x, y, w, h, right, end} = map;
-  const scale = globalThis.devicePixelRatio || 1, height = end + MAP.bottom;
-  Object.assign(canvas, {width: Math.ceil((right + 2) * scale), height: Math.ceil(height * scale)});
-  Object.assign(canvas.style, {width: `${right + 2}px`, height: `${height}px`});
+  const map = layout_of_map(view, $('map').clientWidth);
+  const scale = globalThis.devicePixelRatio || 1;
+  const width = map.right + 2, height = map.end + MAP.bottom;
+  Object.assign(canvas, {width: Math.ceil(width * scale), height: Math.ceil(height * scale)});
+  Object.assign(canvas.style, {width: `${width}px`, height: `${height}px`});
   canvas.setAttribute('aria-label', `${view.tokens.length} tokens by ${map.passes} loops`);
   const pen = canvas.getContext('2d');
-  const snap = place => Math.round(place * scale) / scale;      // to whole pixels of the screen
-  const paint = (style, left, top, width, height) => {
-    const rectangle = [snap(left), snap(top), snap(left + width), snap(top + height)];
-    pen.fillStyle = style;
-    pen.fillRect(rectangle[0], rectangle[1], Math.max(rectangle[2] - rectangle[0], 1 / scale),
-                 Math.max(rectangle[3] - rectangle[1], 1 / scale));
-  };
   pen.scale(scale, scale);
 
-  // asleep is dark, awake bright; later steps than the shown one are covered
-  const gap_x = w > 6 ? 1 : 0, gap_y = h > 6 ? 1 : 0;
-  paint(colour('asleep'), MAP.left, MAP.top, right - MAP.left, end - MAP.top);
-  map.cells.forEach((cell, t) => cell?.frames.slice(1).forEach(({k, change}) => paint(
-    colour_of_move(change), x(t), y(k), w - gap_x, h - gap_y)));
-  pen.globalAlpha = .85;
-  if (step < map.passes) paint(colour('asleep'), MAP.left, y(step + 1), right - MAP.left,
-                               end - y(step + 1));
-  pen.globalAlpha = 1;
-
-  // how deep each answer is, which are wrong, and the chosen token
-  view.labels.forEach(({answer, depth}, t) => {
-    if (answer >= 0 && depth >= 0 && depth <= map.passes && !view.how.one_by_one)
-      draw_depth(pen, x(t) + w / 2, y(depth + 1), w);
-  });
-  wrong.forEach(t => paint(colour('wrong'), x(t), end + 3, w - gap_x, 6));
-  pen.strokeStyle = pen.fillStyle = colour('chosen');
+  draw_awake(pen, map, step);
+  if (!view.how.one_by_one) draw_depths(pen, view, map);
+  wrong.forEach(t => paint(pen, colour('wrong'), map.x(t), map.end + 3, map.x(t + 1) - map.gap_x,
+                           map.end + 9));
+  pen.strokeStyle = colour('chosen');
   pen.lineWidth = 1.5;
-  pen.strokeRect(x(view.at) - .75, MAP.top - 1, Math.max(w, 2) + .75, end - MAP.top + 2);
+  pen.strokeRect(map.x(view.at) - .75, MAP.top - 1, Math.max(map.w, 2) + .75,
+                 map.end - MAP.top + 2);
   label_axes(pen, view, map);
 }
 
-function draw_depth(pen, x, y, w) {
-  pen.fillStyle = '#fff';
-  pen.strokeStyle = '#000';
-  pen.beginPath();
-  if (w < 5) pen.rect(x - w / 2, y - .5, Math.max(w, 1), 1);
-  else pen.arc(x, y, Math.min(3, w / 3), 0, 7);
-  pen.fill();
-  if (w > 8) pen.stroke();
+// a rectangle, on whole pixels of the screen
+function paint(pen, style, left, top, right, bottom) {
+  const scale = globalThis.devicePixelRatio || 1;
+  const snap = place => Math.round(place * scale) / scale;
+  pen.fillStyle = style;
+  pen.fillRect(snap(left), snap(top), Math.max(snap(right) - snap(left), 1 / scale),
+               Math.max(snap(bottom) - snap(top), 1 / scale));
 }
 
+// asleep is dark, awake bright; steps later than the shown one are covered
+function draw_awake(pen, {cells, passes, x, y, right, end, gap_x, gap_y}, step) {
+  const asleep = colour('asleep');
+  paint(pen, asleep, MAP.left, MAP.top, right, end);
+  cells.forEach((cell, t) => cell?.frames.slice(1).forEach(({k, change}) => paint(
+    pen, colour_of_move(change), x(t), y(k), x(t + 1) - gap_x, y(k + 1) - gap_y)));
+  pen.globalAlpha = .85;
+  if (step < passes) paint(pen, asleep, MAP.left, y(step + 1), right, end);
+  pen.globalAlpha = 1;
+}
+
+// a dot where as many loops have been taken as an answer is deep
+function draw_depths(pen, {labels}, {passes, x, y, w}) {
+  pen.strokeStyle = '#000';
+  labels.forEach(({answer, depth}, t) => {
+    if (answer < 0 || depth < 0 || depth > passes) return;
+    const middle = y(depth + 1);
+    if (w < 5) return paint(pen, '#fff', x(t), middle - .5, x(t + 1), middle + .5);
+    pen.fillStyle = '#fff';
+    pen.beginPath();
+    pen.arc(x(t) + w / 2, middle, Math.min(3, w / 3), 0, 7);
+    pen.fill();
+    if (w > 8) pen.stroke();
+  });
+}
+
+// loops at the left, positions below, and where there is room words above
 function label_axes(pen, {tokens, at, start}, {passes, x, y, w, h, right, end}) {
-  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+  const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000];
+  const rows = every.find(n => n * h >= 18) ?? 5000;
+  const columns = every.find(n => n * w >= 40) ?? 5000;
   pen.font = '11px system-ui, sans-serif';
-  const rows = every.find(n => n * h >= 18) ?? 2000;
-  const columns = every.find(n => n * w >= 40) ?? 2000;
+  pen.fillStyle = colour('soft');
   pen.textAlign = 'right';
-  for (let k = rows; k <= passes; k += rows) {
-    pen.fillStyle = colour('soft');
-    pen.fillText(k, MAP.left - 5, y(k) + h / 2 + 4);
-  }
+  for (let k = rows; k <= passes; k += rows) pen.fillText(k, MAP.left - 5, y(k) + h / 2 + 4);
   pen.textAlign = 'center';
+  for (let t = 0; t < tokens.length; t += columns)
+    pen.fillText(start + t, x(t) + w / 2, end + 22);
   const words = tokens.map(({id}) => R.words[id].slice(0, 4));
-  const fits = w >= 7 * Math.max(...words.map(word => word.length)) + 2;
-  for (let t = 0; t < tokens.length; t++) {
-    pen.fillStyle = colour(t === at ? 'chosen' : 'soft');
-    if (fits || t === at)
-      pen.fillText(words[t], Math.min(x(t) + w / 2, right - 8), MAP.top - 5);
-    if (t % columns === 0) pen.fillText(start + t, x(t) + w / 2, end + 22);
-  }
+  const write = t => pen.fillText(words[t], Math.min(x(t) + w / 2, right - 8), MAP.top - 5);
+  const there_is_room = w >= 7 * Math.max(...words.map(word => word.length)) + 2;
+  words.forEach((_, t) => { if (there_is_room && t !== at) write(t); });
+  pen.fillStyle = colour('chosen');
+  write(at);
 }
 
 // the token at a place of the canvas, and the loop step
