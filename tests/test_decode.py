@@ -248,6 +248,7 @@ def test_a_nan_stops_with_a_clear_error(tiny, idx, how):
     (dict(top_k=0), 'top_k'),
     (dict(cache='ring', ring=0), 'ring must have at least 1'),
     (dict(cache='newest'), 'unknown cache policy .newest.'),
+    (dict(cache=''), "unknown cache policy ''"),
     (dict(warm_start=True, cache=None), 'needs a cache'),
     (dict(draft_loops=3, n_loop=3), 'must lie between 1 and n_loop - 1, not 3'),
     (dict(draft_loops=1), 'needs one row'),

@@ -244,7 +244,7 @@ def test_a_plain_model_answers(capsys, terminal):
     *((f'--exit=norm --wake {cache}', f"needs a cache that keeps every loop step, and '{name}'")
       for cache, name in (('--cache=latest', 'latest'), ('--cache=ring --ring=2', 'ring'),
                           ('--wave=8', 'latest'))),
-    ('--exit=', 'exit'), ('--cache=', 'cache'),         # a variable of the shell that is not set
+    ('--exit=', 'exit is empty'), ('--cache=', 'cache is empty'),
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--start=FILE:out/ckpt.pt', "cannot read 'out/ckpt.pt'"),
