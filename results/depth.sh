@@ -56,16 +56,23 @@ for seed in 1 2 3; do
     rules calc-192-0.05-$seed 192 0.05 8 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[24,32,40,48,56,64,80]'
     rules calc-192-0.01-$seed 192 0.01 8 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[64,96,128,144,160,192]'
     rules calc-512-0.004-$seed 512 0.004 4 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[160,192,224,256,320,384]'
-    rules calc-2048-0.002-$seed 2048 0.002 2 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[384,512,640,768]'
-    rules calc-8192-0.0005-$seed 8192 0.0005 1 "$RULES" "$TAUS" '--wake=True' '--budgets=[]'
+    rules calc-2048-0.002-$seed 2048 0.002 2 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[384,512,640,768]' --n_loop=1400
     # waiting: a token goes on looping until all earlier ones are still
     for problem in '192 0.2 8' '192 0.05 8' '192 0.01 8' '512 0.004 4' '2048 0.002 2'; do
         set -- $problem
-        FILE=results/waiting.py rules waiting-$1-$2-$seed $1 $2 $3 "$RULES" "$TAUS" '--wake=True' '--budgets=[]'
+        FILE=results/waiting.py rules waiting-$1-$2-$seed $1 $2 $3 "$RULES" "$TAUS" '--wake=True' \
+            '--budgets=[]' $([ $1 = 2048 ] && echo --n_loop=1400)
     done
 done
-RUN=out-depth/looped-1 rules calc-65536-0.0001-1 65536 0.0001 1 "$RULES" "$TAUS" '--wake=True' '--budgets=[]'
 RUN=out-depth/s3-1 TASK=group rules s3-512-0-1 512 0 4 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[384,512]'
+# the longest, where fixed loops would take an hour
+for seed in 1 2 3; do
+    for problem in '8192 0.0005' '65536 0.0001'; do
+        set -- $problem
+        python sample.py --out_dir=out-depth/looped-$seed --exit=accel --tau=1 --length=$1 \
+            --dataset=calc:reset=$2 | tail -n 3 > results/depth/long-$1-$seed.txt
+    done
+done
 # one token after another
 RUN=out-depth/looped-1 rules latest-192-0.01-1 192 0.01 8 "$RULES" "$TAUS" --wake=False --cache=latest '--budgets=[1,2,3,4,6,8]'
 
