@@ -11,6 +11,7 @@ beside it, unless they are in log.csv or bench.csv.
 import csv
 import glob
 import os
+import re
 from contextlib import suppress
 from itertools import cycle
 
@@ -25,7 +26,7 @@ import matplotlib  # noqa: E402
 from matplotlib import colormaps  # noqa: E402
 from matplotlib.animation import PillowWriter  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import LogLocator  # noqa: E402
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: E402
 
 if backend is not None:
     os.environ['MPLBACKEND'] = backend
@@ -377,7 +378,7 @@ def deeper(folder, path):
             continue
         good = [row for row in read_csv(file) if float(row['accuracy']) > 0.9999]
         for row in good:
-            if row['kind'] == 'exit rules' and row['rule'] == 'accel' and row['wake'] == 'True':
+            if row['rule'] == 'accel' and float(row['tau']) == 1 and row['wake'] == 'True':
                 name = 'waiting' if of_file.startswith('waiting') else 'asleep until news arrives'
                 costs.setdefault(f'Algorithm 1, {name}', []).append(
                     (float(row['deepest']), float(row['mean_evals'])))
@@ -387,11 +388,19 @@ def deeper(folder, path):
             least, row = min(fixed, key=lambda pair: pair[0])
             costs.setdefault('the fewest fixed loops, in hindsight', []).append(
                 (float(row['deepest']), least))
+    for file in glob.glob(f'{folder}/long-8192-1.txt'):         # what sample.py says
+        with open(file, encoding='utf-8') as f:
+            sentence = re.search(r'answer (\d+) steps.* computed (\S+) times', f.read())
+        costs['Algorithm 1, asleep until news arrives'].append(
+            (float(sentence[1]), float(sentence[2])))
     for g, (name, points) in enumerate(costs.items()):
         right.plot(*zip(*sorted(points)), 'o-', color=colour_of(g), label=name)
     right.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
               yscale='log', title='What it costs, all answers right')
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, loc='center right')
+    for axis in left.xaxis, right.xaxis, right.yaxis:
+        axis.set_major_formatter(StrMethodFormatter('{x:g}'))
+        axis.set_minor_formatter(NullFormatter())
     save(figure, path)
 
 

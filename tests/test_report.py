@@ -134,8 +134,8 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
             assert math.isclose(float(row['loss']), loss, rel_tol=1e-5)
             line = next(line.split() for line in printed if line.split()[0] == row['loops'])
             assert f'{100 * share:.2f}' in line
-            column = row['first'] if row['first'] == row['last'] else f"{row['first']}-{row['last']}"
-            assert column in header.split()
+            first, last = row['first'], row['last']
+            assert (first if first == last else f'{first}-{last}') in header.split()
 
 
 def test_columns_of_few_depths_and_of_none(text):
