@@ -54,7 +54,8 @@ def algorithm_1(f, x0, tau, k_max):
 #
 #     x0, x1    (..., C)
 #     memo      what the signal passes on to its next call, a tensor (...) or (..., any); None in a
-#               token's first step
+#               token's first step. If the rule wakes, it should tell of the last step alone, since
+#               steps that a token sleeps through may not be counted
 #     read      state (..., C) -> logits (..., V), see Exit.reads
 #     value     (...), or None while it is undefined, which counts as not small. A yes-or-no signal
 #               is 0 where a token may exit and 1 elsewhere, with a tau of 0.5

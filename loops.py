@@ -377,8 +377,9 @@ class RecurrentGroup(nn.Module):
         own = [cache[block] for block in self.core]
         attention = self.core[0].attn
 
-        # who wakes whom. The moves in a cache tell of earlier passes; without them a lone token has
-        # nobody to wait for
+        # who wakes whom: those that read a token in one layer; what a second layer of the core
+        # hands on wakes the next ones a step later. The moves in a cache tell of earlier passes;
+        # without them a token that is decoded alone cannot know who moved
         moves = cache.get(self) if rule.wake else None
         readers = attention.readers if rule.wake and (moves is not None or T > 1) else None
         if moves is not None:
@@ -388,7 +389,7 @@ class RecurrentGroup(nn.Module):
         few = attention.window is not None and attention.window < T
         one_slot = all(type(kv) is KeysValues and kv.slots == 1 for kv in own)
         plain = rule.reads == 'readout' and not rule.by_row
-        if rule.wake and few and one_slot and plain and span.start == 0:
+        if rule.wake and few and one_slot and plain and span.start == 0 and moves is None:
             f = self.block_map_awake(e, plan, cache)
             x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers, diary)
         else:

@@ -202,10 +202,10 @@ def attend_near(q, kv, there):
     Attention of queries q (B, T, H, D), each over keys and values of its own, kv (B, T, W, 2, H,
     D), as far as they are there (T, W) -> (B, T, H, D).
     """
-    k, v = kv.unbind(3)                                                         # (B, T, W, H, D)
-    scores = (q[:, :, None] * k).sum(-1) / math.sqrt(q.shape[-1])               # (B, T, W, H)
+    k, v = kv.float().unbind(3)                                                 # (B, T, W, H, D)
+    scores = (q.float()[:, :, None] * k).sum(-1) / math.sqrt(q.shape[-1])       # (B, T, W, H)
     weights = scores.masked_fill(~there[..., None], -math.inf).softmax(dim=2)
-    return (weights[..., None] * v).sum(2)
+    return (weights[..., None] * v).sum(2).to(q.dtype)
 
 
 class MLP(nn.Module):

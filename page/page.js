@@ -333,7 +333,6 @@ function summary_at_end(view, n_wrong) {
     sentences.push(`Your change: ${count(woken, 'token')} of ${tokens.length} woke, for ` +
                    `${count(woken && passes, 'loop')}; the others slept.`);
     if (n_wrong) sentences.push('To read it anew, from noise: "let it wake".');
-    if (n_wrong) sentences.push('To read it anew, from noise: "let it wake".');
   } else if (how.one_by_one) {
     sentences.push(`One by one: ${passes} passes one after another. ${average}, since all that ` +
                    'it reads is done.');

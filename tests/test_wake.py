@@ -14,7 +14,7 @@ from cache import KeysValues, Span, make_cache
 from decode import teacher_forced
 from exits import Tokens, loop, loop_awake, make_exit
 from loops import Plan
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, attend_near
 
 WINDOW = dict(window=3, pos='rotary')
 CLOSE = dict(rtol=1e-4, atol=1e-5)
@@ -234,6 +234,27 @@ def test_a_window_in_generated_text(tiny, idx, cache):
         long = dict(temperature=0, n_loop=40)
         assert torch.equal(model.generate(idx[:1, :5], 9, cache=cache, ring=2, **long)[0],
                            model.generate(idx[:1, :5], 9, cache='exact', **long)[0])
+
+
+def test_one_slot_and_one_step(tiny, idx):
+    """A budget of one step: the exact cache then has one slot, and remembers who moved."""
+    model, rule = tiny(**WINDOW), make_exit('norm', 1e9, keep=False, wake=True)
+    text, steps = model.generate(idx[:1, :6], 5, temperature=0, n_loop=1, exit=rule, cache='exact')
+    for t in range(6, 11):
+        logits, step, _ = forced(model, text[:, :t], rule, 1)
+        assert torch.equal(text[:, t], logits[:, -1].argmax(-1))
+        assert torch.equal(steps[:, t - 6], step[:, -1])
+
+
+@torch.no_grad()
+def test_near_attention_sums_in_float32(tiny, idx):
+    """Under bfloat16 the awake alone are as exact as all: the sums are those of float32."""
+    q = torch.randn(1, 3, 2, 8).bfloat16()
+    kv = torch.randn(1, 3, 4, 2, 2, 8).bfloat16()
+    there = torch.ones(3, 4, dtype=torch.bool)
+    exact = attend_near(q.double(), kv.double(), there)
+    assert (attend_near(q, kv, there) - exact).abs().max() < 2 ** -7 * exact.abs().max()
+    assert attend_near(q, kv, there).dtype == torch.bfloat16
 
 
 def test_slots_are_allocated_as_steps_are_taken(tiny, idx):
