@@ -113,8 +113,6 @@ device = 'auto'             # cuda, mps or cpu; auto = the best there is
 dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
-
-
 DEFAULTS = configurator.knobs_of(globals())     # the knobs above
 
 

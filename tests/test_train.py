@@ -357,6 +357,15 @@ def test_no_log_and_no_figure_is_worth_a_run(whole, monkeypatch):
     assert same(saved('out')['model'], saved(whole)['model'])
 
 
+def test_the_figure_is_drawn_at_each_evaluation(monkeypatch):
+    drawn = mock.Mock()
+    monkeypatch.setattr(plots, 'losses', drawn)
+    finished(*TINY)
+    rows = [[row['iter'] for row in call.args[0] if row['val_loss_1']] for call in
+            drawn.call_args_list]
+    assert rows == [['5'], ['5', '10'], ['5', '10', '12']]
+
+
 def test_an_error_of_the_disk_saves_first(monkeypatch):
     batch = data.Text.batch
 
@@ -436,7 +445,7 @@ def test_a_run_is_not_overwritten_by_another(whole):
 # what belongs to the weights of an earlier run, and what does not
 OF_A_RUN = ['ckpt_best.pt', 'ckpt-before-finetune.pt', 'ckpt_000300.pt', 'exits.json', 'log.csv',
             'tokenizer.json', 'eval.csv', 'loss.png', 'bench.csv', 'figures/figure_1.png']
-FOREIGN = ['notes.txt', 'tokenizer.txt', 'explore.html', 'figures/mine.png', 'my.csv']
+FOREIGN = ['notes.txt', 'tokenizer.txt', 'explore.html', 'figures/mine.png', 'depth.md']
 
 
 def test_whatever_a_new_run_would_remove_protects_the_folder():
