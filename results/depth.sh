@@ -74,6 +74,6 @@ for seed in 1 2 3; do
     done
 done
 # one token after another
-RUN=out-depth/looped-1 rules latest-192-0.01-1 192 0.01 8 "$RULES" "$TAUS" --wake=False --cache=latest '--budgets=[1,2,3,4,6,8]'
+RUN=out-depth/looped-3 rules latest-192-0.01-3 192 0.01 8 "$RULES" "$TAUS" --wake=False --cache=latest '--budgets=[1,2,3,4,6,8]'
 
 python -c "from common import plots; plots.deeper('results/depth', 'assets/deeper.png')"

@@ -1,15 +1,13 @@
 """micro.py: the same model, exits and training as the project's own files; a run; bad input."""
-import inspect
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, refused
+from conftest import refused
 
 import micro
-from exits import algorithm_1, make_exit
+from exits import make_exit
 from model import GPT, GPTConfig
 
 CLOSE = dict(rtol=1e-5, atol=1e-5)
@@ -67,12 +65,6 @@ def test_algorithm_1(pair, tau):
         assert torch.equal(ours['steps_used'], theirs['steps_used'])
         assert tau in (0, float('inf')) or len(ours['steps_used'].unique()) > 2
     torch.testing.assert_close(got, want, **CLOSE)
-
-
-def test_the_readme_shows_algorithm_1():
-    text = Path(ROOT, 'README.md').read_text(encoding='utf-8')
-    block, = re.findall(r'```python\n(def algorithm_1.*?)```', text, re.S)
-    assert block == inspect.getsource(algorithm_1)
 
 
 def test_a_training_step(pair):
