@@ -110,6 +110,44 @@ def test_news_wakes_who_slept(name, keep):
     assert (used_some == used).all() and (evals_some == evals).all()
 
 
+@pytest.mark.parametrize('name, tau', [('accel_rel', 2.0), ('accel', 1.5), ('norm', 1.5)])
+def test_who_slept_has_an_update_of_zero(name, tau):
+    """Tokens that fall asleep while they drift, and wake: as if all were computed, and masked."""
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))[0]
+    start = 3 * torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(2))
+
+    keys = start.clone()            # of each token the state before its last computed step
+
+    def pull(x, k, awake):
+        if awake is None:
+            keys.copy_(x)
+        else:
+            keys.copy_(torch.where(awake[..., None], x, keys))
+        return 0.9 * x @ turn + 0.3 * torch.cat((torch.ones(2, 1, 4), keys[:, :-1]), dim=1)
+
+    def pull_some(x, k, rows, places):
+        keys[rows, places] = x
+        whole = torch.zeros(2, 30, 4)
+        whole[rows, places] = x
+        before = torch.cat((torch.ones(2, 1, 4), keys[:, :-1]), dim=1)
+        return (0.9 * whole @ turn + 0.3 * before)[rows, places]
+
+    def next_one(moved):
+        return moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]
+
+    diary = []
+    rule = make_exit(name, tau, keep=True, wake=True)
+    x, used, evals, k = loop(pull, start, 60, rule, None, next_one, diary=diary)
+    some = loop_awake(pull_some, start, 60, rule, None, next_one)
+    torch.testing.assert_close(some[0], x, **CLOSE)
+    assert (some[1] == used).all() and (some[2] == evals).all() and some[3] == k
+    # some slept and woke
+    computed = np.zeros((len(diary), 60), dtype=int)
+    for step, tokens in enumerate(diary):
+        computed[step, tokens] = 1
+    assert (np.diff(computed, axis=0) == 1).any()
+
+
 # a window and waking in the model -----------------------------------------------------------------
 
 def forced(model, idx, rule, n_loop=14, cache=None):
