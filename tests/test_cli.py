@@ -119,6 +119,10 @@ def run(folder, command, project=ROOT):
         if not os.path.exists(folder / 'tiny.gguf'):
             write_gguf(folder / 'tiny.gguf')
         args = [arg.replace('[12,13,14,15]', '[1,2]') for arg in args]      # it has four layers
+    # the model of this folder in place of the one that comes with the code
+    args = [arg.replace('pretrained/text/ckpt.pt', 'out/ckpt.pt') for arg in args]
+    if '--eval_only' in command:        # the shape is that of the run
+        args = [*words[1:], '--eval_windows=4', '--eval_loops=[1,2]']
     if '--calibrate' in command:                        # of each rule it takes seconds
         args.append("--rules=['accel']")
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
@@ -142,6 +146,8 @@ LAST_WORDS = {
     'train.py': 'next: python sample.py',
     'sample.py': 'tokens/s',
     '--out_dir=out-calc': 'answers right',
+    '--out_dir=pretrained/calc': 'answers right',
+    '--eval_only': 'eval.csv',
     'tasks.py': '20 problems: the oracle disagrees with 0',
     'zoo.etd': 'next: python train.py',
     'page': 'open it in a browser',
