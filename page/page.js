@@ -270,15 +270,31 @@ function draw_view() {
 // the last loop step whose result a token keeps
 const steps_kept = ({frames}) => frames.reduce((k, frame) => frame.thrown ? k : frame.k, 0);
 
+// a tile: token, answer, loop steps. Those of the text before are used again
 function draw_tiles({start, group}) {
-  $('tokens').replaceChildren(...ids.map((token, i) => {
-    const steps = known_steps[i]?.[group] ?? '', button = make('button', {
-      type: 'button', 'aria-pressed': i === chosen, tabindex: i === chosen ? 0 : -1,
-      'aria-label': `${R.words[token]}, loop steps: ${steps}`, class: i < written ? '' : 'written',
-    }, make('bdi', {}, R.words[token]), make('small', {}, '\u2026'),
-       make('small', {class: 'soft'}, `${steps}`));
-    return Object.assign(button, {disabled: i < start, onclick: () => choose(i)});
-  }));
+  const box = $('tokens');
+  while (box.children.length > ids.length) box.lastChild.remove();
+  while (box.children.length < ids.length) {
+    const i = box.children.length;
+    const tile = make('button', {type: 'button'}, make('bdi', {}), make('small', {}),
+                      make('small', {class: 'soft'}));
+    tile.onclick = () => choose(i);
+    box.append(tile);
+  }
+  ids.forEach((token, i) => {
+    const tile = box.children[i], [word, answer, steps] = tile.children;
+    if (word.textContent !== R.words[token]) answer.textContent = '\u2026';
+    put(word, R.words[token]);
+    put(steps, `${known_steps[i]?.[group] ?? ''}`);
+    tile.setAttribute('aria-label', `${R.words[token]}, loop steps: ${steps.textContent}`);
+    tile.setAttribute('aria-pressed', i === chosen);
+    tile.tabIndex = i === chosen ? 0 : -1;
+    tile.disabled = i < start;
+    tile.className = i < written ? '' : 'written';
+  });
+}
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
 // what is there after loop step `shown_step`: answers, who is awake, what the panels show
@@ -291,12 +307,12 @@ function reveal() {
     answers[t] !== labels[t].answer;
   const wrong = [...labels.keys()].filter(is_wrong);
   const awake = tokens.filter(({cells}) => !at_end && k && frame_at(cells[layer], k).k === k);
+  const is_awake = new Set(awake);
   [...$('tokens').children].slice(start).forEach((tile, t) => {
-    const small = tile.children[1];
-    const cross = is_wrong(t) ? '\u2717' : '';
-    small.textContent = t in answers ? R.words[answers[t]] + cross : '\u2026';
+    const small = tile.children[1], cross = is_wrong(t) ? '\u2717' : '';
+    put(small, t in answers ? R.words[answers[t]] + cross : '\u2026');
     small.className = is_wrong(t) ? 'wrong' : '';
-    tile.classList.toggle('awake', awake.includes(tokens[t]));
+    tile.classList.toggle('awake', is_awake.has(tokens[t]));
   });
   $('step').value = k;
   $('step-shown').textContent = `${k} of ${passes}`;

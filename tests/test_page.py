@@ -280,9 +280,11 @@ def test_one_by_one_is_the_policy_latest(browser, pages):
     for path in (pages.calc, pages.near):
         model = model_of(path)
         x = np.random.default_rng(3).integers(model.config.vocab_size, size=(1, 24))
-        [results] = in_page(browser, path, ALL_OF_A_PASS, x.tolist(),
-                            [how(rule, 6, one_by_one=True) for rule in rules])
-        for rule, of_rule in zip(rules, results):
+        hows = [how(rule, 6, one_by_one=True) for rule in rules]
+        # nobody wakes whom it reads when all these are done, or at the end of their budget
+        hows += [one | dict(wake=True) for one in hows]
+        [results] = in_page(browser, path, ALL_OF_A_PASS, x.tolist(), hows)
+        for rule, of_rule in zip(rules * 2, results):
             plan = Plan([6] * len(model.groups), rule)
             logits, _, evals = teacher_forced(model, torch.tensor(x), plan, 'latest')
             np.testing.assert_allclose([token[2] for token in of_rule], logits[0], **NEAR)
@@ -669,11 +671,12 @@ def test_write_on_in_a_long_text(browser, pages):
     browser.open(pages.tiny)
     n, notice, label = browser.value(f"""{{
         set('loops', 1);
+        set('temperature', 0);
         await {type_text('x' * 980)};
         await write();
         return [ids.length, $('notice').textContent, $('write').textContent];
     }}""")
-    assert (n == 1000 and 'full' in notice or n < 1000) and label == 'write on' and n > 985
+    assert n == 1000 and 'full' in notice and label == 'write on'
 
 
 def test_where_the_panels_stand(browser, pages):
