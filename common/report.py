@@ -264,17 +264,18 @@ def totals_of(sums):
 def print_table(sums, columns):
     """A table of evaluate's sums: loops, loss, % of labels that are right, and these by depth."""
     header = f'{"loops":>5} {"loss":>8} {"% right":>8}'
-    if columns != [None]:
+    if columns == [None]:
+        titles = []
+    else:
         say(' ' * (len(header) + 1) + '% right by depth of the label')
-        for first, last in columns:
-            title = f'{first}-{last}' if last > first else f'{first}'
-            header += f'{title:>8}'
-    say(header)
+        titles = [f'{first}-{last}' if last > first else f'{first}' for first, last in columns]
+    width = 1 + max(map(len, ['100.00', *titles]))
+    say(header + ''.join(title.rjust(width) for title in titles))
     for n_loop, (share, loss) in totals_of(sums).items():
         line = f'{n_loop:5d} {loss:8.4f} {100 * share:8.2f}'
-        if columns != [None]:
-            shares = [share_and_loss(column)[0] for column in sums[n_loop].T]
-            line += ''.join(f'{100 * share:8.2f}' for share in shares)
+        for _, column in zip(titles, sums[n_loop].T):
+            share, _ = share_and_loss(column)
+            line += ('-' if math.isnan(share) else f'{100 * share:.2f}').rjust(width)
         say(line)
 
 

@@ -149,6 +149,13 @@ def test_columns_of_few_depths_and_of_none(text):
         (513, 1024), (1025, 1199)]
 
 
+def test_a_column_without_labels_has_no_number(capsys):
+    report.print_table({4: torch.tensor([[2.0, 0.0], [1.0, 0.0], [3.0, 0.0]])}, [(0, 0), (1, 8)])
+    *_, header, line = capsys.readouterr().out.splitlines()
+    assert header.split() == ['loops', 'loss', '%', 'right', '0', '1-8']
+    assert line.split() == ['4', '1.5000', '50.00', '50.00', '-']
+
+
 def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
     """The loss is that of all labels, not the mean of batches."""
     monkeypatch.setattr(report, 'windows_at_once', lambda config: 2)
