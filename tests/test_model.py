@@ -165,7 +165,7 @@ def test_flops_of_a_token_by_hand():
 @pytest.mark.parametrize('changes, words', [
     (dict(n_embd=16, n_head=3), 'not divisible'), (dict(n_layer=0), 'n_layer must be positive'),
     (dict(mean_recurrence=math.inf), 'mean_recurrence must be positive and at most 1000, not inf'),
-    (dict(injection='ad'), "injection must be one of concat, add, bridge, none, not 'ad'"),
+    (dict(injection='ad'), "injection must be one of concat, add, bridge, none"),
     (dict(n_embd=6, n_head=2, pos='rotary'), 'n_embd / n_head must be even, not 3'),
     *((dict(groups=groups), 'must follow one another, from 0 to n_layer - 1 = 4')
       for groups in ([[1, 2], [2]], [[5]], [[-1]], [[1, 3]], [[]], [['1']], [[1.0]], [1]))])
@@ -182,3 +182,15 @@ def test_bad_config(changes, words):
 def test_bad_input(tiny, T, how, words):
     with pytest.raises(ValueError, match=words):
         tiny()(torch.zeros(1, T, dtype=torch.long), **how)
+
+
+@pytest.mark.parametrize('injection, of_e', [
+    ('concat', 256), ('add', 0), ('bridge', 256), ('none', 0)])
+def test_weights_of_the_input_count_once_a_pass(tiny, injection, of_e):
+    """A second loop of a group costs its block, and of the adapter what multiplies the state."""
+    model = tiny(injection=injection, groups=[[1]])
+    adapter = sum(p.numel() for p in model.groups[0].adapter.parameters())
+    assert model.groups[0].adapter.weights_of_e() == of_e
+    block = 12 * 16 ** 2 + 2 * 16 * 16          # its matrices, and attention over 16 tokens
+    second = flops_per_token(model, [2]) - flops_per_token(model, [1])
+    assert second == 2 * (block + adapter - of_e)
