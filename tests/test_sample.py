@@ -269,10 +269,10 @@ def test_bad_input(wave, args, words):
 def test_a_task_of_ones_own_needs_its_file(short_run, tmp_path):
     """The line says what is missing; nothing is wrong with the checkpoint."""
     found = torch.load(short_run / 'out' / 'ckpt.pt', weights_only=True)
-    found |= dict(tokenizer='parity:', config=found['config'] | dict(dataset='parity'))
+    found |= dict(tokenizer='evens:', config=found['config'] | dict(dataset='evens'))
     torch.save(found, tmp_path / 'ckpt.pt')
     line = refused(f'--out_dir={tmp_path}', script='sample.py')
-    assert "the task 'parity' is not known: if it is in a file of yours, name that file" in line
+    assert "the task 'evens' is not known: if it is in a file of yours, name that file" in line
 
 
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):

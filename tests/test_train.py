@@ -621,12 +621,12 @@ LIMIT = 5                       # a constant is no knob
 class Scale(Injection):
     def join(self, x, from_e):
         return x * from_e.sigmoid()
-INJECTIONS['scale'] = Scale
+INJECTIONS['own'] = Scale
 TASKS['mine'] = Calc()
 """
 
 
-@pytest.mark.parametrize('flags', [['--injection=scale'], ['--dataset=mine']])
+@pytest.mark.parametrize('flags', [['--injection=own'], ['--dataset=mine']])
 def test_a_run_remembers_the_file_of_a_part(flags):
     """And whatever needs it names it: the line of the end, of a stop, and errors."""
     Path('mine.py').write_text(MINE)
