@@ -59,77 +59,94 @@ ABOUT_CALC = (
 
 
 def main():
-    # the model
+    # the model, and what it reads
     if length is not None and not 1 <= length <= MOST_WORDS:
         raise ValueError(f'length must lie between 1 and {MOST_WORDS}, not {length}')
     model, checkpoint, folder, results = open_run(
         out_dir, if_plain='there is no loop to watch: choose another --out_dir', length=length)
-    is_task = tasks.is_task(checkpoint['tokenizer'] or '')      # not a task in bytes
-    unused = ('seed', 'dataset') if not is_task else ('seed',) if start else ()
-    for knob in unused:
-        if knob in given:
-            raise ValueError(f'--{knob} does nothing here: leave it out')
-
-    # what it reads
-    record = (of_task if is_task else of_text)(model, checkpoint)
-    if is_task and model.config.pos == 'rotary':        # noise for the longest problem
-        model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'), length=MOST_WORDS)
+    if tasks.is_task(checkpoint['tokenizer'] or ''):        # not a task in bytes
+        if start:
+            refuse('seed')
+        record = of_task(model, checkpoint)
+        if model.config.pos == 'rotary':                    # noise for the longest problem
+            model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'), length=MOST_WORDS)
+    else:
+        refuse('seed', 'dataset')
+        record = of_text(checkpoint)
     if n_loop is not None:
         record['loops'] = n_loop
     if not 1 <= record['loops'] <= record['most_loops']:
         raise ValueError(f"n_loop must lie between 1 and {record['most_loops']}, not {n_loop}")
 
     # the page
-    words = texts_of(range(record['n_words']), get_encoding(checkpoint['tokenizer'], folder))
-    rules = {name: dict(hits=rule.hits, keep=rule.keep, tau=TAUS[name])
-             for name, rule in EXITS.items() if name in TAUS}
+    encoding = get_encoding(checkpoint['tokenizer'], folder)
+    words = texts_of(range(encoding.n_vocab), encoding)
     half = keeps_answers(model, record)
-    record |= dict(model=for_page(model, half, noise_seed), rules=rules,
-                   words=[word.translate(SYMBOLS) for word in words],
-                   names=[*map(plots.title, model.config.groups)])
-    kind = 'float16' if half else 'float32'
+    record['model'] = for_page(model, half, noise_seed)
+    record['words'] = [word.translate(SYMBOLS) for word in words]
+    record['names'] = [plots.title(group) for group in model.config.groups]
+    record['rules'] = {name: dict(hits=rule.hits, keep=rule.keep, tau=TAUS[name])
+                       for name, rule in EXITS.items() if name in TAUS}
     n_parameters = sum(p.numel() for p in model.parameters())
+    name = f'{os.path.relpath(folder)} with {n_parameters:,} parameters'
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
-        f.write(fill(record, record['title'], record['about'],
-                     f'{os.path.relpath(folder)} with {n_parameters:,} parameters'))
-    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB in {kind}; open it in a browser')
+        f.write(fill(record, record['title'], record['about'], name))
+    dtype = 'float16' if half else 'float32'
+    print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB in {dtype}; open it in a browser')
 
 
-def of_text(model, checkpoint):
-    """What the page has to know of a text. ValueError if the model does not read bytes."""
+def refuse(*knobs):
+    """ValueError if one of these knobs, which have no effect here, was given."""
+    for knob in knobs:
+        if knob in given:
+            raise ValueError(f'--{knob} does nothing here: leave it out')
+
+
+def of_text(checkpoint):
+    """
+    What page.js has to know of a text: a title, what stands above and in the text box, the most
+    tokens in it, rule and loops at first. ValueError if the model does not read bytes.
+    """
     if checkpoint['tokenizer'] != 'bytes':
         raise ValueError('the page reads bytes, and the model reads the tokens of '
                          f"{checkpoint['tokenizer']}: see geometry.py for such models")
+    text = read_prompt(TEXT if start is None else start)
     return dict(title=f'{TITLE}: a small language model', about=ABOUT_TEXT, task=None,
-                start=read_prompt(TEXT if start is None else start)[-MOST_LETTERS:], n_words=257,
-                most=MOST_LETTERS, rule='norm_rel', loops=LOOPS, most_loops=MOST_LOOPS)
+                start=text[-MOST_LETTERS:], most=MOST_LETTERS, rule='norm_rel', loops=LOOPS,
+                most_loops=MOST_LOOPS)
 
 
 def of_task(model, checkpoint):
-    """The same for a problem. The page knows calc, and so the answers to what a reader types."""
+    """
+    The same for a problem, and the problem with its labels; deep: words of a deep one. The page
+    knows calc, modulo p, and so the answers to what a reader types.
+    """
     problems = tasks.problems_of(checkpoint, dataset)
     if start:
         x, y = problems.solve(start)
-        made = x, y, np.full_like(y, -1)
+        depth = np.full_like(y, -1)
     else:
-        made = problems.make(np.random.default_rng(seed), 1, length or model.config.block_size)
-    ids, right, depth = (values[0].tolist() for values in made)
+        x, y, depth = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
     p = problems.knobs['p'] if problems.name == 'calc' else None
-    about = ABOUT_TASK
-    if p:
-        n_looped = sum(map(len, model.config.groups))
-        layers = 'One layer loops' if n_looped == 1 else f'{n_looped} layers loop'
-        about = ABOUT_CALC.format(p=p, example='=3 +4 *2' if p == 5 else '=1 +1 *1', large=p + 2,
-                                  small=2 % p, layers=layers)
+
     # full attention errs beyond the length of training, and may then never come to rest
     trained = checkpoint['config']['block_size']
     longer = model.config.window is not None and model.config.pos == 'rotary'
     budget = waking_budget(MOST_WORDS if longer else trained)
-    return dict(title=f'{TITLE}: ' + (f'running sums modulo {p}' if p else problems.name),
-                about=about, start=problems.decode(ids), n_words=problems.n_vocab,
-                task=dict(p=p, ids=ids, right=right, depth=depth), most=MOST_WORDS,
-                deep=DEEP if longer else trained, rule='accel', loops=budget, most_loops=budget)
+    return dict(title=f'{TITLE}: running sums modulo {p}' if p else f'{TITLE}: {problems.name}',
+                about=about_calc(p, model) if p else ABOUT_TASK, start=problems.decode(x[0]),
+                task=dict(p=p, ids=x[0].tolist(), right=y[0].tolist(), depth=depth[0].tolist()),
+                most=MOST_WORDS, rule='accel', loops=budget, most_loops=budget,
+                deep=DEEP if longer else trained)
+
+
+def about_calc(p, model):
+    """The words of calc and modulo p, in two sentences, and what is to be seen."""
+    example = '=3 +4 *2' if p == 5 else '=1 +1 *1'
+    n_looped = sum(map(len, model.config.groups))
+    layers = 'One layer loops' if n_looped == 1 else f'{n_looped} layers loop'
+    return ABOUT_CALC.format(example=example, p=p, large=p + 2, small=2 % p, layers=layers)
 
 
 @torch.no_grad()

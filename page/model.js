@@ -239,7 +239,8 @@ function* layer(i, tokens, from, inputs, how) {
     for (const [n, t] of at.entries()) {
       const x0 = loops ? M.x0[i][t] : null;
       const cell = tokens[t].cells[i] ??= {frames: [{k: 0, x: x0, keys: {}}]};
-      Object.assign(cell, {e: row(E, n), from_e: row(from_e, n), streak: 0, memo: undefined});
+      const e = inputs[t - from];       // not that row of E, into which a block adds
+      Object.assign(cell, {e, from_e: row(from_e, n), streak: 0, memo: undefined});
     }
     const cells = tokens.map(token => token.cells[i]);
     if (loops) yield* group(i, cells, at, from, how);

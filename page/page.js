@@ -520,6 +520,7 @@ draw_scheme(R.names);
 
 set_rule(R.rule);
 set('group', M.groups.length - 1);
+set('wake', R.task ? '1' : '0');        // as sample.py does, see decode/defaults.py
 $('text').value = R.start;
 at_first = state_of_page();
 

@@ -350,6 +350,25 @@ def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, length, res
         assert repaired < fresh / 2
 
 
+def test_an_edit_that_is_overtaken_leaves_nothing_behind(browser, pages):
+    """Typed on before the page has read it: the next edit begins with the last text that was."""
+    x, _, _ = tasks.Problems('calc:reset=0.01').make(np.random.default_rng(5), 1, 48)
+    put_in = [[x[0, :at].tolist() + [word] + x[0, at:].tolist() for word in range(13)]
+              for at in (20, 22)]
+    early, late, plain = in_page(browser, pages.calc, """(first, [others, texts], how) =>
+      [6, 1e9, 0].map(steps => {
+        let tokens = pass(first, how);
+        texts.forEach((ids, n) => {
+            const edit = edited(tokens, others[n], true);
+            const work = read(edit.tokens, edit.from, how);
+            for (let i = 0; i < steps && !work.next().done; i++);
+            tokens = pass(ids, how, edited(tokens, ids, true));
+        });
+        return tokens.map(({logits}) => [...logits]);
+      })""", x[0].tolist(), put_in, how(make_exit('norm_rel', 0.1, wake=True), 200))
+    assert early == late == plain
+
+
 def test_it_writes_what_the_model_writes(browser, pages):
     """Greedily, with a rule, past the end of the window; each tile has the steps of its token."""
     model = load_checkpoint(pages.tiny.with_name('ckpt.pt'))[0]
