@@ -333,7 +333,7 @@ class GPT(nn.Module):
         return partial(method, plan=plan)
 
     def loop_counts(self, n_loop=None, exit=None, knob='n_loop'):
-        """n_loop, as forward takes it -> a list, one count a group. knob: its name in errors."""
+        """n_loop, as forward takes it -> a list, one count per group. knob: its name in errors."""
         n_groups = len(self.config.groups)
         if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
@@ -346,10 +346,18 @@ class GPT(nn.Module):
                              f'the {n_groups} groups, not {n_loop!r}')
         return [int(n) for n in counts]
 
+    def check_tokens(self, idx):
+        """ValueError for tokens that are not in the vocabulary. The host waits for the device."""
+        lowest, highest = torch.stack(idx.aminmax()).tolist()
+        if lowest < 0 or highest >= self.config.vocab_size:
+            bad = lowest if lowest < 0 else highest
+            raise ValueError(f'token {bad} is not in the vocabulary: this model knows the tokens '
+                             f'0 to {self.config.vocab_size - 1}')
+
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
         """
         idx (B, T) tokens -> logits (B, T, V) and the loss: mean cross-entropy against targets
-        (B, T) in nats a token, None without targets.
+        (B, T) in nats per token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
@@ -357,8 +365,11 @@ class GPT(nn.Module):
         in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
         a list, to which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T,
         C) or None with an exit rule, steps_used=(B, T), evals=(B, T)), and with a rule awake, see
-        RecurrentGroup.forward. ValueError if T > block_size, or n_loop does not fit the groups.
+        RecurrentGroup.forward. ValueError if T > block_size, a token is not in the vocabulary, or
+        n_loop does not fit the groups.
         """
+        if not self.training or idx.device.type == 'cpu':       # training on a GPU never waits here
+            self.check_tokens(idx)
         plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed, self.training),
                     Span(0, idx.shape[1], idx.device), keep_states=trace is not None)
         x, found = self.hidden(idx, plan)
@@ -456,7 +467,7 @@ def effective_depth(config):
 
 def flops_per_token(model, n_loop, training=False):
     """
-    FLOPs a token of a forward pass with n_loop[g] loops of group g. In training the backward pass
+    FLOPs per token of a forward pass with n_loop[g] loops of group g. In training the backward pass
     is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
 
     Counted as usual: two FLOPs for each weight of a matrix, and attention over all the tokens that

@@ -102,6 +102,7 @@ def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=N
     cache = choose_cache(cache, decoder)
     decoder.start(model, plan)
     check(idx, max_new_tokens, cache, decoder)
+    model.check_tokens(idx)
     stop = [stop] if isinstance(stop, Integral) else stop or ()
     rows = Rows(idx, model.config.block_size, sampling, stop)
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)

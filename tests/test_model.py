@@ -194,3 +194,11 @@ def test_weights_of_the_input_count_once_a_pass(tiny, injection, of_e):
     block = 12 * 16 ** 2 + 2 * 16 * 16          # its matrices, and attention over 16 tokens
     second = flops_per_token(model, [2]) - flops_per_token(model, [1])
     assert second == 2 * (block + adapter - of_e)
+
+
+@pytest.mark.parametrize('token', [-1, 50])
+def test_a_token_beyond_the_vocabulary_is_one_clear_line(tiny, idx, token):
+    idx[1, 3] = token
+    for call in tiny(), tiny().train(), lambda idx: tiny().generate(idx, 2):
+        with pytest.raises(ValueError, match=f'token {token} is not .* knows the tokens 0 to 49'):
+            call(idx)
