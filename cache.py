@@ -84,11 +84,11 @@ class KeysValues:
         slots = min(self.slots, FIRST_SLOTS)
         self.kv = new.new_zeros(slots, B, self.T_max, 2, *new.shape[-2:])
 
-    def update(self, new, span, k=1, active=None):
+    def update(self, new, span, k=1, awake=None):
         """
         Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
-        new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D) and the mask for attention. active
+        new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D) and the mask for attention. awake
         (B, T): which of the new tokens are computed in this step, None = all.
         """
         if self.kv is None:
@@ -99,12 +99,12 @@ class KeysValues:
             more = self.kv[-1:].expand(min(len(self.kv), self.slots - len(self.kv)),
                                        *self.kv.shape[1:])
             self.kv = torch.cat((self.kv, more))
-        if active is not None:
+        if awake is not None:
             # the last keys of a token that is not computed stand one slot back; in a ring that has
             # wrapped, in this slot already
             source = self.slot_of(k - 1) if k <= self.slots else slot
             before = self.kv[source]
-            new = torch.where(active[..., None, None, None], new, before[:, span.index])
+            new = torch.where(awake[..., None, None, None], new, before[:, span.index])
         self.write(new, slot, span, k)
         # like kv[slot], of which torch.compile would make a graph for each slot
         return self.kv.select(0, slot)[:, :span.end], span.mask

@@ -145,13 +145,11 @@ class Exit:
         The exit decision, Algorithm 1 lines 5 to 12, for any number of tokens at once.
 
         value: their signals, an array or a number, None while it is undefined. streak: how many
-        small values in a row each has had. Returns the new streak, and who is still: who has had
-        `hits` of them.
+        small values in a row each has had, likewise. Returns the new streak, and who is still: who
+        has had `hits` of them.
         """
-        if value is None:
-            streak = 0
-        else:
-            streak = (streak + 1) * (value < self.tau)      # back to 0 where the value is not small
+        small = False if value is None else value < self.tau
+        streak = (streak + 1) * small           # back to 0 where the value is not small
         return streak, streak >= self.hits
 
 
@@ -228,6 +226,7 @@ class Tokens:
     def __init__(self, B, T, rule, readers=None, moves=None, diary=None):
         self.rule, self.readers, self.moves, self.diary = rule, readers, moves, diary
         self.awake = np.ones((B, T), dtype=bool)        # who loops in the next step
+        self.takes = self.awake                         # who takes the state after the last step
         self.streak = np.zeros((B, T), dtype=int)       # small signals in a row
         self.steps_used = np.zeros((B, T), dtype=int)
         self.evals = np.zeros((B, T), dtype=int)
@@ -240,7 +239,7 @@ class Tokens:
         computed = self.awake
         streak, still = self.rule.decide(value, self.streak)
         self.streak = np.where(computed, streak, self.streak)
-        moved = computed & np.logical_not(still)            # still may be one value for all
+        moved = computed & ~still
 
         # who loops in the next step
         self.awake = moved
@@ -252,8 +251,8 @@ class Tokens:
 
         # Algorithm 1 throws the step that triggered away, so who falls asleep keeps the state
         # before it. Its keys and values are those of that state: this step has computed them
-        takes = computed if self.rule.keep else computed & self.awake
-        self.steps_used[takes] = k
+        self.takes = computed if self.rule.keep else computed & self.awake
+        self.steps_used[self.takes] = k
         self.evals += computed
         if self.diary is not None:
             self.diary.append(np.flatnonzero(computed))
@@ -272,25 +271,29 @@ def loop(f, x, k_max, rule, read=None, readers=None, moves=None, diary=None):
     number of steps.
     """
     tokens = Tokens(*x.shape[:2], rule, readers, moves, diary)
-    awake, memo = None, None                                # awake: on the device
+    memo = None
+    awake = None
     for k in range(1, k_max + 1):
         x1 = f(x, k, awake)
-        if readers is not None and awake is not None:       # who sleeps has an update of zero
-            x1 = torch.where(awake[..., None], x1, x)
+        if readers is not None:                 # the update of a token that sleeps is zero
+            x1 = only(awake, x1, x)
         value, memo = rule.signal(x, x1, memo, read)
-        computed = awake
-        before = tokens.awake
         done = tokens.after(on_host(value, rule, k), k)
-        if not np.array_equal(tokens.awake, before):
-            awake = torch.from_numpy(tokens.awake).to(x.device, non_blocking=x.is_cuda)
-        # who takes the new state: see Tokens.after
-        takes = computed
-        if not rule.keep and awake is not None:
-            takes = awake if computed is None else computed & awake
-        x = x1 if takes is None else torch.where(takes[..., None], x1, x)
+        x = only(on_device(tokens.takes, x), x1, x)
         if done:
             break
+        awake = on_device(tokens.awake, x)
     return x, tokens.steps_used, tokens.evals, k
+
+
+def only(mask, x1, x):
+    """x1 for the tokens of a mask (B, T), x for the others; None = x1 for all."""
+    return x1 if mask is None else torch.where(mask[..., None], x1, x)
+
+
+def on_device(mask, like):
+    """A NumPy mask as a tensor on the device of `like`, without waiting; None if all are True."""
+    return None if mask.all() else torch.from_numpy(mask).to(like.device, non_blocking=like.is_cuda)
 
 
 def loop_awake(f, x, k_max, rule, read, readers, diary=None):
@@ -301,37 +304,32 @@ def loop_awake(f, x, k_max, rule, read, readers, diary=None):
     C) to those after it. The rule must wake, and its memo may hold nothing but the last step.
     """
     tokens = Tokens(*x.shape[:2], rule, readers, diary=diary)
-    x = x.clone()                                           # x^(0) may be kept by who drew it
-    memo = None                                             # of all tokens (B, T, any)
-    was_awake = tokens.awake
+    x = x.clone()                           # x^(0) may be kept by who drew it
+    memos = None                            # of all tokens, (B, T, any)
+    slept = np.zeros(x.shape[:2], dtype=bool)
     for k in range(1, k_max + 1):
         computed = tokens.awake
         rows, places = (torch.from_numpy(index).to(x.device) for index in np.nonzero(computed))
         x0 = x[rows, places]                                                    # (N, C)
-        known = None
-        if memo is not None:
-            known = memo[rows, places]
-            woken = torch.from_numpy(~was_awake[computed]).to(x.device)         # (N,)
-            if woken.any():                                 # who slept has an update of zero
-                known[woken] = rule.signal(x0[woken], x0[woken], known[woken], read)[1]
+        memo = None if memos is None else memos[rows, places]
+        woken = slept[computed]                                                 # (N,)
+        if memo is not None and woken.any():        # the update of a token that slept is zero
+            woken = torch.from_numpy(woken).to(x.device)
+            memo[woken] = rule.signal(x0[woken], x0[woken], memo[woken], read)[1]
         x1 = f(x0, k, rows, places)
-        of_awake, known = rule.signal(x0, x1, known, read)
+        value, memo = rule.signal(x0, x1, memo, read)
+        if memo is not None and memos is None:
+            memos = memo.new_zeros(*x.shape[:2], *memo.shape[1:])
+        if memo is not None:
+            memos[rows, places] = memo
 
-        of_awake = on_host(of_awake, rule, k)
-        value = None
-        if of_awake is not None:
-            value = np.zeros(computed.shape)
-            value[computed] = of_awake
-        if known is not None:
-            if memo is None:
-                memo = known.new_zeros(*x.shape[:2], *known.shape[1:])
-            memo[rows, places] = known
-        done = tokens.after(value, k)
-        if not rule.keep:                                   # see Tokens.after
-            takes = torch.from_numpy(tokens.awake[computed]).to(x.device)
-            x1 = torch.where(takes[:, None], x1, x0)
-        x[rows, places] = x1
-        was_awake = computed
+        values = None
+        if value is not None:
+            values = np.zeros(computed.shape)
+            values[computed] = on_host(value, rule, k)
+        done = tokens.after(values, k)
+        x[rows, places] = only(on_device(tokens.takes[computed], x), x1, x0)
+        slept = ~computed
         if done:
             break
     return x, tokens.steps_used, tokens.evals, k

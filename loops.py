@@ -369,37 +369,45 @@ class RecurrentGroup(nn.Module):
         """
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-        rule, span, n_loop = plan.exit, plan.span, plan.counts[self.index]
+        rule = plan.exit
+        n_loop = plan.counts[self.index]
         B, T = x.shape[:2]
         # a token that is not computed must keep its keys, so a rule always needs a cache; one slot
         # is enough for a single pass, where all are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
-        own = [cache[block] for block in self.core]
-        attention = self.core[0].attn
 
-        # who wakes whom: those that read a token in one layer; what a second layer of the core
-        # hands on wakes the next ones a step later. The moves in a cache tell of earlier passes;
-        # without them a token that is decoded alone cannot know who moved
+        # Who wakes whom? The moves in a cache tell of earlier passes; without them a token that is
+        # decoded alone cannot know who moved, and its exit is for good
         moves = cache.get(self) if rule.wake else None
-        readers = attention.readers if rule.wake and (moves is not None or T > 1) else None
         if moves is not None:
-            moves.begin(B, T, span.start)
+            moves.begin(B, T, plan.span.start)
+        can_wake = rule.wake and (moves is not None or T > 1)
+        # those that read a token in one layer. A second layer of the core carries news further in
+        # the same step: it wakes the tokens there one step later, if the one between has moved
+        readers = self.core[0].attn.readers if can_wake else None
 
-        # where tokens read few others, those that sleep need not be computed
-        few = attention.window is not None and attention.window < T
-        one_slot = all(type(kv) is KeysValues and kv.slots == 1 for kv in own)
-        plain = rule.reads == 'readout' and not rule.by_row
-        if rule.wake and few and one_slot and plain and span.start == 0 and moves is None:
+        if can_wake and self.can_compute_awake_alone(rule, plan.span, cache):
             f = self.block_map_awake(e, plan, cache)
             x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers, diary)
         else:
             f = self.block_map(e, plan, cache)
             x, steps_used, evals, k = loop(f, x, n_loop, rule, read, readers, moves, diary)
-            for kv in own:
-                kv.fill(span, k)
+            for block in self.core:
+                cache[block].fill(plan.span, k)
         both = torch.from_numpy(np.array((steps_used, evals)))                  # one upload
         steps_used, evals = both.to(x.device, non_blocking=x.is_cuda)
         return x, steps_used, evals
+
+    def can_compute_awake_alone(self, rule, span, cache):
+        """
+        Can a step leave out the tokens that sleep? It can in one pass over whole sequences whose
+        tokens read few others, with a rule that looks at each token by itself.
+        """
+        window = self.core[0].attn.window
+        reads_few = window is not None and window < span.end
+        one_pass = span.start == 0 and self not in cache and all(
+            type(cache[block]) is KeysValues and cache[block].slots == 1 for block in self.core)
+        return reads_few and one_pass and rule.reads == 'readout' and not rule.by_row
 
 
 def of_groups(found, name, idx):

@@ -35,15 +35,15 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(C, 4 * C, bias=False)
         self.mlp_out = nn.Linear(4 * C, C, bias=False)
 
-    def forward(self, x, active=None, cache=None):
+    def forward(self, x, awake=None, cache=None):
         """
-        x (B, T, C) -> (B, T, C). active (B, T): which tokens still loop, None = all. cache: the
+        x (B, T, C) -> (B, T, C). awake (B, T): which tokens still loop, None = all. cache: the
         last keys and values of each block, {block: (k, v)}, for those that do not.
         """
         qkv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1))                    # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                                    # (B, H, T, D) each
-        if active is not None:      # a token that has exited keeps its old key and value
-            loops = active[:, None, :, None]                                    # (B, 1, T, 1)
+        if awake is not None:       # a token that has exited keeps its old key and value
+            loops = awake[:, None, :, None]                                     # (B, 1, T, 1)
             old_k, old_v = cache.get(self, (k, v))
             k, v = torch.where(loops, k, old_k), torch.where(loops, v, old_v)
             cache[self] = k, v
@@ -61,10 +61,10 @@ class RecurrentGroup(nn.Module):
         self.adapter = nn.Linear(2 * C, C, bias=False)
         self.adapter.weight.data = torch.eye(C).repeat(1, 2)                    # starts as x + e
 
-    def step(self, x, e, active=None, cache=None):
+    def step(self, x, e, awake=None, cache=None):
         x = self.adapter(torch.cat((x, e), dim=-1))                             # (B, T, C)
         for block in self.core:
-            x = block(x, active, cache)
+            x = block(x, awake, cache)
         return self.norm(x)
 
     def loop_fixed(self, e, n_loop):
@@ -78,7 +78,7 @@ class RecurrentGroup(nn.Module):
     def loop_until(self, e, k_max, tau):
         """e (B, T, C) -> what Algorithm 1 returns for each token, see loop."""
         cache = {}
-        return loop(lambda x, active: self.step(x, e, active, cache), noise_like(e), k_max, tau)
+        return loop(lambda x, awake: self.step(x, e, awake, cache), noise_like(e), k_max, tau)
 
 
 def noise_like(e):
@@ -90,21 +90,21 @@ def loop(f, x, k_max, tau):
     """
     Algorithm 1: each token loops until its acceleration is below tau twice in a row.
 
-    f(x, active): the block map; x (B, T, C) -> the last states, the loop steps kept (B, T).
+    f(x, awake): the block map; x (B, T, C) -> the last states, the loop steps kept (B, T).
     """
-    active = torch.ones(x.shape[:2], dtype=torch.bool)      # who still loops, (B, T)
+    awake = torch.ones(x.shape[:2], dtype=torch.bool)       # who still loops, (B, T)
     steps_used = torch.zeros(x.shape[:2], dtype=torch.int)
-    hit = ~active
+    hit = ~awake
     delta = None
     for _ in range(k_max):
-        x1 = f(x, active)
+        x1 = f(x, awake)
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         if delta_prev is not None:
             hit_prev, hit = hit, (delta - delta_prev).norm(dim=-1) < tau        # Eq. 5
-            active = active & ~(hit & hit_prev)     # two hits in a row: exit, and x1 is thrown away
-        x = torch.where(active[..., None], x1, x)
-        steps_used += active
-        if not active.any():
+            awake = awake & ~(hit & hit_prev)       # two hits in a row: exit, and x1 is thrown away
+        x = torch.where(awake[..., None], x1, x)
+        steps_used += awake
+        if not awake.any():
             break
     return x, steps_used
 

@@ -10,10 +10,10 @@ import torch
 from cache import KeysValues, Span
 
 
-def take_step(kv, span, k, active=None):
+def take_step(kv, span, k, awake=None):
     """Write step k of the tokens in span -> the keys that they read."""
     key = (10 * span.pos + k).float().view(1, -1, 1, 1, 1)
-    read, _ = kv.update(torch.cat((key, -key), dim=2), span, k, active)
+    read, _ = kv.update(torch.cat((key, -key), dim=2), span, k, awake)
     keys, values = read.unbind(2)                                               # (B, end, H, D)
     assert torch.equal(values, -keys)
     return keys.flatten().tolist()
@@ -66,8 +66,8 @@ def test_tokens_side_by_side_keep_what_they_left():
     """The same picture when all three loop side by side."""
     kv, span = KeysValues(slots=4, T_max=3), Span(0, 3)
     read = [take_step(kv, span, k) for k in (1, 2)]
-    read += [take_step(kv, span, 3, active=torch.tensor([[True, False, True]]))]
-    read += [take_step(kv, span, 4, active=torch.tensor([[False, False, True]]))]
+    read += [take_step(kv, span, 3, awake=torch.tensor([[True, False, True]]))]
+    read += [take_step(kv, span, 4, awake=torch.tensor([[False, False, True]]))]
     assert read == [[1, 11, 21], [2, 12, 22], [3, 12, 23], [3, 12, 24]]
     assert [slots_of(kv, pos) for pos in range(3)] == [
         [1, 2, 3, 3], [11, 12, 12, 12], [21, 22, 23, 24]]
@@ -79,6 +79,6 @@ def test_a_token_that_has_exited_stays_in_a_short_ring(slots, last, left):
     """Token 1 exits after step `last`. Later steps leave its slots alone."""
     kv, span = KeysValues(slots, T_max=2), Span(0, 2)
     for k in range(1, 7):
-        take_step(kv, span, k, active=torch.tensor([[True, k <= last]]))
+        take_step(kv, span, k, awake=torch.tensor([[True, k <= last]]))
     assert slots_of(kv, 1) == left
     assert slots_of(kv, 0) == {1: [6], 2: [5, 6], 3: [4, 5, 6]}[slots]

@@ -175,8 +175,8 @@ def test_the_loop_ends_with_the_slowest_token():
     """Who still loops is announced to every step; all tokens take part in it."""
     (f, x0), announced = spiral(), []
 
-    def counted(x, k, active):
-        announced.append(torch.ones(3, 7, dtype=torch.bool) if active is None else active)
+    def counted(x, k, awake):
+        announced.append(torch.ones(3, 7, dtype=torch.bool) if awake is None else awake)
         return f(x, slice(None), slice(None))
 
     _, _, evals, _ = exits.loop(counted, x0, 200, make_exit('norm', 1e-2))
