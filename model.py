@@ -58,23 +58,7 @@ class GPTConfig:
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
-        for one in fields(self):
-            value = getattr(self, one.name)
-            accepted = {float: (float, int), list: (list, tuple)}.get(one.type, one.type)
-            if not isinstance(value, accepted):
-                raise ValueError(f'{one.name} must be {getattr(one.type, "__name__", one.type)}, '
-                                 f'not {value!r}')
-        for name, known in dict(injection=INJECTIONS, adapter_init=('sum', 'random'),
-                                x0=('noise', 'zero', 'e'), pos=('learned', 'rotary')).items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, not "
-                                 f'{getattr(self, name)!r}')
-        most = dict(n_layer=MOST_LAYERS, mean_recurrence=1000)
-        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_embd', 'mean_recurrence',
-                     'bptt_k', 'rope_base', 'norm_eps'):
-            if not 0 < getattr(self, name) <= most.get(name, 1e30):
-                raise ValueError(f'{name} must be positive and at most {most.get(name, 1e30):g}, '
-                                 f'not {getattr(self, name)}')
+        check_fields(self)
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
             raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
                              f'{self.dropout} and {self.step_noise}')
@@ -86,6 +70,27 @@ class GPTConfig:
             raise ValueError('rotary positions turn pairs: n_embd / n_head must be even, not '
                              f'{self.n_embd // self.n_head}')
         self.groups = checked_groups(self.groups, self.n_layer)
+
+
+# the names that a field may have, and the most that a number may be; all of these are positive
+CHOICES = dict(injection=INJECTIONS, adapter_init=('sum', 'random'), x0=('noise', 'zero', 'e'),
+               pos=('learned', 'rotary'))
+MOST = dict(block_size=1e30, vocab_size=1e30, n_layer=MOST_LAYERS, n_head=1e30, n_embd=1e30,
+            mean_recurrence=1000, bptt_k=1e30, rope_base=1e30, norm_eps=1e30)
+
+
+def check_fields(config):
+    """ValueError for a field of another type, an unknown name, or a number that is out of range."""
+    for one in fields(config):
+        name, value = one.name, getattr(config, one.name)
+        accepted = {float: (float, int), list: (list, tuple)}.get(one.type, one.type)
+        if not isinstance(value, accepted):
+            raise ValueError(f'{name} must be {getattr(one.type, "__name__", one.type)}, '
+                             f'not {value!r}')
+        if name in CHOICES and value not in CHOICES[name]:
+            raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}, not {value!r}")
+        if name in MOST and not 0 < value <= MOST[name]:
+            raise ValueError(f'{name} must be positive and at most {MOST[name]:g}, not {value}')
 
 
 def checked_groups(groups, n_layer):

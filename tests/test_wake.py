@@ -219,6 +219,16 @@ def test_computing_the_awake_alone_changes_nothing(tiny, idx, rule, monkeypatch)
     assert len(some[2].unique()) > 1
 
 
+@pytest.mark.parametrize('groups', [[[1]], [[1, 2]], [[1, 2, 3]]])
+def test_news_reaches_all_through_cores_of_any_depth(tiny, idx, groups):
+    """Asleep until news, a state ends where all steps of the budget end, if the state converges."""
+    model = tiny(groups=groups, **WINDOW)
+    all_steps, _, evals = forced(model, idx, make_exit('norm', 0), 80)
+    logits, _, evals_asleep = forced(model, idx, make_exit('norm', 1e-4, wake=True), 80)
+    torch.testing.assert_close(logits, all_steps, rtol=0, atol=1e-3)
+    assert (evals_asleep < evals).all()
+
+
 @pytest.mark.parametrize('rule', [make_exit('norm', 0.3, wake=True),
                                   make_exit('accel', 0.3, wake=True)], ids=lambda rule: rule.name)
 @pytest.mark.parametrize('changes', [dict(), dict(window=16), dict(window=99)])
