@@ -219,14 +219,19 @@ def test_computing_the_awake_alone_changes_nothing(tiny, idx, rule, monkeypatch)
     assert len(some[2].unique()) > 1
 
 
+@torch.no_grad()
 @pytest.mark.parametrize('groups', [[[1]], [[1, 2]], [[1, 2, 3]]])
-def test_news_reaches_all_through_cores_of_any_depth(tiny, idx, groups):
-    """Asleep until news, a state ends where all steps of the budget end, if the state converges."""
-    model = tiny(groups=groups, **WINDOW)
-    all_steps, _, evals = forced(model, idx, make_exit('norm', 0), 80)
-    logits, _, evals_asleep = forced(model, idx, make_exit('norm', 1e-4, wake=True), 80)
-    torch.testing.assert_close(logits, all_steps, rtol=0, atol=1e-3)
-    assert (evals_asleep < evals).all()
+def test_news_of_an_edit_reaches_all_through_cores_of_any_depth(tiny, idx, groups):
+    """From the states at rest of another first token, to those of a fresh solve."""
+    model, span = tiny(groups=groups, **WINDOW), Span(0, 16)
+    before = idx.clone()
+    before[:, 0] = (idx[:, 0] + 1) % 50
+    _, (at_rest,) = model.hidden(before, Plan([80], span=span))
+    fresh, _ = model.hidden(idx, Plan([80], span=span))
+    plan = Plan([80], make_exit('norm', 1e-6, wake=True), span=span, warm=[at_rest['x']])
+    after, (mended,) = model.hidden(idx, plan)
+    torch.testing.assert_close(after, fresh, rtol=0, atol=3e-5)
+    assert mended['evals'].max() < 80 and (mended['evals'][:, 1:] > 1).any()
 
 
 @pytest.mark.parametrize('rule', [make_exit('norm', 0.3, wake=True),
