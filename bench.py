@@ -56,11 +56,12 @@ from torch.nn.functional import cross_entropy
 import data
 from cache import POLICIES, make_cache
 from common import configurator, plots
-from common.checkpoint import open_run, save_thresholds, threshold_key, thresholds_of
+from common.checkpoint import open_run
 from common.configurator import PathName
 from common.distributed import pick_device
 from common.files import check_writable, write_csv
 from common.report import windows_at_once
+from common.thresholds import save_thresholds, threshold_key, thresholds_of
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.defaults import choose_counts

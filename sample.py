@@ -26,11 +26,12 @@ import numpy as np
 import torch
 
 import tasks
-from common.checkpoint import calibrated, open_run, threshold_key
+from common.checkpoint import open_run
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
 from common.encoding import text_of
+from common.thresholds import calibrated, threshold_key
 from data import get_encoding, read_prompt
 from decode import (
     Sampling,

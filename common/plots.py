@@ -8,10 +8,7 @@ beside it, unless they are in log.csv or bench.csv.
     path        of the picture; the CSV has the same name
     rows        dicts, one for each row of a CSV
 """
-import csv
-import glob
 import os
-import re
 from contextlib import suppress
 from itertools import cycle
 
@@ -26,7 +23,7 @@ import matplotlib  # noqa: E402
 from matplotlib import colormaps  # noqa: E402
 from matplotlib.animation import PillowWriter  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter  # noqa: E402
+from matplotlib.ticker import LogLocator  # noqa: E402
 
 if backend is not None:
     os.environ['MPLBACKEND'] = backend
@@ -35,6 +32,7 @@ if backend is not None:
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9')
+MARKERS = 'o^sDvXP<>'
 
 
 def colour_of(g):
@@ -246,20 +244,26 @@ def figure_4(rows, path):
     """
     columns = dict(ms_per_token='ms per token', ppl='perplexity', ce='cross-entropy (nats)')
     names = distinct_names(row['run'] for row in rows)
-    lines_of = {}           # panel title: its rows
+    rows_of = {}            # panel title: its rows
     for row in rows:
         words = [names[row['run']]] if len(names) > 1 else []
-        words += [row['cache'], 'asleep until news'] if row['wake'] else [row['cache']]
-        lines_of.setdefault(', '.join(words), []).append(row)
-    figure, grid = panels(3, 4, 3, rows=len(lines_of), sharex=True, sharey='col')
-    for axes, (words, of_panels) in zip(grid, lines_of.items()):
+        words.append(row['cache'])
+        if row['wake']:
+            words.append('asleep until news')
+        rows_of.setdefault(', '.join(words), []).append(row)
+    rules = list(grouped(rows, 'rule'))
+    line_of = {}            # rule: one of its lines, for the legend
+    figure, grid = panels(3, 4, 3, rows=len(rows_of), sharex=True, sharey='col')
+    for axes, (words, of_panels) in zip(grid, rows_of.items()):
         for ax, (column, label) in zip(axes, columns.items()):
-            for i, (rule, line) in enumerate(grouped(of_panels, 'rule').items()):
-                ax.plot([row['tau'] for row in line], [row[column] for row in line], lw=1, ms=4,
-                        marker='o^sDvXP<>'[i % 9], color=colour_of(i), label=rule)
+            for rule, points in grouped(of_panels, 'rule').items():
+                i = rules.index(rule)
+                line_of[rule], = ax.plot(
+                    [row['tau'] for row in points], [row[column] for row in points], lw=1, ms=4,
+                    marker=MARKERS[i % len(MARKERS)], color=colour_of(i))
             ax.set(xscale='log', xlabel='tau', ylabel=label)
             ax.set_title(words, fontsize=9, parse_math=False)
-    plain_legend(grid[0][0], grid[0][0].get_lines(), list(grouped(lines_of[words], 'rule')))
+    plain_legend(grid[0][0], list(line_of.values()), list(line_of))
     figure.tight_layout()
     save(figure, path)
 
@@ -274,7 +278,7 @@ def ledger(dots, path, ylabel):
     runs = {run: colour_of(i) for i, run in enumerate(grouped(dots, 'run'))}
     markers = {}
     for dot in dots:
-        marker = '*' if dot['plain'] else 'o^sDvXP<>'[len(markers) % 9]
+        marker = '*' if dot['plain'] else MARKERS[len(markers) % len(MARKERS)]
         marker = markers.setdefault(dot['kind'], marker)
         ax.plot(dot['ms'], dot['height'], marker, ms=12 if dot['plain'] else 5,
                 color=runs[dot['run']], alpha=0.8)
@@ -317,9 +321,9 @@ def losses(rows, loops, path):
     axes[0].plot(*filled(rows, 'loss'), color='0.7', lw=0.8, label='training, drawn loops')
     for ax, column in zip(axes, ('val_loss', 'val_acc')):
         for n, line in zip(loops, cycle(('-', '--', '-.', ':'))):
-            label = f'held-out, {n} loop' + 's' * (n > 1)
+            label = f"held-out, {n} {'loop' if n == 1 else 'loops'}"
             ax.plot(*filled(rows, f'{column}_{n}'), ls=line, lw=1.6, marker='.', label=label)
-    axes[0].set(xlabel='iteration', ylabel='loss (nats a token)', title='Loss by loops')
+    axes[0].set(xlabel='iteration', ylabel='loss (nats per token)', title='Loss by loops')
     axes[0].legend(frameon=False)
     if task:
         axes[1].set(xlabel='iteration', ylabel='accuracy', title='Accuracy by loops',
@@ -346,84 +350,4 @@ def depth(rows, path):
     ax.set_xticks(range(len(depths)), labels)
     ax.set_yticks(range(len(loops)), loops)
     figure.colorbar(image, ax=ax)
-    save(figure, path)
-
-
-# results/depth.sh ---------------------------------------------------------------------------------
-
-def deeper(folder, path):
-    """
-    Two panels from the CSVs in folder/right and folder/rules: how deep, and what it costs a token.
-    """
-    figure, [[left, right]] = panels(2, 5, 3.4)
-    # one looped model, at some loop counts, and plain ones
-    rows = read_csv(f'{folder}/right/looped-1.csv')
-    counts = [8, 32, 128, 256]
-    for i, n_loop in enumerate(counts):
-        of_count = [row for row in rows if int(row['loops']) == n_loop]
-        draw_right(left, of_count, f'{n_loop} loops', shade(i, len(counts)), 'o-')
-    plain = dict(plain10='10 plain layers', plain18='18 plain layers')
-    for (name, words), style in zip(plain.items(), ('s--', '^:')):
-        draw_right(left, read_csv(glob.glob(f'{folder}/right/{name}*-1.csv')[0]), words, 'grey',
-                   style)
-    left.set(xlabel='depth of the answer: steps that it needs', ylabel='% right', xscale='log',
-             ylim=(0, 104), title='How deep: problems of 192 tokens')
-    left.legend(fontsize=8)
-
-    # what it costs, where all answers are right
-    costs = {}
-    for file in sorted(glob.glob(f'{folder}/rules/*-1.csv')):
-        of_file = os.path.basename(file)
-        if not of_file.startswith(('calc', 'waiting')):
-            continue
-        good = [row for row in read_csv(file) if float(row['accuracy']) > 0.9999]
-        for row in good:
-            if row['rule'] == 'accel' and float(row['tau']) == 1 and row['wake'] == 'True':
-                name = 'waiting' if of_file.startswith('waiting') else 'asleep until news arrives'
-                costs.setdefault(f'Algorithm 1, {name}', []).append(
-                    (float(row['deepest']), float(row['mean_evals'])))
-        fixed = [(int(row['n_loop']), row) for row in good if row['kind'] == 'fixed loops']
-        # the full budget is there, too: others were tried
-        if of_file.startswith('calc') and len(fixed) > 1:
-            least, row = min(fixed, key=lambda pair: pair[0])
-            costs.setdefault('the fewest fixed loops, in hindsight', []).append(
-                (float(row['deepest']), least))
-    for file in glob.glob(f'{folder}/long-8192-1.txt'):         # what sample.py says
-        with open(file, encoding='utf-8') as f:
-            sentence = re.search(r'answer (\d+) steps.* computed (\S+) times', f.read())
-        costs['Algorithm 1, asleep until news arrives'].append(
-            (float(sentence[1]), float(sentence[2])))
-    for g, (name, points) in enumerate(costs.items()):
-        right.plot(*zip(*sorted(points)), 'o-', color=colour_of(g), label=name)
-    right.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
-              yscale='log', title='What it costs, all answers right')
-    right.legend(fontsize=8, loc='center right')
-    for axis in left.xaxis, right.xaxis, right.yaxis:
-        axis.set_major_formatter(StrMethodFormatter('{x:g}'))
-        axis.set_minor_formatter(NullFormatter())
-    save(figure, path)
-
-
-def draw_right(ax, rows, name, colour, style):
-    """A line of the share of right answers over depth, each bucket at its middle."""
-    rows = [row for row in rows if float(row['last'] or 0) > 0]
-    middles = [(float(row['first']) + float(row['last'])) / 2 for row in rows]
-    shares = [100 * float(row['accuracy']) for row in rows]
-    ax.plot(middles, shares, style, color=colour, label=name, markersize=4)
-
-
-def read_csv(path):
-    with open(path, newline='', encoding='utf-8') as f:
-        return list(csv.DictReader(f))
-
-
-def awake(diary, T, path):
-    """Who was awake: tokens (across) by loop steps (down). diary: of one row, see exits.Tokens."""
-    picture = np.zeros((len(diary), T))
-    for k, tokens in enumerate(diary):
-        picture[k, tokens] = 1
-    figure, [[ax]] = panels(1, 7, 4)
-    ax.imshow(picture, cmap='magma', aspect='auto', interpolation='nearest',
-              extent=(-0.5, T - 0.5, len(diary) + 0.5, 0.5))
-    ax.set(xlabel='token', ylabel='loop step', title='Bright: computed in this step. Dark: asleep')
     save(figure, path)

@@ -76,18 +76,4 @@ done
 # one token after another
 RUN=out-depth/looped-3 rules latest-192-0.01-3 192 0.01 8 "$RULES" "$TAUS" --wake=False --cache=latest '--budgets=[1,2,3,4,6,8]'
 
-python -c "from common import plots; plots.deeper('results/depth', 'assets/deeper.png')"
-# who is awake, in one problem
-python - <<'PROGRAM'
-import numpy as np
-import torch
-from common import plots
-from exits import make_exit
-from model import GPT
-from tasks import TASKS
-x, _, _ = TASKS['calc'](np.random.default_rng(1), 1, 192, reset=0.02)
-model, trace = GPT.load('pretrained/calc', length=192), []
-with torch.no_grad():
-    model(torch.from_numpy(x), n_loop=484, exit=make_exit('accel', 1.0, wake=True), trace=trace)
-plots.awake(trace[0]['awake'], 192, 'assets/awake.png')
-PROGRAM
+python -m results.figures

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, TINY, differences, finished, refused, saved, small_disk
 
 import tasks
-from common import checkpoint, resume
+from common import checkpoint, resume, thresholds
 from common.checkpoint import find_run, load_checkpoint, open_run, save_checkpoint
 from common.files import new_file, write_json
 from exits import make_exit
@@ -174,23 +174,23 @@ def stored(tiny):
 
 
 def key_of(name, cache='latest', ring=8, wave=None, **parts):
-    return checkpoint.threshold_key(make_exit(name, **parts), cache, ring, wave)
+    return thresholds.threshold_key(make_exit(name, **parts), cache, ring, wave)
 
 
 def test_thresholds_belong_to_the_weights_and_the_rule(stored):
-    checkpoint.save_thresholds('out', stored, [
+    thresholds.save_thresholds('out', stored, [
         key_of('kl') | dict(tau=0.9), key_of('accel') | dict(tau=None),
         key_of('kl', 'ring', 4) | dict(tau=0.25, kept=False), key_of('kl') | dict(tau=0.5)])
-    assert checkpoint.calibrated('out', stored, key_of('kl')) == (0.5, True)        # the last one
-    assert checkpoint.calibrated('out', stored, key_of('kl', 'ring', 4)) == (0.25, False)
+    assert thresholds.calibrated('out', stored, key_of('kl')) == (0.5, True)        # the last one
+    assert thresholds.calibrated('out', stored, key_of('kl', 'ring', 4)) == (0.25, False)
     # calibration has found none, or has not looked
     for other in (key_of('accel'), key_of('norm'), key_of('kl', 'exact'), key_of('kl', hits=2),
                   key_of('kl', keep=False), key_of('kl', wake=True), key_of('kl', 'ring', 8),
                   key_of('kl', wave=[8, 1])):
-        assert checkpoint.calibrated('out', stored, other) is None
-    assert checkpoint.calibrated('nowhere', stored, key_of('kl')) is None
+        assert thresholds.calibrated('out', stored, other) is None
+    assert thresholds.calibrated('nowhere', stored, key_of('kl')) is None
     stored['model']['lm_head.weight'][0, 0] += 1e-3         # other weights
-    assert checkpoint.calibrated('out', stored, key_of('kl')) is None
+    assert thresholds.calibrated('out', stored, key_of('kl')) is None
 
 
 def test_an_earlier_file_of_thresholds_is_read(stored):
@@ -198,11 +198,11 @@ def test_an_earlier_file_of_thresholds_is_read(stored):
     rows = [dict(rule='kl', hits=1, keep=True, cache=cache, past=past, ring=None, n_loop=[30, 30],
                  wave=None, tau=tau)
             for cache, past, tau in (('exact', False, 1), ('exact', True, 2), ('latest', True, 3))]
-    write_json(dict(weights=checkpoint.hash_of_weights(stored), nats=0.1, exits=rows),
+    write_json(dict(weights=thresholds.hash_of_weights(stored), nats=0.1, exits=rows),
                'old/exits.json')
     for key, tau in ((key_of('kl', 'exact'), 1), (key_of('kl', 'exact', wake=True), 2),
                      (key_of('kl', 'latest'), 3)):
-        assert checkpoint.calibrated('old', stored, key) == (tau, True)
+        assert thresholds.calibrated('old', stored, key) == (tau, True)
 
 
 @pytest.mark.parametrize('change', [
@@ -210,9 +210,9 @@ def test_an_earlier_file_of_thresholds_is_read(stored):
     dict(tau={}), dict(tau=10 ** 400), dict(kept='no'), dict(kept=None)], ids=str)
 def test_thresholds_edited_by_hand_are_refused(stored, change):
     rows = [key_of('kl') | dict(tau=1.0), key_of('norm') | dict(tau=1.0) | change]
-    write_json(dict(weights=checkpoint.hash_of_weights(stored), exits=rows), 'edited/exits.json')
+    write_json(dict(weights=thresholds.hash_of_weights(stored), exits=rows), 'edited/exits.json')
     with pytest.raises(ValueError, match=r"cannot read 'edited/exits.json'.*make it again"):
-        checkpoint.calibrated('edited', stored, key_of('kl'))
+        thresholds.calibrated('edited', stored, key_of('kl'))
 
 
 @pytest.mark.parametrize('text', [
@@ -223,14 +223,14 @@ def test_a_file_that_holds_no_thresholds_is_refused(stored, text):
     Path('other').mkdir(exist_ok=True)
     Path('other/exits.json').write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=r"cannot read 'other/exits.json'.*make it again"):
-        checkpoint.calibrated('other', stored, key_of('kl'))
+        thresholds.calibrated('other', stored, key_of('kl'))
 
 
 def test_the_thresholds_that_are_shipped():
     """They belong to the weights beside them, and each of them keeps its promise."""
     for name in 'text', 'calc':
         folder = f'{ROOT}/pretrained/{name}'
-        rows = checkpoint.thresholds_of(folder, load_checkpoint(f'{folder}/ckpt.pt')[1])
+        rows = thresholds.thresholds_of(folder, load_checkpoint(f'{folder}/ckpt.pt')[1])
         assert rows and all(row['kept'] == (row['cost'] <= row['nats']) for row in rows
                             if row['tau'] is not None and not row['wave'])
         assert {row['rule'] for row in rows} >= {'norm_rel', 'kl', 'accel'}

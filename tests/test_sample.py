@@ -9,7 +9,7 @@ from conftest import finished, refused
 
 import sample as script
 import tasks
-from common import checkpoint
+from common import thresholds
 from decode import compiled, defaults
 from exits import make_exit
 
@@ -135,9 +135,9 @@ def test_compiling_is_counted_apart(monkeypatch):
 
 def test_a_threshold_that_broke_its_promise(monkeypatch):
     """Then the line below the text says so."""
-    key = checkpoint.threshold_key(make_exit('norm'), 'exact', 8)
+    key = thresholds.threshold_key(make_exit('norm'), 'exact', 8)
     rows = [key | dict(tau=0.5, kept=False)]
-    monkeypatch.setattr(checkpoint, 'thresholds_of', lambda folder, found: rows)
+    monkeypatch.setattr(thresholds, 'thresholds_of', lambda folder, found: rows)
     assert ('norm with tau = 0.5 (out/exits.json, which breaks its promise on other windows)'
             in sample('--exit=norm'))
 

@@ -1,0 +1,90 @@
+"""
+Calibrated thresholds: bench.py --calibrate writes them, sample.py and bench.py read them.
+
+Not run by itself. out_dir/exits.json holds the sha256 of the weights that it belongs to, and rows.
+A row belongs to a rule and to how it decodes, whatever the loop budget: these fields are in KEY.
+The others are
+
+    tau         the threshold, null if none that was tried keeps its promise
+    nats        the promise: the most that it may cost, in nats per token ...
+    texts       ... or, for a wave, the least share of texts that must not change
+    cost        what it costs, on windows that had no part in choosing it; of a wave: identical
+    kept        whether the promise is kept on these windows too
+"""
+import hashlib
+import json
+import os
+from typing import NamedTuple
+
+from common.configurator import explain
+from common.files import write_json
+
+KEY = 'rule', 'hits', 'keep', 'cache', 'wake', 'ring', 'wave'
+
+
+class Threshold(NamedTuple):
+    tau: float
+    kept: bool
+
+
+def threshold_key(exit, cache, ring, wave=None):
+    """The fields that say what a threshold is for. exit: a rule. wave: [width, loop steps]."""
+    cache = cache or 'exact'            # without a cache the result is that of exact
+    return dict(rule=exit.name, hits=exit.hits, keep=exit.keep, cache=cache, wake=exit.wake,
+                ring=ring if cache == 'ring' else None, wave=wave)
+
+
+def calibrated(out_dir, checkpoint, key):
+    """The Threshold in out_dir/exits.json for this threshold_key; None if there is none."""
+    for row in thresholds_of(out_dir, checkpoint):
+        if key.items() <= row.items() and row['tau'] is not None:
+            return Threshold(row['tau'], row.get('kept', True))
+    return None
+
+
+def thresholds_of(out_dir, checkpoint):
+    """
+    The rows of out_dir/exits.json, [] if there is no such file, or if it belongs to other weights.
+    ValueError if it cannot be read.
+    """
+    path = os.path.join(out_dir, 'exits.json')
+    if not os.path.exists(path):
+        return []
+    with explain(f"cannot read '{path}'", 'make it again: python bench.py --calibrate=0.005'):
+        with open(path, encoding='utf-8') as f:
+            file = json.load(f)
+        rows = [checked_threshold(row) for row in file['exits']]
+        return rows if file['weights'] == hash_of_weights(checkpoint) else []
+
+
+def checked_threshold(row):
+    """A row of exits.json as it is written today. ValueError for what makes no sense."""
+    if 'past' in row:           # an earlier name of `wake`, true also where no token can wake
+        row = row | dict(wake=row['past'] and row['cache'] == 'exact')
+    for name in (*KEY, 'tau'):
+        if name not in row:
+            raise ValueError(f"a row has no '{name}'")
+    tau = row['tau']
+    kept = row.get('kept', True)
+    if tau is not None and (type(tau) not in (int, float) or not tau >= 0):     # a NaN is not
+        raise ValueError(f'a tau must be a number from 0 on or null, and that of {row["rule"]} is '
+                         f'{json.dumps(tau)}')
+    if not isinstance(kept, bool):
+        raise ValueError(f'kept must be true or false, and that of {row["rule"]} is '
+                         f'{json.dumps(kept)}')
+    return row | dict(tau=None if tau is None else float(tau))
+
+
+def save_thresholds(out_dir, checkpoint, rows):
+    """Write out_dir/exits.json. Of rows with the same key the last one counts."""
+    of_key = {tuple(str(row[name]) for name in KEY): row for row in rows}
+    write_json(dict(weights=hash_of_weights(checkpoint), exits=list(of_key.values())),
+               os.path.join(out_dir, 'exits.json'))
+
+
+def hash_of_weights(checkpoint):
+    """sha256 of a checkpoint's weights: its thresholds belong to them alone."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(checkpoint['model'].items()):
+        digest.update(name.encode() + weight.float().numpy(force=True).tobytes())
+    return digest.hexdigest()

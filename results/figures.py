@@ -1,0 +1,115 @@
+"""
+The two figures of depth.md. results/depth.sh calls it:
+
+    python -m results.figures       assets/deeper.png, assets/awake.png
+
+The first is made of the CSVs in results/depth/, the second of the model in pretrained/calc.
+"""
+import csv
+import glob
+import os
+import re
+
+import numpy as np
+import torch
+
+from common import plots
+from exits import make_exit
+from model import GPT
+from tasks import TASKS
+
+FOLDER = 'results/depth'
+PLAIN = dict(plain10='10 plain layers', plain18='18 plain layers')
+ASLEEP = 'Algorithm 1, asleep until news arrives'
+WAITING = 'Algorithm 1, waiting'
+FIXED = 'the fewest fixed loops, in hindsight'
+
+
+def read_csv(path):
+    with open(path, newline='', encoding='utf-8') as f:
+        return list(csv.DictReader(f))
+
+
+def deeper(path):
+    """Two panels: how deep a few layers get, and what it costs per token."""
+    figure, [[left, right]] = plots.panels(2, 5, 3.4)
+    draw_right_answers(left)
+    draw_costs(right)
+    for axis in left.xaxis, right.xaxis, right.yaxis:
+        axis.set_major_formatter('{x:g}')
+        axis.set_minor_formatter('')
+    plots.save(figure, path)
+
+
+def draw_right_answers(ax):
+    """Right answers over depth: one looped model at some loop counts, and plain models."""
+    rows = read_csv(f'{FOLDER}/right/looped-1.csv')
+    counts = [8, 32, 128, 256]
+    for i, n_loop in enumerate(counts):
+        of_count = [row for row in rows if int(row['loops']) == n_loop]
+        draw_line(ax, of_count, f'{n_loop} loops', plots.shade(i, len(counts)), 'o-')
+    for (name, words), style in zip(PLAIN.items(), ('s--', '^:')):
+        path, = glob.glob(f'{FOLDER}/right/{name}*-1.csv')
+        draw_line(ax, read_csv(path), words, 'grey', style)
+    ax.set(xlabel='depth of the answer: steps that it needs', ylabel='% right', xscale='log',
+           ylim=(0, 104), title='How deep: problems of 192 tokens')
+    ax.legend(fontsize=8)
+
+
+def draw_line(ax, rows, label, colour, style):
+    """The share of right answers over depth, each column of depths at its middle."""
+    rows = [row for row in rows if float(row['last'] or 0) > 0]
+    middles = [(float(row['first']) + float(row['last'])) / 2 for row in rows]
+    shares = [100 * float(row['accuracy']) for row in rows]
+    ax.plot(middles, shares, style, color=colour, label=label, markersize=4)
+
+
+def draw_costs(ax):
+    """Loop steps per token over the deepest answer, where all answers are right."""
+    points = {ASLEEP: [], FIXED: [], WAITING: []}       # label: [(deepest, loop steps)]
+    for path in sorted(glob.glob(f'{FOLDER}/rules/*-1.csv')):
+        name = os.path.basename(path)
+        rows = [row for row in read_csv(path) if float(row['accuracy']) > 0.9999]
+        for row in rows:
+            if row['rule'] == 'accel' and float(row['tau']) == 1 and row['wake'] == 'True':
+                point = float(row['deepest']), float(row['mean_evals'])
+                if name.startswith('calc'):
+                    points[ASLEEP].append(point)
+                elif name.startswith('waiting'):
+                    points[WAITING].append(point)
+        fixed = [row for row in rows if row['kind'] == 'fixed loops']
+        # one of them is the full budget; if it stands alone, no fewer loops were tried
+        if name.startswith('calc') and len(fixed) > 1:
+            fewest = min(fixed, key=lambda row: int(row['n_loop']))
+            points[FIXED].append((float(fewest['deepest']), int(fewest['n_loop'])))
+    with open(f'{FOLDER}/long-8192-1.txt', encoding='utf-8') as f:      # what sample.py printed
+        depth, steps = re.search(r'answer (\d+) steps.* computed (\S+) times', f.read()).groups()
+    points[ASLEEP].append((float(depth), float(steps)))
+    for g, (label, line) in enumerate(points.items()):
+        ax.plot(*zip(*sorted(line)), 'o-', color=plots.colour_of(g), label=label)
+    ax.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
+           yscale='log', title='What it costs, all answers right')
+    ax.legend(fontsize=8, loc='center right')
+
+
+@torch.no_grad()
+def awake(path):
+    """Who is awake in one problem: tokens (across) by loop steps (down)."""
+    x, _, _ = TASKS['calc'](np.random.default_rng(1), 1, 192, reset=0.02)
+    model = GPT.load('pretrained/calc', length=192)
+    trace = []
+    model(torch.from_numpy(x), n_loop=484, exit=make_exit('accel', 1.0, wake=True), trace=trace)
+    diary = trace[0]['awake']                   # for each loop step the tokens that were awake
+    picture = np.zeros((len(diary), 192))
+    for k, tokens in enumerate(diary):
+        picture[k, tokens] = 1
+    figure, [[ax]] = plots.panels(1, 7, 4)
+    ax.imshow(picture, cmap='magma', aspect='auto', interpolation='nearest',
+              extent=(-0.5, 191.5, len(diary) + 0.5, 0.5))
+    ax.set(xlabel='token', ylabel='loop step', title='Bright: computed in this step. Dark: asleep')
+    plots.save(figure, path)
+
+
+if __name__ == '__main__':
+    deeper('assets/deeper.png')
+    awake('assets/awake.png')
