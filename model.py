@@ -470,27 +470,34 @@ def effective_depth(config):
     return config.n_layer - looped + config.mean_recurrence * looped
 
 
-def flops_per_token(model, n_loop, training=False):
+def flops_per_token(model, n_loop, training=False, n_losses=1):
     """
     FLOPs per token of a forward pass with n_loop[g] loops of group g. In training the backward pass
-    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
+    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only. n_losses: after how
+    many steps of the last group a loss is taken, for which the coda and the head run each time.
 
     Counted as usual: two FLOPs for each weight of a matrix, and attention over all the tokens that
-    a token may read. Weights that multiply e do so once a pass, see Injection.weights_of_e.
+    a token may read. Weights that multiply e do so once per pass, see Injection.weights_of_e.
     """
     def weights(module):
         return sum(p.numel() for p in module.parameters() if p.dim() == 2)
-    once, config = 3 if training else 1, model.config
+    config = model.config
+    once = 3 if training else 1
     attention = 2 * min(config.block_size, config.window or config.block_size) * config.n_embd
-    flops = once * weights(model.lm_head)
+    flops = 0           # up to the last group
+    coda = 0            # behind it
     for layer in model.h:
         if isinstance(layer, RecurrentGroup):
-            n, of_e = n_loop[layer.index], layer.adapter.weights_of_e()
+            n = n_loop[layer.index]
+            of_e = layer.adapter.weights_of_e()
             steps = n + 2 * min(config.bptt_k, n) if training else n
-            flops += once * of_e + steps * (weights(layer) - of_e + len(layer.core) * attention)
+            flops += coda + once * of_e
+            flops += steps * (weights(layer) - of_e + len(layer.core) * attention)
+            coda = 0
         else:
-            flops += once * (weights(layer) + attention)
-    return 2 * flops
+            coda += once * (weights(layer) + attention)
+    coda += once * weights(model.lm_head)
+    return 2 * (flops + n_losses * coda)
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -18,10 +18,12 @@ Ctrl-C, SIGTERM, SIGHUP or a closed pipe: the step is finished and saved, and th
 the signal's number. A second signal of the same kind stops at once.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
-(what to watch). Losses are nats a token.
+(what to watch). Losses are nats per token.
 
     it            the iteration
     micro         the step of gradient accumulation
+    examples      a data set or a task, from which batches and held-out windows come
+    run           what a checkpoint holds, see common/checkpoint.py
     RANK, WORLD   this process's number; how many there are
 """
 import math
@@ -52,7 +54,7 @@ from common.configurator import PathName
 from common.distributed import say
 from common.files import check_writable
 from common.optim import make_optimizers, train_layers
-from common.resume import earlier_run
+from common.resume import check_same_data, earlier_run
 from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
 
@@ -126,20 +128,20 @@ def lr_at(it):
     return lowest + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - lowest)
 
 
-# every draw derives from (seed, purpose, it, micro), the same in each process, except dropout
+# draws: each derives from (seed, purpose, it, micro) and is the same in all processes, but dropout
 
-def get_batch(text, it, micro, dev):
+def get_batch(examples, it, micro, dev):
     """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
     rng = np.random.default_rng(derived_seed(seed, 'batch', it, micro))
     share = batch_size // distributed.WORLD
     mine = slice(distributed.RANK * share, (distributed.RANK + 1) * share)
-    x, y = text.batch(rng, batch_size, block_size, mine)
+    x, y = examples.batch(rng, batch_size, block_size, mine)
     later = dev.startswith('cuda')      # MPS would read memory that has been freed by then
     return x.to(dev, non_blocking=later), y.to(dev, non_blocking=later)
 
 
 def draw_loops(it, micro):
-    """How often each group loops."""
+    """How often each group loops in this micro step."""
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
     return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
 
@@ -183,47 +185,37 @@ def check_knobs():
                          f'{distributed.WORLD} processes: take a multiple of {distributed.WORLD}')
 
 
-def open_text(before, vocab):
+def open_examples(checkpoint, vocab):
     """
-    The data set or task, for a model of `vocab` tokens. before: the checkpoint whose tokens it
-    reads, {} if there is none.
+    The data set or task, for a model of `vocab` tokens. checkpoint: the one whose tokenizer it
+    needs, {} if there is none.
     """
-    return distributed.make_once(
-        lambda: data.open_data(dataset, before.get('tokenizer'), vocab, before.get('folder')))
+    return distributed.make_once(lambda: data.open_data(
+        dataset, checkpoint.get('tokenizer'), vocab, checkpoint.get('folder')))
 
 
-def check_same_text(text, before):
-    """ValueError unless the run that goes on had this very text."""
-    if before['data'] == text.sha256:
-        return
-    advice = 'restore that text'
-    if text.is_task:
-        advice = ('tasks.py has changed since then; start from the weights in another --out_dir '
-                  f'with --init_from={out_dir}/ckpt.pt')
-    raise ValueError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
-                     f'differs): {advice}')
-
-
-def set_up(knobs, before, resumed, text, dev):
-    """A new run, or the one that the checkpoint `before` holds, or one with its weights."""
-    # the model: a field of its Config is the knob of that name, or else what the checkpoint has
+def make_model(knobs, checkpoint, examples):
+    """A new model, with the weights of the checkpoint if it is not {}."""
     cls = class_of(model_class or 'model:GPT', trusted=True)
     vocab = vocab_size
     if vocab is None:
-        vocab = text.vocab_size
+        vocab = examples.vocab_size
         if vocab >= 1024:               # matrices whose sides are multiples of 64 are faster
             vocab = 64 * math.ceil(vocab / 64)
-    values = before.get('model_args', {}) | knobs | dict(vocab_size=vocab)
-    shape = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
-                          if field.name in values})
-    if shape.groups != groups:
-        say(f'groups, in the order of the layers: {shape.groups}')
+    # a field of its Config is the knob of that name, or else what the checkpoint has
+    values = checkpoint.get('model_args', {}) | knobs | dict(vocab_size=vocab)
+    config = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
+                           if field.name in values})
+    if config.groups != groups:
+        say(f'groups, in the order of the layers: {config.groups}')
+    if loss_at == 'all' and not config.groups:
+        raise ValueError('--loss_at=all needs a model with groups: leave it out')
     torch.manual_seed(derived_seed(seed, 'init'))
-    model = cls(shape).to(dev)
-    if before:
+    model = cls(config)
+    if checkpoint:
         with configurator.explain(f'the weights do not fit the model class {cls.__name__}',
                                   'take another --model_class or --init_from', RuntimeError):
-            missing, unexpected = model.load_state_dict(before['model'], strict=False)
+            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=False)
         if missing:                     # such as a gate
             say(f"not in the checkpoint, so from scratch: {', '.join(missing)}")
         if unexpected:
@@ -231,22 +223,25 @@ def set_up(knobs, before, resumed, text, dev):
                 f"{', '.join(unexpected)}")
     if train_only:
         train_layers(model, train_only)
-    if loss_at == 'all' and not model.groups:
-        raise ValueError('--loss_at=all needs a model with groups: leave it out')
+    return model
 
-    # the optimizers, and how far the run has come
+
+def make_run(start, examples, dev):
+    """A new run, or the one that goes on. start: see common/resume.py."""
+    model = make_model(start.knobs, start.checkpoint, examples).to(dev)
     optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
     # a longer max_iters of a resumed run leaves the decay where it was
-    saved = knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
-    own_files = dict.fromkeys([*before.get('own_files', []), *configurator.own_files])
-    run = Run(saved, model, optimizers, text.tokenizer, text.sha256, own_files=list(own_files))
-    if resumed:
+    knobs = start.knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
+    own_files = dict.fromkeys([*start.checkpoint.get('own_files', []), *configurator.own_files])
+    run = Run(knobs, model, optimizers, examples.tokenizer, examples.sha256,
+              own_files=list(own_files))
+    if start.resumed:
         for name, stepper in optimizers.items():
-            stepper.load_state_dict(stepper.state_dict() | dict(state=before[name]))
-        run.done = before['iter_num']
-        run.val_loss = before['val_loss']
-        run.trend = before['trend']
-        run.spikes = before['spikes']
+            stepper.load_state_dict(stepper.state_dict() | dict(state=start.checkpoint[name]))
+        run.done = start.checkpoint['iter_num']
+        run.val_loss = start.checkpoint['val_loss']
+        run.trend = start.checkpoint['trend']
+        run.spikes = start.checkpoint['spikes']
     return run
 
 
@@ -263,20 +258,21 @@ def main(*args):
         return evaluate_only(knobs)
     if knobs['length'] is not None:
         raise ValueError('--length is for --eval_only: training takes --block_size')
-    before, resumed, knobs = earlier_run(knobs, configurator.given)
-    globals().update(knobs)
+    start = earlier_run(knobs, configurator.given)
+    globals().update(start.knobs)
     check_knobs()
 
-    # machine, text and model
+    # machine, data and model
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
-    text = open_text(before, vocab_size or math.inf)
-    text.check(block_size, batch_size)
-    if resumed:
-        check_same_text(text, before)
-    distributed.check_same((before.get('iter_num'), text.sha256, knobs))
-    run = set_up(knobs, before, resumed, text, dev)
-    del before                                      # frees some GB if the model is large
+    examples = open_examples(start.checkpoint, vocab_size or math.inf)
+    examples.check(block_size, batch_size)
+    if start.resumed:
+        check_same_data(examples, start.checkpoint, dataset, out_dir)
+    distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
+    run = make_run(start, examples, dev)
+    resumed = start.resumed
+    del start                                       # frees some GB if the model is large
 
     # its files: from the first save on, --resume continues this run and no other
     last = f'{out_dir}/ckpt.pt'
@@ -286,10 +282,10 @@ def main(*args):
         if not resumed:
             start_over(out_dir, overwrite)
             save_run(run, last)
-        if distributed.RANK == 0 and text.encoding:     # sample.py needs it beside the checkpoint
-            text.encoding.save(out_dir)
+        if distributed.RANK == 0 and examples.encoding:     # sample.py needs it beside ckpt.pt
+            examples.encoding.save(out_dir)
         try:
-            train(run, text, dev, autocast)
+            train(run, examples, dev, autocast)
         except distributed.Stopped:
             save_run(run, last)
             command = 'python' if distributed.WORLD == 1 else 'torchrun ...'
@@ -309,7 +305,7 @@ def flags_of(run, *flags):
     return [*map(quote, run.own_files), *flags, *folder]
 
 
-def train(run, text, dev, autocast):
+def train(run, examples, dev, autocast):
     """The iterations that are left, and the evaluation at the end. Stopped if a signal asks."""
     begin = time.perf_counter()
     start = run.done
@@ -317,17 +313,17 @@ def train(run, text, dev, autocast):
     model = as_trained(raw, dev)
     since = f', from iteration {start}' if start else ''
     say(f'{sum(p.numel() for p in raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {raw.config.groups}, {text.description}, {distributed.WORLD} x {dev}{since}')
-    eval_counts = eval_loops if raw.groups else [1]
-    all_windows = text.n_held_out(block_size)
+        f'groups {raw.config.groups}, {examples.description}, {distributed.WORLD} x {dev}{since}')
+    counts = eval_loops if raw.groups else [1]
+    all_windows = examples.n_held_out(block_size)
     some_windows = min(eval_windows, all_windows)
-    log = report.Log(os.path.join(out_dir, 'log.csv'), eval_counts, start, max_iters, text.is_task)
+    log = report.Log(f'{out_dir}/log.csv', counts, start, max_iters, examples.is_task)
 
     for it in range(start, max_iters):
-        # held-out losses
-        held_out = {}
+        # held-out losses, before the step
+        evaluated = {}          # columns of the log
         if it > 0 and it % eval_interval == 0:
-            _, held_out = report.held_out(run, some_windows, text, eval_counts, dev, autocast)
+            _, evaluated = report.evaluate_run(run, examples, some_windows, counts, dev, autocast)
 
         # checkpoints
         if it > start and it % save_interval == 0:
@@ -335,12 +331,12 @@ def train(run, text, dev, autocast):
         if it in keep_iters:
             save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', whole=False)
 
-        # forward and backward; one all-reduce, which waits for the device; the check, before any
-        # weight is touched
+        # gradients; the processes agree, which waits for the device; no weight is touched before
+        # the numbers are known to be finite
         clock = time.perf_counter()
-        loss, n_loop, flops = forward_backward(model, raw, text, it, dev, autocast)
+        loss, n_loop, flops = forward_backward(model, raw, examples, it, dev, autocast)
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
-        loss, norm, stop = distributed.agree(loss, norm)
+        loss, norm, n_stop_signals = distributed.agree(loss, norm)
         lr = lr_at(it)
         report.check_finite(loss, norm, n_loop, it, lr, out_dir)
         update(run.optimizers, lr)
@@ -349,27 +345,44 @@ def train(run, text, dev, autocast):
         # log
         if report.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
+        run.trend = report.next_trend(run.trend, loss)
         tokens = gradient_accumulation_steps * batch_size * block_size
         log.steps.append((time.perf_counter() - clock, tokens, flops))
-        if it % log_interval == 0 or it == max_iters - 1 or held_out:
-            windows_left = n_evaluations_after(it) * some_windows + all_windows
-            log.step(run, it, loss, lr, norm, n_loop, held_out,
-                     windows_left * flops_of_window(raw, eval_counts))
-        if held_out:
-            report.draw_losses(log, eval_counts, out_dir)
-        if stop:
+        if it % log_interval == 0 or it == max_iters - 1 or evaluated:
+            evaluations_left = (max_iters - 1) // eval_interval - it // eval_interval
+            windows_left = evaluations_left * some_windows + all_windows
+            log.step(run, it, loss, lr, norm, n_loop, evaluated,
+                     windows_left * flops_of_window(raw, counts))
+        if evaluated:
+            report.draw_losses(log, counts, out_dir)
+        if n_stop_signals:
             raise distributed.Stopped
 
     # the end: all held-out windows
-    sums, held_out = report.held_out(run, all_windows, text, eval_counts, dev, autocast)
-    report.print_table(sums, report.depths_of(text, block_size))
+    sums, evaluated = report.evaluate_run(run, examples, all_windows, counts, dev, autocast)
+    columns = report.depths_of(examples, block_size)
+    report.print_table(sums, columns)
     save_run(run, f'{out_dir}/ckpt.pt')
-    log.add(dict(iter=max_iters) | held_out)
-    report.draw_losses(log, eval_counts, out_dir)
+    log.add(dict(iter=max_iters) | evaluated)
+    report.draw_losses(log, counts, out_dir)
     with report.or_warn(f'no {out_dir}/eval.csv'):
-        report.save_table(sums, text, block_size, out_dir)
+        report.save_table(sums, columns, out_dir)
     say(f'done in {time.perf_counter() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
         f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
+
+
+def as_trained(raw, dev):
+    """The model in the form that is trained: compiled, and shared by the processes, if need be."""
+    wanted = dev.startswith('cuda') if compile is None else compile
+    if wanted and distributed.can_compile(dev):
+        compile_layers(raw)
+    model = LossAtEachStep(raw) if loss_at == 'all' else raw
+    if distributed.WORLD == 1:
+        return model
+    # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
+    reads_e = all(group.adapter.reads_e for group in raw.groups)
+    return DistributedDataParallel(model, find_unused_parameters=not reads_e,
+                                   broadcast_buffers=False)             # they never change
 
 
 class LossAtEachStep(torch.nn.Module):
@@ -393,21 +406,7 @@ class LossAtEachStep(torch.nn.Module):
         return logits, torch.stack(losses).mean()
 
 
-def as_trained(raw, dev):
-    """The model in the form that is trained: compiled, and shared by the processes, if need be."""
-    wanted = dev.startswith('cuda') if compile is None else compile
-    if wanted and distributed.can_compile(dev):
-        compile_layers(raw)
-    model = LossAtEachStep(raw) if loss_at == 'all' else raw
-    if distributed.WORLD == 1:
-        return model
-    # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
-    reads_e = all(group.adapter.reads_e for group in raw.groups)
-    return DistributedDataParallel(model, find_unused_parameters=not reads_e,
-                                   broadcast_buffers=False)             # they never change
-
-
-def forward_backward(model, raw, text, it, dev, autocast):
+def forward_backward(model, raw, examples, it, dev, autocast):
     """
     The gradient of iteration `it`, over all its micro steps. model: see as_trained. Returns this
     process's loss (a tensor, for which nobody has waited yet), the loop counts of the last micro
@@ -416,17 +415,18 @@ def forward_backward(model, raw, text, it, dev, autocast):
     loss = torch.zeros((), device=dev)
     flops = 0
     for micro in range(gradient_accumulation_steps):
-        x, y = get_batch(text, it, micro, dev)
-        n_loop = draw_loops(it, micro)              # one count a group
+        x, y = get_batch(examples, it, micro, dev)
+        n_loop = draw_loops(it, micro)              # one count per group
         noise = draw_noise(it, micro, dev)
         if distributed.WORLD > 1:                   # the gradients are averaged once, at the end
             model.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
         with autocast:
-            _, loss_of_batch = model(x, y, n_loop=n_loop, noise_seed=noise)
-            part = loss_of_batch / gradient_accumulation_steps
+            _, batch_loss = model(x, y, n_loop=n_loop, noise_seed=noise)
+            part = batch_loss / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
-        flops += batch_size * block_size * flops_per_token(raw, n_loop, training=True)
+        n_losses = min(bptt_k, n_loop[-1]) if loss_at == 'all' else 1
+        flops += batch_size * block_size * flops_per_token(raw, n_loop, True, n_losses)
     return loss, n_loop, flops
 
 
@@ -439,20 +439,17 @@ def update(optimizers, lr):
         stepper.zero_grad(set_to_none=True)
 
 
-def n_evaluations_after(it):
-    """How many evaluations of eval_windows windows are still to come."""
-    return (max_iters - 1) // eval_interval - it // eval_interval
-
-
 def flops_of_window(model, counts):
     """FLOPs of evaluating one window at these loop counts."""
     return block_size * sum(flops_per_token(model, [n] * len(model.groups)) for n in counts)
 
 
+# --eval_only -------------------------------------------------------------------------------------
+
 def evaluate_only(knobs):
     """
-    --eval_only: the held-out table of a checkpoint, and eval.csv. The run's knobs hold where none
-    are given: --dataset=calc:reset=0.02 has deeper problems of the same task.
+    The held-out table of a checkpoint, and eval.csv. The run's knobs hold where none are given:
+    --dataset=calc:reset=0.02 has deeper problems of the same task.
     """
     given = configurator.given
     folder = knobs['out_dir']
@@ -469,18 +466,19 @@ def evaluate_only(knobs):
     check_knobs()
 
     check_writable(results)
-    text = open_text(checkpoint, model.config.vocab_size)
+    examples = open_examples(checkpoint, model.config.vocab_size)
     T = model.config.block_size
-    text.check(T)
-    n_windows = text.n_held_out(T)
+    examples.check(T)
+    n_windows = examples.n_held_out(T)
     if 'eval_windows' in given:
         n_windows = min(n_windows, eval_windows)
     counts = eval_loops if model.groups else [1]
-    say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {text.description}')
+    say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {examples.description}')
     with distributed.listen():
-        sums = report.evaluate(model, text, n_windows, counts, dev, autocast)
-    report.print_table(sums, report.depths_of(text, T))
-    report.save_table(sums, text, T, results)
+        sums = report.evaluate(model, examples, n_windows, counts, dev, autocast)
+    columns = report.depths_of(examples, T)
+    report.print_table(sums, columns)
+    report.save_table(sums, columns, results)
     say(f'{results}/eval.csv')
     distributed.leave()
 

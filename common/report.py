@@ -1,16 +1,19 @@
 """
-What a training run says: held-out losses and the health of its states, log.csv and the lines on
-the screen, loss spikes, bad numbers.
+What a training run says: log.csv and the lines on the screen, held-out losses, the health of its
+states, loss spikes, bad numbers.
 
-Not run by itself: train.py calls it. Losses are nats a token. Geiping App. C.3 (the two collapses
+Not run by itself: train.py calls it. Losses are nats per token. Geiping App. C.3 (the two collapses
 of the state, the correlation of tokens).
+
+    examples    a data set or a task: data.Text or tasks.Problems
+    loops       the loop counts to evaluate at
+    sums        what evaluate returns
 """
 import csv
 import io
 import math
 import os
 from contextlib import contextmanager, nullcontext
-from itertools import product
 from shlex import quote
 
 import numpy as np
@@ -54,8 +57,8 @@ class Log:
         loss            of this iteration's batch, with its drawn loop counts
         lr              the learning rate
         grad_norm       of the gradient, before it is clipped
-        loops           the drawn loop counts (of the last micro step), one a group, as 5/3/8
-        dt_ms           milliseconds an iteration, mean since the last row
+        loops           the drawn loop counts (of the last micro step), one per group, as 5/3/8
+        dt_ms           milliseconds per iteration, mean since the last row
         tokens_per_s    training tokens a second, of all processes together, since the last row
         tflops          TFLOP/s of one device: the forward pass counts n loops, the backward pass
                         min(bptt_k, n)
@@ -65,8 +68,8 @@ class Log:
 
         val_loss_N      held-out loss at N loops; a column for each of eval_loops
         val_acc_N       on a task, the share of the held-out labels that are right at N loops
-        token_corr      see health, one number a group
-        state_use       see health, one number a group
+        token_corr      see health, one number per group
+        state_use       see health, one number per group
 
     The last row is the evaluation after the last step, and has no other columns.
     """
@@ -86,12 +89,12 @@ class Log:
             rows = read_log(path, start) if start and os.path.exists(path) else []
             write_csv(rows, path, self.columns)
 
-    def step(self, run, it, loss, lr, norm, n_loop, held_out, evaluation_flops):
+    def step(self, run, it, loss, lr, norm, n_loop, evaluated, evaluation_flops):
         """
         Print a line and add a row: this iteration, and the speed since the last row.
 
-        held_out: the columns of an evaluation before its step, {} without one. evaluation_flops: of
-        the evaluations to come, which take time, too.
+        evaluated: the columns of an evaluation before its step, {} without one. evaluation_flops:
+        of the evaluations to come, which take time, too.
         """
         n_steps = len(self.steps)
         seconds = max(1e-6, sum(seconds for seconds, _, _ in self.steps))       # a coarse clock
@@ -103,12 +106,8 @@ class Log:
         loops = '/'.join(map(str, n_loop))
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
             f'{tokens / seconds / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
-        if run.spikes:
-            highest, at = max(run.spikes)
-            say(f'warning: iter {it}: loss spikes since iteration {it + 1 - n_steps}: '
-                f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
-                f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
-        self.add(held_out | dict(
+        say_spikes(run, it, n_steps)
+        self.add(evaluated | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{tokens / seconds:.0f}',
             tflops=f'{flops / seconds / 1e12 / distributed.WORLD:.4f}', spikes=len(run.spikes)))
@@ -138,16 +137,29 @@ class Log:
 
 
 def is_spike(loss, trend):
+    """Is this loss far above those before it? trend: see next_trend; not before 50 of them."""
+    count, mean, variance = trend
+    return count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
+
+
+def next_trend(trend, loss):
     """
-    Is this loss far above those before it? Updates trend, [count, mean, variance] of the losses:
-    exponential running means over about 50 iterations, and plain ones over the first 50.
+    The trend [count, mean, variance] of the losses, with one more loss: exponential running means
+    over about 50 iterations, and plain ones over the first 50.
     """
     count, mean, variance = trend
-    spike = count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
     share = max(1 / (count + 1), 0.02)
     off = loss - mean
-    trend[:] = [count + 1, mean + share * off, (1 - share) * (variance + share * off ** 2)]
-    return spike
+    return [count + 1, mean + share * off, (1 - share) * (variance + share * off ** 2)]
+
+
+def say_spikes(run, it, n_steps):
+    """A warning if there were spikes in the last n_steps iterations up to `it`."""
+    if run.spikes:
+        highest, at = max(run.spikes)
+        say(f'warning: iter {it}: loss spikes since iteration {it + 1 - n_steps}: '
+            f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
+            f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
 
 
 def check_finite(loss, norm, n_loop, it, lr, out_dir):
@@ -173,9 +185,9 @@ def draw_losses(log, loops, out_dir):
 
 # held-out losses ---------------------------------------------------------------------------------
 
-def spread(text, n, T):
+def spread(examples, n, T):
     """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
-    there = text.n_held_out(T)
+    there = examples.n_held_out(T)
     if n > there:
         raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
                          'lower --n_windows')
@@ -191,15 +203,15 @@ def windows_at_once(config, most=64):
     return max(1, min(most, 2 ** 27 // (config.block_size * of_a_token)))
 
 
-def depths_of(text, T):
+def depths_of(examples, T):
     """
-    The depths of held-out labels in at most ten columns of a table: the first and the last depth of
-    each. Where there are more depths the columns double: (0, 0), (1, 1), (2, 2), (3, 4), (5, 8) ...
-    A text has one column, None.
+    The depths of held-out labels, in at most ten columns of a table: the first and the last depth
+    of each. Where there are more depths the columns double: (0, 0), (1, 1), (2, 2), (3, 4), (5, 8)
+    ... A text has no depths: [].
     """
-    if not text.is_task:
-        return [None]
-    deepest = int(text.with_depth(T)[2].max())
+    if not examples.is_task:
+        return []
+    deepest = int(examples.with_depth(T)[2].max())
     if deepest < MOST_COLUMNS:
         return [(depth, depth) for depth in range(deepest + 1)]
     last = 1
@@ -213,62 +225,68 @@ def depths_of(text, T):
 
 
 @torch.no_grad()
-def evaluate(model, text, n_windows, loops, dev, autocast=nullcontext()):
+def evaluate(model, examples, n_windows, loops, dev, autocast=nullcontext()):
     """
     What the model makes of n_windows held-out windows of block_size tokens, evenly spread, at each
     loop count.
 
     Returns {n_loop: sums (3, columns)}, float64: labels, right ones and nats in each column of
-    depths_of. Stopped if a signal asks for it. The model is left in evaluation.
+    depths_of, or in one column of all. Stopped if a signal asks for it. The model is left in
+    evaluation.
     """
     model.eval()
     T = model.config.block_size
+    numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
+    columns = depths_of(examples, T)
     at_once = windows_at_once(model.config)
-    numbers = spread(text, n_windows, T)[distributed.RANK::distributed.WORLD]
     # as many batches in all processes: after each they agree whether to stop
     starts = range(0, math.ceil(n_windows / distributed.WORLD), at_once)
-    columns = depths_of(text, T)
-    ends = torch.tensor([column[1] if column else 0 for column in columns])
-    sums = {n_loop: torch.zeros(3, len(columns), dtype=torch.float64) for n_loop in loops}
-    for n_loop, start in product(loops, starts):
-        mine = numbers[start:start + at_once]
-        if len(mine):
-            x, y = text.held_out(mine, T)                                       # (B, T)
-            labelled = y >= 0
-            depth = torch.zeros_like(y)
-            if text.is_task:
-                depth = torch.from_numpy(text.with_depth(T)[2][mine])
-            column = torch.bucketize(depth[labelled], ends)                     # (N,)
-            with autocast:
-                logits = model.logits_at(x.to(dev), labelled.to(dev), n_loop)
-            labels = y[labelled].to(dev)
-            nats = F.cross_entropy(logits.float(), labels, reduction='none')
-            right = logits.argmax(-1) == labels
-            of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()
-            sums[n_loop].index_add_(1, column, of_labels)
-        distributed.check_stopped(dev)
+    sums = {}
+    for n_loop in loops:
+        sums[n_loop] = torch.zeros(3, len(columns) or 1, dtype=torch.float64)
+        for start in starts:
+            some = numbers[start:start + at_once]
+            if len(some):
+                sums[n_loop] += sums_of(model, examples, some, columns, n_loop, dev, autocast)
+            distributed.check_stopped(dev)
     return {n_loop: distributed.add_up(part, dev) for n_loop, part in sums.items()}
 
 
+def sums_of(model, examples, numbers, columns, n_loop, dev, autocast):
+    """evaluate's sums (3, columns) of the held-out windows with these numbers."""
+    T = model.config.block_size
+    x, y = examples.held_out(numbers, T)                                        # (B, T)
+    labelled = y >= 0
+    with autocast:
+        logits = model.logits_at(x.to(dev), labelled.to(dev), n_loop)           # (N, V)
+    labels = y[labelled].to(dev)
+    nats = F.cross_entropy(logits.float(), labels, reduction='none')
+    right = logits.argmax(-1) == labels
+    of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()        # (3, N)
+    if not columns:
+        return of_labels.sum(dim=1, keepdim=True)
+    depth = torch.from_numpy(examples.with_depth(T)[2][numbers])[labelled]
+    column = torch.bucketize(depth, torch.tensor([last for _, last in columns]))
+    return torch.zeros(3, len(columns), dtype=torch.float64).index_add_(1, column, of_labels)
+
+
 def share_and_loss(sums):
-    """Sums (3,) of labels, right ones and nats -> the share of right labels, nats a label."""
+    """Sums (3,) of labels, right ones and nats -> the share of right labels, nats per label."""
     labels, right, nats = sums.tolist()
     return (right / labels, nats / labels) if labels else (math.nan, math.nan)
 
 
 def totals_of(sums):
-    """evaluate's sums -> {n_loop: (share of all labels that is right, nats a label)}."""
+    """evaluate's sums -> {n_loop: (share of all labels that is right, nats per label)}."""
     return {n_loop: share_and_loss(of_columns.sum(dim=1)) for n_loop, of_columns in sums.items()}
 
 
 def print_table(sums, columns):
-    """A table of evaluate's sums: loops, loss, % of labels that are right, and these by depth."""
+    """Print evaluate's sums: loops, loss, % of labels that are right, and these by depth."""
     header = f'{"loops":>5} {"loss":>8} {"% right":>8}'
-    if columns == [None]:
-        titles = []
-    else:
+    if columns:
         say(' ' * (len(header) + 1) + '% right by depth of the label')
-        titles = [f'{first}-{last}' if last > first else f'{first}' for first, last in columns]
+    titles = [f'{first}-{last}' if last > first else f'{first}' for first, last in columns]
     width = 1 + max(map(len, ['100.00', *titles]))
     say(header + ''.join(title.rjust(width) for title in titles))
     for n_loop, (share, loss) in totals_of(sums).items():
@@ -279,62 +297,69 @@ def print_table(sums, columns):
         say(line)
 
 
-def save_table(sums, text, T, folder):
+def save_table(sums, columns, folder):
     """
     folder/eval.csv: loops, the first and the last depth of a column (empty for a text), its number
-    of labels, the share of them that is right (accuracy), nats a label (loss). On a task also
+    of labels, the share of them that is right (accuracy), nats per label (loss). On a task also
     depth.png, a picture of it.
     """
     if distributed.RANK > 0:
         return
     rows = []
     for n_loop, of_columns in sums.items():
-        for column, part in zip(depths_of(text, T), of_columns.T):
-            first, last = column or ('', '')
+        for (first, last), part in zip(columns or [('', '')], of_columns.T):
             accuracy, loss = share_and_loss(part)
             rows.append(dict(loops=n_loop, first=first, last=last, labels=int(part[0]),
                              accuracy=accuracy, loss=loss))
     write_csv(rows, os.path.join(folder, 'eval.csv'))
-    if text.is_task:
+    if columns:
         from common import plots  # here, since matplotlib takes a second to import
         plots.depth(rows, os.path.join(folder, 'depth.png'))
 
 
-def held_out(run, n_windows, text, loops, dev, autocast):
+# an evaluation during training --------------------------------------------------------------------
+
+def evaluate_run(run, examples, n_windows, loops, dev, autocast):
     """
-    Evaluate the run as it is now, and print its held-out losses and warnings about its health.
+    Evaluate the run as it is now, print what comes out, and keep its held-out losses in the run.
     Returns evaluate's sums and the columns of log.csv.
     """
+    T = run.model.config.block_size
+    few = range(min(8, examples.n_held_out(T), windows_at_once(run.model.config)))
     # the shapes differ from training's, so this runs without the compiler
     with torch.compiler.set_stance('force_eager'):
-        sums = evaluate(run.model, text, n_windows, loops, dev, autocast)
-        T = run.model.config.block_size
-        count = min(8, text.n_held_out(T), windows_at_once(run.model.config))
-        idx, _ = text.held_out(range(count), T)
-        values = health(run.model, idx.to(dev), autocast)
+        sums = evaluate(run.model, examples, n_windows, loops, dev, autocast)
+        values = health(run.model, examples.held_out(few, T)[0].to(dev), autocast)
     run.model.train()
-
     totals = totals_of(sums)
     run.val_loss.update({n_loop: loss for n_loop, (_, loss) in totals.items()})
-    it = run.done
-    row = {f'val_loss_{n}': f'{loss:.5f}' for n, (_, loss) in totals.items()}
-    losses = ', '.join(f'{loss:.4f} at {n} loop' + ('s' if n > 1 else '')
+    say_losses(run.done, n_windows, totals, examples.is_task)
+    # while the learning rate warms up, bad values mean nothing
+    if run.done >= run.knobs['warmup_iters']:
+        for line in warnings_of(values, run.model.config.groups):
+            say(f'warning: iter {run.done}: {line}')
+    return sums, columns_of(totals, values, examples.is_task)
+
+
+def say_losses(it, n_windows, totals, is_task):
+    """Print held-out losses, and on a task accuracies. totals: see totals_of."""
+    losses = ', '.join(f"{loss:.4f} at {n} {'loop' if n == 1 else 'loops'}"
                        for n, (_, loss) in totals.items())
     say(f'iter {it}: held-out loss over {n_windows:,} windows: {losses}')
-    if text.is_task:
-        row |= {f'val_acc_{n}': f'{share:.5f}' for n, (share, _) in totals.items()}
+    if is_task:
         shares = ', '.join(f'{100 * share:.2f}% at {n}' for n, (share, _) in totals.items())
         say(f'iter {it}: accuracy: {shares}')
-    # while the learning rate warms up, bad values mean nothing
-    if it >= run.knobs['warmup_iters']:
-        for line in warnings_of(values, run.model.config.groups):
-            say(f'warning: iter {it}: {line}')
+
+
+def columns_of(totals, values, is_task):
+    """What totals_of and health say, as columns of log.csv."""
+    columns = {f'val_loss_{n}': f'{loss:.5f}' for n, (_, loss) in totals.items()}
+    if is_task:
+        columns |= {f'val_acc_{n}': f'{share:.5f}' for n, (share, _) in totals.items()}
     for name, of_groups in zip(('token_corr', 'state_use'), zip(*values)):
-        row[name] = '/'.join(f'{value:.3f}' for value in of_groups)
-    return sums, row
+        columns[name] = '/'.join(f'{value:.3f}' for value in of_groups)
+    return columns
 
-
-# health ------------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def health(model, idx, autocast=nullcontext()):
@@ -346,12 +371,13 @@ def health(model, idx, autocast=nullcontext()):
     have become one. state_use: ||f(x) - f(noise)|| / ||f(x)||, x the last state; 0 = the core
     ignores its state, and looping is useless.
     """
-    trace, values = [], []
+    T = idx.shape[1]
+    trace = []
+    values = []
     with autocast:
         model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
         for group, entry in zip(model.groups, trace):
             e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
-            T = x.shape[1]
             # the cosines of all pairs: the squared sum of the unit vectors, minus T self-pairs
             unit = F.normalize(x, dim=-1)
             pairs = unit.sum(1).square().sum(-1) - T

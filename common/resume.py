@@ -5,6 +5,7 @@ Not run by itself. The run's knobs come along, and those that a run cannot chang
 """
 import os
 from shlex import quote
+from typing import NamedTuple
 
 from common.checkpoint import NotWhole, check_free, find_run, load_checkpoint
 from common.distributed import say
@@ -36,13 +37,19 @@ def last_checkpoint(out_dir, trusted=None):
     return {}, ''
 
 
+class Start(NamedTuple):
+    """Where a run starts from."""
+    knobs: dict         # of train.py; those that are not given are the earlier run's
+    checkpoint: dict    # the earlier one, {} if there is none
+    resumed: str        # its path if that very run is continued, '' otherwise
+
+
 def earlier_run(knobs, given):
     """
-    What a run goes on from, as its knobs resume, init_from and out_dir say.
+    What a run goes on from, as its knobs resume, init_from and out_dir say -> Start.
 
-    knobs: {name: value} of train.py; given: the names of those that the user has set. Returns the
-    earlier checkpoint, {} if there is none; its path if that very run is continued, '' otherwise;
-    and the knobs, where those not given are the earlier run's.
+    knobs: {name: value} of train.py; given: the names of those that the user has set. ValueError
+    if one of these cannot change, or if a run that is not continued would be lost.
     """
     out_dir = knobs['out_dir']
     init_from = knobs['init_from']
@@ -56,24 +63,33 @@ def earlier_run(knobs, given):
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')
 
-    before = {}
-    resumed = ''
     if knobs['resume']:
-        before, resumed = last_checkpoint(out_dir, knobs['model_class'])
-    if resumed:
-        earlier = before['model_args'] | before['config']
-        free = FREE_KNOBS
-    else:
-        check_free(out_dir, knobs['overwrite'], init_from)
-        if not init_from:
-            return {}, '', knobs
-        _, before = load_checkpoint(init_from, trusted=knobs['model_class'])
-        earlier = before['model_args']
-        free = FREE_FIELDS
-        if earlier['pos'] == 'rotary':          # no weight depends on the length of a window
-            free = free | {'block_size'}
-    earlier = earlier | dict(model_class=before['model_class'], out_dir=out_dir)
+        checkpoint, path = last_checkpoint(out_dir, knobs['model_class'])
+        if path:
+            earlier = checkpoint['model_args'] | checkpoint['config']
+            knobs = with_earlier(knobs, given, earlier, FREE_KNOBS, checkpoint, path)
+            if checkpoint['iter_num'] > knobs['max_iters']:
+                raise ValueError(f"the run in {out_dir} has {checkpoint['iter_num']} iterations "
+                                 'already: --max_iters may not be smaller')
+            return Start(knobs, checkpoint, path)
 
+    check_free(out_dir, knobs['overwrite'], init_from)
+    if not init_from:
+        return Start(knobs, {}, '')
+    _, checkpoint = load_checkpoint(init_from, trusted=knobs['model_class'])
+    earlier = checkpoint['model_args']
+    free = FREE_FIELDS
+    if earlier['pos'] == 'rotary':              # no weight depends on the length of a window
+        free = free | {'block_size'}
+    return Start(with_earlier(knobs, given, earlier, free, checkpoint, init_from), checkpoint, '')
+
+
+def with_earlier(knobs, given, earlier, free, checkpoint, path):
+    """
+    The knobs, where those not given have their earlier values. ValueError if one that is given has
+    another value than before and is not free to change.
+    """
+    earlier = earlier | dict(model_class=checkpoint['model_class'], out_dir=knobs['out_dir'])
     taken = {}
     changed = []
     for name in sorted(knobs.keys() & earlier.keys()):
@@ -82,10 +98,18 @@ def earlier_run(knobs, given):
         elif name not in free and knobs[name] != earlier[name]:
             changed.append(f'{name} = {knobs[name]} (it was {earlier[name]})')
     if changed:
-        raise ValueError(f'{resumed or init_from} had other knobs: {", ".join(changed)}; leave '
-                         'them out, or train in another --out_dir')
-    knobs = knobs | taken
-    if resumed and before['iter_num'] > knobs['max_iters']:
-        raise ValueError(f"the run in {out_dir} has {before['iter_num']} iterations already: "
-                         '--max_iters may not be smaller')
-    return before, resumed, knobs
+        raise ValueError(f'{path} had other knobs: {", ".join(changed)}; leave them out, or train '
+                         'in another --out_dir')
+    return knobs | taken
+
+
+def check_same_data(examples, checkpoint, dataset, out_dir):
+    """ValueError unless the run that goes on had this very data set or task (knob dataset)."""
+    if checkpoint['data'] == examples.sha256:
+        return
+    advice = 'restore that text'
+    if examples.is_task:
+        advice = ('tasks.py has changed since then; start from the weights in another --out_dir '
+                  f'with --init_from={out_dir}/ckpt.pt')
+    raise ValueError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
+                     f'differs): {advice}')

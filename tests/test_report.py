@@ -140,7 +140,7 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
         assert len(columns) <= 10 and columns[-2][1] < depth.max() <= columns[-1][1]
         report.print_table(sums, columns)
         _, header, *printed = capsys.readouterr().out.splitlines()
-        report.save_table(sums, problems, T, tmp_path)
+        report.save_table(sums, columns, tmp_path)
         rows = read_csv(tmp_path / 'eval.csv')
         assert len(rows) == 2 * len(columns)
         for row in rows:
@@ -160,7 +160,7 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
 def test_columns_of_few_depths_and_of_none(text):
     hop = tasks.Problems('hop:hops=3', held_out=30)
     assert report.depths_of(hop, 16) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert report.depths_of(text, 16) == [None]
+    assert report.depths_of(text, 16) == []
     deep = tasks.Problems('calc:reset=0.001', held_out=20)
     assert report.depths_of(deep, 14) == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 13)]
     assert report.depths_of(deep, 1200) == [
@@ -197,7 +197,7 @@ def test_a_report_is_bounded_by_its_logits(tiny, text):
     model.wte.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
     model.config.vocab_size = 2 ** 21       # as if: a window then has 128 MiB of logits
     run = SimpleNamespace(model=model, val_loss={}, knobs=dict(warmup_iters=0), done=7)
-    _, row = report.held_out(run, 10, text, [1], 'cpu', nullcontext())
+    _, row = report.evaluate_run(run, text, 10, [1], 'cpu', nullcontext())
     assert sizes == [4, 4, 2, 4]        # the last one for health
     assert list(row) == ['val_loss_1', 'token_corr', 'state_use']
     assert row['val_loss_1'] == f'{run.val_loss[1]:.5f}'
@@ -220,11 +220,13 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
 
 
 def test_spikes():
-    trend, draw = [0, 0.0, 0.0], np.random.default_rng(0)
-    losses = [5 * 0.99 ** i + draw.normal(0, 0.1) for i in range(400)]      # falls, with noise
-    assert not any(report.is_spike(loss, trend) for loss in losses)
-    assert report.is_spike(2.0, trend)
-    assert not report.is_spike(0.2, trend)
+    trend = [0, 0.0, 0.0]
+    draw = np.random.default_rng(0)
+    for i in range(400):                # falls, with noise
+        loss = 5 * 0.99 ** i + draw.normal(0, 0.1)
+        assert not report.is_spike(loss, trend)
+        trend = report.next_trend(trend, loss)
+    assert report.is_spike(2.0, trend) and not report.is_spike(0.2, trend)
 
 
 def test_health_shows_the_two_collapses(tiny, idx):

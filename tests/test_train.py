@@ -38,7 +38,7 @@ import train
 from common import distributed, plots, report
 from common.checkpoint import load_checkpoint
 from loops import TrainingNoise
-from model import GPT
+from model import GPT, flops_per_token
 
 FINE_TUNE = ['--init_from=out/ckpt.pt', '--dataset=book', '--out_dir=out-no']
 
@@ -95,6 +95,10 @@ def test_the_loss_after_each_loop_step(tiny, idx):
         gradients.append(gradient(model))
     assert math.isclose(loss.item(), sum(losses).item() / 3, rel_tol=1e-6)
     torch.testing.assert_close(found, sum(gradients) / 3, rtol=1e-4, atol=1e-6)
+    # each loss more takes the coda, one block, and the head: forward and twice as much backward
+    block = 12 * 16 ** 2 + 2 * 16 * 16          # its matrices, and attention over 16 tokens
+    one, three = (flops_per_token(model, [4, 5], True, n_losses) for n_losses in (1, 3))
+    assert three - one == 2 * 3 * 2 * (block + 50 * 16)
 
 
 # whole runs --------------------------------------------------------------------------------------
