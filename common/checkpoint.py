@@ -18,7 +18,6 @@ model.py and zoo/ alone.
 import errno
 import glob
 import os
-import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -133,11 +132,10 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
         raise NotWhole(f"'{path}' is not a whole checkpoint of this program "
                        f'({type(error).__name__}): it may be cut short, or hold something else; '
                        'train again or use another') from error
-    missing = configurator.expect_files(checkpoint.get('own_files', ()))
+    part = expect_files(checkpoint.get('own_files', ()))
     cls = class_of(str(name), trusted=name == trusted)
     unfit = f"the model in '{path}' does not fit this program"
-    advice = ('if it has a part of your own, name its file behind the script, as in `python '
-              f"sample.py {' '.join(missing) or 'mine.py'}`; if its class has changed, train again")
+    advice = f'{part}; if its class has changed, train again'
     with explain(unfit, advice, (TypeError, ValueError)):
         config = cls.Config(**args)
     if length is not None:
@@ -152,6 +150,22 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
     return model.float().to(device).eval(), checkpoint
 
 
+def expect_files(own_files):
+    """
+    What to say where a part of the model is missing: to name its file. own_files: the run's config
+    files with imports. If some were not given this time, every error ends with it from now on.
+    """
+    given = {os.path.basename(file) for file in configurator.own_files}
+    missing = [file for file in own_files if os.path.basename(file) not in given]
+    if not missing:
+        return ('if it has a part of your own, name its file behind the script, as in `python '
+                'sample.py mine.py`')
+    hint = (f"the run was trained with {' '.join(missing)}: if a part is missing, name that file "
+            'behind the script')
+    configurator.hints[:] = [hint]
+    return hint
+
+
 def instead_of(path):
     """What to do where a checkpoint is missing."""
     folder = os.path.dirname(path) or '.'
@@ -159,12 +173,13 @@ def instead_of(path):
     if os.path.isfile(before):
         return (f"the one before it is there: rename '{before}', or python train.py --resume "
                 f'--out_dir={quote(folder)} goes on from it')
-    command = 'python train.py' + ('' if folder == 'out' else f' --out_dir={quote(folder)}')
-    for file in sorted(glob.glob(f'{glob.escape(ROOT)}/config/*.py')):
-        with open(file, encoding='utf-8') as f:
-            text = f.read()
-        if f"\nout_dir = '{folder}'\n" in text:         # its comment says how it is used
-            command = re.search(r'python train\.py .*?(?= &&|   |\n)', text)[0]
+    config = f"config/{folder.removeprefix('out-')}.py"         # out-calc: config/calc.py
+    if folder == 'out':
+        command = 'python train.py'
+    elif folder.startswith('out-') and os.path.exists(os.path.join(ROOT, config)):
+        command = f'python train.py {config} (see its first lines)'
+    else:
+        command = f'python train.py --out_dir={quote(folder)}'
     return f'check the path, or train one first with {command}'
 
 

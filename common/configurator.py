@@ -15,12 +15,14 @@ applied in the order given:
 
 A knob takes values of its default's type or, if it has one, of its annotation:
 `n_loop: int | list | None = None`, `pos: Literal['learned', 'rotary'] = 'learned'`.
-A config file that is written for one of the programs also works with every other script, which
-ignores the knobs that it does not have; all may read those of train.py. A config file that imports
-something may also add to the project's tables (INJECTIONS, EXITS, POLICIES, TASKS). `--help` prints
-every knob with its comment.
+A config file is run, and the names that it binds are knobs: of the script, or of train.py. Those of
+train.py that the script does not have are ignored, so a config file for train.py works with every
+script. The file may read all of these knobs, as they are so far. If it imports something it may
+also add to the project's tables (INJECTIONS, EXITS, POLICIES, TASKS). `--help` prints every knob
+with its comment.
 """
 import ast
+import builtins
 import difflib
 import json
 import os
@@ -28,7 +30,7 @@ import re
 import sys
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import get_args
 
 from common import distributed
@@ -38,11 +40,11 @@ OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|In
                  'overflowed|multiplication overflow|Overflow when|is too big|Maximum allowed|'
                  'too (large|big) to convert')
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PROGRAMS = 'train', 'sample', 'geometry', 'bench'       # their knobs may stand in any config file
 RENAMED = {'past': 'wake'}      # knobs with another name than they had
-given = set()       # the knobs that the command line or a config file has set
-own_files = []      # the config files with imports: they may have added parts to the tables
-missing_files = []  # those of the run that was opened which were not given this time
+# of the last command line that was read
+given = set()       # the knobs that it, or a config file in it, has set
+own_files = []      # its config files with imports: they may have added parts to the tables
+hints = []          # what its user may have forgotten: `run` prints it behind an error
 
 
 class PathName(str):
@@ -81,24 +83,13 @@ def run(main):
         line = ' '.join(str(error).split())
         if no_memory:
             line = 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
-        elif missing_files and missing_files[0] not in line:
-            line += (f" (the run was trained with {' '.join(missing_files)}: if a part is missing, "
-                     'name that file behind the script)')
+        else:
+            line += ''.join(f' ({hint})' for hint in hints if hint not in line)
         # bad input is the same in all processes that torchrun starts on a machine, so only one of
         # them prints the line; but each has a memory of its own
         if no_memory or distributed.LOCAL_RANK == 0:
             print(f'error: {line}', file=sys.stderr)
         raise SystemExit(2)
-
-
-def expect_files(files):
-    """
-    The config files with imports that a run was trained with -> those that were not given this
-    time; from now on an error names them.
-    """
-    names = {os.path.basename(file) for file in own_files}
-    missing_files[:] = [file for file in files if os.path.basename(file) not in names]
-    return list(missing_files)
 
 
 def is_out_of_memory(error):
@@ -161,7 +152,7 @@ def register(script):
             value.__module__ = name
 
 
-def read_arguments(script, args, positional=None, more=None):
+def read_arguments(script, args, positional=None, more=lambda knobs: {}):
     """
     Read arguments, one after the other -> {knob: value} of all knobs. ValueError for a bad one.
 
@@ -171,18 +162,12 @@ def read_arguments(script, args, positional=None, more=None):
     knobs = knobs_of(script)
     annotations = {key: type(value) for key, value in knobs.items()}
     annotations |= script.get('__annotations__', {})
-    given.clear()
-    own_files.clear()
-    missing_files.clear()
+    for of_last_time in given, own_files, hints:
+        of_last_time.clear()
     if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
         sys.path.append(os.getcwd())
     args = list(args)
-    while True:
-        for key, (default, annotation) in more(knobs).items() if more else ():
-            knobs.setdefault(key, default)
-            annotations.setdefault(key, annotation)
-        if not args:
-            return knobs
+    while args:
         arg = args.pop(0)
         if positional and not arg.startswith('-') and not arg.endswith('.py'):
             arg = f'--{positional}={arg}'
@@ -190,55 +175,55 @@ def read_arguments(script, args, positional=None, more=None):
         if arg in ('--help', '-h'):
             show_help(script, knobs, annotations)
             raise SystemExit(0)
-        if not arg.startswith('--'):
+        if arg.startswith('--'):
+            read_flag(arg, args, knobs, annotations)
+        else:
             read_file(arg, knobs, annotations)
-            continue
+        for key, (default, annotation) in more(knobs).items():
+            knobs.setdefault(key, default)
+            annotations.setdefault(key, annotation)
+    return knobs
 
-        # a flag: --key=value, --key value, or --key of a bool
-        key, equals, text = arg[2:].partition('=')
-        if key not in knobs:
-            raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
-        if not equals and bool in allowed(annotations[key])[0]:
-            text = 'True'
-        elif not equals:
-            if not args or args[0].startswith('--'):
-                raise ValueError(f'--{key} needs a value: --{key}=VALUE')
-            text = args.pop(0)
-        knobs[key] = parse(key, text, annotations[key])
-        given.add(key)
+
+def read_flag(arg, following, knobs, annotations):
+    """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
+    key, equals, text = arg[2:].partition('=')
+    if key not in knobs:
+        raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
+    if not equals and bool in allowed(annotations[key])[0]:
+        text = 'True'
+    elif not equals:
+        if not following or following[0].startswith('--'):
+            raise ValueError(f'--{key} needs a value: --{key}=VALUE')
+        text = following.pop(0)
+    knobs[key] = parse(key, text, annotations[key])
+    given.add(key)
 
 
 def read_file(path, knobs, annotations):
-    """Run a config file, which sees the knobs as they are so far, and set those that it changes."""
+    """Run a config file, and set the knobs that it binds."""
     if not path.endswith('.py'):
         raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
-    of_train = knobs_of(vars(import_module('train')))
-    names = of_train | knobs
+    known = import_module('train').DEFAULTS | knobs
+    # names that it reads and has not bound are looked up among its builtins
+    names = dict(__builtins__=vars(builtins) | known)
     try:
         with open(path, encoding='utf-8-sig') as f:
-            tree = ast.parse(f.read(), path)
-        exec(compile(tree, path, 'exec'), names)
+            text = f.read()
+        exec(compile(text, path, 'exec'), names)
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
-
-    nodes = list(ast.walk(tree))
-    if any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes):
+    if re.search(r'^\s*(import|from)\s', text, re.M):
         own_files.append(path)
-    # what it stores is given, even where the value is the one that the knob had; a name with a
-    # capital letter, or an underscore before it, is no knob
-    stored = {node.id for node in nodes
-              if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for key in stored & names.keys():
+    for key, value in names.items():
+        is_part = callable(value) or isinstance(value, ModuleType)
         if key in knobs:
-            knobs[key] = convert(key, names[key], annotations[key])
+            knobs[key] = convert(key, value, annotations[key])
             given.add(key)
-        elif key not in of_train and key[0] != '_' and key == key.lower():
-            known = set(knobs)
-            for program in PROGRAMS:
-                known |= knobs_of(vars(import_module(program))).keys()
-            if key not in known:
-                raise ValueError(f"unknown knob '{key}' in config file '{path}'"
-                                 f'{did_you_mean(key, sorted(known))}')
+        # a name with a capital letter, or an underscore before it, is no knob
+        elif key not in known and key[0] != '_' and key == key.lower() and not is_part:
+            raise ValueError(f"unknown knob '{key}' in config file '{path}'"
+                             f'{did_you_mean(key, sorted(known))}')
 
 
 def show_help(script, knobs, annotations):

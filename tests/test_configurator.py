@@ -47,9 +47,12 @@ DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64,
 FILES = dict(
     bom='\ufeffcount = 7\n',
     a='import math\nrate = count * 2\nlayers = [[0], [i for i in (1, 2)]]\n_private = 1\n',
-    # knobs of the programs, which this script does not have, may be set, and train.py's read
+    # train.py's knobs, which this script does not have, may be set and read
     for_train='learning_rate = 1e-3\nbatch_size = 2 * batch_size\nbetas = None\ndel betas\n'
-              'count = 4\ntaus = [1.0]\ndraft_loops = 3\nLIMIT = 6\n',
+              'count = 4\nLIMIT = 6\n',
+    # what is imported or defined is no knob, and a function sees what the file has bound
+    parts='from functools import partial\nimport math\nstep = 2\ndef twice(x):\n'
+          '    return step * x\ncount = twice(count)\ndel step\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
     bad_type="count = 'three'", raises='rate = 1 / 0')
 
@@ -90,6 +93,7 @@ def run_script(*args, stdout=subprocess.PIPE, **settings):
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
     (['for_train.py'], dict(count=4)), (['bom.py'], dict(count=7)),
+    (['parts.py'], dict(count=6)),
     # bare values are a list; inner tuples are lists too
     (['--layers=1,2'], dict(layers=[1, 2])), (['--layers=[(1,)]'], dict(layers=[[1]]))])
 def test_arguments_apply_in_the_order_given(script, args, changes):
