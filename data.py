@@ -15,12 +15,12 @@ writes data/NAME:
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
-memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
+memory. nanoGPT's train.bin and val.bin in a folder are read as text, too, and stay what they are.
 
-Files are held out if one of the words val, valid, validation, dev, eval and test is in their name,
-or in their folder's name. If there is no such file, 5% of the documents are drawn, always the same
-ones; of a single document the last 5% is held out. Of torchdocs and FineWeb it is every n-th
-document.
+What is held out: files whose name, or whose folder's name, has one of the words val, valid,
+validation, dev, eval and test. If there is none, 5% of the documents, drawn once and always the
+same; of a single document, its last 5%. The first document and every 48th after it of torchdocs,
+every 2,000th of FineWeb.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out.
@@ -39,21 +39,31 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
-import filelock
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 import tasks
-from common.configurator import PathName, configure, did_you_mean, explain, run
-from common.encoding import documents_in, open_encoding, text_of, train_bpe
-from common.files import write_json
+from common import fineweb
+from common.configurator import PathName, check, configure, did_you_mean, explain, run
+from common.encoding import (
+    TokenizerJson,
+    documents_in,
+    open_encoding,
+    parse_tokenizer,
+    text_of,
+    train_bpe,
+)
+from common.files import read_json, write_json
 from common.report import spread
-from tasks import TASKS, check
+from tasks import TASKS
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
@@ -71,19 +81,21 @@ SPLITS = ('train', 'val')
 # words in the name of a file or folder that is held out
 HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 VAL_FRACTION = dict(torchdocs=1 / 48, fineweb=0.0005)       # and 0.05 of own text
-SAVE_EVERY = 1024       # documents of a stream: after so many more of them it can continue
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
 
 def get_encoding(name, folder=None):
     """The encoding of a checkpoint or a data set: the words of a task, or open_encoding's."""
-    check(name, 'this model came without a tokenizer.json, so it cannot read or write text: '
+    origin = parse_tokenizer(name)
+    check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
+    if origin != 'task':
+        return open_encoding(name, folder)
     task = name.partition(':')[0]
-    check(':' not in name or '.json' in name or tasks.is_task(name), f"the task '{task}' is not "
-          'known: if it is in a file of yours, name that file behind the script, as in training')
-    return tasks.Problems(name) if tasks.is_task(name) else open_encoding(name, folder)
+    check(task in TASKS, f"the task '{task}' is not known: if it is in a file of yours, name that "
+          'file behind the script, as in training')
+    return tasks.Words(name)
 
 
 def texts_of(tokens, encoding):
@@ -101,7 +113,38 @@ def read_prompt(start):
         return f.read()
 
 
-# where text comes from ----------------------------------------------------------------------------
+# where documents come from ------------------------------------------------------------------------
+
+class Source(NamedTuple):
+    """Where the documents of a data set come from."""
+    name: str                       # in words, for meta.json
+    documents: Iterable = ()        # (split, text) of each; split is 'train' or 'val'
+    files: list = ()                # those on this machine whose content decides the tokens
+    stream: Iterable = None         # FineWeb: it has no documents, see common/fineweb.py
+    most_tokens: int = None         # FineWeb: where to stop
+
+
+def open_source(name, path, val_fraction, tokens='300M', **of_stream):
+    """
+    The Source of the data set `name`. tokens: how many to take of FineWeb; of_stream: its config
+    and revision. A line says what is held out of own text.
+    """
+    if name == 'fineweb':
+        most_tokens = count_tokens(tokens)
+        stream, source = fineweb.open_stream(path, **of_stream)
+        return Source(source, stream=stream, most_tokens=most_tokens)
+    if name == 'torchdocs':
+        every = round(1 / val_fraction)
+        documents = (('train' if number % every else 'val', text)
+                     for number, text in enumerate(torch_documents()))
+        return Source(f'documentation in torch {torch.__version__}', documents)
+    files = [f'{path}/{split}.bin' for split in SPLITS]
+    if all(map(os.path.exists, files)):
+        return Source(path, nanogpt_documents(path), files)
+    files = find_files(path)
+    return Source(path, own_text(files, val_fraction), files)
+
+
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
     """The documentation in torch's own Python files, each file a document, and each text once."""
@@ -163,43 +206,41 @@ def find_files(path):
 
 
 def own_text(files, val_fraction):
-    """
-    The documents of text files, [('train' or 'val', text), ...]. A line says what is held out, and
-    why.
-    """
+    """The documents of text files, [(split, text), ...]. A line says what is held out, and why."""
+    texts_of_file = {file: read_documents(file) for file in files}
     root = os.path.commonpath(files)
-    documents = []
-    held_out = []       # by their names
-    for file in files:
-        with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
-              open(file, encoding='utf-8-sig') as f):
-            texts = documents_in(f.read())
-            check(texts, 'it is empty')
-        split = 'train'
-        if HELD_OUT.intersection(re.findall('[a-z]+', os.path.relpath(file, root).lower())):
-            split = 'val'
-            held_out.append(file)
-        documents += [(split, text) for text in texts]
+    named = [file for file in files
+             if HELD_OUT.intersection(re.findall('[a-z]+', os.path.relpath(file, root).lower()))]
+    check(len(named) < len(files), 'all files are held out because of their names '
+          f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
+    if named:
+        more = f' and {len(named) - 3} more files' if len(named) > 3 else ''
+        print(f"held out: {', '.join(named[:3])}{more}, because of the name", file=sys.stderr)
+        return [('val' if file in named else 'train', text)
+                for file, texts in texts_of_file.items() for text in texts]
 
-    if held_out:
-        more = f' and {len(held_out) - 3} more files' if len(held_out) > 3 else ''
-        reason = f"{', '.join(held_out[:3])}{more}, because of the name"
-        check(len(held_out) < len(files), 'all files are held out because of their names '
-              f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
-    elif len(documents) == 1:
-        text = documents[0][1]
-        middle = int(len(text) * (1 - val_fraction))
-        documents = [('train', text[:middle]), ('val', text[middle:])]
-        reason = f'the last {100 * val_fraction:g}% of the text, since it is one document'
-    else:
-        n = max(1, round(len(documents) * val_fraction))
-        # this seed draws a first document late: in folders of projects that is often a licence
-        drawn = {*np.random.default_rng(3).permutation(len(documents))[:n]}
-        documents = [('val' if number in drawn else 'train', text)
-                     for number, (_, text) in enumerate(documents)]
-        reason = f"{n} of {len(documents)} documents, drawn by chance: no file's name says which"
-    print(f'held out: {reason}', file=sys.stderr)
-    return documents
+    texts = sum(texts_of_file.values(), [])
+    if len(texts) == 1:
+        print(f'held out: the last {100 * val_fraction:g}% of the text, since it is one document',
+              file=sys.stderr)
+        middle = int(len(texts[0]) * (1 - val_fraction))
+        return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
+
+    n = max(1, round(len(texts) * val_fraction))
+    print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
+          file=sys.stderr)
+    # this seed draws a first document late: in folders of projects that is often a licence
+    drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
+    return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
+
+
+def read_documents(file):
+    """The documents of a text file."""
+    with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
+          open(file, encoding='utf-8-sig') as f):
+        texts = documents_in(f.read())
+        check(texts, 'it is empty')
+        return texts
 
 
 def nanogpt_documents(folder):
@@ -207,7 +248,7 @@ def nanogpt_documents(folder):
     check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
           f'is not read: take their text, --path={quote(folder)}/input.txt')
     # a folder that data.py has written says what its tokens are
-    encoding = get_encoding(read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2'), folder)
+    encoding = open_encoding(read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2'), folder)
     for split in SPLITS:
         with explain(f"cannot read '{folder}/{split}.bin'",
                      f'give uint16 tokens of {encoding.name}'):
@@ -218,101 +259,40 @@ def nanogpt_documents(folder):
                     yield split, text
 
 
-def open_fineweb(path, config, commit=None):
-    """A stream of {'text': ...}, FineWeb's or that of another data set at path; its source."""
-    import datasets  # takes a second
-    import huggingface_hub
-    path = path or 'HuggingFaceFW/fineweb'
-    source = f'{path} {config}'
-    with explain(f'cannot stream {source}', 'no network? If there is one, check --path, --config '
-                 'and --revision'):
-        if not os.path.isdir(path):     # fix the commit, so that a later call reads the same texts
-            commit = commit or huggingface_hub.HfApi().dataset_info(path).sha
-            source += f' at {commit}'
-        stream = datasets.load_dataset(path, name=config, split='train', revision=commit,
-                                       streaming=True)
-        return stream.select_columns('text'), source
-
-
-def texts_in(stream, source):
-    """The texts of a stream's rows, without those that are empty."""
-    with explain(f'cannot stream {source}', 'run the command again: what is done is kept'):
-        for row in stream:
-            if row['text'] and row['text'].strip():
-                yield row['text']
-
-
-def hold_out_every(n, documents, before=0):
-    """Documents with their splits: the first of each n is held out. before: how many were read."""
-    for number, text in enumerate(documents, before):
-        yield 'train' if number % n else 'val', text
-
-
 # writing a data set -------------------------------------------------------------------------------
 
-def make(name, path='', tokenizer=None, tokens='300M', val_fraction=None, config='sample-10BT',
-         revision=None, bpe=None, overwrite=False):
+def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False, **of_fineweb):
     """
     Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
-    unless overwrite.
+    unless overwrite. of_fineweb: its knobs tokens, config and revision.
     """
     check_knobs(name, path, tokenizer, bpe)
     if val_fraction is None:
         val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    every = round(1 / val_fraction)
-    most_tokens = count_tokens(tokens) if name == 'fineweb' else None
-
-    # where the text comes from; each document comes with its split, 'train' or 'val'
-    stream = None
-    files = []
-    if name == 'fineweb':
-        stream, source = open_fineweb(path, config, revision)
-    elif name == 'torchdocs':
-        source = f'documentation in torch {torch.__version__}'
-        documents = hold_out_every(every, torch_documents())
-    elif all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS):
-        source = path
-        files = [f'{path}/{split}.bin' for split in SPLITS]
-        documents = nanogpt_documents(path)
-    else:
-        source = path
-        files = find_files(path)
-        documents = own_text(files, val_fraction)
-
+    source = open_source(name, path, val_fraction, **of_fineweb)
+    encoding = open_encoding(tokenizer or ('gpt2' if source.stream else 'bytes'))
     # all that the tokens depend on
-    encoding = get_encoding(tokenizer or ('gpt2' if stream else 'bytes'))
-    made_of = dict(source=source, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
-                   tokens=most_tokens, sha256=sha256(*files))
+    made_of = dict(source=source.name, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
+                   tokens=source.most_tokens, sha256=sha256(*source.files))
 
     folder = f'data/{name}'
-    part = f'{folder}/part'     # what is written lies here until it is whole
     with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
           only_maker(folder)):
-        # what is there
         there = {} if overwrite else read_json(f'{folder}/meta.json')
         if there.get('made_of') == made_of:
             return there
         check(not there, f"{folder} is there, made of {there.get('source')}, and this is other "
               'text or made in another way: --overwrite replaces it, or choose another name')
-
-        # its tokenizer
         if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
         if bpe is not None:
             print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
                   file=sys.stderr)
-            documents = list(documents)
-            encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-
-        # its tokens; a stream goes on where an interrupted call has stopped
-        progress = resume(part, made_of)
-        if stream:
-            if progress['stream']:
-                stream.load_state_dict(progress['stream'])
-            documents = hold_out_every(every, texts_in(stream, source), progress['documents'])
-        write_tokens(part, documents, encoding, progress, most_tokens, stream)
-        return finish(folder, encoding, progress)
+            source = source._replace(documents=list(source.documents))
+            encoding = train_bpe((text for split, text in source.documents if split == 'train'),
+                                 bpe)
+        return write(folder, source, encoding, made_of)
 
 
 def check_knobs(name, path, tokenizer, bpe):
@@ -335,102 +315,96 @@ def count_tokens(text):
     return int(float(match[1]) * dict(K=1e3, M=1e6, B=1e9).get(match[2], 1))
 
 
-@contextmanager
 def only_maker(folder):
     """`with only_maker('data/NAME'):` no other program writes data/NAME meanwhile: it waits."""
-    lock = filelock.FileLock(f'{folder}.lock')
+    lock = FileLock(f'{folder}.lock')
     try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
+        return lock.acquire(blocking=False)
+    except Timeout:
         print(f'waiting for another program, which is writing {folder} and holds {folder}.lock',
               file=sys.stderr)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
-def resume(part, made_of):
-    """
-    Make the folder part ready -> its progress: what an interrupted call has saved, if it made the
-    same; otherwise the folder is empty.
+def write(folder, source, encoding, made_of):
+    """Write the tokens of a source into folder, instead of those that are there -> their meta."""
+    part = f'{folder}/part'     # what is written lies here until it is whole
+    progress = fineweb.saved_progress(part, made_of) if source.stream else None
+    if not progress:
+        shutil.rmtree(part, ignore_errors=True)
+        os.makedirs(part)
+    with Bins(part, encoding, source.most_tokens, progress) as bins:
+        if source.stream:
+            fineweb.write(bins, source.stream, made_of, progress)
+        for split, text in source.documents:
+            bins.add(split, text)
 
-    documents: how many are there; train, val: their tokens and bytes of text; stream: its state.
-    """
-    files = {split: Path(part, f'{split}.bin') for split in SPLITS}
-    progress = read_json(f'{part}/progress.json')
-    if progress.get('made_of') == made_of and all(
-            files[split].exists() and files[split].stat().st_size >= 2 * progress[split]['tokens']
-            for split in SPLITS):
-        for split in SPLITS:        # without what was written after the last save
-            os.truncate(files[split], 2 * progress[split]['tokens'])
-        return progress
-    shutil.rmtree(part, ignore_errors=True)
-    os.makedirs(part)
-    counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-    return dict(made_of=made_of, documents=0, stream=None, **counts)
-
-
-def write_tokens(part, documents, encoding, progress, most_tokens=None, stream=None):
-    """
-    Append the tokens of documents to part/train.bin and part/val.bin, and count them in progress.
-
-    documents: (split, text) pairs. It ends after the one that reaches most_tokens. stream: where
-    they come from, if a later call can go on in it; progress is then saved now and then.
-    """
-    n_tokens = sum(progress[split]['tokens'] for split in SPLITS)
-    with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
-          tqdm(total=most_tokens, initial=n_tokens, unit=' tokens', unit_scale=True, desc=part,
-               leave=False, disable=None) as bar):
-        files = dict(train=train, val=val)
-        for split, text in documents:
-            ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
-            files[split].write(np.array(ids, dtype='<u2').tobytes())
-            progress['documents'] += 1
-            progress[split]['documents'] += 1
-            progress[split]['tokens'] += len(ids)
-            progress[split]['bytes'] += len(text.encode(errors='replace'))
-            n_tokens += len(ids)
-            bar.update(len(ids))
-            if most_tokens and n_tokens >= most_tokens:
-                break
-            if stream and progress['documents'] % SAVE_EVERY == 0:
-                for file in train, val:
-                    file.flush()
-                    os.fsync(file.fileno())
-                progress['stream'] = stream.state_dict()
-                write_json(progress, f'{part}/progress.json')
-
-
-def finish(folder, encoding, progress):
-    """Move the tokens from folder/part to folder, instead of those that are there -> their meta."""
-    made_of = progress['made_of']
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=made_of['source'], made_of=made_of)
+                source=source.name, made_of=made_of)
     for split in SPLITS:
-        file = f'{folder}/part/{split}.bin'
-        n = progress[split]['tokens']
-        check(n, f"{made_of['source']} is too small for a training and a held-out split")
+        file = f'{part}/{split}.bin'
+        n = bins.counts[split]['tokens']
+        check(n, f'{source.name} is too small for a training and a held-out split')
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
-        meta[split] = progress[split] | dict(sha256=sha256(file))
+        meta[split] = bins.counts[split] | dict(sha256=sha256(file))
     for split in SPLITS:
-        os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
+        os.replace(f'{part}/{split}.bin', f'{folder}/{split}.bin')
     with suppress(FileNotFoundError):       # of the tokens that were there
         os.remove(f'{folder}/tokenizer.json')
-    if '.json' in encoding.name:
+    if isinstance(encoding, TokenizerJson):
         encoding.save(folder)
     write_json(meta, f'{folder}/meta.json')
-    shutil.rmtree(f'{folder}/part')
+    shutil.rmtree(part)
     return meta
 
 
-def read_json(path):
-    """The dict in a JSON file, {} if there is none."""
-    with suppress(OSError, ValueError, TypeError), open(path, encoding='utf-8') as f:
-        return dict(json.load(f))
-    return {}
+class Bins:
+    """
+    train.bin and val.bin in a folder, to which the tokens of documents are added.
+
+    counts: {split: dict(documents, tokens, bytes of text)}. progress: an earlier call's, with the
+    same entries; what it wrote after these is removed.
+    """
+
+    def __init__(self, folder, encoding, most_tokens=None, progress=None):
+        self.folder = folder
+        self.encoding = encoding
+        self.counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+        if progress:
+            self.counts = {split: progress[split] for split in SPLITS}
+        self.files = {split: open(f'{folder}/{split}.bin', 'ab') for split in SPLITS}
+        for split, file in self.files.items():
+            file.truncate(2 * self.counts[split]['tokens'])
+        self.bar = tqdm(total=most_tokens, initial=self.total('tokens'), unit=' tokens',
+                        unit_scale=True, desc=folder, leave=False, disable=None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
+        for file in self.files.values():
+            file.close()
+
+    def add(self, split, text):
+        """Append the tokens of a document to the bin of its split."""
+        ids = [*self.encoding.start, *self.encoding.encode_ordinary(text), self.encoding.eot_token]
+        self.files[split].write(np.array(ids, dtype='<u2').tobytes())
+        self.counts[split]['documents'] += 1
+        self.counts[split]['tokens'] += len(ids)
+        self.counts[split]['bytes'] += len(text.encode(errors='replace'))
+        self.bar.update(len(ids))
+
+    def total(self, of):
+        """How many documents, tokens or bytes there are in both splits."""
+        return sum(counts[of] for counts in self.counts.values())
+
+    def sync(self):
+        """Everything that was added is on the disk when this returns."""
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def sha256(*paths):
@@ -471,7 +445,7 @@ def held_out(checkpoint, n, dataset='', dev='cpu'):
     T = args['block_size']
     numbers = spread(text, n, T)
     idx, targets = text.held_out(numbers, T)
-    depth = text.with_depth(T)[2][numbers] if text.is_task else None
+    depth = text.depths(T)[numbers] if text.is_task else None
     return text, idx.to(dev), targets.to(dev), depth
 
 
@@ -482,7 +456,7 @@ class Text:
     torchdocs is made if it is missing.
     """
     is_task = False             # every token has a label, and the measure is the loss
-    encoding = None             # its TokenizerJson, if it has one
+    tokenizer_json = None       # its TokenizerJson, if it has one
 
     def __init__(self, name):
         self.name = name
@@ -505,8 +479,8 @@ class Text:
             self.val = np.memmap(f'{folder}/val.bin', dtype='<u2', mode='r')
             self.tokenizer = self.meta['tokenizer']
             self.vocab_size = self.meta['vocab_size']
-            if '.json' in self.tokenizer:       # is it there, and the one that made the tokens?
-                self.encoding = get_encoding(self.tokenizer, folder)
+            if parse_tokenizer(self.tokenizer) == 'stored':     # is it that of the tokens?
+                self.tokenizer_json = open_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
         if name == 'torchdocs' and self.sha256 != TORCHDOCS:
@@ -540,7 +514,8 @@ def windows(data, starts, block_size):
 
 
 def main():
-    meta = make(name, path, tokenizer, tokens, val_fraction, config, revision, bpe, overwrite)
+    meta = make(name, path, tokenizer, val_fraction, bpe, overwrite,
+                tokens=tokens, config=config, revision=revision)
     for split in SPLITS:
         counts = meta[split]
         print(f"data/{name}/{split}.bin: {counts['documents']:,} documents, "

@@ -231,7 +231,7 @@ def answer_problems(model, checkpoint, folders):
     guesses = logits.argmax(-1).cpu().numpy()
 
     for row in range(len(x)):
-        print_problem(problems, x[row], y[row], guesses[row], evals[row])
+        print_problem(problems.encoding, x[row], y[row], guesses[row], evals[row])
     asked = y != NOT_ASKED
     if asked.any():
         right = (guesses == y)[asked]
@@ -247,18 +247,18 @@ def answer_problems(model, checkpoint, folders):
     print(f'read: {read}, {decoding.label}')
 
 
-def print_problem(problems, x, y, guesses, evals):
+def print_problem(encoding, x, y, guesses, evals):
     """
     A problem x, right answers y and guesses (T,), wrapped to the width of the terminal; below each
     token the loop steps that it was computed for, the mean over groups. evals: (T, groups).
     """
     asked = y != NOT_ASKED
-    lines = dict(problem=[text_of(token, problems) for token in x])
+    lines = dict(problem=[text_of(token, encoding) for token in x])
     if asked.any():
-        lines['right'] = [text_of(label, problems) if label != NOT_ASKED else '' for label in y]
+        lines['right'] = [text_of(label, encoding) if label != NOT_ASKED else '' for label in y]
     lines['model'] = []
     for guess, label in zip(guesses, y):
-        word = text_of(guess, problems)
+        word = text_of(guess, encoding)
         if asked.any() and label == NOT_ASKED:
             word = ''
         elif label not in (guess, NOT_ASKED):

@@ -36,8 +36,8 @@ import numpy as np
 import torch
 
 from common import configurator
-from common.configurator import did_you_mean, explain
-from common.encoding import TokenizerJson, open_encoding, text_of
+from common.configurator import check, did_you_mean, explain
+from common.encoding import TokenizerJson, open_encoding, parse_tokenizer
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -49,12 +49,6 @@ seed = 0
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
 MOST_HELD_OUT = 2 ** 20     # the most tokens in the held-out problems, unless more are asked for
-
-
-def check(good, message):
-    """ValueError with this message unless `good` is true."""
-    if not good:
-        raise ValueError(message)
 
 
 def steps_since(mask):
@@ -240,20 +234,25 @@ def is_task(dataset):
     return dataset.partition(':')[0] in TASKS
 
 
+def taken_by(method, knobs):
+    """Those of the knobs that a method of a task takes."""
+    return {knob: value for knob, value in knobs.items()
+            if knob in inspect.signature(method).parameters}
+
+
 def open_problems(dataset, reads=None, folder=None):
     """
-    The problems of a task for a model whose tokenizer is `reads`, None = whatever the task has.
+    The problems of a task for a model whose tokenizer is `reads`, None = the words of the task.
 
-    A model that reads text gets the problems in its own tokens (Spelled); folder: where its
-    tokenizer.json is. ValueError if the model has learned other words.
+    A model that reads text gets them in its own tokens; folder: where its tokenizer.json is.
+    ValueError if the model has learned other words.
     """
-    parse(dataset)
-    if reads is not None and not is_task(reads):
-        return Spelled(dataset, open_encoding(reads, folder))
     problems = Problems(dataset)
-    check(reads in (None, problems.tokenizer), f'the model knows the words of {reads}, and those '
+    if reads in (None, problems.tokenizer):
+        return problems
+    check(parse_tokenizer(reads) != 'task', f'the model knows the words of {reads}, and those '
           f'of {dataset} are {problems.tokenizer}: choose a task with the same words')
-    return problems
+    return Problems(dataset, open_encoding(reads, folder))
 
 
 def problems_of(checkpoint, dataset=None):
@@ -265,59 +264,135 @@ def problems_of(checkpoint, dataset=None):
                          checkpoint['folder'])
 
 
+class Words:
+    """
+    The words of a task as an encoding (see common.encoding): each word is a token.
+
+    Its name lists the knobs on which the words depend, calc:p=5: the same words have the same name.
+    """
+    start = ()
+    ends = ()
+    eot_token = None            # a problem has no end
+
+    def __init__(self, text):
+        name, knobs = parse(text)
+        shaping = taken_by(TASKS[name].words, knobs)
+        self.name = f"{name}:{','.join(f'{knob}={value}' for knob, value in shaping.items())}"
+        self.words = TASKS[name].words(**shaping)
+        self.n_vocab = len(self.words)
+        self.tokens = {word: token for token, word in enumerate(self.words)}
+        check(len(self.tokens) == len(self.words), f'the task {name} has a word twice')
+
+    def encode(self, text, allowed_special=()):
+        """Words separated by blanks -> tokens. ValueError for an unknown word."""
+        words = text.split()
+        unknown = [f"'{word}'" for word in words if word not in self.tokens]
+        verb = 'is not a word' if len(unknown) == 1 else 'are no words'
+        check(not unknown, f"{', '.join(unknown)} {verb} of {self.name}: choose from "
+              f"{' '.join(self.words)}")
+        return [self.tokens[word] for word in words]
+
+    encode_ordinary = encode
+
+    def decode(self, tokens):
+        return ' '.join(self.words[token] for token in tokens)
+
+    def decode_single_token_bytes(self, token):
+        return self.words[token].encode()
+
+
 class Problems:
     """
-    A task with its knobs: a data set with the methods of data.Text, and the encoding of its words.
+    The problems of a task, a data set with the methods of data.Text.
+
+    encoding: None = the words of the task; or that of a model that reads text. Each word then has
+    the same number n of tokens, such as = and 3, and T counts these. The label of a word stands at
+    its last token and is the last token of the right answer; the other tokens have no label. A
+    problem has no token before its first word, even where the model's texts begin with one.
 
     A batch depends only on the generator that `batch` is given. The held-out problems have a seed
     of their own, so they are the same in every script.
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
-    eot_token = encoding = None
 
-    def __init__(self, text, held_out=2048):
+    def __init__(self, text, encoding=None, held_out=None):
         self.name, self.knobs = parse(text)
         self.task = TASKS[self.name]
-        shaping = self.knobs_of(self.task.words)
-        self.words = self.task.words(**shaping)
-        check(len({*self.words}) == len(self.words), f'the task {self.name} has a word twice')
-        self.vocab_size = self.n_vocab = len(self.words)
-        self.width = max(map(len, self.words), default=0) + 3      # of a column
-        listed = ','.join(f'{knob}={value}' for knob, value in shaping.items())
-        self.tokenizer = f'{self.name}:{listed}'                # the same for the same words
-        self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
+        self.in_words = Words(text)
+        self.words = self.in_words.words
+        self.encoding = encoding or self.in_words
+        self.tokenizer_json = encoding if isinstance(encoding, TokenizerJson) else None
+        self.tokenizer = self.encoding.name
+        self.vocab_size = self.encoding.n_vocab
+        self.n_problems = held_out or (512 if encoding else 2048)
         self.description = f'problems of {text}, made as they are needed'
-        self.rows = held_out
+        self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
+        if encoding:
+            self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
+
+        spelled = [[token] for token in range(self.in_words.n_vocab)]
+        if encoding:
+            spelled = [encoding.encode_ordinary(word) for word in self.words]
+        self.n = len(spelled[0])
+        check(all(len(tokens) == self.n for tokens in spelled), f'the words of {text} are not of '
+              f'the same number of tokens of {self.tokenizer}: choose other knobs of the task')
+        self.spelled = np.array(spelled)                                        # (words, n)
 
     def make(self, rng, rows, T):
-        """Problems: x, y, depth (rows, T)."""
+        """Problems: x, y, depth (rows, T). ValueError if the task makes what it must not."""
         check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
               'choose other numbers (--batch_size and --block_size in training)')
-        x, y, depth = arrays = self.task(rng, rows, T, **self.knobs)
-        check(all(array.shape == (rows, T) and array.dtype == np.int64 for array in arrays),
+        check(T % self.n == 0, f'each word of {self.name} has {self.n} tokens: block_size must be '
+              f'a multiple of that, not {T}')
+        shape = rows, T // self.n
+        words, labels, steps = arrays = self.task(rng, *shape, **self.knobs)
+        check(all(array.shape == shape and array.dtype == np.int64 for array in arrays),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
               f'{[(array.dtype.name, *array.shape) for array in arrays]}')
-        has_label = y != NOT_ASKED
+        has_label = labels != NOT_ASKED
         unasked = rows - has_label.any(axis=1).sum()
         check(unasked == 0, f'the task {self.name} made {unasked} of {rows} problems without a '
               'label: each problem needs one')
-        for name, tokens in ('x', x), ('y', y[has_label]):
+        for name, tokens in ('x', words), ('y', labels[has_label]):
             check(0 <= tokens.min() <= tokens.max() < len(self.words),
                   f'the task {self.name} has words 0 to {len(self.words) - 1}, and {name} has '
                   f'tokens from {tokens.min()} to {tokens.max()}')
+
+        x, y = self.spell(words, labels)
+        depth = np.zeros_like(x)
+        depth[:, self.n - 1::self.n] = steps
         return x, y, depth
 
-    def knobs_of(self, method):
-        """Those of the knobs that a method of the task takes."""
-        return {knob: value for knob, value in self.knobs.items()
-                if knob in inspect.signature(method).parameters}
+    def spell(self, words, labels):
+        """Problems and labels in words (rows, T / n) -> in tokens, x and y (rows, T)."""
+        x = self.spelled[words].reshape(len(words), -1)
+        y = np.full_like(x, NOT_ASKED)
+        last = self.spelled[:, -1]
+        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, last[labels.clip(0)])
+        return x, y
 
     def answers(self, words):
         """The oracle's answers to a problem in words: words, None where it has none."""
-        answers = self.task.oracle(words, **self.knobs_of(self.task.oracle))
+        answers = self.task.oracle(words, **taken_by(self.task.oracle, self.knobs))
         check(len(answers) == len(words), f'the oracle of {self.name} gave {len(answers)} answers '
               f'to {len(words)} words')
         return answers
+
+    def solve(self, text):
+        """
+        A problem as somebody types it, '=2 +3 *4', with the oracle's answers -> x, y (1, T).
+
+        y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
+        are not a problem of the task.
+        """
+        tokens = self.in_words.encode(text)
+        words = text.split()
+        with explain(f"'{text}' is not a problem of {self.name}",
+                     f'python tasks.py {self.name} prints some'):
+            check(words, 'it has no words')
+            answers = self.answers(words) if hasattr(self.task, 'oracle') else [None] * len(words)
+        labels = [NOT_ASKED if answer is None else self.words.index(answer) for answer in answers]
+        return self.spell(np.array([tokens]), np.array([labels]))
 
     def wrong_rows(self, x, y):
         """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
@@ -331,7 +406,7 @@ class Problems:
 
     def check(self, T, rows=1):
         """ValueError if T, a knob or the number of rows does not fit the task."""
-        self.with_depth(T)
+        self.all_held_out(T)
         self.make(np.random.default_rng(0), rows, T)
 
     def batch(self, rng, rows, T, mine=slice(None)):
@@ -341,114 +416,43 @@ class Problems:
 
     def n_held_out(self, T):
         """How many held-out problems of T tokens there are; of long ones there are fewer."""
-        return max(1, min(self.rows, MOST_HELD_OUT // T))
+        return max(1, min(self.n_problems, MOST_HELD_OUT // T))
+
+    @functools.cache
+    def all_held_out(self, T):
+        """The held-out problems of T tokens: x, y, depth (n_held_out(T), T)."""
+        n = self.n_held_out(T)
+        return self.make(np.random.default_rng([n, *b'held-out']), n, T)
 
     def held_out(self, numbers, T):
         """The held-out problems of these numbers -> x, y (N, T)."""
-        x, y, _ = self.with_depth(T)
+        x, y, _ = self.all_held_out(T)
         return torch.from_numpy(x[numbers]), torch.from_numpy(y[numbers])
 
-    @functools.cache
-    def with_depth(self, T, rows=None):
-        """
-        All held-out problems of T tokens: x, y, depth (rows, T).
-
-        rows: None = n_held_out(T). Another number of rows gives other problems, held out as well.
-        """
-        rows = rows or self.n_held_out(T)
-        return self.make(np.random.default_rng([rows, *b'held-out']), rows, T)
-
-    def encode(self, text, allowed_special=()):
-        """Words separated by blanks -> tokens. ValueError for an unknown word."""
-        return [self.words.index(word) for word in self.known_words(text)]
-
-    def known_words(self, text):
-        """The words of a text, which blanks separate. ValueError for an unknown one."""
-        words = text.split()
-        unknown = [f"'{word}'" for word in words if word not in self.words]
-        verb = 'is not a word' if len(unknown) == 1 else 'are no words'
-        check(not unknown, f"{', '.join(unknown)} {verb} of {self.tokenizer}: choose from "
-              f"{' '.join(self.words)}")
-        return words
-
-    def solve(self, text):
-        """
-        A problem as somebody types it, '=2 +3 *4', with the oracle's answers -> x, y (1, T).
-
-        y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
-        are not a problem of the task.
-        """
-        words = self.known_words(text)
-        with explain(f"'{text}' is not a problem of {self.name}",
-                     f'python tasks.py {self.name} prints some'):
-            check(words, 'it has no words')
-            answers = self.answers(words) if hasattr(self.task, 'oracle') else [None] * len(words)
-        x = [self.words.index(word) for word in words]
-        y = [NOT_ASKED if answer is None else self.words.index(answer) for answer in answers]
-        return np.array([x]), np.array([y])
-
-    def decode(self, tokens):
-        return ' '.join(self.words[token] for token in tokens)
-
-    def decode_single_token_bytes(self, token):
-        return self.words[token].encode()
-
-    def in_columns(self, tokens):
-        """The words of some tokens, with a gap where there is no label."""
-        words = ['' if token == NOT_ASKED else text_of(token, self) for token in tokens]
-        return ''.join(word.rjust(self.width) for word in words)
+    def depths(self, T):
+        """The depth of each label of the held-out problems, (n_held_out(T), T)."""
+        _, _, depth = self.all_held_out(T)
+        return depth
 
 
-class Spelled(Problems):
-    """
-    A task in the tokens of a text model: `=3` `+4` are the four tokens = 3 + 4.
-
-    Each word has the same number n of tokens. The label of a word stands at its last token and is
-    the last token of the right answer; the other tokens have none. T counts the model's tokens. A
-    problem has no token before its first word, even where the model's texts begin with one.
-    """
-
-    def __init__(self, text, encoding, held_out=512):
-        super().__init__(text, held_out)
-        spelled = [encoding.encode_ordinary(word) for word in self.words]
-        self.n = len(spelled[0])
-        check(all(len(tokens) == self.n for tokens in spelled), f'the words of {text} are not of '
-              f'the same number of tokens of {encoding.name}: choose other knobs of the task')
-        self.spelled = np.array(spelled)                                        # (words, n)
-        self.tokenizer = encoding.name
-        self.vocab_size = self.n_vocab = encoding.n_vocab
-        self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
-        self.encode = encoding.encode
-        self.decode = encoding.decode
-        self.decode_single_token_bytes = encoding.decode_single_token_bytes
-        self.encoding = encoding if isinstance(encoding, TokenizerJson) else None
-
-    def make(self, rng, rows, T):
-        check(T % self.n == 0, f'each word of {self.name} has {self.n} tokens: block_size must be '
-              f'a multiple of that, not {T}')
-        words, labels, steps = super().make(rng, rows, T // self.n)
-        depth = np.zeros((rows, T), dtype=np.int64)
-        depth[:, self.n - 1::self.n] = steps
-        return *self.spell(words, labels), depth
-
-    def solve(self, text):
-        return self.spell(*super().solve(text))
-
-    def spell(self, words, labels):
-        """Problems in words, and their labels (rows, T / n) -> x, y (rows, T)."""
-        x = self.spelled[words].reshape(len(words), -1)
-        y = np.full_like(x, NOT_ASKED)
-        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, self.spelled[labels.clip(0), -1])
-        return x, y
+def print_problem(problems, x, y, oracle=None):
+    """A problem x, its labels y (T,) and the oracle's answers, in columns of words."""
+    answers = [None if label == NOT_ASKED else problems.words[label] for label in y]
+    lines = dict(problem=[problems.words[token] for token in x], answers=answers)
+    if oracle:
+        lines['oracle'] = oracle
+    width = max(map(len, problems.words)) + 3
+    for title, words in lines.items():
+        print(f'  {title:7}' + ''.join((word or '').rjust(width) for word in words))
 
 
 def main():
     problems = Problems(task)
     x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
-    print(f'{task}: {problems.n_vocab} words, {block_size} tokens a problem\n')
+    print(f'{task}: {problems.vocab_size} words, {block_size} tokens a problem\n')
     for tokens, labels in zip(x[:3], y[:3]):
-        print('  problem' + problems.in_columns(tokens))
-        print('  answers' + problems.in_columns(labels) + '\n')
+        print_problem(problems, tokens, labels)
+        print()
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
@@ -461,12 +465,9 @@ def main():
     print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
     if wrong:
         first = wrong[0]
-        words = [problems.words[token] for token in x[first]]
-        answers = ['' if answer is None else answer for answer in problems.answers(words)]
         print('\nthe first of them:')
-        print('  problem' + problems.in_columns(x[first]))
-        print('  answers' + problems.in_columns(y[first]))
-        print('  oracle ' + ''.join(answer.rjust(problems.width) for answer in answers))
+        print_problem(problems, x[first], y[first],
+                      problems.answers([problems.words[token] for token in x[first]]))
         raise SystemExit(1)
 
 

@@ -282,8 +282,8 @@ def main(*args):
         if not resumed:
             start_over(out_dir, overwrite)
             save_run(run, last)
-        if distributed.RANK == 0 and examples.encoding:     # sample.py needs it beside ckpt.pt
-            examples.encoding.save(out_dir)
+        if distributed.RANK == 0 and examples.tokenizer_json:   # sample.py needs it beside ckpt.pt
+            examples.tokenizer_json.save(out_dir)
         try:
             train(run, examples, dev, autocast)
         except distributed.Stopped:

@@ -92,6 +92,12 @@ def run(main):
         raise SystemExit(2)
 
 
+def check(good, message):
+    """ValueError with this message unless `good` is true."""
+    if not good:
+        raise ValueError(message)
+
+
 def is_out_of_memory(error):
     return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))
 

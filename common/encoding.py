@@ -1,7 +1,7 @@
 """
 Text into tokens and back: bytes, tiktoken's encodings, and the tokenizer.json of public models.
 
-An encoding has
+The name of an encoding says what it is (parse_tokenizer). An encoding has
 
     name, n_vocab               its tokens are the numbers below n_vocab, and fit in uint16
     eot_token, ends             the token that ends a text; all tokens that do
@@ -20,10 +20,11 @@ import re
 
 import tiktoken
 
-from common.configurator import explain
-from common.files import new_file
+from common.configurator import check, explain
+from common.files import new_file, read_json
 
 EOT = '<|endoftext|>'
+STORED = 'tokenizer.json:'      # and the start of its sha256: the name of a TokenizerJson
 # the names of the end-of-text token in public tokenizers
 ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
 # byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
@@ -37,35 +38,54 @@ PIECE = 2 ** 16
 NEXT_LINE = re.compile(r'(?<=\S\n)(?=\S)')
 
 
+def parse_tokenizer(name):
+    """
+    What the name of a tokenizer says:
+
+        'bytes'       bytes
+        'file'        the path of a tokenizer.json
+        'stored'      tokenizer.json:SHA256, the copy in the folder of a checkpoint or data set
+        'task'        calc:p=5, the words of a task (tasks.Words)
+        'tiktoken'    any other name, such as gpt2
+        None          no name: a model that came without a tokenizer
+    """
+    if name is None or name == 'bytes':
+        return name
+    if name.startswith(STORED):
+        return 'stored'
+    if '.json' in name:
+        return 'file'
+    return 'task' if ':' in name else 'tiktoken'
+
+
 def open_encoding(name, folder=None):
     """
-    The encoding of this name. ValueError if it is unavailable, or has too many tokens for uint16.
-
-    name: bytes, a tiktoken encoding, the path of a tokenizer.json, or what TokenizerJson calls one,
-    whose file is in `folder`, that of a checkpoint or a data set.
+    The encoding of texts that has this name, see parse_tokenizer. ValueError if it is unavailable,
+    or has too many tokens for uint16. folder: where the tokenizer.json is, of a checkpoint or a
+    data set.
     """
-    if name == 'bytes':         # token i is byte i, and 256 is the end of a text
+    origin = parse_tokenizer(name)
+    if origin == 'bytes':       # token i is byte i, and 256 is the end of a text
         ranks = {bytes([i]): i for i in range(256)}
         return TiktokenEncoding(tiktoken.Encoding(
             'bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks, special_tokens={EOT: 256}))
 
-    if '.json' in name:
+    if origin in ('file', 'stored'):
         path = os.path.join(folder, 'tokenizer.json') if folder else name
         with (explain(f"cannot read '{path}' as a tokenizer.json",
                       'take the file that came with the weights'),
               open(path, encoding='utf-8') as f):
             encoding = TokenizerJson(f.read())
-        if folder and ':' in name and encoding.name != name:
-            raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 "
-                             'differs): restore it')
+        check_settings(encoding, os.path.dirname(path))
+        check(not folder or origin == 'file' or encoding.name == name,
+              f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'no network? Each of '
                      f"{', '.join(tiktoken.list_encoding_names())} is downloaded once, to "
                      'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
             encoding = TiktokenEncoding(tiktoken.get_encoding(name))
-    if encoding.n_vocab > 2 ** 16:
-        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
-                         'use gpt2 or bytes')
+    check(encoding.n_vocab <= 2 ** 16, f"'{name}' has {encoding.n_vocab} tokens, and uint16 has "
+          'room for 65536: use gpt2 or bytes')
     return encoding
 
 
@@ -88,8 +108,8 @@ def documents_in(text):
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts."""
     from tokenizers import ByteLevelBPETokenizer
-    if not 257 <= vocab_size <= 2 ** 16:
-        raise ValueError(f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
+    check(257 <= vocab_size <= 2 ** 16,
+          f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
     tokenizer = ByteLevelBPETokenizer()
     pieces = (piece for text in texts for piece in pieces_of(text))
     tokenizer.train_from_iterator(pieces, vocab_size, special_tokens=[EOT], show_progress=False)
@@ -130,6 +150,17 @@ class TiktokenEncoding:
         return self.encoding.decode_single_token_bytes(token)
 
 
+def check_settings(encoding, folder):
+    """
+    ValueError if tokenizer_config.json beside a tokenizer.json asks for a first token of each text
+    that the tokenizer.json does not add.
+    """
+    settings = read_json(os.path.join(folder, 'tokenizer_config.json'))
+    check(encoding.start or not settings.get('add_bos_token'), 'tokenizer_config.json says '
+          'add_bos_token, but tokenizer.json adds no token before a text: put that token into its '
+          'post_processor, or set add_bos_token to false')
+
+
 class TokenizerJson:
     """
     The text of a tokenizer.json. Its name is 'tokenizer.json:' and the start of its sha256:
@@ -142,7 +173,7 @@ class TokenizerJson:
     def __init__(self, text):
         from tokenizers import Tokenizer
         self.text = text
-        self.name = 'tokenizer.json:' + hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.name = STORED + hashlib.sha256(text.encode()).hexdigest()[:16]
         self.tokenizer = Tokenizer.from_str(as_we_use_it(text))
         self.tokenizer.encode_special_tokens = True     # as letters
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
@@ -153,27 +184,23 @@ class TokenizerJson:
         # would a text have the same tokens if it was cut between two lines?
         self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
 
-        # what the file adds to each text; we put an end-of-text token behind it in any case
+        # the file may add tokens before and behind each text
         example = self.tokenizer.encode('a')
-        added = [bool(is_added) for is_added in example.special_tokens_mask]
-        n_start = (added + [False]).index(False)
-        self.start = example.ids[:n_start]
-        behind = [token for token, is_added in zip(example.ids[n_start:], added[n_start:])
-                  if is_added]
-        if len(behind) > 1:
-            raise ValueError(f'it adds tokens {behind} behind each text, and one ends a text')
+        is_added = example.special_tokens_mask
+        n_before = (is_added + [0]).index(0)
+        self.start = example.ids[:n_before]
+        behind = example.ids[n_before + is_added.count(0):]
+        check(len(behind) <= 1, f'it adds tokens {behind} behind each text, and one ends a text')
 
-        # what ends a text: the token that the file adds behind it, and those of a known name
+        # a text ends with the token that the file adds behind it, or with one of a known name
         known = [vocab[end] for end in ENDS if end in vocab]
-        ends = behind + [token for token in known if token not in behind]
-        if not ends:
-            raise ValueError(f"it has no end-of-text token: one of {', '.join(ENDS)}")
-        for token in ends:
+        self.ends = behind + [token for token in known if token not in behind]
+        check(self.ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
+        self.eot_token = self.ends[0]
+        for token in self.ends:
             end = self.tokenizer.id_to_token(token)
-            if token in self.encode_ordinary(end):
-                raise ValueError(f"it reads the letters '{end}' in a text as the end of the text")
-        self.ends = ends
-        self.eot_token = ends[0]
+            check(token not in self.encode_ordinary(end),
+                  f"it reads the letters '{end}' in a text as the end of the text")
 
     def save(self, folder):
         """Write folder/tokenizer.json."""

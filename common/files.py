@@ -61,6 +61,13 @@ def write_json(value, path):
         json.dump(value, f, indent=1)
 
 
+def read_json(path):
+    """The dict in a JSON file, {} if there is none."""
+    with suppress(OSError, ValueError, TypeError), open(path, encoding='utf-8') as f:
+        return dict(json.load(f))
+    return {}
+
+
 def write_csv(rows, path, columns=None):
     """rows: dicts, which lack no column. columns: their order, that of the first row by default."""
     with new_file(path, newline='') as f:

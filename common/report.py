@@ -211,7 +211,7 @@ def depths_of(examples, T):
     """
     if not examples.is_task:
         return []
-    deepest = int(examples.with_depth(T)[2].max())
+    deepest = int(examples.depths(T).max())
     if deepest < MOST_COLUMNS:
         return [(depth, depth) for depth in range(deepest + 1)]
     last = 1
@@ -265,7 +265,7 @@ def sums_of(model, examples, numbers, columns, n_loop, dev, autocast):
     of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()        # (3, N)
     if not columns:
         return of_labels.sum(dim=1, keepdim=True)
-    depth = torch.from_numpy(examples.with_depth(T)[2][numbers])[labelled]
+    depth = torch.from_numpy(examples.depths(T)[numbers])[labelled]
     column = torch.bucketize(depth, torch.tensor([last for _, last in columns]))
     return torch.zeros(3, len(columns), dtype=torch.float64).index_add_(1, column, of_labels)
 

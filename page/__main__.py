@@ -19,6 +19,7 @@ import tasks
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName, configure, given, run
+from common.encoding import parse_tokenizer
 from common.files import new_file
 from data import get_encoding, read_prompt, texts_of
 from decode.defaults import waking_budget
@@ -64,7 +65,7 @@ def main():
         raise ValueError(f'length must lie between 1 and {MOST_WORDS}, not {length}')
     model, checkpoint, folder, results = open_run(
         out_dir, if_plain='there is no loop to watch: choose another --out_dir', length=length)
-    if tasks.is_task(checkpoint['tokenizer'] or ''):        # not a task in bytes
+    if parse_tokenizer(checkpoint['tokenizer']) == 'task':     # not a task in bytes
         if start:
             refuse('seed')
         record = of_task(model, checkpoint)
@@ -135,7 +136,8 @@ def of_task(model, checkpoint):
     longer = model.config.window is not None and model.config.pos == 'rotary'
     budget = waking_budget(MOST_WORDS if longer else trained)
     return dict(title=f'{TITLE}: running sums modulo {p}' if p else f'{TITLE}: {problems.name}',
-                about=about_calc(p, model) if p else ABOUT_TASK, start=problems.decode(x[0]),
+                about=about_calc(p, model) if p else ABOUT_TASK,
+                start=problems.encoding.decode(x[0]),
                 task=dict(p=p, ids=x[0].tolist(), right=y[0].tolist(), depth=depth[0].tolist()),
                 most=MOST_WORDS, rule='accel', loops=budget, most_loops=budget,
                 deep=DEEP if longer else trained)

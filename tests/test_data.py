@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 import data
 from common import encoding as encodings
+from common import fineweb
 from common.encoding import EOT
 
 datasets = pytest.importorskip('datasets')
@@ -511,7 +512,7 @@ def test_tokens_that_another_wrote_are_noticed(web):
     def after_a_batch(progress, path):
         with open('data/fineweb/part/train.bin', 'ab') as f:
             f.write(bytes(100))
-    with mock.patch.object(data, 'write_json', after_a_batch):
+    with mock.patch.object(fineweb, 'write_json', after_a_batch):
         with pytest.raises(ValueError, match='train.bin has other tokens than the .* wrote'):
             make_web()
 
@@ -642,7 +643,7 @@ def test_bad_text_and_nothing_lost(path, how, words):
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
     (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),
     (partial(data.make, bpe=300), ('fineweb',), 'text of your own'),
-    (data.make, ('own', 'good.txt', 'bytes', '300M', 0.9), 'val_fraction'),
+    (partial(data.make, val_fraction=0.9), ('own', 'good.txt'), 'val_fraction'),
     *((data.count_tokens, (text,), 'not a number') for text in ('many', '-3M', '1e999'))])
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match='(?s)' + words):

@@ -376,12 +376,12 @@ def spelled(tmp_path_factory):
 def test_a_task_in_the_tokens_of_a_model(spelled, monkeypatch):
     """The right answers are those of the words; each part that reads a task reads this one."""
     text, idx, targets, depth = data.held_out(saved(f'{spelled}/out-calc'), 8)
-    words, labels, steps = tasks.Problems('calc:p=3', held_out=512).with_depth(8)
+    words, labels, steps = tasks.Problems('calc:p=3', held_out=512).all_held_out(8)
     assert text.sha256 != tasks.Problems('calc:p=3').sha256         # other tokens: other data
     first = np.linspace(0, 511, 8).round().astype(int)
-    assert text.words[words[first[3], 2]] == text.decode(idx[3, 4:6].tolist())
+    assert text.words[words[first[3], 2]] == text.encoding.decode(idx[3, 4:6].tolist())
     assert (targets[:, ::2] == tasks.NOT_ASKED).all()
-    assert [text.decode([token]) for token in targets[:, 1::2].flatten()] == [
+    assert [text.encoding.decode([token]) for token in targets[:, 1::2].flatten()] == [
         text.words[label][-1] for label in labels[first].flatten()]
     assert depth[:, 1::2].tolist() == steps[first].tolist()
     # scripts
@@ -397,7 +397,7 @@ def test_a_task_in_the_tokens_of_a_model(spelled, monkeypatch):
                         abs_tol=1e-6)
     # a task most of whose words have no label
     monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
-    last = tasks.Spelled('last:p=3', data.get_encoding(text.tokenizer, f'{spelled}/out-calc'))
+    last = tasks.Problems('last:p=3', data.get_encoding(text.tokenizer, f'{spelled}/out-calc'))
     assert (last.make(np.random.default_rng(0), 5, 16)[1] >= 0).sum(axis=1).tolist() == [1] * 5
     finished(out, '--n_windows=2', '--n_loop=4', script='geometry.py')
     assert {row['first'] for row in read_csv(f'{spelled}/out-calc/eval.csv')} >= {'0', '1'}

@@ -324,7 +324,7 @@ def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, length, res
     x, _, _ = problems.make(rng, 1, length)
     texts, ids = [], x[0].tolist()
     for _ in range(30):
-        place, word = int(rng.integers(1, len(ids))), int(rng.integers(problems.n_vocab))
+        place, word = int(rng.integers(1, len(ids))), int(rng.integers(problems.vocab_size))
         change = rng.choice(['change', 'put in', 'take out'])
         if change != 'put in':
             ids = ids[:place] + ids[place + 1:]

@@ -135,7 +135,7 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
         model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc', held_out=30)
         sums = report.evaluate(model, problems, 30, [1, 2], 'cpu')
         columns = report.depths_of(problems, T)
-        x, y, depth = (torch.from_numpy(values) for values in problems.with_depth(T))
+        x, y, depth = (torch.from_numpy(values) for values in problems.all_held_out(T))
         assert columns[:3] == [(0, 0), (1, 1), (2, 2)]
         assert len(columns) <= 10 and columns[-2][1] < depth.max() <= columns[-1][1]
         report.print_table(sums, columns)
@@ -186,7 +186,7 @@ def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
 
     model, problems = tiny(vocab_size=13), Uneven('calc', held_out=9)
     sums = report.evaluate(model, problems, 9, [2], 'cpu')
-    x, y, _ = (torch.from_numpy(values) for values in problems.with_depth(16))
+    x, y, _ = (torch.from_numpy(values) for values in problems.all_held_out(16))
     _, loss = report.totals_of(sums)[2]
     assert math.isclose(loss, model(x, y, n_loop=2)[1].item(), rel_tol=1e-5)
 

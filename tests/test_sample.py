@@ -206,12 +206,12 @@ def terminal(monkeypatch):
 
 def test_a_problem_is_wrapped(capsys, terminal, monkeypatch):
     """Below each token stand the loop steps that it was computed for, the mean over groups."""
-    problems = tasks.Problems('hop')
+    words = tasks.Words('hop')
     x = np.array([7, 0, 1, 0, 2, 0])                    # p = 2, a b a c a
     y = np.array([tasks.NOT_ASKED, 4, 4, 1, 4, 2])
     guesses = np.array([0, 4, 99, 1, 4, 2])     # a padded vocabulary has tokens without a word
     evals = np.array([[4, 4], [3, 4], [10, 10], [2, 2], [1, 2], [0, 1]])
-    script.print_problem(problems, x, y, guesses, evals)
+    script.print_problem(words, x, y, guesses, evals)
     assert capsys.readouterr().out == (
         'problem     2     a     b\n'
         'right             -     -\n'
@@ -224,7 +224,7 @@ def test_a_problem_is_wrapped(capsys, terminal, monkeypatch):
     # of a problem with more lines only the beginning and the end
     monkeypatch.setattr(script, 'MOST_BLOCKS', 2)
     many = [np.concatenate(5 * [array]) for array in (x, y, guesses, evals)]
-    script.print_problem(problems, *many)
+    script.print_problem(words, *many)
     blocks = capsys.readouterr().out.split('\n\n')
     assert blocks[1] == '... 24 tokens ...' and len(blocks) == 4
 
@@ -232,7 +232,7 @@ def test_a_problem_is_wrapped(capsys, terminal, monkeypatch):
 def test_a_plain_model_answers(capsys, terminal):
     """A model without groups has no loop steps; without an oracle nobody knows what is right."""
     x = np.array([0, 1])
-    script.print_problem(tasks.Problems('calc'), x, x * 0 + tasks.NOT_ASKED, x, np.zeros((2, 0)))
+    script.print_problem(tasks.Words('calc'), x, x * 0 + tasks.NOT_ASKED, x, np.zeros((2, 0)))
     assert capsys.readouterr().out == 'problem =0 =1\nmodel   =0 =1\n\n'
 
 

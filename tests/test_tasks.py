@@ -26,14 +26,14 @@ def test_labels_are_the_oracles(text):
     problems = tasks.Problems(text)
     x, y, depth = made(text)
     assert x.shape == y.shape == depth.shape
-    assert x.min() >= 0 and x.max() < problems.n_vocab
+    assert x.min() >= 0 and x.max() < problems.vocab_size
     assert problems.wrong_rows(x, y) == []
     # all tokens have a label, except hop's p; only labels have a depth
     first = int(text[:3] == 'hop')
     assert ((y != tasks.NOT_ASKED) == (np.arange(24) >= first)).all()
     assert (depth[y == tasks.NOT_ASKED] == 0).all()
     # a wrong label is noticed
-    y[7, 23] = (y[7, 23] + 1) % problems.n_vocab
+    y[7, 23] = (y[7, 23] + 1) % problems.vocab_size
     assert problems.wrong_rows(x, y) == [7]
 
 
@@ -50,7 +50,7 @@ def test_problems_never_change(text, drawn, held_out, sha256, tokenizer):
     problems = tasks.Problems(text)
     T = 40 if text[:3] == 'hop' else 24
     assert digest(made(text, rows=50, T=T)) == drawn
-    assert digest(problems.with_depth(T)) == held_out
+    assert digest(problems.all_held_out(T)) == held_out
     assert (problems.sha256[:12], problems.tokenizer) == (sha256, tokenizer)
 
 
@@ -98,8 +98,8 @@ def test_a_run_can_have_other_problems_of_its_task():
     checkpoint = checkpoint_of('calc', 'calc:p=5')
     assert tasks.problems_of(checkpoint).knobs == dict(p=5, reset=0.2)
     deep = tasks.problems_of(checkpoint, 'calc:reset=0.01')
-    x, y, depth = deep.with_depth(100, rows=7)
-    assert x.shape == (7, 100) and depth.max() > 50 and deep.wrong_rows(x, y) == []
+    x, y, depth = deep.all_held_out(100)
+    assert x.shape == (2048, 100) and depth.max() > 50 and deep.wrong_rows(x[:7], y[:7]) == []
     # how many there are to draw windows from: fewer of long ones
     assert [deep.n_held_out(T) for T in (24, 512, 8192, 2 ** 21)] == [2048, 2048, 128, 1]
     checkpoint['model_args']['block_size'] = 8192       # as open_run(length=8192) has it
@@ -117,8 +117,8 @@ def test_a_run_can_have_other_problems_of_its_task():
 def test_a_problem_can_be_typed(task, text, answers):
     problems = tasks.Problems(task)
     x, y = problems.solve(text)
-    assert problems.decode(x[0]).split() == text.split() and x.dtype == y.dtype == np.int64
-    assert problems.decode(y[y != tasks.NOT_ASKED]) == answers
+    assert problems.encoding.decode(x[0]).split() == text.split() and x.dtype == y.dtype == np.int64
+    assert problems.encoding.decode(y[y != tasks.NOT_ASKED]) == answers
     assert problems.wrong_rows(x, y) == []
     if task == 'calc':      # in the tokens of a model that reads text
         x, y = tasks.problems_of(checkpoint_of('book', 'bytes'), 'calc').solve(text)

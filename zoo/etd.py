@@ -51,6 +51,7 @@ from common.checkpoint import (
 )
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
+from common.encoding import parse_tokenizer
 from common.files import check_writable, write_csv
 from common.report import evaluate, totals_of
 from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
@@ -232,7 +233,7 @@ def main():
 
     # the tokenizer, and the words
     tokenizer, encoding = checkpoint['tokenizer'], None
-    if '.json' in (tokenizer or ''):
+    if parse_tokenizer(tokenizer) == 'stored':
         encoding = data.get_encoding(tokenizer, checkpoint['folder'])
     if task_words:
         if encoding is None or not tasks.is_task(name):

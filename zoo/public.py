@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from common.checkpoint import Run, check_free, class_of, only_writer, save_run, start_over
 from common.configurator import explain
-from common.encoding import ENDS, TokenizerJson
+from common.encoding import ENDS, TokenizerJson, check_settings
 from model import GPTConfig
 
 # for `translate` ----------------------------------------------------------------------------------
@@ -146,7 +146,9 @@ def read_folder(path):
     read_file(path, 'tokenizer.json')           # a clone may have none, but a pointer
     with explain('cannot read tokenizer.json', 'take the file that came with the weights'):
         text = with_end(tokenizer.read_text('utf-8'), public.get('eos_token_id'))
-        return public, tensors, TokenizerJson(text)
+        encoding = TokenizerJson(text)
+    check_settings(encoding, path)
+    return public, tensors, encoding
 
 
 def with_end(text, eos):

@@ -143,7 +143,7 @@ def keep_words(model, encoding, task):
     Keep of embedding and head the tokens in which a task is written, and the end of a text -> their
     encoding. ValueError if the tokenizer cannot be cut so.
     """
-    spelled = tasks.Spelled(task, encoding).spelled                             # (words, n)
+    spelled = tasks.Problems(task, encoding).spelled                            # (words, n)
     used = sorted({*spelled.flatten().tolist(), encoding.eot_token})
     number = {old: new for new, old in enumerate(used)}
 
@@ -156,7 +156,7 @@ def keep_words(model, encoding, task):
     file['added_tokens'] = [token | dict(id=number[token['id']])
                             for token in file['added_tokens'] if token['id'] in number]
     small = TokenizerJson(json.dumps(file))
-    same = tasks.Spelled(task, small).spelled == np.vectorize(number.get)(spelled)
+    same = tasks.Problems(task, small).spelled == np.vectorize(number.get)(spelled)
     if not same.all() or small.eot_token != number[encoding.eot_token]:
         raise ValueError(f'the words of {task} are not alone in this tokenizer: leave out '
                          '--task_words')
