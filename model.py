@@ -51,7 +51,7 @@ class GPTConfig:
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
-    pos: str = 'learned'            # positions: 'learned' (the paper) or 'rotary'
+    pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary', 'none'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
     window: int | None = None       # attention reads the last `window` tokens; None = all of them
     norm_eps: float = 1e-6          # of all norms
@@ -74,7 +74,7 @@ class GPTConfig:
 
 # the names that a field may have, and the most that a number may be; all of these are positive
 CHOICES = dict(injection=INJECTIONS, adapter_init=('sum', 'random'), x0=('noise', 'zero', 'e'),
-               pos=('learned', 'rotary'))
+               pos=('learned', 'rotary', 'none'))
 MOST = dict(block_size=1e30, vocab_size=1e30, n_layer=MOST_LAYERS, n_head=1e30, n_embd=1e30,
             mean_recurrence=1000, bptt_k=1e30, rope_base=1e30, norm_eps=1e30)
 
@@ -202,14 +202,14 @@ class CausalSelfAttention(nn.Module):
         return self.c_proj(y.reshape(B, T, C))
 
 
-def attend_near(q, kv, there):
+def attend_near(q, kv, there, bias=0.0):
     """
     Attention of queries q (B, T, H, D), each over keys and values of its own, kv (B, T, W, 2, H,
-    D), as far as they are there (T, W) -> (B, T, H, D).
+    D), as far as they are there (T, W) -> (B, T, H, D). bias (W, H) is added to the scores.
     """
     k, v = kv.float().unbind(3)                                                 # (B, T, W, H, D)
     scores = (q.float()[:, :, None] * k).sum(-1) / math.sqrt(q.shape[-1])       # (B, T, W, H)
-    weights = scores.masked_fill(~there[..., None], -math.inf).softmax(dim=2)
+    weights = (scores + bias).masked_fill(~there[..., None], -math.inf).softmax(dim=2)
     return (weights[..., None] * v).sum(2).to(q.dtype)
 
 

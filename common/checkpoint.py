@@ -188,7 +188,7 @@ def at_length(config, length, path):
     trained = config.block_size
     if length < 1:
         raise ValueError(f'length must be at least 1 token, not {length}')
-    if length != trained and config.pos != 'rotary':
+    if length != trained and config.pos == 'learned':
         raise ValueError(f"the model in '{path}' has learned positions for {trained} tokens, so "
                          f'length = {length} is not possible: leave it out, or train with '
                          '--pos=rotary')
