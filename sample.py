@@ -71,7 +71,7 @@ stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn, or of the problems
 noise_seed = 0              # of x^(0)
 compile = False             # torch.compile: pays for small models, from 1,000s of tokens on
-show_steps = False          # colour each token by its loop steps
+show_steps: bool | None = None  # colour each token by its loop steps; None = in a task's pictures
 device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
 # -------------------------------------------------------------------------------------------------
@@ -230,13 +230,20 @@ def answer_problems(model, checkpoint, folders):
     steps_used, evals = (array.cpu().numpy() for array in steps)            # (B, T, groups) each
     guesses = logits.argmax(-1).cpu().numpy()
 
+    picture = getattr(problems.task, 'picture', None)
+    in_colour = bool(model.groups) and (show_steps or picture and show_steps is None)
     for row in range(len(x)):
-        print_problem(problems.encoding, x[row], y[row], guesses[row], evals[row])
+        if picture:
+            steps = evals[row].mean(axis=1) if in_colour else None
+            print(picture(x[row], y[row], guesses[row], steps))
+        else:
+            print_problem(problems.encoding, x[row], y[row], guesses[row], evals[row])
     asked = y != NOT_ASKED
     if asked.any():
         right = (guesses == y)[asked]
+        marked = 'a ! beside wrong ones' if picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
-              'wrong ones as !word!')
+              f'{marked}')
     if model.groups:
         print(in_a_sentence(y, guesses, depth, steps_used, evals, decoding))
     counts = decoding.plan.counts
@@ -245,6 +252,8 @@ def answer_problems(model, checkpoint, folders):
     exact = decoding.policy in ('exact', None)
     read = 'all tokens together' if exact else f'one token after another ({decoding.policy})'
     print(f'read: {read}, {decoding.label}')
+    if in_colour:
+        print_legend()
 
 
 def print_problem(encoding, x, y, guesses, evals):
@@ -350,6 +359,8 @@ def write_text(model, checkpoint, folders):
                 print('mean loop steps ' + ', '.join(
                     f'{mean:.2f} in group {group}' for mean, group in zip(means, groups)))
             print(f'prompt: {rule_and_budget(of_prompt)}')
+    if show_steps and groups:
+        print_legend()
 
 
 def seconds_to_compile(model, decode):
@@ -395,8 +406,6 @@ def main():
     with autocast:
         work = answer_problems if is_task else write_text
         work(model, checkpoint, (results, folder))
-    if show_steps and model.groups:
-        print_legend()
 
 
 if __name__ == '__main__':

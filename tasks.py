@@ -11,12 +11,15 @@ To add a task, write a class and enter an object of it in TASKS, here or in a fi
     task.words(...) -> list of str              the text of each token
     task.oracle(words, ...) -> list of str      the right answers, computed in another way; None
                                                 where there is no label
+    task.picture(x, y, guesses, steps) -> str   a problem as sample.py prints it, all (T,); steps:
+                                                the loop steps of each token, to colour it, or None
 
     ...     those of the task's knobs that the method needs, by name
 
-The oracle is optional. `python tasks.py NAME` compares its answers with the labels (the depths are
-not compared), and `python train.py config/calc.py --dataset=NAME --out_dir=out-NAME` trains on the
-task. If it is in your own mine.py, write mine.py before the flags of each command.
+Oracle and picture are optional. `python tasks.py NAME` compares the oracle's answers with the
+labels (the depths are not compared), and `python train.py config/calc.py --dataset=NAME
+--out_dir=out-NAME` trains on the task. If it is in your own mine.py, write mine.py before the flags
+of each command.
 
     rng, rows, T    numpy's random generator, the number of problems, the tokens in each problem
     x               (rows, T) int64, the tokens

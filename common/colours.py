@@ -1,8 +1,9 @@
 """Text in the terminal on the colour of its loop steps."""
 import re
 
-# {loop steps: ANSI-256 colour from this count on}, from dark blue to orange
-COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208}
+# {loop steps: ANSI-256 colour from this count on}, from dark blue to red
+COLOURS = {0: 17, 2: 19, 3: 25, 4: 31, 5: 36, 6: 71, 8: 107, 12: 143, 18: 179, 25: 208,
+           50: 202, 100: 196}
 
 
 def paint(text, steps):

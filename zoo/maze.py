@@ -143,6 +143,7 @@ class Mazes:
     def oracle(self, words):
         """Search breadth first from the goals, room by room; where both are as near, the first."""
         side = side_of(len(words))
+        check(not {*words} & {*ARROWS}, 'arrows are answers, and no rooms')
         answers = [None] * len(words)
         todo = deque(room for room, word in enumerate(words) if word.endswith('*'))
         seen = set(todo)
@@ -155,7 +156,7 @@ class Mazes:
                 behind = row * side + column
                 if not (0 <= row < side and 0 <= column < side) or behind in seen:
                     continue
-                if words[behind] not in ARROWS and CORRIDORS.index(words[behind][0]) >> door & 1:
+                if CORRIDORS.index(words[behind][0]) >> door & 1:
                     answers[behind] = ARROWS[door]
                     seen.add(behind)
                     todo.append(behind)
