@@ -27,9 +27,9 @@ from torch.nn import functional as F
 
 import tasks
 from common.colours import paint
-from common.configurator import configure, run
+from common.configurator import check, configure, run
 from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
-from tasks import NOT_ASKED, check
+from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
 task = 'maze'           # with other knobs if you like: maze:smallest=5,deep=1
