@@ -7,36 +7,51 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 mkdir -p results/depth/right results/depth/rules
 
-# train NAME FLAGS: a run, and its % right by depth and loops on 64 problems of 192 tokens
+# train NAME FLAGS: a run
 train() {
-    local out=out-depth/$1
-    [ -e "$out/log.csv" ] || python train.py config/calc.py "${@:2}" --out_dir="$out"
-    [ -e "results/depth/right/$1.csv" ] || {
-        python train.py --eval_only --init_from="$out/ckpt.pt" --out_dir="$out" --length=192 \
-            --dataset="${DATASET:-calc:reset=0.02}" '--eval_loops=[8,16,32,64,128,256]' \
-            --eval_windows=64
-        cp "$out/eval.csv" "results/depth/right/$1.csv"
+    [ -e "out-depth/$1/log.csv" ] ||
+        python train.py config/calc.py "${@:2}" --out_dir="out-depth/$1"
+}
+# right NAME LENGTH DATASET CSV: its % right by depth and loops on 64 problems
+right() {
+    local csv=results/depth/right/$4.csv
+    [ -e "$csv" ] || {
+        python train.py --eval_only --init_from="out-depth/$1/ckpt.pt" --out_dir="out-depth/$1" \
+            --length="$2" --dataset="$3" '--eval_loops=[8,16,32,64,128,256]' --eval_windows=64
+        cp "out-depth/$1/eval.csv" "$csv"
     }
 }
+calc() {
+    train "$@"
+    right "$1" 192 calc:reset=0.02 "$1"
+}
 for seed in 1 2 3; do
-    train looped-$seed --seed=$seed
-    train plain10-$seed --seed=$seed --n_layer=10 '--groups=[]'
-    train plain18-window16-$seed --seed=$seed --n_layer=18 --window=16 '--groups=[]'
-    DATASET=group:reset=0 train s3-$seed --dataset=group --seed=$seed
+    calc looped-$seed --seed=$seed
+    calc plain10-$seed --seed=$seed --n_layer=10 '--groups=[]'
+    calc plain18-window16-$seed --seed=$seed --n_layer=18 --window=16 '--groups=[]'
+    for window in 2 8 16; do
+        calc window$window-$seed --seed=$seed --window=$window
+    done
+    train s3-$seed --dataset=group --seed=$seed
+    right s3-$seed 192 group:reset=0 s3-$seed
 done
-train plain3-1 --seed=1 '--groups=[]'
-train plain10-window16-1 --seed=1 --n_layer=10 --window=16 '--groups=[]'
-train window2-1 --seed=1 --window=2
-train window8-1 --seed=1 --window=8
-train window16-1 --seed=1 --window=16
-train full-1 --seed=1 --window=None
-train fixed-1 --seed=1 --loop_draw=fixed
-train none-1 --seed=1 --injection=none
-train add-1 --seed=1 --injection=add
-train x0e-1 --seed=1 --x0=e
-train bptt1-1 --seed=1 --bptt_k=1
-train norm-1 --seed=1 --norm_inside=False
-train r4-1 --seed=1 --mean_recurrence=4
+calc plain3-1 --seed=1 '--groups=[]'
+calc plain10-window16-1 --seed=1 --n_layer=10 --window=16 '--groups=[]'
+calc full-1 --seed=1 --window=None
+calc fixed-1 --seed=1 --loop_draw=fixed
+calc none-1 --seed=1 --injection=none
+calc add-1 --seed=1 --injection=add
+calc x0e-1 --seed=1 --x0=e
+calc bptt1-1 --seed=1 --bptt_k=1
+calc norm-1 --seed=1 --norm_inside=False
+calc r4-1 --seed=1 --mean_recurrence=4
+# a task that looks far back
+for window in None 16; do
+    train hop-window$window-1 config/hop.py --window=$window --seed=1
+    for length in 40 80 160; do
+        right hop-window$window-1 $length hop hop-window$window-$length-1
+    done
+done
 
 # rules NAME LENGTH RESET PROBLEMS FLAGS: what rules and fixed loops take on problems of this length
 rules() {
@@ -72,6 +87,17 @@ for seed in 1 2 3; do
         python sample.py --out_dir=out-depth/looped-$seed --exit=accel --tau=1 --length=$1 \
             --dataset=calc:reset=$2 | tail -n 3 > results/depth/long-$1-$seed.txt
     done
+done
+# a coin, at the work of sleeping and of waiting
+for seed in 1 2 3; do
+    export RUN=out-depth/looped-$seed
+    rules random-192-0.01-$seed 192 0.01 8 "--rules=['random']" '--taus=[0.0154,0.0714]' --wake=False '--budgets=[]'
+done
+# a window of 16 tokens: news wakes all 15 that read a token, or the next 4
+for seed in 1 2 3; do
+    export RUN=out-depth/window16-$seed
+    rules readers15-512-0.004-$seed 512 0.004 4 "$RULES" "$TAUS" '--wake=True' '--budgets=[]'
+    FILE=results/few_readers.py rules readers4-512-0.004-$seed 512 0.004 4 "$RULES" "$TAUS" '--wake=True' '--budgets=[]'
 done
 # one token after another
 RUN=out-depth/looped-3 rules latest-192-0.01-3 192 0.01 8 "$RULES" "$TAUS" --wake=False --cache=latest '--budgets=[1,2,3,4,6,8]'
