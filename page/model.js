@@ -227,10 +227,12 @@ function* loop_step(i, cells, awake, k) {
 }
 
 // A layer: inputs -> outputs, a row for each token from `from` on. It computes those that are new,
-// those whose input is not what it was, and those who read them
+// those whose input is not what it was or that still moved when the budget ended, and those who
+// read them
 function* layer(i, tokens, from, inputs, how) {
   const loops = M.layers[i].length > 0;
   const is_new = t => t >= from && (!tokens[t].cells[i] || tokens[t].seam ||
+    tokens[t].cells[i].moving ||
     inputs[t - from].some((value, c) => value !== tokens[t].cells[i].e[c]));
   const at = readers(is_new, M.window, from, tokens.length);
   if (at.length) {
@@ -240,7 +242,7 @@ function* layer(i, tokens, from, inputs, how) {
       const x0 = loops ? M.x0[i][t] : null;
       const cell = tokens[t].cells[i] ??= {frames: [{k: 0, x: x0, keys: {}}]};
       const e = inputs[t - from];       // not that row of E, into which a block adds
-      Object.assign(cell, {e, from_e: row(from_e, n), streak: 0, memo: undefined});
+      Object.assign(cell, {e, from_e: row(from_e, n), streak: 0, memo: undefined, moving: false});
     }
     const cells = tokens.map(token => token.cells[i]);
     if (loops) yield* group(i, cells, at, from, how);
@@ -295,8 +297,8 @@ function edited(before, ids, repair) {
 
 // a cell whose last state is its first
 function at_rest(cell) {
-  const {x, keys} = cell.frames.at(-1);
-  return {...cell, frames: [{k: 0, x, keys: {...keys}, kept: true}]};
+  const {x, keys, moved} = cell.frames.at(-1);
+  return {...cell, moving: moved, frames: [{k: 0, x, keys: {...keys}, kept: true}]};
 }
 
 // what tokens answer from their states after loop step k of layer i -------------------------------

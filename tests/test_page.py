@@ -350,6 +350,22 @@ def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, length, res
         assert repaired < fresh / 2
 
 
+def test_tokens_that_moved_when_the_budget_ended_go_on_after_an_edit(browser, pages):
+    """Edits at the start give a long sum behind it, on which nothing depends, more loops each."""
+    encode = tasks.Words('calc').encode
+    texts = [encode(f'=1 {word} =2' + 37 * ' +1') for word in ['+1', '+2'] * 4]
+    answers = in_page(browser, pages.calc, """(texts, how) => {
+        let tokens = pass(texts[0], how);
+        return texts.map(ids => {
+            tokens = pass(ids, how, edited(tokens, ids, true));
+            return answers_of(tokens);
+        });
+    }""", texts, how(make_exit('norm_rel', 0.1, wake=True), 10))
+    right = encode(' '.join(f'={value % 5}' for value in range(2, 40)))
+    assert answers[0][2:] != right
+    assert answers[-1][2:] == right
+
+
 def test_an_edit_that_is_overtaken_leaves_nothing_behind(browser, pages):
     """Typed on before the page has read it: the next edit begins with the last text that was."""
     x, _, _ = tasks.Problems('calc:reset=0.01').make(np.random.default_rng(5), 1, 48)
