@@ -29,21 +29,17 @@ Paper: App. B (FineWeb, 300M tokens).
 
     x, y    (B, T) int64: input tokens, and the next token after each of them
 """
-import ast
 import glob
 import hashlib
-import inspect
 import json
 import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,7 +47,6 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 import tasks
-from common import fineweb
 from common.configurator import PathName, check, configure, did_you_mean, explain, run
 from common.encoding import (
     TokenizerJson,
@@ -62,7 +57,9 @@ from common.encoding import (
     train_bpe,
 )
 from common.files import read_json, write_json
+from common.fineweb import Stream
 from common.report import spread
+from common.torchdocs import torch_documents
 from tasks import TASKS
 
 # --------------------------------------------------------------------------------------------------
@@ -115,71 +112,24 @@ def read_prompt(start):
 
 # where documents come from ------------------------------------------------------------------------
 
-class Source(NamedTuple):
-    """Where the documents of a data set come from."""
-    name: str                       # in words, for meta.json
-    documents: Iterable = ()        # (split, text) of each; split is 'train' or 'val'
-    files: list = ()                # those on this machine whose content decides the tokens
-    stream: Iterable = None         # FineWeb: it has no documents, see common/fineweb.py
-    most_tokens: int = None         # FineWeb: where to stop
-
-
-def open_source(name, path, val_fraction, tokens='300M', **of_stream):
+def open_source(name, path, val_fraction, **of_fineweb):
     """
-    The Source of the data set `name`. tokens: how many to take of FineWeb; of_stream: its config
-    and revision. A line says what is held out of own text.
+    Where the data set `name` comes from -> its source in words, its documents as (split, text)
+    pairs, and the files that they are read from. of_fineweb: config and revision.
     """
+    every = round(1 / val_fraction)
     if name == 'fineweb':
-        most_tokens = count_tokens(tokens)
-        stream, source = fineweb.open_stream(path, **of_stream)
-        return Source(source, stream=stream, most_tokens=most_tokens)
+        stream = Stream(path, every, **of_fineweb)
+        return stream.source, stream, []
     if name == 'torchdocs':
-        every = round(1 / val_fraction)
         documents = (('train' if number % every else 'val', text)
                      for number, text in enumerate(torch_documents()))
-        return Source(f'documentation in torch {torch.__version__}', documents)
+        return f'documentation in torch {torch.__version__}', documents, []
     files = [f'{path}/{split}.bin' for split in SPLITS]
     if all(map(os.path.exists, files)):
-        return Source(path, nanogpt_documents(path), files)
+        return path, nanogpt_documents(path), files
     files = find_files(path)
-    return Source(path, own_text(files, val_fraction), files)
-
-
-
-def torch_documents(folder=os.path.dirname(torch.__file__)):
-    """The documentation in torch's own Python files, each file a document, and each text once."""
-    used = set()
-    for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
-        if path.startswith('testing/') or path == 'version.py':     # version.py names the build
-            continue
-        with open(f'{folder}/{path}', encoding='utf-8') as f:
-            texts = [text for text in dict.fromkeys(strings(ast.parse(f.read())))
-                     if text not in used]
-        used.update(texts)
-        if texts:
-            yield '\n\n'.join(texts)
-
-
-def strings(tree):
-    """
-    The long strings in a parsed Python file, by position, without their indentation: docstrings of
-    80 characters, and other strings of several lines and 200 characters, except parts of f-strings.
-    """
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = set()
-    in_f_strings = set()
-    long_strings = []
-    for node in ast.walk(tree):     # a parent comes before its children
-        if isinstance(node, documented):
-            docstrings.add(ast.get_docstring(node, clean=False))
-        elif isinstance(node, ast.JoinedStr):       # an f-string
-            in_f_strings.update(ast.walk(node))
-        elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
-            is_long = text in docstrings or len(text) >= 200 and '\n' in text
-            if len(text) >= 80 and is_long and node not in in_f_strings:
-                text = re.sub(' +$', '', inspect.cleandoc(text), flags=re.MULTILINE).strip('\n')
-                long_strings.append((node.lineno, node.col_offset, text))
-    return [text for _, _, text in sorted(long_strings)]
+    return path, own_text(files, val_fraction), files
 
 
 def find_files(path):
@@ -261,20 +211,22 @@ def nanogpt_documents(folder):
 
 # writing a data set -------------------------------------------------------------------------------
 
-def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False, **of_fineweb):
+def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False,
+         tokens='300M', **of_fineweb):
     """
     Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
-    unless overwrite. of_fineweb: its knobs tokens, config and revision.
+    unless overwrite.
     """
     check_knobs(name, path, tokenizer, bpe)
     if val_fraction is None:
         val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    source = open_source(name, path, val_fraction, **of_fineweb)
-    encoding = open_encoding(tokenizer or ('gpt2' if source.stream else 'bytes'))
+    most_tokens = count_tokens(tokens) if name == 'fineweb' else None
+    source, documents, files = open_source(name, path, val_fraction, **of_fineweb)
+    encoding = open_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
     # all that the tokens depend on
-    made_of = dict(source=source.name, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
-                   tokens=source.most_tokens, sha256=sha256(*source.files))
+    made_of = dict(source=source, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
+                   tokens=most_tokens, sha256=sha256(*files))
 
     folder = f'data/{name}'
     with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
@@ -289,10 +241,10 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
         if bpe is not None:
             print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
                   file=sys.stderr)
-            source = source._replace(documents=list(source.documents))
-            encoding = train_bpe((text for split, text in source.documents if split == 'train'),
-                                 bpe)
-        return write(folder, source, encoding, made_of)
+            documents = list(documents)
+            encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
+        counts = write(f'{folder}/part', documents, encoding, made_of)
+        return finish(folder, encoding, made_of, counts)
 
 
 def check_knobs(name, path, tokenizer, bpe):
@@ -326,85 +278,57 @@ def only_maker(folder):
         return lock.acquire()
 
 
-def write(folder, source, encoding, made_of):
-    """Write the tokens of a source into folder, instead of those that are there -> their meta."""
-    part = f'{folder}/part'     # what is written lies here until it is whole
-    progress = fineweb.saved_progress(part, made_of) if source.stream else None
-    if not progress:
+def write(part, documents, encoding, made_of):
+    """
+    Write the tokens of documents, (split, text) pairs, to part/train.bin and part/val.bin, up to
+    the document that reaches made_of['tokens'] -> {split: dict(documents, tokens, bytes of text)}.
+    """
+    stream = documents if isinstance(documents, Stream) else None
+    counts = stream.resume(part, made_of) if stream else None
+    if not counts:
         shutil.rmtree(part, ignore_errors=True)
         os.makedirs(part)
-    with Bins(part, encoding, source.most_tokens, progress) as bins:
-        if source.stream:
-            fineweb.write(bins, source.stream, made_of, progress)
-        for split, text in source.documents:
-            bins.add(split, text)
+        counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+    n_tokens = sum(counts[split]['tokens'] for split in SPLITS)
+    with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
+          tqdm(total=made_of['tokens'], initial=n_tokens, unit=' tokens', unit_scale=True,
+               desc=part, leave=False, disable=None) as bar):
+        files = dict(train=train, val=val)
+        for split, text in documents:
+            ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
+            files[split].write(np.array(ids, dtype='<u2').tobytes())
+            counts[split]['documents'] += 1
+            counts[split]['tokens'] += len(ids)
+            counts[split]['bytes'] += len(text.encode(errors='replace'))
+            n_tokens += len(ids)
+            bar.update(len(ids))
+            if made_of['tokens'] and n_tokens >= made_of['tokens']:
+                break
+            if stream:
+                stream.save(part, made_of, files, counts)
+    return counts
 
+
+def finish(folder, encoding, made_of, counts):
+    """Move the tokens from folder/part to folder, instead of those that are there -> their meta."""
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=source.name, made_of=made_of)
+                source=made_of['source'], made_of=made_of)
     for split in SPLITS:
-        file = f'{part}/{split}.bin'
-        n = bins.counts[split]['tokens']
-        check(n, f'{source.name} is too small for a training and a held-out split')
+        file = f'{folder}/part/{split}.bin'
+        n = counts[split]['tokens']
+        check(n, f"{made_of['source']} is too small for a training and a held-out split")
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
-        meta[split] = bins.counts[split] | dict(sha256=sha256(file))
+        meta[split] = counts[split] | dict(sha256=sha256(file))
     for split in SPLITS:
-        os.replace(f'{part}/{split}.bin', f'{folder}/{split}.bin')
+        os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
     with suppress(FileNotFoundError):       # of the tokens that were there
         os.remove(f'{folder}/tokenizer.json')
     if isinstance(encoding, TokenizerJson):
         encoding.save(folder)
     write_json(meta, f'{folder}/meta.json')
-    shutil.rmtree(part)
+    shutil.rmtree(f'{folder}/part')
     return meta
-
-
-class Bins:
-    """
-    train.bin and val.bin in a folder, to which the tokens of documents are added.
-
-    counts: {split: dict(documents, tokens, bytes of text)}. progress: an earlier call's, with the
-    same entries; what it wrote after these is removed.
-    """
-
-    def __init__(self, folder, encoding, most_tokens=None, progress=None):
-        self.folder = folder
-        self.encoding = encoding
-        self.counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-        if progress:
-            self.counts = {split: progress[split] for split in SPLITS}
-        self.files = {split: open(f'{folder}/{split}.bin', 'ab') for split in SPLITS}
-        for split, file in self.files.items():
-            file.truncate(2 * self.counts[split]['tokens'])
-        self.bar = tqdm(total=most_tokens, initial=self.total('tokens'), unit=' tokens',
-                        unit_scale=True, desc=folder, leave=False, disable=None)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.bar.close()
-        for file in self.files.values():
-            file.close()
-
-    def add(self, split, text):
-        """Append the tokens of a document to the bin of its split."""
-        ids = [*self.encoding.start, *self.encoding.encode_ordinary(text), self.encoding.eot_token]
-        self.files[split].write(np.array(ids, dtype='<u2').tobytes())
-        self.counts[split]['documents'] += 1
-        self.counts[split]['tokens'] += len(ids)
-        self.counts[split]['bytes'] += len(text.encode(errors='replace'))
-        self.bar.update(len(ids))
-
-    def total(self, of):
-        """How many documents, tokens or bytes there are in both splits."""
-        return sum(counts[of] for counts in self.counts.values())
-
-    def sync(self):
-        """Everything that was added is on the disk when this returns."""
-        for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def sha256(*paths):

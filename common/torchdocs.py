@@ -1,0 +1,44 @@
+"""The documentation in torch's own Python files: text for a first run, without a download."""
+import ast
+import glob
+import inspect
+import os
+import re
+
+import torch
+
+
+def torch_documents(folder=os.path.dirname(torch.__file__)):
+    """The documentation in torch's own Python files, each file a document, and each text once."""
+    used = set()
+    for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
+        if path.startswith('testing/') or path == 'version.py':     # version.py names the build
+            continue
+        with open(f'{folder}/{path}', encoding='utf-8') as f:
+            texts = [text for text in dict.fromkeys(strings(ast.parse(f.read())))
+                     if text not in used]
+        used.update(texts)
+        if texts:
+            yield '\n\n'.join(texts)
+
+
+def strings(tree):
+    """
+    The long strings in a parsed Python file, by position, without their indentation: docstrings of
+    80 characters, and other strings of several lines and 200 characters, except parts of f-strings.
+    """
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = set()
+    in_f_strings = set()
+    long_strings = []
+    for node in ast.walk(tree):     # a parent comes before its children
+        if isinstance(node, documented):
+            docstrings.add(ast.get_docstring(node, clean=False))
+        elif isinstance(node, ast.JoinedStr):       # an f-string
+            in_f_strings.update(ast.walk(node))
+        elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
+            is_long = text in docstrings or len(text) >= 200 and '\n' in text
+            if len(text) >= 80 and is_long and node not in in_f_strings:
+                text = re.sub(' +$', '', inspect.cleandoc(text), flags=re.MULTILINE).strip('\n')
+                long_strings.append((node.lineno, node.col_offset, text))
+    return [text for _, _, text in sorted(long_strings)]
