@@ -15,12 +15,12 @@ writes data/NAME:
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
-memory. nanoGPT's train.bin and val.bin in a folder are read as text, too, and stay what they are.
+memory. nanoGPT's train.bin and val.bin in a folder are read as text, too, and keep their names.
 
-What is held out: files whose name, or whose folder's name, has one of the words val, valid,
-validation, dev, eval and test. If there is none, 5% of the documents, drawn once and always the
-same; of a single document, its last 5%. The first document and every 48th after it of torchdocs,
-every 2,000th of FineWeb.
+A text file is held out if its name, or the name of a folder in which it lies, contains the word
+val, valid, validation, dev, eval or test. If no file has such a name, 5% of the documents are drawn
+by chance, always the same ones, and of a single document the last 5% is held out. Of torchdocs the
+first document and every 48th after it is held out, of FineWeb every 2,000th.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out.

@@ -209,12 +209,17 @@ def test_what_a_gguf_file_adds_to_a_text(tmp_path):
     assert encoding.ends == [encoding.eot_token] == [len(words) - 1]
     assert encoding.encode('ab') == [0, 12]
     assert encoding.encode('ab<|eot|>', allowed_special='all') == [0, 12, len(words) - 1]
+    write_gguf(tmp_path / 'b.gguf', more=lambda writer: writer.add_add_bos_token(True))
+    message = read_file(tmp_path / 'b.gguf', refused)
+    assert 'asks for add_bos_token and has no bos_token_id' in message
 
 
 def test_the_end_of_a_text_in_a_folder(tmp_path):
     """config.json's eos_token_id, whatever the token's name; what the file itself adds stays."""
     folder = public_folder(tmp_path, GOLDEN)
     make_tokenizer_json(folder / 'tokenizer.json', 60)
+    (folder / 'tokenizer_config.json').write_text('{"add_bos_token": true}')
+    assert 'add_bos_token, but tokenizer.json adds no token' in read('llama', folder, end=refused)
     file = json.loads((folder / 'tokenizer.json').read_text().replace('<|endoftext|>', '<|eot|>'))
     number, other = file['model']['vocab']['<|eot|>'], file['model']['vocab']['x']
     file['post_processor'] = dict(

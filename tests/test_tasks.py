@@ -2,17 +2,17 @@
 import hashlib
 import math
 import runpy
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, refused
+from conftest import ROOT, finished
 
 import data
 import tasks
 from common import report
+from common.resume import check_same_data
 
 
 def made(text, rows=200, T=24):
@@ -199,16 +199,17 @@ def test_a_task_is_checked_against_its_words(monkeypatch, capsys, change, messag
             run()
 
 
-def test_a_run_of_other_problems_is_not_resumed(tmp_path, monkeypatch):
+def test_a_run_of_other_problems_is_not_resumed(monkeypatch):
     """Such as those whose knobs tasks.py had in an earlier version."""
-    monkeypatch.chdir(tmp_path)
-    small = ['--dataset=calc', '--n_layer=1', '--groups=[[0]]', '--n_head=1', '--n_embd=8',
-             '--block_size=8', '--max_iters=1', '--eval_windows=1', '--eval_loops=[1]']
-    finished(*small)
+    checkpoint = dict(data=tasks.Problems('calc').sha256)
+    check_same_data(tasks.Problems('calc'), checkpoint, 'calc', 'out')
     monkeypatch.setattr(tasks.Calc.__call__, '__defaults__', (5, 0.3))
-    assert ('calc is not the data set that the run in out had (its sha256 differs): tasks.py has '
-            'changed since then; start from the weights in another --out_dir with '
-            '--init_from=out/ckpt.pt') in refused('--resume')
+    with pytest.raises(ValueError) as error:
+        check_same_data(tasks.Problems('calc'), checkpoint, 'calc', 'out')
+    assert str(error.value) == (
+        'calc is not the data set that the run in out had (its sha256 differs): tasks.py has '
+        'changed since then; start from the weights in another --out_dir with '
+        '--init_from=out/ckpt.pt')
 
 
 def test_words_differ(monkeypatch):
@@ -219,14 +220,15 @@ def test_words_differ(monkeypatch):
         tasks.Problems('echo')
 
 
-def test_a_task_in_a_file_of_ones_own(tmp_path):
+def test_a_task_in_a_file_of_ones_own(tmp_path, monkeypatch):
     """tasks.py, which then runs as __main__, knows what the file enters in TASKS."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, 'tasks')
     (tmp_path / 'mine.py').write_text(
         'from tasks import TASKS, Calc\n\n\nclass Mine(Calc):\n    pass\n\n\n'
         "TASKS['mine'] = Mine()\n")
-    done = subprocess.run([sys.executable, f'{ROOT}/tasks.py', 'mine.py', 'mine', '--rows=20'],
-                          capture_output=True, text=True, cwd=tmp_path)
-    assert '20 problems: the oracle disagrees with 0' in done.stdout, done.stderr
+    printed = finished('mine.py', 'mine', '--rows=20', script='tasks.py')
+    assert '20 problems: the oracle disagrees with 0' in printed and 'mine' not in tasks.TASKS
 
 
 @pytest.mark.parametrize('n_answers', [0, 23])

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from common.configurator import PathName, configure, explain, run
+from common.configurator import PathName, check, configure, explain, run
 from common.encoding import ENDS, TokenizerJson
 from model import GPT, Block, CausalSelfAttention
 from zoo import public as hubs
@@ -223,6 +223,8 @@ def tokenizer_of(fields):
 
     # special tokens: of kind 3, control, and 4, a user's own; and those that begin or end a text
     start, end = given.get('bos_token_id'), given.get('eos_token_id')
+    check(start is not None or not given.get('add_bos_token'),
+          'it asks for add_bos_token and has no bos_token_id: take another file')
     kinds = given.get('token_type', [1] * len(tokens))
     special = [token for i, (token, kind) in enumerate(zip(tokens, kinds))
                if kind in (3, 4) or i in (start, end) or token in ENDS]
