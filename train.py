@@ -339,7 +339,8 @@ def train(run, examples, dev, autocast):
         loss, norm, n_stop_signals = distributed.agree(loss, norm)
         lr = lr_at(it)
         report.check_finite(loss, norm, n_loop, it, lr, out_dir)
-        update(run.optimizers, lr)
+        with autocast:                              # Muon's products
+            update(run.optimizers, lr)
         run.done = it + 1
 
         # log

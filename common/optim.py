@@ -89,10 +89,11 @@ def orthogonal(g, a, b, c, steps):
     g (N, rows, columns) -> near U V^T of the SVD of each matrix, by Newton-Schulz steps with the
     coefficients a, b and c.
     """
-    x = g.bfloat16() if g.is_cuda else g        # as in torch; a CPU is faster in float32
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
+    tall = g.shape[-2] > g.shape[-1]
+    x = g.mT if tall else g
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    if g.is_cuda or torch.is_autocast_enabled(g.device.type):       # as in torch, and if asked for
+        x = x.bfloat16()
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
