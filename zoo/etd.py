@@ -203,26 +203,13 @@ def folder_beside(path):
     return f'{folder}-etd'
 
 
-def main():
-    # the plain model
-    dev, _ = pick_device(device, 'float32')
-    model, checkpoint = load_checkpoint(init_from, dev)
-    check_knobs(model)
+def operate(model, chosen, idx):
+    """
+    The model in which the layers `chosen` loop, as the knobs say. idx (B, T): problems or text, at
+    which the norm's scale is measured. Prints how far one loop is from these layers in one pass.
+    """
     is_cut = keep is not None
     normed = is_cut if norm is None else norm
-    out = out_dir or folder_beside(init_from)
-    check_free(out, overwrite, init_from)
-    check_writable(out)
-
-    # held-out text or problems. A block that was given needs none, but the norm's scale does
-    name = dataset or checkpoint['config']['dataset']
-    if name or normed or not block:
-        text, idx, *_ = data.held_out(checkpoint, n_windows, name, dev)     # (n_windows, T)
-    chosen, rows = block, []
-    if not is_cut and (name or not block):
-        chosen, rows = choose(model, text, idx, dev)
-
-    # the looping model
     looping = looped(model, chosen, injection or ('concat' if is_cut else 'none'), keep, normed,
                      window)
     if random is not None:
@@ -230,33 +217,63 @@ def main():
     if normed:
         set_scale(looping, idx[:8])
     check_one_loop(model, looping, may_differ=normed)
+    return looping
 
-    # the tokenizer, and the words
-    tokenizer, encoding = checkpoint['tokenizer'], None
-    if parse_tokenizer(tokenizer) == 'stored':
-        encoding = data.get_encoding(tokenizer, checkpoint['folder'])
-    if task_words:
-        if encoding is None or not tasks.is_task(name):
-            raise ValueError('task_words is for a task, named by --dataset, in the tokens of a '
-                             'tokenizer.json')
-        encoding = keep_words(looping, encoding, name)
-        tokenizer = encoding.name
-        print(f'{encoding.n_vocab} of {model.config.vocab_size:,} tokens are left')
 
-    # files, with as many bits of a weight as before
-    on_disk = renamed(checkpoint['model'], new_names(model.config.n_layer, chosen, keep))
+def save(looping, checkpoint, chosen, encoding, out):
+    """
+    The looping model's ckpt.pt and the tokenizer.json of its tokens, None if it reads others.
+    checkpoint: the plain model's, whose weights keep their number of bits.
+    """
+    on_disk = renamed(checkpoint['model'], new_names(checkpoint['model_args']['n_layer'], chosen,
+                                                     keep))
     for key, weight in looping.named_parameters():
         if key in on_disk:
             weight.data = weight.to(on_disk[key].dtype)
     knobs = checkpoint['config'] | asdict(looping.config)
+    tokenizer = encoding.name if encoding else checkpoint['tokenizer']
+    if encoding:
+        encoding.save(out)
+    save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']),
+             os.path.join(out, 'ckpt.pt'), whole=False)
+
+
+def main():
+    # the plain model
+    dev, _ = pick_device(device, 'float32')
+    model, checkpoint = load_checkpoint(init_from, dev)
+    check_knobs(model)
+    out = out_dir or folder_beside(init_from)
+    check_free(out, overwrite, init_from)
+    check_writable(out)
+    encoding = None
+    if parse_tokenizer(checkpoint['tokenizer']) == 'stored':
+        encoding = data.get_encoding(checkpoint['tokenizer'], checkpoint['folder'])
+
+    # held-out text or problems. A block that was given needs none, but the norm's scale does
+    name = dataset or checkpoint['config']['dataset']
+    if task_words and (encoding is None or not tasks.is_task(name)):
+        raise ValueError('task_words is for a task, named by --dataset, in the tokens of a '
+                         'tokenizer.json')
+    text, idx = None, None
+    if name or norm or keep is not None or not block:
+        text, idx, *_ = data.held_out(checkpoint, n_windows, name, dev)     # (n_windows, T)
+
+    # which layers loop, and the model in which they do
+    chosen, rows = block, []
+    if keep is None and text:
+        chosen, rows = choose(model, text, idx, dev)
+    looping = operate(model, chosen, idx)
+    if task_words:
+        encoding = keep_words(looping, encoding, name)
+        print(f'{encoding.n_vocab} of {model.config.vocab_size:,} tokens are left')
+
+    # files
     with only_writer(out):
         start_over(out, overwrite)
         if rows:
             write_csv(rows, os.path.join(out, 'blocks.csv'))
-        if encoding:
-            encoding.save(out)
-        save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']),
-                 os.path.join(out, 'ckpt.pt'), whole=False)
+        save(looping, checkpoint, chosen, encoding, out)
     print(f"{out}: ckpt.pt{', blocks.csv' if rows else ''}\nnext: python train.py "
           f"--init_from={quote(out)}/ckpt.pt --dataset={quote(name or 'NAME')} "
           f'--out_dir={quote(out)}-trained')
