@@ -1,0 +1,18 @@
+# Train a cut of a pretrained model, which python -m zoo.etd has made, on problems in its own tokens.
+#   python train.py config/cut.py --init_from=out-cut/ckpt.pt --out_dir=out-cut-trained
+# results/zoo.md has the commands before it and what came out. Short problems come first: there the
+# last run of four starts from the weights of the third.
+dataset = 'calc:p=5,reset=0.1'
+dtype = 'bfloat16'              # of matrix products: half the time on a CPU that has them
+loss_at = 'all'                 # labels of few steps teach early loops while others are still wrong
+mean_recurrence = 8
+bptt_k = 8
+block_size = 48                 # 24 words of two tokens
+batch_size = 32
+max_iters = 160
+learning_rate = 3e-3
+warmup_iters = 10
+log_interval = 10
+eval_windows = 128
+eval_loops = [1, 2, 4, 8, 16, 32]
+keep_iters = []

