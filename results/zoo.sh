@@ -47,3 +47,16 @@ right() {
         cp "$out/$1/eval.csv" "$csv"
     }
 }
+
+# rules NAME LENGTH RESET: loop steps a token computes, and % right, with fixed loops and exit rules
+rules() {
+    local csv=results/zoo/rules/$1-$2-$3.csv
+    [ -e "$csv" ] || {
+        python bench.py --out_dir="$out/$1" --length="$2" --dataset=calc:p=5,reset="$3" \
+            --n_windows=4 --n_prompts=0 '--drafts=[]' '--waves=[]' '--budgets=[64,128]' \
+            "--rules=['norm_rel','accel_rel']" '--taus=[0.1]' '--wake=[False,True]'
+        cp "$out/$1/bench.csv" "$csv"
+    }
+}
+
+wanted=${1:-}
