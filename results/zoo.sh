@@ -60,3 +60,12 @@ rules() {
 }
 
 wanted=${1:-}
+base cut
+base noloop --norm=False --injection=none
+for seed in 1 2 3; do
+    base random-$seed --random=$seed
+    train cut-$seed cut --seed=$seed
+    train random-$seed random-$seed --seed=$seed
+done
+# one pass: no loop, no injection, no norm
+train noloop-1 noloop --seed=1 --loop_draw=fixed --mean_recurrence=0.4
