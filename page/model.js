@@ -6,6 +6,7 @@
 // Read it from the top to the bottom, but skip the inside of `linear` at first: its tiles of three
 // tokens and three rows are there for speed alone.
 //
+//     R         the record that the page was filled with; R.model is M
 //     M         the model: M.C its width, M.D the width of a head, M.window how many tokens
 //               attention reads, M.W the weights by their names in model.py, M.shapes their rows
 //               and columns, M.x0 the noise of each group, M.layers the blocks that loop in a layer
@@ -16,6 +17,7 @@
 //     frame     {k, x, keys}: a loop step, the state after it, and [key ; value] of each block,
 //               which this step has written. The first frame is the first state, with k = 0
 'use strict';
+const R = JSON.parse(document.getElementById('record').textContent), M = R.model;
 
 const row = (X, n, C = M.C) => X.subarray(n * C, (n + 1) * C);
 const stack = rows => rows.reduce((X, x, n) => (X.set(x, n * x.length), X),
@@ -33,6 +35,30 @@ function log_softmax(x) {
   const top = x.reduce((a, b) => Math.max(a, b), -Infinity);
   const total = top + Math.log(x.reduce((sum, value) => sum + Math.exp(value - top), 0));
   return x.map(value => value - total);
+}
+
+// its numbers, which are base64 in the record -----------------------------------------------------
+
+function numbers(base64, half) {
+  const bytes = Uint8Array.from(atob(base64), letter => letter.charCodeAt(0));
+  return half ? Float32Array.from(new Uint16Array(bytes.buffer), from_float16)
+              : new Float32Array(bytes.buffer);
+}
+function from_float16(bits) {           // all are finite
+  const sign = bits >> 15 ? -1 : 1;
+  const exponent = bits >> 10 & 31;
+  const fraction = (bits & 1023) / 1024;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
+}
+
+M.turns = {};
+M.window ??= Infinity;
+M.groups = [...M.layers.keys()].filter(i => M.layers[i].length);
+M.W = {};
+for (const [name, base64] of Object.entries(M.weights)) M.W[name] = numbers(base64, M.half);
+for (const [i, base64] of Object.entries(M.x0)) {
+  const X = numbers(base64, false);
+  M.x0[i] = Array.from({length: X.length / M.C}, (_, t) => row(X, t));
 }
 
 // layers ------------------------------------------------------------------------------------------
@@ -90,6 +116,12 @@ function turned(query, distance) {
   return x;
 }
 
+// Which tokens does a token at position t read? Itself and those before it in the window. A page
+// whose model reads others has a `reads` of its own, and with it `readers` and `bias`
+let reads = t => Array.from({length: Math.min(M.window, t + 1)}, (_, n) => t - n);
+// what is added to the score of a head for the token at position s, which one at t reads
+let bias = (name, t, s, head) => 0;
+
 // what a token was at loop step k: its last frame up to there
 function frame_at(cell, k) {
   let i = cell.frames.length - 1;
@@ -102,17 +134,17 @@ function attention(name, X, at, k, cells) {
   const {C, D} = M, QKV = linear(name + '.c_attn', X), Y = new Float32Array(X.length);
   at.forEach((t, n) => cells[t].frames.at(-1).keys[name] = row(QKV, n, 3 * C).slice(C));
   for (const [n, t] of at.entries()) {
-    const start = Math.max(0, t - M.window + 1), query = row(QKV, 3 * n);
-    const keys = cells.slice(start, t + 1).map(cell => frame_at(cell, k).keys[name]);
-    const queries = keys.map((_, s) => turned(query, t - start - s));
+    const places = reads(t), query = row(QKV, 3 * n);
+    const keys = places.map(s => frame_at(cells[s], k).keys[name]);
+    const queries = places.map(s => turned(query, t - s));
     for (let head = 0; head < C; head += D) {
-      const log_p = log_softmax(keys.map((key, s) => {
+      const log_p = log_softmax(keys.map((key, j) => {
         let score = 0;
-        for (let i = head; i < head + D; i++) score += queries[s][i] * key[i];
-        return score / Math.sqrt(D);
+        for (let i = head; i < head + D; i++) score += queries[j][i] * key[i];
+        return score / Math.sqrt(D) + bias(name, t, places[j], head);
       }));
-      for (const [s, key] of keys.entries()) {
-        const p = Math.exp(log_p[s]);
+      for (const [j, key] of keys.entries()) {
+        const p = Math.exp(log_p[j]);
         for (let i = head; i < head + D; i++) Y[n * C + i] += p * key[C + i];
       }
     }
@@ -152,17 +184,17 @@ function acceleration(x0, x1, memo, divisor) {          // memo: the update befo
   return [memo && length_of(minus(delta, memo)) / divisor(delta), delta];
 }
 
-// who reads a token for which `has` is true: itself and the reach - 1 tokens after it. Of all
+// who reads a token for which `has` is true: itself and the window - 1 tokens after it. Of all
 // these, the positions from `from` on and before `end`
-function readers(has, reach, from, end) {
+let readers = (has, from, end) => {
   const positions = [];
   let last = -Infinity;
-  for (let t = Math.max(0, from - reach + 1); t < end; t++) {
+  for (let t = Math.max(0, from - M.window + 1); t < end; t++) {
     if (has(t)) last = t;
-    if (t >= from && t - last < reach) positions.push(t);
+    if (t >= from && t - last < M.window) positions.push(t);
   }
   return positions;
-}
+};
 
 // a pass ------------------------------------------------------------------------------------------
 //
@@ -177,7 +209,7 @@ function readers(has, reach, from, end) {
 // row. It is awake in the next step if it has moved, or if a token that it reads has; otherwise it
 // sleeps, and its state, keys and streak stay as they are
 function* group(i, cells, awake, from, {rule, loops, wake, one_by_one}) {
-  const signal = SIGNALS[rule.signal], reach = wake ? M.window : 1;
+  const signal = SIGNALS[rule.signal];
   const start = one_by_one && from ? cells[from - 1].frames.at(-1).k : 0;       // the clock runs on
   const moved_at = k => t => {
     const frame = frame_at(cells[t], k);
@@ -195,7 +227,8 @@ function* group(i, cells, awake, from, {rule, loops, wake, one_by_one}) {
       cell.streak = frame.signal < rule.tau ? cell.streak + 1 : 0;      // undefined is not small
       frame.moved = cell.streak < rule.hits;
     }
-    const next = readers(moved_at(k), reach, from, cells.length), stays = new Set(next);
+    const next = wake ? readers(moved_at(k), from, cells.length) : awake.filter(moved_at(k));
+    const stays = new Set(next);
 
     // Who falls asleep: Algorithm 1 (keep = false) throws the step away. The update of a token that
     // sleeps is zero, and that is what its signal remembers when it wakes
@@ -205,6 +238,7 @@ function* group(i, cells, awake, from, {rule, loops, wake, one_by_one}) {
       cell.memo = signal(frame.x, frame.x, cell.memo)[1];
     }
     awake = next;
+    yield awake;
   }
 }
 
@@ -234,7 +268,7 @@ function* layer(i, tokens, from, inputs, how) {
   const is_new = t => t >= from && (!tokens[t].cells[i] || tokens[t].seam ||
     tokens[t].cells[i].moving ||
     inputs[t - from].some((value, c) => value !== tokens[t].cells[i].e[c]));
-  const at = readers(is_new, M.window, from, tokens.length);
+  const at = readers(is_new, from, tokens.length);
   if (at.length) {
     const E = stack(at.map(t => inputs[t - from]));
     const from_e = loops ? linear(`h.${i}.adapter.e`, E) : E;
@@ -272,7 +306,7 @@ function* read(tokens, from, how) {
 }
 
 const embed_at = from => ({id}, n) => {
-  const x = row(M.W.wte, id), place = M.rope_base ? x.map(() => 0) : row(M.W.wpe, from + n);
+  const x = row(M.W.wte, id), place = M.W.wpe ? row(M.W.wpe, from + n) : x.map(() => 0);
   return x.map((value, i) => (value + place[i]) * Math.sqrt(M.C));
 };
 

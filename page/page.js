@@ -10,35 +10,10 @@
 //       labels    {answer, depth}: the right answer and how deep it is, -1 where it is unknown
 //     shown_step  the loop step that is shown; Infinity: the end
 'use strict';
-const R = JSON.parse(document.getElementById('record').textContent), M = R.model;
 const $ = id => document.getElementById(id);
 const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
 const argmax = x => x.reduce((best, value, i) => value > x[best] ? i : best, 0);
 const count = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;
-
-// the model's numbers, which are base64 here ------------------------------------------------------
-
-function numbers(base64, half) {
-  const bytes = Uint8Array.from(atob(base64), letter => letter.charCodeAt(0));
-  return half ? Float32Array.from(new Uint16Array(bytes.buffer), from_float16)
-              : new Float32Array(bytes.buffer);
-}
-function from_float16(bits) {           // all are finite
-  const sign = bits >> 15 ? -1 : 1;
-  const exponent = bits >> 10 & 31;
-  const fraction = (bits & 1023) / 1024;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
-}
-
-M.turns = {};
-M.window ??= Infinity;
-M.groups = [...M.layers.keys()].filter(i => M.layers[i].length);
-M.W = {};
-for (const [name, base64] of Object.entries(M.weights)) M.W[name] = numbers(base64, M.half);
-for (const [i, base64] of Object.entries(M.x0)) {
-  const X = numbers(base64, false);
-  M.x0[i] = Array.from({length: X.length / M.C}, (_, t) => row(X, t));
-}
 
 // text <-> tokens: the words of a task, or bytes --------------------------------------------------
 
