@@ -123,7 +123,7 @@ def run(folder, command, project=ROOT):
     args = [arg.replace('pretrained/text/ckpt.pt', 'out/ckpt.pt') for arg in args]
     if '--eval_only' in command:        # the shape is that of the run
         args = [*words[1:], '--eval_windows=4', '--eval_loops=[1,2]']
-    if '--calibrate' in command:                        # of each rule it takes seconds
+    if '--calibrate' in command or 'bench_full' in command:         # each rule takes seconds
         args.append("--rules=['accel']")
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
         args.remove('--dataset=book')

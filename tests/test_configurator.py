@@ -1,11 +1,13 @@
+import io
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run
 
 from common import configurator, distributed
 from common.configurator import configure
@@ -33,9 +35,7 @@ word: str | None = None
 # ---
 LIMIT = 5
 def main():
-    print('printed before')
-    if name != 'x':
-        raise eval(name)
+    print('printed')
 if __name__ == '__main__':
     config = configure(globals())
     run(main)
@@ -73,12 +73,6 @@ def script(tmp_path, monkeypatch):
         names['config'] = configure(names, **options)
         return names
     return call
-
-
-def run_script(*args, stdout=subprocess.PIPE, **settings):
-    """script.py in a process of its own, with these settings in its environment."""
-    return subprocess.run([sys.executable, 'script.py', *args], stdout=stdout, text=True,
-                          stderr=subprocess.PIPE, env=dict(PYTHONPATH=ROOT) | settings)
 
 
 @pytest.mark.parametrize('args, changes', [
@@ -138,22 +132,25 @@ def test_a_bare_argument_and_an_imported_script(script):
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
 
 
-@pytest.mark.parametrize('command', ['tasks.py', 'exits.py', 'cache.py', '-m decode.wave'])
-def test_a_script_that_runs_is_found_under_its_own_name(tmp_path, command):
+@pytest.mark.parametrize('script', ['tasks.py', 'exits.py', 'cache.py', 'decode/wave.py'])
+def test_a_script_that_runs_is_found_under_its_own_name(tmp_path, script):
     """So that a file of one's own adds to its tables, and no class exists twice."""
-    name = command.split()[-1].removesuffix('.py')
+    name = script.removesuffix('.py').replace('/', '.')
     (tmp_path / 'mine.py').write_text(
         f'import sys\nfrom importlib import import_module\n'
         f'assert vars(import_module("{name}")) is vars(sys.modules["__main__"])\n')
-    done = subprocess.run([sys.executable, *command.split(), tmp_path / 'mine.py', '--help'],
-                          cwd=ROOT, capture_output=True, text=True)
+    with mock.patch.dict(sys.modules):
+        sys.modules.pop(name, None)
+        done = run(str(tmp_path / 'mine.py'), '--help', script=script)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 
-def test_help_has_every_knob_with_its_comment(script):
-    done = run_script('a.py', '--help')
-    assert done.returncode == 0 and done.stdout.startswith('A script with knobs.')
-    knobs = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:4] == '  --']
+def test_help_has_every_knob_with_its_comment(script, capsys):
+    with pytest.raises(SystemExit, match='0'):
+        script('a.py', '--help')
+    printed = capsys.readouterr().out
+    assert printed.startswith('A script with knobs.')
+    knobs = [line.split(maxsplit=1) for line in printed.splitlines() if line[:4] == '  --']
     assert len(knobs) == len(DEFAULTS)
     for knob in (['--rate=6.0', 'how fast'], ['--top=None', 'None = all'],
                  ['--pos=learned', 'positions [learned, rotary]']):
@@ -193,12 +190,16 @@ def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
         assert capsys.readouterr().err.count('\n') == lines
 
 
-@pytest.mark.parametrize('name, status, line', [
-    ('KeyboardInterrupt()', 130, '\nstopped\n'),
-    ('ValueError("two\\nlines")', 2, 'error: two lines\n')])
-def test_how_a_script_ends(script, name, status, line):
-    done = run_script(f'--name={name}')
-    assert (done.returncode, done.stdout, done.stderr) == (status, 'printed before\n', line)
+@pytest.mark.parametrize('error, status, line', [
+    (KeyboardInterrupt(), 130, '\nstopped\n'),
+    (ValueError('two\nlines'), 2, 'error: two lines\n')])
+def test_how_a_script_ends(capsys, error, status, line):
+    def main():
+        print('printed before')
+        raise error
+    with pytest.raises(SystemExit, match=str(status)):
+        configurator.run(main)
+    assert capsys.readouterr() == ('printed before\n', line)
 
 
 @pytest.mark.parametrize('args', [[], ['--help']])
@@ -206,7 +207,8 @@ def test_a_reader_that_has_gone(script, args):
     """`... | head` has read enough: no traceback, and the script does not go on."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = run_script(*args, stdout=writer)
+    done = subprocess.run([sys.executable, 'script.py', *args], stdout=writer, text=True,
+                          stderr=subprocess.PIPE, env=dict(PYTHONPATH=ROOT))
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, '')
 
@@ -226,9 +228,9 @@ def test_pick_device():
             assert device == 'cpu' and (x @ x).dtype == wanted
 
 
-def test_a_console_that_lacks_letters(script):
+def test_a_console_that_lacks_letters(monkeypatch):
     """U+FFFD is no letter of cp1252."""
-    with open('script.py', 'w') as f:
-        f.write(SCRIPT.replace("'printed before'", r"'\ufffd'"))
-    done = run_script(PYTHONIOENCODING='cp1252')
-    assert (done.returncode, done.stdout, done.stderr) == (0, '?\n', '')
+    console = io.TextIOWrapper(io.BytesIO(), encoding='cp1252')
+    monkeypatch.setattr(sys, 'stdout', console)
+    configurator.run(lambda: print('\ufffd'))
+    assert console.buffer.getvalue() == b'?\n'

@@ -1,13 +1,14 @@
 """A run of train.py: its draws, its recipe, its start, and how it stops and goes on."""
 import glob
 import math
+import multiprocessing
 import os
 import random
 import re
 import runpy
 import shutil
 import signal
-import subprocess
+import socket
 import sys
 import time
 from functools import partial
@@ -36,7 +37,7 @@ import loops
 import tasks
 import train
 from common import distributed, plots, report
-from common.checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint, only_writer
 from loops import TrainingNoise
 from model import GPT, flops_per_token
 
@@ -49,6 +50,31 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plots, 'losses', lambda *args: None)
     make_book()
+
+
+# processes ---------------------------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def processes():
+    """Where processes of their own come from: copies of one that has imported torch."""
+    context = multiprocessing.get_context('forkserver')
+    context.set_forkserver_preload(['torch._dynamo', 'torch.nn.parallel', 'matplotlib.figure'])
+    return context
+
+
+def in_a_process(args, printed, environment):
+    """
+    train.py as a shell starts it, in one of `processes`. printed: a file for what it prints; None =
+    a pipe whose reader has gone.
+    """
+    os.environ.update(environment)
+    if printed is None:
+        reader, printed = os.pipe()
+        os.close(reader)
+    sys.stdout = open(printed, 'w')
+    sys.argv = ['train.py', *args]
+    plots.losses = lambda *args: None
+    runpy.run_path(os.path.join(ROOT, 'train.py'), run_name='__main__')
 
 
 def test_learning_rate():
@@ -202,35 +228,36 @@ def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core
     monkeypatch.setattr(report, 'is_spike', lambda *args: graphs.append(counter.frame_count))
     monkeypatch.setattr(plots, 'depth', lambda *args: None)
     finished(*flags[:1], '--dataset=book', '--n_head=2', '--n_embd=16', '--block_size=16',
-             '--batch_size=2', '--max_iters=30', '--eval_interval=10', '--eval_windows=8',
+             '--batch_size=2', '--max_iters=12', '--eval_interval=5', '--eval_windows=8',
              '--eval_loops=[1,3]', '--keep_iters=[]', '--warmup_iters=2', '--device=cpu',
              '--compile=True', *flags[1:])
-    assert [*graphs, counter.frame_count] == [3 * core_lengths + 1] * 31
+    assert [*graphs, counter.frame_count] == [3 * core_lengths + 1] * 13
 
 
 # a run that stops and goes on --------------------------------------------------------------------
 
-def test_killed_and_resumed():
+def test_killed_and_resumed(processes):
     """A run whose reader has gone, then SIGKILL: it ends as a run that was never stopped."""
     args = [*TINY, '--dropout=0.1', '--max_iters=20', '--log_interval=1']
     finished(*args, '--out_dir=whole')
-    script = [sys.executable, '-u', os.path.join(ROOT, 'train.py'), *args]
     # `train.py | head`: the step is finished and saved
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(script, stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b'')
+    process = processes.Process(target=in_a_process, args=(args, None, {}))
+    process.start()
+    process.join()
+    assert process.exitcode == 128 + signal.SIGPIPE
     assert saved('out')['iter_num'] == 1
     # killed soon after an iteration
     n = random.randrange(1, 20)
-    process = subprocess.Popen([*script, '--resume'], stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith('iter ') and int(line[5:].split(':')[0]) >= n:
+    process = processes.Process(target=in_a_process, args=([*args, '--resume'], 'printed', {}))
+    process.start()
+    while process.is_alive():
+        if os.path.exists('printed') and f'iter {n}: loss' in Path('printed').read_text():
             break
+        time.sleep(0.01)
     time.sleep(random.uniform(0, 0.1))
     process.kill()
-    process.wait()
+    process.join()
+    assert f'iter {n}: loss' in Path('printed').read_text()
     assert all(load_checkpoint(path) for path in glob.glob('out/*.pt'))
     finished(*args, '--resume')
     assert differences('whole', 'out') == []
@@ -275,16 +302,16 @@ def test_a_signal_saves_and_nothing_is_lost(whole, monkeypatch, number, training
 
 def test_resume_takes_the_knobs_of_its_run():
     """Longer, by hand: as the longer run never stopped, at min_lr where the shorter one ended."""
-    finished(*TINY, '--warmup_iters=2')
+    args = [*TINY, '--warmup_iters=2', '--eval_interval=100']
+    finished(*args, '--max_iters=5')
     same_as_before = '--gradient_accumulation_steps=1'
-    printed = finished('--resume', '--max_iters=20', '--log_interval=3', same_as_before)
-    assert 'from iteration 12' in printed
-    finished(*TINY, '--warmup_iters=2', '--max_iters=20', '--lr_decay_iters=12',
-             '--out_dir=out-long')
+    printed = finished('--resume', '--max_iters=8', '--log_interval=3', same_as_before)
+    assert 'from iteration 5' in printed
+    finished(*args, '--max_iters=8', '--lr_decay_iters=5', '--out_dir=out-long')
     resumed, long = saved('out'), saved('out-long')
     for key in ('model', 'optimizer', 'trend', 'iter_num', 'val_loss'):
         assert same(resumed[key], long[key]), key
-    assert (log_of('out')[-2]['lr'], log_of('out')[-1]['iter']) == ('5.000e-04', '20')
+    assert (log_of('out')[-2]['lr'], log_of('out')[-1]['iter']) == ('5.000e-04', '8')
 
 
 def test_resume_refuses_other_data_and_weights_alone(whole):
@@ -394,14 +421,20 @@ def test_a_folder_that_cannot_be():
     assert f"cannot write into 'out' ({reason}): make it a folder" in refused(*TINY)
 
 
-def test_files_are_utf_8():
+def test_files_are_utf_8(monkeypatch):
     """No file is read or written in the encoding of the machine."""
-    script = [sys.executable, '-X', 'warn_default_encoding', os.path.join(ROOT, 'train.py')]
-    done = subprocess.run([*script, *TINY, '--max_iters=1'], capture_output=True, text=True)
-    assert done.returncode == 0
-    lines = [line for line in done.stderr.splitlines() if 'EncodingWarning' in line]
-    packages = os.path.join(ROOT, '.venv')          # README's own virtual environment
-    assert not [line for line in lines if line.startswith(ROOT) and not line.startswith(packages)]
+    careless = []
+
+    def spy(path, mode='r', buffering=-1, encoding=None, *rest, **more):
+        of_project = sys._getframe(1).f_code.co_filename.startswith(ROOT + os.sep)
+        if of_project and 'b' not in mode and encoding is None:
+            careless.append(path)
+        return opened(path, mode, buffering, encoding, *rest, **more)
+    opened = open
+    monkeypatch.setattr('builtins.open', spy)
+    monkeypatch.setattr('io.open', spy)
+    finished(*TINY, '--max_iters=1')
+    assert not careless
 
 
 # numbers that go wrong ---------------------------------------------------------------------------
@@ -478,17 +511,19 @@ def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
         assert kept == (name in FOREIGN), name
 
 
-def test_one_program_at_a_time_writes_into_a_folder(tmp_path):
+def test_one_program_at_a_time_writes_into_a_folder():
     """The lock of a program that was killed is free."""
-    hold = ('import sys, time; from common.checkpoint import only_writer\n'
-            'with only_writer("out"): print("held", flush=True); time.sleep(60)')
-    other = subprocess.Popen([sys.executable, '-c', hold], stdout=subprocess.PIPE, text=True,
-                             env=os.environ | dict(PYTHONPATH=ROOT))
-    assert other.stdout.readline() == 'held\n'
+    reader, writer = os.pipe()
+    other = os.fork()
+    if other == 0:
+        with only_writer('out'):
+            os.write(writer, b'held')
+            time.sleep(60)
+    assert os.read(reader, 4) == b'held'
     assert 'another program writes into out: wait' in refused(*TINY)
     assert os.listdir('out') == ['.lock']
-    other.kill()
-    other.wait()
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
     finished(*TINY, '--max_iters=1')
 
 
@@ -518,14 +553,24 @@ def test_weights_without_a_place_are_named(whole):
     assert 'in the checkpoint and not in GPT, so left out: gate.weight, gate.bias' in printed
 
 
-def test_two_processes_are_one():
+def test_two_processes_are_one(processes):
     """Gradients of a global batch, to 1e-6, and losses; one process goes on where two stopped."""
     args = [*TINY, '--grad_clip=0.0', '--gradient_accumulation_steps=2', '--max_iters=1',
             '--log_interval=1', '--learning_rate=1e-4', '--min_lr=1e-4', '--step_noise=0.1']
-    torchrun = [sys.executable, *'-m torch.distributed.run --standalone --nproc_per_node=2'.split(),
-                os.path.join(ROOT, 'train.py')]
-    done = subprocess.run([*torchrun, *args, '--out_dir=out-two'], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count('iter 0: ') == 1, done.stderr
+    with socket.create_server(('localhost', 0)) as server:          # a free port
+        port = str(server.getsockname()[1])
+    both = []
+    for rank in '0', '1':               # what torchrun puts into the environment
+        variables = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE='2', MASTER_ADDR='localhost',
+                         MASTER_PORT=port)
+        both.append(processes.Process(
+            target=in_a_process, args=([*args, '--out_dir=out-two'], f'printed-{rank}', variables)))
+        both[-1].start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    assert Path('printed-0').read_text().count('iter 0: loss') == 1
+    assert Path('printed-1').read_text() == ''
     finished(*args, '--out_dir=out-one')
     one, two = saved('out-one'), saved('out-two')
 
@@ -606,12 +651,11 @@ def test_ranks_left_in_the_environment(monkeypatch, variables, ranks):
             fresh['look'].__globals__['LOCAL_RANK']) == ranks
 
 
-def test_without_a_compiler_training_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setenv('TORCHINDUCTOR_CACHE_DIR', str(tmp_path / 'cache'))
-    torch._dynamo.reset()
-    with torch._inductor.config.patch({'cpp.cxx': (str(tmp_path / 'no-compiler'),)}):
-        printed = finished(*TINY, '--max_iters=1', '--compile')
-    assert 'training goes on without torch.compile, which fails here: ' in printed
+def test_without_a_compiler_training_goes_on(monkeypatch):
+    compiled = mock.Mock(side_effect=RuntimeError('No C++\ncompiler'))
+    monkeypatch.setattr(torch, 'compile', lambda function: compiled)
+    printed = finished(*TINY, '--max_iters=1', '--compile')
+    assert 'training goes on without torch.compile, which fails here: No C++ compiler' in printed
     assert saved('out')['iter_num'] == 1
 
 
