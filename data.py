@@ -53,7 +53,6 @@ from common.encoding import (
     documents_in,
     open_encoding,
     parse_tokenizer,
-    text_of,
     train_bpe,
 )
 from common.files import read_json, write_json
@@ -93,21 +92,6 @@ def get_encoding(name, folder=None):
     check(task in TASKS, f"the task '{task}' is not known: if it is in a file of yours, name that "
           'file behind the script, as in training')
     return tasks.Words(name)
-
-
-def texts_of(tokens, encoding):
-    """The text of each token, see common.encoding.text_of."""
-    return [text_of(token, encoding) for token in tokens]
-
-
-def read_prompt(start):
-    """The knob `start` -> the text, from a file if it is FILE:PATH."""
-    if not start.startswith('FILE:'):
-        return start
-    path = os.path.expanduser(start.removeprefix('FILE:'))
-    with (explain(f"cannot read '{path}'", 'a prompt is text in UTF-8', UnicodeDecodeError),
-          open(path, encoding='utf-8-sig') as f):
-        return f.read()
 
 
 # where documents come from ------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from torch.nn.functional import pad
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName
+from common.encoding import texts_of
 from common.files import check_writable
-from data import texts_of
 from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ from common.checkpoint import open_run
 from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
-from common.encoding import text_of
+from common.encoding import read_prompt, text_of
 from common.thresholds import calibrated, threshold_key
-from data import get_encoding, read_prompt
+from data import get_encoding
 from decode import (
     Sampling,
     defaults,

@@ -308,10 +308,10 @@ class Problems:
     """
     The problems of a task, a data set with the methods of data.Text.
 
-    encoding: None = the words of the task; or that of a model that reads text. Each word then has
-    the same number n of tokens, such as = and 3, and T counts these. The label of a word stands at
-    its last token and is the last token of the right answer; the other tokens have no label. A
-    problem has no token before its first word, even where the model's texts begin with one.
+    encoding: None = each word of the task is a token. With the encoding of a model that reads text
+    each word is spelled, = and 3, in the same number of tokens, and T counts these. The label of a
+    word stands at its last token and is the last token of the right answer; the other tokens have
+    none. No token stands before the first word, even where the model's texts begin with one.
 
     A batch depends only on the generator that `batch` is given. The held-out problems have a seed
     of their own, so they are the same in every script.
@@ -333,25 +333,27 @@ class Problems:
         if encoding:
             self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
 
-        spelled = [[token] for token in range(self.in_words.n_vocab)]
+        spelled = [[token] for token in range(len(self.words))]
         if encoding:
             spelled = [encoding.encode_ordinary(word) for word in self.words]
-        self.n = len(spelled[0])
-        check(all(len(tokens) == self.n for tokens in spelled), f'the words of {text} are not of '
-              f'the same number of tokens of {self.tokenizer}: choose other knobs of the task')
-        self.spelled = np.array(spelled)                                        # (words, n)
+        lengths = {len(tokens) for tokens in spelled}
+        check(len(lengths) == 1, f'the words of {text} are not of the same number of tokens of '
+              f'{self.tokenizer}: choose other knobs of the task')
+        self.per_word, = lengths
+        self.spelled = np.array(spelled)                                        # (words, per_word)
 
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T). ValueError if the task makes what it must not."""
         check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
               'choose other numbers (--batch_size and --block_size in training)')
-        check(T % self.n == 0, f'each word of {self.name} has {self.n} tokens: block_size must be '
-              f'a multiple of that, not {T}')
-        shape = rows, T // self.n
-        words, labels, steps = arrays = self.task(rng, *shape, **self.knobs)
+        check(T % self.per_word == 0, f'each word of {self.name} has {self.per_word} tokens: '
+              f'block_size must be a multiple of that, not {T}')
+        shape = rows, T // self.per_word
+        arrays = self.task(rng, *shape, **self.knobs)
         check(all(array.shape == shape and array.dtype == np.int64 for array in arrays),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
               f'{[(array.dtype.name, *array.shape) for array in arrays]}')
+        words, labels, steps = arrays
         has_label = labels != NOT_ASKED
         unasked = rows - has_label.any(axis=1).sum()
         check(unasked == 0, f'the task {self.name} made {unasked} of {rows} problems without a '
@@ -363,15 +365,15 @@ class Problems:
 
         x, y = self.spell(words, labels)
         depth = np.zeros_like(x)
-        depth[:, self.n - 1::self.n] = steps
+        depth[:, self.per_word - 1::self.per_word] = steps
         return x, y, depth
 
     def spell(self, words, labels):
-        """Problems and labels in words (rows, T / n) -> in tokens, x and y (rows, T)."""
+        """Problems and labels in words (rows, T / per_word) -> in tokens, x and y (rows, T)."""
         x = self.spelled[words].reshape(len(words), -1)
         y = np.full_like(x, NOT_ASKED)
         last = self.spelled[:, -1]
-        y[:, self.n - 1::self.n] = np.where(labels < 0, labels, last[labels.clip(0)])
+        y[:, self.per_word - 1::self.per_word] = np.where(labels < 0, labels, last[labels.clip(0)])
         return x, y
 
     def answers(self, words):

@@ -61,24 +61,25 @@ def parse_tokenizer(name):
 def open_encoding(name, folder=None):
     """
     The encoding of texts that has this name, see parse_tokenizer. ValueError if it is unavailable,
-    or has too many tokens for uint16. folder: where the tokenizer.json is, of a checkpoint or a
-    data set.
+    or has too many tokens for uint16. folder: that of a checkpoint or a data set, where its
+    tokenizer.json is.
     """
     origin = parse_tokenizer(name)
     if origin == 'bytes':       # token i is byte i, and 256 is the end of a text
         ranks = {bytes([i]): i for i in range(256)}
-        return TiktokenEncoding(tiktoken.Encoding(
+        encoding = TiktokenEncoding(tiktoken.Encoding(
             'bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks, special_tokens={EOT: 256}))
-
-    if origin in ('file', 'stored'):
+    elif origin in ('file', 'stored'):
         path = os.path.join(folder, 'tokenizer.json') if folder else name
         with (explain(f"cannot read '{path}' as a tokenizer.json",
                       'take the file that came with the weights'),
               open(path, encoding='utf-8') as f):
             encoding = TokenizerJson(f.read())
-        check_settings(encoding, os.path.dirname(path))
-        check(not folder or origin == 'file' or encoding.name == name,
-              f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
+        if origin == 'file':
+            check_settings(encoding, os.path.dirname(path))
+        elif encoding.name != name:
+            raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 "
+                             'differs): restore it')
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'no network? Each of '
                      f"{', '.join(tiktoken.list_encoding_names())} is downloaded once, to "
@@ -87,6 +88,16 @@ def open_encoding(name, folder=None):
     check(encoding.n_vocab <= 2 ** 16, f"'{name}' has {encoding.n_vocab} tokens, and uint16 has "
           'room for 65536: use gpt2 or bytes')
     return encoding
+
+
+def read_prompt(start):
+    """The knob `start` -> the text, from a file if it is FILE:PATH."""
+    if not start.startswith('FILE:'):
+        return start
+    path = os.path.expanduser(start.removeprefix('FILE:'))
+    with (explain(f"cannot read '{path}'", 'a prompt is text in UTF-8', UnicodeDecodeError),
+          open(path, encoding='utf-8-sig') as f):
+        return f.read()
 
 
 def text_of(token, encoding):
@@ -98,6 +109,11 @@ def text_of(token, encoding):
     if encoding is None or token >= encoding.n_vocab:
         return f'#{token}'
     return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')
+
+
+def texts_of(tokens, encoding):
+    """The text of each token."""
+    return [text_of(token, encoding) for token in tokens]
 
 
 def documents_in(text):

@@ -19,9 +19,9 @@ import tasks
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName, configure, given, run
-from common.encoding import parse_tokenizer
+from common.encoding import parse_tokenizer, read_prompt, texts_of
 from common.files import new_file
-from data import get_encoding, read_prompt, texts_of
+from data import get_encoding
 from decode.defaults import waking_budget
 from exits import EXITS, TAUS, make_exit
 from page import SYMBOLS, fill, for_page, halved
