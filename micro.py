@@ -156,7 +156,7 @@ def get_batch(text, B):
 
 def train_step(model, optimizer, x, y, n_loop):
     optimizer.zero_grad()
-    loss = F.cross_entropy(model(x, n_loop)[0].mT, y)       # of (B, vocab, T), nats a byte
+    loss = F.cross_entropy(model(x, n_loop)[0].mT, y)       # of (B, vocab, T), nats per byte
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -521,7 +521,7 @@ def main():
     print(f'\nat r = {shape.mean_recurrence:g} loops of each group: effective depth '
           f'{effective_depth(shape):g} (without loops {shape.n_layer})')
     for what, training in {'forward': False, 'forward and backward': True}.items():
-        print(f'{flops_per_token(model, counts, training) / 1e6:10,.1f} MFLOPs a token, {what}')
+        print(f'{flops_per_token(model, counts, training) / 1e6:10,.1f} MFLOPs per token, {what}')
 
 
 if __name__ == '__main__':

@@ -454,7 +454,7 @@ def print_problem(problems, x, y, oracle=None):
 def main():
     problems = Problems(task)
     x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
-    print(f'{task}: {problems.vocab_size} words, {block_size} tokens a problem\n')
+    print(f'{task}: {problems.vocab_size} words, {block_size} tokens per problem\n')
     for tokens, labels in zip(x[:3], y[:3]):
         print_problem(problems, tokens, labels)
         print()

@@ -10,7 +10,6 @@ of the state, the correlation of tokens).
     sums        what evaluate returns
 """
 import csv
-import io
 import math
 import os
 from contextlib import contextmanager, nullcontext
@@ -59,7 +58,7 @@ class Log:
         grad_norm       of the gradient, before it is clipped
         loops           the drawn loop counts (of the last micro step), one per group, as 5/3/8
         dt_ms           milliseconds per iteration, mean since the last row
-        tokens_per_s    training tokens a second, of all processes together, since the last row
+        tokens_per_s    training tokens per second, of all processes together, since the last row
         tflops          TFLOP/s of one device: the forward pass counts n loops, the backward pass
                         min(bptt_k, n)
         spikes          loss spikes since the last row, see is_spike
@@ -118,17 +117,16 @@ class Log:
         """Append a row to log.csv. What cannot be written now is written with the next row."""
         if distributed.RANK > 0:
             return
-        lines = io.StringIO()
-        writer = csv.DictWriter(lines, self.columns)
-        if self.unwritten:              # they begin on a line of their own, behind half a row
-            lines.write('\n')
+        is_again = bool(self.unwritten)
         self.unwritten.append(row)
         try:
-            if not os.path.exists(self.path):
-                writer.writeheader()
-            writer.writerows(self.unwritten)
             with open(self.path, 'a', newline='', encoding='utf-8') as f:
-                f.write(lines.getvalue())
+                writer = csv.DictWriter(f, self.columns)
+                if f.tell() == 0:
+                    writer.writeheader()
+                elif is_again:          # it may have written half a row
+                    f.write('\n')
+                writer.writerows(self.unwritten)
         except OSError as error:
             say(f'warning: cannot write a row of {self.path} ({error}): the run goes on, and tries '
                 'again with the next row')

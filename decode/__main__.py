@@ -37,7 +37,7 @@ def main():
     use_one_thread(model)
     prompt = torch.tensor([[*start.encode()]])
     first_text = None
-    print(f'{"":28s}   equal tokens   loop steps   ms a token')
+    print(f'{"":28s}   equal tokens   loop steps   ms per token')
     for label, decoding in decodings().items():
         begin = time.perf_counter()
         text, steps_used = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,

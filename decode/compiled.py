@@ -1,7 +1,7 @@
 """
 torch.compile: blocks and loop steps in training, whole passes in decoding.
 
-    python -m decode.compiled       ms a token, eager and compiled: fixed loops, a rule, a wave
+    python -m decode.compiled       ms per token, eager and compiled: fixed loops, a rule, a wave
 
 A model is compiled by `compile_layers` for training, or by `compile_passes` for decoding, and used
 as before. All that the compiler asks for stands here: a graph must not depend on where the new
@@ -107,7 +107,7 @@ def main():
                  'a wave of 8 x 1': dict(exit=rule, wave=8)}
 
     def decode(model, decoding):
-        """The text, and ms a token."""
+        """The text, and ms per token."""
         begin = time.perf_counter()
         text, _ = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop,
                                  cache='latest', **decoding)
@@ -123,7 +123,7 @@ def main():
         text, eager_ms = decode(eager, decoding)
         compiled_text, compiled_ms = decode(compiled, decoding)
         same = torch.equal(text, compiled_text)
-        print(f'{label:20s} eager {eager_ms:5.1f} ms a token, compiled {compiled_ms:5.1f}'
+        print(f'{label:20s} eager {eager_ms:5.1f} ms per token, compiled {compiled_ms:5.1f}'
               + ('' if same else ', another text'))
 
 

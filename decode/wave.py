@@ -258,7 +258,7 @@ def main():
     fixed, _ = model.generate(prompt, max_new_tokens, temperature=0, n_loop=n_loop, cache='latest')
     same = (text == fixed)[0, prompt.shape[1]:].sum().item()
     print(f'{max_new_tokens} tokens in {len(trace)} passes, {steps_used.float().mean():.1f} loop '
-          f'steps a token; {same} tokens are those of {n_loop} fixed loops')
+          f'steps per token; {same} tokens are those of {n_loop} fixed loops')
 
     if animate:
         plots.wave(trace, start, [readable(i) for i in range(256)], wave_steps,

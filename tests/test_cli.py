@@ -151,7 +151,7 @@ LAST_WORDS = {
     'tasks.py': '20 problems: the oracle disagrees with 0',
     'zoo.etd': 'next: python train.py',
     'page': 'open it in a browser',
-    'model.py': r'effective depth 56(.*\n)*.* 2,480.6 MFLOPs a token, forward and backward',
+    'model.py': r'effective depth 56(.*\n)*.* 2,480.6 MFLOPs per token, forward and backward',
     'loops.py': 'lognormal draws at r = 4: mean [45]',
     'exits.py': r'kept +9 +16 +11 +10 +2 +16(.*\n)*algorithm_1 keeps 10',
     'cache.py': r'exact +8 +reads +1,1(.*\n)*ring.* 3,7 +4,8 +1,5',

@@ -119,7 +119,7 @@ def thinking_block(curve):
 def choose(model, text, idx, dev):
     """
     Print what the angles and the held-out text say -> the block to loop, and a row for each block
-    that was measured: held-out nats a token at each of `loops`.
+    that was measured: held-out nats per token at each of `loops`.
     """
     n_layer, curve = model.config.n_layer, angles(model, idx)
     thinking = thinking_block(curve)

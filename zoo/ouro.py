@@ -21,7 +21,7 @@ The published code runs all loops and selects a step afterwards. Here a token ex
 
     lambda_t    sigmoid of the gate on the state after loop step t (after its norm)
     p_t         lambda_t prod (1 - lambda) of the steps before; the last step takes the rest
-    L_t         cross-entropy at step t, nats a token
+    L_t         cross-entropy at step t, nats per token
     K, N        loop steps; tokens that have a label
 """
 import torch
