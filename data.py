@@ -15,12 +15,12 @@ writes data/NAME:
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
-memory. nanoGPT's train.bin and val.bin in a folder are read as text, too, and keep their names.
+memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
 
 A text file is held out if its name, or the name of a folder in which it lies, contains the word
 val, valid, validation, dev, eval or test. If no file has such a name, 5% of the documents are drawn
-by chance, always the same ones, and of a single document the last 5% is held out. Of torchdocs the
-first document and every 48th after it is held out, of FineWeb every 2,000th.
+by chance, always the same ones; of a single document the last 5% is held out. Of torchdocs the
+first document and every 48th after it is held out, of FineWeb the first and every 2,000th.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out.
@@ -376,18 +376,11 @@ class Text:
             make(name)
         with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
             self.meta = json.loads(Path(folder, 'meta.json').read_text(encoding='utf-8'))
-            for split in SPLITS:
-                file = f'{folder}/{split}.bin'
-                wanted = self.meta[split]
-                check(os.path.getsize(file) == 2 * wanted['tokens'],
-                      f"{split}.bin does not have {wanted['tokens']:,} tokens")
-                check(sha256(file) == wanted['sha256'],
-                      f'{split}.bin does not have the sha256 in meta.json')
-            self.train = np.memmap(f'{folder}/train.bin', dtype='<u2', mode='r')
-            self.val = np.memmap(f'{folder}/val.bin', dtype='<u2', mode='r')
+            self.train = read_bin(f'{folder}/train.bin', self.meta['train'])
+            self.val = read_bin(f'{folder}/val.bin', self.meta['val'])
             self.tokenizer = self.meta['tokenizer']
             self.vocab_size = self.meta['vocab_size']
-            if parse_tokenizer(self.tokenizer) == 'stored':     # is it that of the tokens?
+            if parse_tokenizer(self.tokenizer) == 'stored':
                 self.tokenizer_json = open_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
@@ -412,6 +405,15 @@ class Text:
     def held_out(self, numbers, T):
         """Held-out windows by number -> x, y (N, T)."""
         return windows(self.val, T * np.asarray(numbers), T)
+
+
+def read_bin(path, wanted):
+    """The tokens in a bin file, uint16. ValueError unless they are those of meta.json (wanted)."""
+    name = os.path.basename(path)
+    check(os.path.getsize(path) == 2 * wanted['tokens'],
+          f"{name} does not have {wanted['tokens']:,} tokens")
+    check(sha256(path) == wanted['sha256'], f'{name} does not have the sha256 in meta.json')
+    return np.memmap(path, dtype='<u2', mode='r')
 
 
 def windows(data, starts, block_size):

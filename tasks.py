@@ -51,7 +51,7 @@ seed = 0
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
 MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
-MOST_HELD_OUT = 2 ** 20     # the most tokens in the held-out problems, unless more are asked for
+MOST_HELD_OUT = 2 ** 20     # the most tokens in all held-out problems of one length
 
 
 def steps_since(mask):
@@ -214,13 +214,13 @@ TASKS = dict(calc=Calc(), hop=Hop(), group=Group())
 
 # a task by its name ------------------------------------------------------------------------------
 
-def parse(text):
+def parse_task(dataset):
     """`calc:p=7` -> ('calc', {knob: value} of all its knobs)."""
-    name, _, changes = text.partition(':')
+    name, _, changes = dataset.partition(':')
     check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
           f"(the tasks are {', '.join(TASKS)})")
-    rng, rows, T, *parameters = inspect.signature(TASKS[name]).parameters.values()
-    knobs = {knob.name: knob.default for knob in parameters}
+    parameters = list(inspect.signature(TASKS[name]).parameters.values())
+    knobs = {knob.name: knob.default for knob in parameters[3:]}        # behind rng, rows and T
     for change in changes.split(',') if changes else []:
         key, _, value = change.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
@@ -277,8 +277,8 @@ class Words:
     ends = ()
     eot_token = None            # a problem has no end
 
-    def __init__(self, text):
-        name, knobs = parse(text)
+    def __init__(self, dataset):
+        name, knobs = parse_task(dataset)
         shaping = taken_by(TASKS[name].words, knobs)
         self.name = f"{name}:{','.join(f'{knob}={value}' for knob, value in shaping.items())}"
         self.words = TASKS[name].words(**shaping)
@@ -318,17 +318,17 @@ class Problems:
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
 
-    def __init__(self, text, encoding=None, held_out=None):
-        self.name, self.knobs = parse(text)
+    def __init__(self, dataset, encoding=None, held_out=None):
+        self.name, self.knobs = parse_task(dataset)
         self.task = TASKS[self.name]
-        self.in_words = Words(text)
+        self.in_words = Words(dataset)
         self.words = self.in_words.words
         self.encoding = encoding or self.in_words
         self.tokenizer_json = encoding if isinstance(encoding, TokenizerJson) else None
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
         self.n_problems = held_out or (512 if encoding else 2048)
-        self.description = f'problems of {text}, made as they are needed'
+        self.description = f'problems of {dataset}, made as they are needed'
         self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
         if encoding:
             self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
@@ -337,7 +337,7 @@ class Problems:
         if encoding:
             spelled = [encoding.encode_ordinary(word) for word in self.words]
         lengths = {len(tokens) for tokens in spelled}
-        check(len(lengths) == 1, f'the words of {text} are not of the same number of tokens of '
+        check(len(lengths) == 1, f'the words of {dataset} are not of the same number of tokens of '
               f'{self.tokenizer}: choose other knobs of the task')
         self.per_word, = lengths
         self.spelled = np.array(spelled)                                        # (words, per_word)
@@ -411,7 +411,7 @@ class Problems:
 
     def check(self, T, rows=1):
         """ValueError if T, a knob or the number of rows does not fit the task."""
-        self.all_held_out(T)
+        self.all_held_out(T)                            # make raises the errors
         self.make(np.random.default_rng(0), rows, T)
 
     def batch(self, rng, rows, T, mine=slice(None)):
