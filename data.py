@@ -143,17 +143,19 @@ def own_text(files, val_fraction):
     """The documents of text files, [(split, text), ...]. A line says what is held out, and why."""
     texts_of_file = {file: read_documents(file) for file in files}
     root = os.path.commonpath(files)
-    named = [file for file in files
-             if HELD_OUT.intersection(re.findall('[a-z]+', os.path.relpath(file, root).lower()))]
-    check(len(named) < len(files), 'all files are held out because of their names '
+    splits = {}
+    for file in files:
+        words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
+        splits[file] = 'val' if HELD_OUT.intersection(words) else 'train'
+    by_name = [file for file in files if splits[file] == 'val']
+    check(len(by_name) < len(files), 'all files are held out because of their names '
           f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
-    if named:
-        more = f' and {len(named) - 3} more files' if len(named) > 3 else ''
-        print(f"held out: {', '.join(named[:3])}{more}, because of the name", file=sys.stderr)
-        return [('val' if file in named else 'train', text)
-                for file, texts in texts_of_file.items() for text in texts]
+    if by_name:
+        more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
+        print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)
+        return [(splits[file], text) for file in files for text in texts_of_file[file]]
 
-    texts = sum(texts_of_file.values(), [])
+    texts = [text for file in files for text in texts_of_file[file]]
     if len(texts) == 1:
         print(f'held out: the last {100 * val_fraction:g}% of the text, since it is one document',
               file=sys.stderr)
@@ -215,11 +217,11 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     folder = f'data/{name}'
     with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
           only_maker(folder)):
-        there = {} if overwrite else read_json(f'{folder}/meta.json')
-        if there.get('made_of') == made_of:
-            return there
-        check(not there, f"{folder} is there, made of {there.get('source')}, and this is other "
-              'text or made in another way: --overwrite replaces it, or choose another name')
+        old_meta = {} if overwrite else read_json(f'{folder}/meta.json')
+        if old_meta.get('made_of') == made_of:
+            return old_meta
+        check(not old_meta, f"{folder} is there, made of {old_meta.get('source')}, and this is "
+              'other text or made in another way: --overwrite replaces it, or choose another name')
         if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
         if bpe is not None:

@@ -284,6 +284,7 @@ class Words:
         self.words = TASKS[name].words(**shaping)
         self.n_vocab = len(self.words)
         self.tokens = {word: token for token, word in enumerate(self.words)}
+        check(self.words, f'the task {name} has no words')
         check(len(self.tokens) == len(self.words), f'the task {name} has a word twice')
 
     def encode(self, text, allowed_special=()):

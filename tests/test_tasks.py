@@ -212,11 +212,12 @@ def test_a_run_of_other_problems_is_not_resumed(monkeypatch):
         '--init_from=out/ckpt.pt')
 
 
-def test_words_differ(monkeypatch):
+@pytest.mark.parametrize('words, message', [('aba', 'has a word twice'), ('', 'has no words')])
+def test_words_differ(monkeypatch, words, message):
     task = Echo()
-    task.words = lambda: ['a', 'b', 'a']
+    task.words = lambda: list(words)
     monkeypatch.setitem(tasks.TASKS, 'echo', task)
-    with pytest.raises(ValueError, match='the task echo has a word twice'):
+    with pytest.raises(ValueError, match=f'the task echo {message}'):
         tasks.Problems('echo')
 
 
