@@ -54,7 +54,7 @@ from common.configurator import PathName
 from common.distributed import say
 from common.files import check_writable
 from common.optim import make_optimizers, train_layers
-from common.resume import check_same_data, earlier_run
+from common.resume import check_same_data, earlier_run, go_on_from
 from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
 
@@ -195,15 +195,14 @@ def open_examples(checkpoint, vocab):
 
 
 def make_model(knobs, checkpoint, examples):
-    """A new model, with the weights of the checkpoint if it is not {}."""
+    """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
     cls = class_of(model_class or 'model:GPT', trusted=True)
-    vocab = vocab_size
-    if vocab is None:
-        vocab = examples.vocab_size
-        if vocab >= 1024:               # matrices whose sides are multiples of 64 are faster
-            vocab = 64 * math.ceil(vocab / 64)
     # a field of its Config is the knob of that name, or else what the checkpoint has
-    values = checkpoint.get('model_args', {}) | knobs | dict(vocab_size=vocab)
+    values = checkpoint.get('model_args', {}) | knobs
+    if vocab_size is None:
+        values['vocab_size'] = examples.vocab_size
+        if examples.vocab_size >= 1024:     # matrices whose sides are multiples of 64 are faster
+            values['vocab_size'] = 64 * math.ceil(examples.vocab_size / 64)
     config = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
                            if field.name in values})
     if config.groups != groups:
@@ -213,17 +212,22 @@ def make_model(knobs, checkpoint, examples):
     torch.manual_seed(derived_seed(seed, 'init'))
     model = cls(config)
     if checkpoint:
-        with configurator.explain(f'the weights do not fit the model class {cls.__name__}',
-                                  'take another --model_class or --init_from', RuntimeError):
-            missing, unexpected = model.load_state_dict(checkpoint['model'], strict=False)
-        if missing:                     # such as a gate
-            say(f"not in the checkpoint, so from scratch: {', '.join(missing)}")
-        if unexpected:
-            say(f"in the checkpoint and not in {cls.__name__}, so left out: "
-                f"{', '.join(unexpected)}")
+        load_weights(model, checkpoint['model'])
     if train_only:
         train_layers(model, train_only)
     return model
+
+
+def load_weights(model, weights):
+    """Those that fit by name; the others are named. ValueError if a shape does not fit."""
+    name = type(model).__name__
+    with configurator.explain(f'the weights do not fit the model class {name}',
+                              'take another --model_class or --init_from', RuntimeError):
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    if missing:                         # such as a gate
+        say(f"not in the checkpoint, so from scratch: {', '.join(missing)}")
+    if unexpected:
+        say(f"in the checkpoint and not in {name}, so left out: {', '.join(unexpected)}")
 
 
 def make_run(start, examples, dev):
@@ -236,12 +240,7 @@ def make_run(start, examples, dev):
     run = Run(knobs, model, optimizers, examples.tokenizer, examples.sha256,
               own_files=list(own_files))
     if start.resumed:
-        for name, stepper in optimizers.items():
-            stepper.load_state_dict(stepper.state_dict() | dict(state=start.checkpoint[name]))
-        run.done = start.checkpoint['iter_num']
-        run.val_loss = start.checkpoint['val_loss']
-        run.trend = start.checkpoint['trend']
-        run.spikes = start.checkpoint['spikes']
+        go_on_from(start.checkpoint, run)
     return run
 
 
@@ -271,17 +270,16 @@ def main(*args):
         check_same_data(examples, start.checkpoint, dataset, out_dir)
     distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
     run = make_run(start, examples, dev)
-    resumed = start.resumed
-    del start                                       # frees some GB if the model is large
+    start.checkpoint.clear()                        # frees some GB if the model is large
 
     # its files: from the first save on, --resume continues this run and no other
     last = f'{out_dir}/ckpt.pt'
     with only_writer(out_dir), distributed.listen():
-        if distributed.RANK == 0 and resumed.endswith('.old.pt'):   # ckpt.pt is damaged or missing
-            os.replace(resumed, last)
-        if not resumed:
+        if not start.resumed:
             start_over(out_dir, overwrite)
             save_run(run, last)
+        elif start.resumed != last and distributed.RANK == 0:   # it was ckpt.old.pt
+            os.replace(start.resumed, last)
         if distributed.RANK == 0 and examples.tokenizer_json:   # sample.py needs it beside ckpt.pt
             examples.tokenizer_json.save(out_dir)
         try:

@@ -109,20 +109,15 @@ def class_of(name, trusted=False):
     return cls
 
 
-def load_checkpoint(path, device='cpu', trusted='', length=None):
-    """
-    out_dir/ckpt.pt -> model (float32, in evaluation), dict.
-
-    trusted: the name of a class outside zoo/ that may be imported. length: another block_size, in
-    tokens; ValueError if the positions are learned ones, which end where training's did.
-    """
+def read_checkpoint(path):
+    """The dict in a ckpt.pt. ValueError if there is no such file, NotWhole if it is damaged."""
     if not os.path.isfile(path):
         raise ValueError(f"no checkpoint at '{path}': {instead_of(path)}")
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        name, args, weights, *_ = (checkpoint[part] for part in PARTS)
+        _ = [checkpoint[part] for part in PARTS]
     except Exception as error:      # torch.load's own words would advise to run the code in a file
         # no content of a file causes these: another file or this one cannot be opened, ...
         if isinstance(error, OSError) and error.filename is not None:
@@ -132,18 +127,30 @@ def load_checkpoint(path, device='cpu', trusted='', length=None):
         raise NotWhole(f"'{path}' is not a whole checkpoint of this program "
                        f'({type(error).__name__}): it may be cut short, or hold something else; '
                        'train again or use another') from error
+    return checkpoint
+
+
+def load_checkpoint(path, device='cpu', trusted='', length=None):
+    """
+    out_dir/ckpt.pt -> model (float32, in evaluation), dict.
+
+    trusted: the name of a class outside zoo/ that may be imported. length: another block_size, in
+    tokens; ValueError if the positions are learned ones, which end where training's did.
+    """
+    checkpoint = read_checkpoint(path)
+    name = str(checkpoint['model_class'])
     part = expect_files(checkpoint.get('own_files', ()))
-    cls = class_of(str(name), trusted=name == trusted)
+    cls = class_of(name, trusted=name == trusted)
     unfit = f"the model in '{path}' does not fit this program"
     advice = f'{part}; if its class has changed, train again'
     with explain(unfit, advice, (TypeError, ValueError)):
-        config = cls.Config(**args)
+        config = cls.Config(**checkpoint['model_args'])
     if length is not None:
         config = at_length(config, length, path)
     with torch.device('meta'):          # shapes alone: the weights are those that were read
         model = cls(config)
     with explain(unfit, advice, (RuntimeError, TypeError)):         # which keys or shapes
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(checkpoint['model'], assign=True)
     model.tie()
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
     checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json

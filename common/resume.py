@@ -103,6 +103,16 @@ def with_earlier(knobs, given, earlier, free, checkpoint, path):
     return knobs | taken
 
 
+def go_on_from(checkpoint, run):
+    """Give a run with the checkpoint's weights the rest of it: optimizers, iterations, losses."""
+    for name, optimizer in run.optimizers.items():
+        optimizer.load_state_dict(optimizer.state_dict() | dict(state=checkpoint[name]))
+    run.done = checkpoint['iter_num']
+    run.val_loss = checkpoint['val_loss']
+    run.trend = checkpoint['trend']
+    run.spikes = checkpoint['spikes']
+
+
 def check_same_data(examples, checkpoint, dataset, out_dir):
     """ValueError unless the run that goes on had this very data set or task (knob dataset)."""
     if checkpoint['data'] == examples.sha256:
