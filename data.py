@@ -201,7 +201,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
          tokens='300M', **of_fineweb):
     """
     Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
-    unless overwrite.
+    unless overwrite. tokens, and of_fineweb (config and revision), are FineWeb's.
     """
     check_knobs(name, path, tokenizer, bpe)
     if val_fraction is None:
@@ -269,29 +269,30 @@ def write(part, documents, encoding, made_of):
     Write the tokens of documents, (split, text) pairs, to part/train.bin and part/val.bin, up to
     the document that reaches made_of['tokens'] -> {split: dict(documents, tokens, bytes of text)}.
     """
-    stream = documents if isinstance(documents, Stream) else None
+    stream = documents if isinstance(documents, Stream) else None       # it can be continued
     counts = stream.resume(part, made_of) if stream else None
     if not counts:
         shutil.rmtree(part, ignore_errors=True)
         os.makedirs(part)
         counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+    most_tokens = made_of['tokens']     # None = all
     n_tokens = sum(counts[split]['tokens'] for split in SPLITS)
     with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
-          tqdm(total=made_of['tokens'], initial=n_tokens, unit=' tokens', unit_scale=True,
+          tqdm(total=most_tokens, initial=n_tokens, unit=' tokens', unit_scale=True,
                desc=part, leave=False, disable=None) as bar):
-        files = dict(train=train, val=val)
+        bins = dict(train=train, val=val)
         for split, text in documents:
             ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
-            files[split].write(np.array(ids, dtype='<u2').tobytes())
+            bins[split].write(np.array(ids, dtype='<u2').tobytes())
             counts[split]['documents'] += 1
             counts[split]['tokens'] += len(ids)
             counts[split]['bytes'] += len(text.encode(errors='replace'))
             n_tokens += len(ids)
             bar.update(len(ids))
-            if made_of['tokens'] and n_tokens >= made_of['tokens']:
+            if most_tokens and n_tokens >= most_tokens:
                 break
             if stream:
-                stream.save(part, made_of, files, counts)
+                stream.save(part, made_of, bins, counts)
     return counts
 
 

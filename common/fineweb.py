@@ -67,10 +67,10 @@ class Stream:
         self.n_read = progress['documents']
         return counts
 
-    def save(self, part, made_of, files, counts):
-        """Save the progress after every SAVE_EVERY documents. files: the open bins."""
+    def save(self, part, made_of, bins, counts):
+        """Save the progress after every SAVE_EVERY documents. bins: the open files."""
         if self.n_read % SAVE_EVERY == 0:
-            for file in files.values():
+            for file in bins.values():
                 file.flush()
                 os.fsync(file.fileno())
             write_json(dict(made_of=made_of, documents=self.n_read, stream=self.rows.state_dict(),
