@@ -147,7 +147,9 @@ def draw_loops(it, micro):
 
 
 def draw_noise(it, micro, dev):
-    """The noise of x^(0); seeds torch for dropout too."""
+    """
+    The noise of x^(0), which the model takes in place of a noise_seed; seeds torch for dropout too.
+    """
     torch.manual_seed(derived_seed(seed, 'dropout', it, micro, distributed.RANK))
     generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
     return TrainingNoise(generator, distributed.RANK, distributed.WORLD)
@@ -305,33 +307,32 @@ def flags_of(run, *flags):
 
 def train(run, examples, dev, autocast):
     """The iterations that are left, and the evaluation at the end. Stopped if a signal asks."""
-    begin = time.perf_counter()
-    start = run.done
-    raw = run.model
-    model = as_trained(raw, dev)
-    since = f', from iteration {start}' if start else ''
+    run_began = time.perf_counter()
+    first = run.done
+    raw = run.model                     # a GPT
+    model = as_trained(raw, dev)        # what is called to train it
+    since = f', from iteration {first}' if first else ''
     say(f'{sum(p.numel() for p in raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {raw.config.groups}, {examples.description}, {distributed.WORLD} x {dev}{since}')
     counts = eval_loops if raw.groups else [1]
     all_windows = examples.n_held_out(block_size)
     some_windows = min(eval_windows, all_windows)
-    log = report.Log(f'{out_dir}/log.csv', counts, start, max_iters, examples.is_task)
+    log = report.Log(f'{out_dir}/log.csv', counts, first, max_iters, examples.is_task)
 
-    for it in range(start, max_iters):
-        # held-out losses, before the step
-        evaluated = {}          # columns of the log
+    for it in range(first, max_iters):
+        # held-out losses, as columns of the log
+        evaluated = {}
         if it > 0 and it % eval_interval == 0:
             _, evaluated = report.evaluate_run(run, examples, some_windows, counts, dev, autocast)
 
         # checkpoints
-        if it > start and it % save_interval == 0:
+        if it > first and it % save_interval == 0:
             save_run(run, f'{out_dir}/ckpt.pt')
         if it in keep_iters:
             save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', whole=False)
 
-        # gradients; the processes agree, which waits for the device; no weight is touched before
-        # the numbers are known to be finite
-        clock = time.perf_counter()
+        # a step. `agree` waits for the device; no weight is touched unless its numbers are finite
+        step_began = time.perf_counter()
         loss, n_loop, flops = forward_backward(model, raw, examples, it, dev, autocast)
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
         loss, norm, n_stop_signals = distributed.agree(loss, norm)
@@ -346,7 +347,7 @@ def train(run, examples, dev, autocast):
             run.spikes.append([loss, it])
         run.trend = report.next_trend(run.trend, loss)
         tokens = gradient_accumulation_steps * batch_size * block_size
-        log.steps.append((time.perf_counter() - clock, tokens, flops))
+        log.steps.append((time.perf_counter() - step_began, tokens, flops))
         if it % log_interval == 0 or it == max_iters - 1 or evaluated:
             evaluations_left = (max_iters - 1) // eval_interval - it // eval_interval
             windows_left = evaluations_left * some_windows + all_windows
@@ -366,7 +367,7 @@ def train(run, examples, dev, autocast):
     report.draw_losses(log, counts, out_dir)
     with report.or_warn(f'no {out_dir}/eval.csv'):
         report.save_table(sums, columns, out_dir)
-    say(f'done in {time.perf_counter() - begin:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
+    say(f'done in {time.perf_counter() - run_began:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
         f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
 
 

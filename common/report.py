@@ -60,7 +60,7 @@ class Log:
         dt_ms           milliseconds per iteration, mean since the last row
         tokens_per_s    training tokens per second, of all processes together, since the last row
         tflops          TFLOP/s of one device: the forward pass counts n loops, the backward pass
-                        min(bptt_k, n)
+                        min(bptt_k, n), and with --loss_at=all the coda once for each loss
         spikes          loss spikes since the last row, see is_spike
 
     and in the rows of evaluations, which are made before the iteration's step:
