@@ -20,11 +20,11 @@ import shutil
 import time
 from dataclasses import replace
 from shlex import quote
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+import decode
 import tasks
 from common.checkpoint import open_run
 from common.colours import paint, print_legend
@@ -33,16 +33,7 @@ from common.distributed import pick_device
 from common.encoding import read_prompt, text_of
 from common.thresholds import calibrated, threshold_key
 from data import get_encoding
-from decode import (
-    Sampling,
-    defaults,
-    make_decoder,
-    plan_of_prompt,
-    stream,
-    teacher_forced,
-    use_one_thread,
-)
-from exits import make_exit
+from decode import defaults
 from loops import Plan, as_noise
 from tasks import NOT_ASKED
 
@@ -83,14 +74,6 @@ OF_TASK = ('dataset',)
 MOST_BLOCKS = 40            # of lines, as a problem is wrapped; of a longer one its two ends
 
 
-class Decoding(NamedTuple):
-    """The arguments of a decoding, with nothing left open."""
-    plan: Plan                  # rule, loop budget and noise
-    policy: str | None          # the cache
-    draft_loops: int | None
-    label: str                  # the same in words, for the line below a text or problem
-
-
 # how to decode ------------------------------------------------------------------------------------
 
 def check_knobs(is_task):
@@ -114,50 +97,25 @@ def check_knobs(is_task):
 
 def choose_decoding(model, checkpoint, folders, T=None):
     """
-    The knobs -> a Decoding. folders: where exits.json may be. T: tokens of a problem, None = text.
+    The knobs -> a defaults.Decoding, and its label: the same in words, for the line below a text or
+    problem. folders: where exits.json may be. T: tokens of a problem, None = text.
     """
-    name = exit
-    if wave and exit is None:
-        name = defaults.WAVE_RULE
-    rule = None if name is None else make_exit(name, tau, hits, wake=True)
-
-    # drafts are the fastest decoder that writes the very text of the loop budget
-    is_task = T is not None
-    plain_text = not (rule or warm_start or num_samples > 1 or is_task)
-    loops = defaults.choose_draft_loops(
-        draft_loops, defaults.choose_counts(model, n_loop, None),
-        possible=plain_text and cache in ('auto', 'exact'))
-    policy = defaults.choose_cache(cache, decoder_of(loops))
-
-    source = ''
-    if rule:
-        if_it_wakes = defaults.choose_counts(model, n_loop, rule, T)
-        wakes = defaults.choose_wake(wake, policy, if_it_wakes, ring, is_task)
-        rule, source = with_threshold(replace(rule, wake=wakes), policy, checkpoint, folders)
-    counts = defaults.choose_counts(model, n_loop, rule, T)
-    plan = Plan(counts, rule, as_noise(noise_seed))
-    return Decoding(plan, policy, loops, label_of(plan, loops, source))
-
-
-def label_of(plan, loops, source):
-    """A decoding in words. loops: of drafts, or None. source: see with_threshold."""
-    budget = loops_in_words(plan.counts)
-    rule = plan.exit
-    if loops:
-        label = f'drafts of {loops_in_words([loops])}, checked by {budget}'
+    one_text = num_samples == 1 and not warm_start
+    decoding = defaults.choose(model, exit, tau, hits, wake, n_loop, cache, ring, draft_loops, wave,
+                               may_draft=one_text, T=T)
+    budget = loops_in_words(decoding.counts)
+    if decoding.draft_loops:
+        label = f'drafts of {loops_in_words([decoding.draft_loops])}, checked by {budget}'
     elif wave:
         label = f'waves of {wave} x {wave_steps}'
     else:
-        label = f'at most {budget}' if rule else budget
-    if rule:
+        label = f'at most {budget}' if decoding.exit else budget
+    if decoding.exit:
+        rule, source = with_threshold(decoding.exit, decoding.cache, checkpoint, folders)
+        decoding = decoding._replace(exit=rule)
         label += f', {rule.name} with tau = {rule.tau:g} ({source})'
         label += ', waking' if rule.wake else ''
-    return label
-
-
-def decoder_of(loops):
-    """The knobs -> the object that makes the next tokens, see decode/passes.py."""
-    return make_decoder(warm_start, loops, wave=wave, wave_steps=wave_steps)
+    return decoding, label
 
 
 def with_threshold(rule, policy, checkpoint, folders):
@@ -175,8 +133,6 @@ def with_threshold(rule, policy, checkpoint, folders):
             if not threshold.kept:
                 source += ', which breaks its promise on other windows'
             return replace(rule, tau=threshold.tau), source
-    if exit is None:            # a wave
-        rule = replace(rule, tau=defaults.WAVE_TAU)
     return rule, f'the default; {calibration(rule, policy)} finds one'
 
 
@@ -209,27 +165,32 @@ def rule_and_budget(plan):
     return f'{plan.exit.name}{waking}, up to {loops_in_words(plan.counts)}'
 
 
-# problems -----------------------------------------------------------------------------------------
+# the first path: problems -------------------------------------------------------------------------
 
 def answer_problems(model, checkpoint, folders):
     """Problems of the model's task, or the one in `start`: the right answers and the model's."""
+    # the problems
     problems = tasks.problems_of(checkpoint, dataset)
+    block_size = model.config.block_size
     if 'start' in given:
-        x, y = problems.solve(read_prompt(start))
+        x, y = problems.solve(read_prompt(start))                               # (1, T)
         depth = None
-        if x.shape[1] > model.config.block_size:
+        if x.shape[1] > block_size:
             raise ValueError(f'the problem has {x.shape[1]} tokens, and the model reads '
-                             f'{model.config.block_size}: give --length={x.shape[1]}')
+                             f'{block_size}: give --length={x.shape[1]}')
     else:
-        T = model.config.block_size
-        x, y, depth = problems.make(np.random.default_rng(seed), num_samples, T)
-    decoding = choose_decoding(model, checkpoint, folders, T=x.shape[1])
+        x, y, depth = problems.make(np.random.default_rng(seed), num_samples, block_size)
+
+    # the model's answers
+    decoding, label = choose_decoding(model, checkpoint, folders, T=x.shape[1])
+    plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
-    logits, *steps = teacher_forced(model, idx, decoding.plan, decoding.policy, ring)
+    logits, *steps = decode.teacher_forced(model, idx, plan, decoding.cache, ring)
+    guesses = logits.argmax(-1).cpu().numpy()                                   # (B, T)
     steps_used, evals = (array.cpu().numpy() for array in steps)            # (B, T, groups) each
-    guesses = logits.argmax(-1).cpu().numpy()
 
+    # both, then how they were found
     picture = getattr(problems.task, 'picture', None)
     in_colour = bool(model.groups) and (show_steps or picture and show_steps is None)
     for row in range(len(x)):
@@ -244,14 +205,16 @@ def answer_problems(model, checkpoint, folders):
         marked = 'a ! beside wrong ones' if picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
+    is_exact = decoding.cache in ('exact', None)
     if model.groups:
-        print(in_a_sentence(y, guesses, depth, steps_used, evals, decoding))
-    counts = decoding.plan.counts
-    if decoding.plan.exit and (steps_used == counts).any():
-        print(f'the budget of {loops_in_words(counts)} was reached: give a larger --n_loop')
-    exact = decoding.policy in ('exact', None)
-    read = 'all tokens together' if exact else f'one token after another ({decoding.policy})'
-    print(f'read: {read}, {decoding.label}')
+        # with other caches the loops of the tokens add up, one after another
+        steps_or_none = steps_used if is_exact else None
+        print(in_a_sentence(y, guesses, depth, steps_or_none, evals, decoding.exit))
+    if decoding.exit and (steps_used == decoding.counts).any():
+        budget = loops_in_words(decoding.counts)
+        print(f'the budget of {budget} was reached: give a larger --n_loop')
+    order = 'all tokens together' if is_exact else f'one token after another ({decoding.cache})'
+    print(f'read: {order}, {label}')
     if in_colour:
         print_legend()
 
@@ -261,22 +224,20 @@ def print_problem(encoding, x, y, guesses, evals):
     A problem x, right answers y and guesses (T,), wrapped to the width of the terminal; below each
     token the loop steps that it was computed for, the mean over groups. evals: (T, groups).
     """
+    # lines of words; one without any word is left out
     asked = y != NOT_ASKED
-    lines = dict(problem=[text_of(token, encoding) for token in x])
-    if asked.any():
-        lines['right'] = [text_of(label, encoding) if label != NOT_ASKED else '' for label in y]
-    lines['model'] = []
-    for guess, label in zip(guesses, y):
-        word = text_of(guess, encoding)
-        if asked.any() and label == NOT_ASKED:
-            word = ''
-        elif label not in (guess, NOT_ASKED):
-            word = f'!{word}!'
-        lines['model'].append(word)
     steps = evals.mean(axis=1) if evals.size else np.zeros(len(x))          # a model may not loop
-    if evals.size:
-        lines['loops'] = [f'{n:.1f}'.removesuffix('.0') for n in steps]
+    shown = asked if asked.any() else np.ones(len(x), dtype=bool)
+    right = [text_of(label, encoding) if label != NOT_ASKED else '' for label in y]
+    answers = []
+    for guess, label, is_shown in zip(guesses, y, shown):
+        word = text_of(guess, encoding) if is_shown else ''
+        answers.append(word if label in (guess, NOT_ASKED) else f'!{word}!')
+    lines = dict(problem=[text_of(token, encoding) for token in x], right=right, model=answers,
+                 loops=[f'{n:.1f}'.removesuffix('.0') if evals.size else '' for n in steps])
+    lines = {name: words for name, words in lines.items() if any(words)}
 
+    # blocks as wide as the terminal; of many the first and last ones
     width = 1 + max(len(word) for words in lines.values() for word in words)
     name_width = max(map(len, lines))
     per_block = max(1, (shutil.get_terminal_size().columns - name_width) // width)
@@ -297,29 +258,31 @@ def print_problem(encoding, x, y, guesses, evals):
         print()
 
 
-def in_a_sentence(y, guesses, depth, steps_used, evals, decoding):
+def in_a_sentence(y, guesses, depth, steps_used, evals, rule):
     """
     How deep the deepest answer is, whether and when it was found, and what a token took. y, guesses
-    and depth (None = not known): (B, T); steps_used, evals: (B, T, groups).
+    and depth (B, T); steps_used, evals (B, T, groups). None: depth is not known; steps_used do not
+    tell when it was found.
     """
     computed = f'a token was computed {evals.mean():.1f} times'
     if depth is None:
         return computed
     deepest = np.unravel_index(np.where(y == NOT_ASKED, -1, depth).argmax(), y.shape)
     is_right = guesses[deepest] == y[deepest]
-    found = 'found' if is_right else 'not found'
-    if decoding.policy in ('exact', None):      # otherwise the loops add up along the tokens
-        found += f' in {loops_in_words([steps_used[deepest].max()])}'
-    sentence = f'deepest answer {depth[deepest]} steps away, {found}; {computed}'
-    if not is_right and decoding.plan.exit is None:
+    outcome = 'found' if is_right else 'not found'
+    if steps_used is not None:
+        outcome += f' in {loops_in_words([steps_used[deepest].max()])}'
+    sentence = f'deepest answer {depth[deepest]} steps away, {outcome}; {computed}'
+    if not is_right and rule is None:
         sentence += ' (more loops may find it: a larger --n_loop, or --exit=accel)'
     return sentence
 
 
-# text ---------------------------------------------------------------------------------------------
+# the second path: text ----------------------------------------------------------------------------
 
 def write_text(model, checkpoint, folders):
     """num_samples continuations of the prompt, and below each how it was written."""
+    # the prompt
     encoding = get_encoding(checkpoint['tokenizer'], checkpoint['folder'])
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special='all' if special_tokens else ())
@@ -327,33 +290,42 @@ def write_text(model, checkpoint, folders):
     block_size, groups = model.config.block_size, model.config.groups
     if len(prompt) > block_size:
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
-    decoding = choose_decoding(model, checkpoint, folders)
-    converge = defaults.choose_converge(decoding.policy, n_loop)
-    of_prompt = plan_of_prompt(decoding.plan, min(len(prompt), block_size), converge)
+
+    # how it is continued
+    decoding, label = choose_decoding(model, checkpoint, folders)
+    plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
+    of_prompt = decode.plan_of_prompt(plan, min(len(prompt), block_size), decoding.converge)
+    decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
+                                  wave_steps=wave_steps)
     stop = encoding.ends if stop_at_end else []
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or decoding.draft_loops else num_samples
     prompts = torch.tensor([prompt] * rows, device=model.lm_head.weight.device)
 
-    def decode(n_tokens, seed):
+    def new_tokens(n, seed):
         torch.manual_seed(seed)         # for a rule that tosses coins
-        return stream(model, prompts, n_tokens, Sampling(temperature, top_k, seed), decoding.plan,
-                      decoder_of(decoding.draft_loops), decoding.policy, ring, stop, converge)
+        sampling = decode.Sampling(temperature, top_k, seed)
+        return decode.stream(model, prompts, n, sampling, plan, decoder, decoding.cache, ring, stop,
+                             decoding.converge)
 
-    use_one_thread(model)
-    compiling = ''
+    decode.use_one_thread(model)
     if compile:
-        compiling = f', plus {seconds_to_compile(model, decode):.0f} s compiling'
+        from decode.compiled import compile_passes
+        begin = time.perf_counter()
+        compile_passes(model, max(wave, 5))     # 5: four drafts and a token
+        list(new_tokens(8, seed))               # the first passes compile; these are thrown away
+        label = f'plus {time.perf_counter() - begin:.0f} s compiling, {label}'
+
+    # the samples, token by token, or side by side
     for i in range(0, num_samples, rows):
         begin = time.perf_counter()
-        tokens = decode(max_new_tokens, seed + i)
+        tokens = new_tokens(max_new_tokens, seed + i)
         if rows > 1:        # they come together, so they are printed when all are there
             tokens = list(tokens)
         for b in range(rows):
             row = ((token[b].item(), steps_used[b]) for token, steps_used in tokens)
             steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
-            rate = len(steps) / (time.perf_counter() - begin)
-            print(f'--- {rate:.1f} tokens/s{compiling}, {decoding.label}')
+            print(f'--- {len(steps) / (time.perf_counter() - begin):.1f} tokens/s, {label}')
             if groups:
                 means = torch.stack(steps).mean(dim=0).tolist()
                 print('mean loop steps ' + ', '.join(
@@ -361,16 +333,6 @@ def write_text(model, checkpoint, folders):
             print(f'prompt: {rule_and_budget(of_prompt)}')
     if show_steps and groups:
         print_legend()
-
-
-def seconds_to_compile(model, decode):
-    """Compile the passes by writing a few tokens, which are thrown away. decode: their stream."""
-    from decode.compiled import compile_passes
-    begin = time.perf_counter()
-    compile_passes(model, max(wave, 5))         # 5: four drafts and a token
-    for _ in decode(8, seed):
-        pass
-    return time.perf_counter() - begin
 
 
 def print_sample(row, stop, encoding, text, with_steps):
@@ -404,8 +366,10 @@ def main():
     is_task = tasks.is_task(checkpoint['config']['dataset'])
     check_knobs(is_task)
     with autocast:
-        work = answer_problems if is_task else write_text
-        work(model, checkpoint, (results, folder))
+        if is_task:
+            answer_problems(model, checkpoint, (results, folder))
+        else:
+            write_text(model, checkpoint, (results, folder))
 
 
 if __name__ == '__main__':

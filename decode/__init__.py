@@ -16,8 +16,8 @@ nothing about text. GPT.stream and GPT.generate are the same for plain arguments
     wave.py       Wave: several tokens at once, each at its own depth
     compiled.py   the same passes by torch.compile
 
-Three words: the arguments are a `decoding`, the object that makes the next tokens is a `decoder`,
-and its name in a printed line is a `label`.
+Three words, here and in sample.py and bench.py: the arguments are a `decoding`, the object that
+makes the next tokens is a `decoder`, and the decoding in words, in a printed line, is a `label`.
 
 Of the cache policies (cache.py), `exact` gives what the model gives without a cache. With `latest`
 a prompt loops until it has converged, and each new token then reads its converged states.
@@ -99,7 +99,7 @@ def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=N
     """
     plan = plan or Plan(model.loop_counts())
     decoder = decoder or OneByOne()
-    cache = choose_cache(cache, decoder)
+    cache = choose_cache(cache, decoder.cache)
     decoder.start(model, plan)
     check(idx, max_new_tokens, cache, decoder)
     model.check_tokens(idx)

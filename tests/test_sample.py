@@ -281,13 +281,36 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_what_is_left_open(tiny):
-    """decode/defaults.py: a budget, and who may wake."""
-    model, wakes = tiny(), make_exit('norm', wake=True)
-    assert defaults.choose_counts(model, None, wakes, T=10) == [120, 120]
-    assert defaults.choose_counts(model, None, wakes) == [30, 30]
-    assert defaults.choose_counts(model, 5, wakes, T=10) == [5, 5]
-    assert defaults.choose_counts(model, None, None, T=10) == [3, 3]
-    for cache, ring, is_task, expected in (
-            ('exact', 8, True, True), ('exact', 8, False, False), (None, 8, True, True),
-            ('latest', 8, True, False), ('ring', 8, True, False), ('ring', 9, True, True)):
-        assert defaults.choose_wake(None, cache, [9, 9], ring, is_task) == expected
+    """decode/defaults.py: a budget, who may wake, drafts, and the cache."""
+    model = tiny()
+
+    def chosen(*args, **knobs):
+        decoding = defaults.choose(model, *args, **knobs)
+        return decoding.counts, decoding.exit and decoding.exit.wake
+    assert chosen('norm', T=10) == ([120, 120], True)
+    assert chosen('norm') == ([30, 30], False)
+    assert chosen('norm', wake=False, T=10) == ([30, 30], False)
+    assert chosen('norm', wake=True, n_loop=5) == ([5, 5], True)
+    assert chosen(T=10) == ([3, 3], None)
+    for cache, ring, n_loop, expected in (
+            ('exact', 8, 9, ([9, 9], True)), (None, 8, 9, ([9, 9], True)),
+            ('ring', 8, 9, ([9, 9], False)), ('ring', 9, 9, ([9, 9], True)),
+            ('latest', 8, None, ([30, 30], False)), ('ring', 120, None, ([120, 120], True))):
+        assert chosen('norm', cache=cache, ring=ring, n_loop=n_loop, T=10) == expected, cache
+    with pytest.raises(ValueError, match="'ring' does not keep them"):
+        chosen('norm', wake=True, cache='ring', ring=29)
+
+    # (the policy, the loops of drafts, does a prompt converge?)
+    for knobs, expected in (
+            (dict(), ('exact', 1, False)), (dict(n_loop=12), ('exact', 3, False)),
+            (dict(n_loop=1), ('exact', None, False)), (dict(draft_loops=0), ('exact', None, False)),
+            (dict(may_draft=False), ('exact', None, False)), (dict(T=9), ('exact', None, False)),
+            (dict(cache=None), (None, None, False)), (dict(cache='latest'), ('latest', None, True)),
+            (dict(cache='latest', n_loop=4), ('latest', None, False)),
+            (dict(exit='kl', draft_loops=2), ('exact', 2, False)),
+            (dict(wave=4), ('latest', None, True))):
+        decoding = defaults.choose(model, **knobs)
+        assert (decoding.cache, decoding.draft_loops, decoding.converge) == expected, knobs
+    rule = defaults.choose(model, wave=4).exit
+    assert (rule.name, rule.tau) == ('norm_rel', 3e-3)
+    assert defaults.choose(model, 'norm_rel', wave=4).exit.tau == 1e-2
