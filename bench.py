@@ -9,8 +9,9 @@ And how do other models compare, with loops or without?
     python bench.py --calibrate=0.005       find thresholds instead, for sample.py --exit
 
 A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
-of bench.csv. The *full budget*, n_loop fixed loops under the policy `exact`, is what every point of
-a model is compared with. main() calls these sections one after another; each can be left out:
+of bench.csv. Its *reference* is the point with which it is compared: the *full budget* of the same
+model, n_loop fixed loops under the policy `exact`. Read main() first; of the sections between here
+and there each uses only what stands under "methods and points", and what its caller hands it:
 
     quality         loss and accuracy on held-out windows; of drafts and waves it is that of the
                     texts that they write
@@ -19,7 +20,7 @@ a model is compared with. main() calls these sections one after another; each ca
     calibration     instead of these two: the largest threshold of each rule that keeps a promise
     report          bench.csv, the table at the end, figure_4.png and ledger.png
 
-The columns of bench.csv, besides those that say what the method is:
+The columns of bench.csv, besides those that say what the method is (a share lies between 0 and 1):
 
     ce, ppl, accuracy           nats per token, exp(ce), share of labels that are right
     ce_minus_full               ce above that of the full budget (diff_low, diff_high)
@@ -29,8 +30,8 @@ The columns of bench.csv, besides those that say what the method is:
     deepest                     of a problem: the depth of its deepest label
     identical                   share of texts that are those of the full budget
     passes, blocks              for a new token: passes of the model, layers computed in the groups
-    ms_per_token                median over the prompts, whose reading is not timed (ms_low,
-                                ms_high); on a task that of reading problems
+    ms_per_token                milliseconds, the median over the prompts, whose reading is not
+                                timed (ms_low, ms_high); on a task that of reading problems
 
 In brackets: the ends of a 95% interval, bootstrapped over the windows or prompts. An empty cell:
 not measured. On Ctrl-C bench.csv has what was measured until then.
@@ -43,11 +44,12 @@ Paper: sec. 4, App. D, Fig. 4.
 import math
 import os
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain, groupby
+from functools import partial
+from itertools import groupby
 from shlex import quote
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -66,7 +68,7 @@ from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.defaults import choose_counts
 from decode.wave import can_wave
-from exits import Exit, make_exit
+from exits import make_exit
 from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
@@ -96,8 +98,8 @@ device = 'auto'
 dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
-# columns of bench.csv, and how the table shows them. To add one, write it here, and add its value
-# for each window or prompt to what measure_quality or continue_prompt measures
+# columns of bench.csv, and how the table prints them. To add one, write it here, and add its value
+# to what is measured on a window (OfWindow) or on a prompt (OfPrompt)
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
                   accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f')
 OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
@@ -105,7 +107,7 @@ OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f
 IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
 
 
-# methods and points -------------------------------------------------------------------------------
+# methods ------------------------------------------------------------------------------------------
 
 class Kind(StrEnum):
     """What a method is, and the word for it in bench.csv."""
@@ -118,66 +120,39 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Method:
-    """
-    A way to decode. To add a kind, name it above, make its methods in methods_of, and describe it
-    in family and label.
-    """
+    """A way to decode. To add a kind, name it above, and make its methods below."""
     kind: Kind
-    n_loop: int = 1                 # the budget; of drafts, the loops of their check
-    exit: Exit | None = None        # the rule of exit rules and waves
-    cache: str = 'exact'
-    draft: tuple | None = None      # loops of the drafts, tokens drafted at once
-    wave: tuple | None = None       # tokens of the wave, loop steps of a pass
-
-    def at(self, tau):
-        """The same with another threshold."""
-        return replace(self, exit=make_exit(self.exit.name, tau, wake=self.exit.wake))
-
-    def arguments(self):
-        """Those of GPT.stream."""
-        arguments = dict(n_loop=self.n_loop, exit=self.exit, cache=self.cache, ring=ring)
-        if self.draft:
-            arguments |= dict(zip(('draft_loops', 'draft_tokens'), self.draft))
-        if self.wave:
-            arguments |= dict(zip(('wave', 'wave_steps'), self.wave))
-        return arguments
+    family: str             # in words, but for loops and threshold: the table has the best of each
+    label: str              # in words
+    decoding: dict          # the arguments of GPT.stream
 
 
-@dataclass(eq=False)
-class Point:
-    """A method of one model, and what has been measured of it."""
-    run: str                        # the folder of the model
-    model: torch.nn.Module
-    method: Method
-    deepest: float | None = None    # the deepest label, the mean over the problems of a task
-    # lists with a value for each window or prompt
-    measured: dict = field(default_factory=lambda: defaultdict(list))
+NO_LOOPS = Method(Kind.PLAIN, str(Kind.PLAIN), str(Kind.PLAIN), dict(n_loop=1, cache='exact'))
 
 
-def family(method):
-    """A method in words, but for its loops or threshold: the table shows the best of a family."""
-    match method.kind:
-        case Kind.FIXED:
-            return f'fixed loops, {method.cache}'
-        case Kind.RULE:
-            return f'{method.exit.name}, {method.cache}' + (', wake' if method.exit.wake else '')
-        case Kind.WAVE:
-            width, steps = method.wave
-            return f'wave {width} x {steps}, {method.exit.name}'
-    return str(method.kind)
+def fixed(n, policy='exact'):
+    return Method(Kind.FIXED, f'fixed loops, {policy}', f'fixed {n}, {policy}',
+                  dict(n_loop=n, cache=policy, ring=ring))
 
 
-def label(method):
-    """A method in words."""
-    match method.kind:
-        case Kind.FIXED:
-            return f'fixed {method.n_loop}, {method.cache}'
-        case Kind.RULE | Kind.WAVE:
-            return f'{family(method)}, tau {method.exit.tau:g}'
-        case Kind.DRAFTS:
-            loops, tokens = method.draft
-            return f'drafts {tokens} x {loops}, check {method.n_loop}'
-    return str(method.kind)
+def with_rule(tau, name, waking, policy, budget):
+    rule = make_exit(name, tau, wake=waking)
+    family = f'{rule.name}, {policy}' + (', wake' if waking else '')
+    return Method(Kind.RULE, family, f'{family}, tau {rule.tau:g}',
+                  dict(n_loop=budget, exit=rule, cache=policy, ring=ring))
+
+
+def drafted(loops, n, tokens):
+    """Drafts of some tokens with few loops, that n loops check."""
+    return Method(Kind.DRAFTS, str(Kind.DRAFTS), f'drafts {tokens} x {loops}, check {n}',
+                  dict(n_loop=n, cache='exact', draft_loops=loops, draft_tokens=tokens))
+
+
+def waved(tau, name, width, steps, budget):
+    rule = make_exit(name, tau)
+    family = f'wave {width} x {steps}, {rule.name}'
+    return Method(Kind.WAVE, family, f'{family}, tau {rule.tau:g}',
+                  dict(n_loop=budget, exit=rule, cache='latest', wave=width, wave_steps=steps))
 
 
 def as_list(knob):
@@ -189,108 +164,246 @@ def wakes(is_task):
     return [is_task] if wake is None else as_list(wake)
 
 
-def budget_of(model, is_task, T):
-    """The full budget: that of a rule, which wakes if any of the rules to measure does."""
-    rule = make_exit('accel', wake=True in wakes(is_task))
-    return choose_counts(model, n_loop, rule, T if is_task else None)[0]
+def full_budget(model, is_task, T):
+    """Fixed loops, as many as a rule may use; as one that wakes may use, if any rule here does."""
+    if not model.groups:            # nothing loops: a pass is all there is
+        return NO_LOOPS
+    T_awake = T if is_task and True in wakes(is_task) else None
+    return fixed(choose_counts(model, n_loop, True, T_awake)[0])
 
 
-def methods_of_rules(budget, is_task):
+def families_of_rules(budget, is_task):
     """
-    Each rule under each cache policy, out for good and asleep until news arrives, with the rule's
-    own threshold. To wake, a rule needs a policy that keeps every loop step; ValueError if there is
-    another one and the rule is to do nothing else.
+    Each rule under each cache policy, out for good and asleep until news arrives: functions that
+    make a Method of a tau. To wake, a rule needs a policy that keeps every loop step; ValueError if
+    there is another one and the rule is to do nothing else.
     """
-    methods = []
+    families = []
     for waking in wakes(is_task):
         for policy in as_list(cache):
             if not waking or POLICIES[policy].keeps_every_step(budget, ring):
-                methods += [Method(Kind.RULE, budget, make_exit(rule, wake=waking), policy)
-                            for rule in rules]
+                families += [partial(with_rule, name=name, waking=waking, policy=policy,
+                                     budget=budget) for name in rules]
             elif wakes(is_task) == [True]:
                 raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
                                  'does not: leave out --wake, or give --cache=exact')
-    return methods
+    return families
 
 
-def methods_of_waves(model, budget):
-    """Each wave with each rule that can decide for a wave, and the rule's own threshold."""
-    can_decide = [rule for rule in map(make_exit, rules) if can_wave(model, rule)]
-    return [Method(Kind.WAVE, budget, rule, 'latest', wave=(width, steps))
-            for width, steps in waves for rule in can_decide]
+def families_of_waves(model, budget):
+    """Each wave with each rule that can decide for a wave: the same kind of functions."""
+    can_decide = [name for name in rules if can_wave(model, make_exit(name))]
+    return [partial(waved, name=name, width=width, steps=steps, budget=budget)
+            for width, steps in waves for name in can_decide]
 
 
-def methods_of(model, is_task, T):
+def methods_of(model, budget, is_task):
     """
-    The methods that the knobs ask for, each once. The first is the full budget. T: tokens of a
-    window.
+    The methods that the knobs ask for, with this budget. Some may be there twice.
 
     ValueError for a knob that is out of range, an unknown rule or an unknown policy.
     """
-    if not model.groups:            # nothing loops: a pass is all there is
-        return [Method(Kind.PLAIN)]
-    budget = budget_of(model, is_task, T)
+    if not model.groups:
+        return []
     for policy in as_list(cache):
         make_cache(model, model.loop_counts(budget), policy, ring)
-    methods = [Method(Kind.FIXED, budget)]
-    methods += [Method(Kind.FIXED, n, cache=policy) for policy in as_list(cache)
-                for n in (*budgets, budget)]
-    methods += [method.at(tau) for method in methods_of_rules(budget, is_task) for tau in taus]
+    methods = [fixed(n, policy) for policy in as_list(cache) for n in (*budgets, budget)]
+    methods += [family(tau) for family in families_of_rules(budget, is_task) for tau in taus]
     if n_prompts and not is_task:   # these two write texts
-        methods += [Method(Kind.DRAFTS, n, draft=(loops, tokens)) for loops, n, tokens in drafts]
-        methods += [method.at(tau) for method in methods_of_waves(model, budget) for tau in taus]
+        methods += [drafted(*draft) for draft in drafts]
+        methods += [family(tau) for family in families_of_waves(model, budget) for tau in taus]
     for method in methods:
-        model.loop_counts(method.n_loop)
-    return list(dict.fromkeys(methods))
+        model.loop_counts(method.decoding['n_loop'])
+    return methods
 
 
-# quality ------------------------------------------------------------------------------------------
+# points: what is measured -------------------------------------------------------------------------
+
+class OfWindow(NamedTuple):
+    """What is measured of a point on one window."""
+    nats: float                 # the sum over its labels
+    right: float                # how many of its labels are right
+    labels: float               # how many there are
+    evals: np.ndarray           # (groups,) block maps computed for a token, on average
+    most_evals: int | None      # the most for one of its tokens; None = nothing loops
+    last_step: int | None       # the last loop step that one of them keeps
+
+
+class OfPrompt(NamedTuple):
+    """What is measured of a point on the text after one prompt; on a task, on one problem."""
+    ms_per_token: float                 # milliseconds
+    passes: float | None = None         # of the model, for a new token; None = a problem
+    blocks: float | None = None         # layers computed in the groups for a new token
+    text: torch.Tensor | None = None    # the new tokens (1, new)
+
+
+@dataclass(eq=False)
+class Point:
+    """A method of one model, and what has been measured of it so far."""
+    run: str                        # the folder of the model
+    model: torch.nn.Module
+    method: Method
+    reference: 'Point | None' = None    # the full budget of this model; None = this point itself
+    deepest: float | None = None    # the deepest label of a problem, on average; None = text
+    windows: list = field(default_factory=list)     # an OfWindow for each
+    prompts: list = field(default_factory=list)     # an OfPrompt for each
+
+    def __post_init__(self):
+        self.reference = self.reference or self
+
+
+def column(measured, name):
+    """One field of a list of OfWindow or OfPrompt -> an array."""
+    return np.array([getattr(of_one, name) for of_one in measured])
+
+
+def points_of(folder, model, is_task, T):
+    """The points of a run, each once; the first is the reference of the others."""
+    reference = Point(folder, model, full_budget(model, is_task, T))
+    methods = [reference.method]
+    for method in methods_of(model, reference.method.decoding['n_loop'], is_task):
+        if method not in methods:
+            methods.append(method)
+    return [reference, *(Point(folder, model, method, reference) for method in methods[1:])]
+
 
 def decode_given(point, idx):
     """
     Decode given idx (B, T) -> logits (B, T, V), loop steps kept and block maps (B, T, groups):
     under `exact` all tokens in one pass, elsewhere one by one.
     """
-    method = point.method
+    decoding = point.method.decoding
     torch.manual_seed(seed)         # for rules that toss a coin
-    plan = Plan(point.model.loop_counts(method.n_loop), method.exit, as_noise(seed))
-    return teacher_forced(point.model, idx, plan, method.cache, ring)
+    counts = point.model.loop_counts(decoding['n_loop'])
+    plan = Plan(counts, decoding.get('exit'), as_noise(seed))
+    return teacher_forced(point.model, idx, plan, decoding['cache'], ring)
 
+
+# quality ------------------------------------------------------------------------------------------
 
 def measure_quality(points, idx, targets):
-    """
-    Measure points on windows idx, targets (N, T). Of each window: nats, the sum over its labels;
-    right, how many of these are right; labels, how many there are; evals (groups,), the block maps
-    computed for a token; most_evals and last_step, see above.
-    """
+    """Measure points on windows (N, T), a batch at a time: an OfWindow for each window."""
     at_once = windows_at_once(points[0].model.config, len(idx))
     for x, y in zip(idx.split(at_once), targets.split(at_once)):
         for point in points:
-            logits, steps, evals = decode_given(point, x)
-            nats = cross_entropy(logits.float().transpose(1, 2), y, reduction='none')   # (B, T)
-            measured = dict(nats=nats, labels=y >= 0, right=logits.argmax(-1) == y)
-            for name, values in measured.items():
-                point.measured[name].extend(values.cpu().double().sum(dim=1).numpy())
-            point.measured['evals'].extend(evals.cpu().double().mean(dim=1).numpy())
-            if point.model.groups:
-                point.measured['most_evals'].extend(evals.amax(dim=(1, 2)).tolist())
-                point.measured['last_step'].extend(steps.amax(dim=(1, 2)).tolist())
+            point.windows += quality_of(point, x, y)
 
+
+def quality_of(point, idx, targets):
+    """A batch of windows (B, T) -> a list of OfWindow."""
+    logits, steps, evals = decode_given(point, idx)
+    nats = cross_entropy(logits.float().transpose(1, 2), targets, reduction='none')     # (B, T)
+    right = logits.argmax(-1) == targets
+    sums = [each.cpu().double().sum(dim=1).tolist() for each in (nats, right, targets >= 0)]
+    means = evals.cpu().double().mean(dim=1).numpy()                            # (B, groups)
+    most = last = [None] * len(idx)
+    if point.model.groups:
+        most = evals.amax(dim=(1, 2)).tolist()
+        last = steps.amax(dim=(1, 2)).tolist()
+    return list(map(OfWindow, *sums, means, most, last))
+
+
+def seconds_of_quality(points, idx, targets, is_task):
+    """Measure a part of the windows, and forget it -> the seconds that all of them will take."""
+    part = (slice(None), slice(8))          # 8 tokens of each window
+    if is_task:
+        part = (slice(4), slice(None))      # 4 problems
+    begin = time.perf_counter()
+    measure_quality([replace(point, windows=[]) for point in points], idx[part], targets[part])
+    return (time.perf_counter() - begin) * idx.numel() / idx[part].numel()
+
+
+# time ---------------------------------------------------------------------------------------------
+
+def measure_time(points, prompt, number, is_task):
+    """Measure what prompt `number`, (1, n), costs at every point in turn: an OfPrompt for each."""
+    for point in points:
+        if is_task:
+            point.prompts.append(read_problem(point, prompt))
+        else:
+            point.prompts.append(continue_prompt(point, prompt, number))
+
+
+def continue_prompt(point, prompt, number=0, new=None):
+    """
+    Continue a prompt (1, n) -> an OfPrompt: `new` tokens, and what they cost, on average of all but
+    the first of them. What is computed for tokens that are thrown away counts.
+
+    number: of the prompt; its tokens are drawn with seed + number. new: None = new_tokens.
+    """
+    new = new or new_tokens
+    layers = torch.tensor([len(group) for group in point.model.config.groups])
+    passes = []
+    torch.manual_seed(seed)         # for rules that toss a coin
+    stream = point.model.stream(prompt, new, temperature, seed=seed + number, noise_seed=seed,
+                                passes=passes, **point.method.decoding)
+    tokens = [next(stream)[0]]      # this also reads the prompt
+    passes.clear()
+    begin = time.perf_counter()
+    tokens += [token for token, _ in stream]        # the host waits for the device at each token
+    ms = 1e3 * (time.perf_counter() - begin)
+    # of each pass the block maps (1, T, groups), times the layers of a group
+    blocks = sum((evals.cpu() * layers).sum().item() for evals in passes)
+    return OfPrompt(ms / (new - 1), len(passes) / (new - 1), blocks / (new - 1),
+                    torch.cat(tokens, dim=1))
+
+
+def read_problem(point, problem):
+    """Read a problem (1, T) -> what that costs, an OfPrompt."""
+    begin = time.perf_counter()
+    decode_given(point, problem)[0].argmax(-1).cpu()        # waits for the device
+    return OfPrompt(1e3 * (time.perf_counter() - begin) / problem.shape[1])
+
+
+def seconds_of_time(points, prompt, is_task):
+    """Begin to decode a prompt at each point -> the seconds that it will take."""
+    seconds = 0.0
+    for point in points:
+        begin = time.perf_counter()
+        if is_task:
+            read_problem(point, prompt)
+        else:
+            begun = continue_prompt(point, prompt, new=3)
+            seconds += (new_tokens - 3) * begun.ms_per_token / 1e3
+        seconds += time.perf_counter() - begin
+    return seconds
+
+
+def compile_all(points, prompt, is_task):
+    """Compile the passes of all models. The first calls do the work, so they are made here."""
+    width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
+    for model in {point.model for point in points}:
+        compile_passes(model, width)
+    seconds_of_time(points, prompt, is_task)
+
+
+# comparison with the reference --------------------------------------------------------------------
 
 def per_label(point, name):
     """A sum over windows, such as nats, divided by the number of their labels."""
-    return np.sum(point.measured[name]) / np.sum(point.measured['labels'])
+    return column(point.windows, name).sum() / column(point.windows, 'labels').sum()
 
 
-def excess(point, full):
+def excess(point):
     """
-    Nats per label above those of the full budget, which may be some windows ahead: the mean, and
-    the ends of its 95% interval.
+    Nats per label above those of the reference, which may be some windows ahead: the mean, and the
+    ends of its 95% interval.
     """
-    labels = point.measured['labels']
-    difference = np.subtract(point.measured['nats'], full.measured['nats'][:len(labels)])
+    labels = column(point.windows, 'labels')
+    of_reference = column(point.reference.windows, 'nats')[:len(labels)]
+    difference = column(point.windows, 'nats') - of_reference
     low, high = interval(np.stack((difference, labels), axis=1), ratio_of_sums)
-    return difference.sum() / np.sum(labels), low, high
+    return difference.sum() / labels.sum(), low, high
+
+
+def identical(point):
+    """
+    The share of texts that are those of the reference, which may be a prompt ahead; None on a task.
+    """
+    if any(of_prompt.text is None for of_prompt in point.prompts):
+        return None
+    pairs = zip(point.prompts, point.reference.prompts)
+    return float(np.mean([torch.equal(own.text, other.text) for own, other in pairs]))
 
 
 def ratio_of_sums(windows):
@@ -310,269 +423,80 @@ def interval(values, statistic, draws=2000):
     return np.percentile(statistic(values[picks]), [2.5, 97.5])
 
 
-# time ---------------------------------------------------------------------------------------------
-
-def continue_prompt(point, prompt, number=0, new=None):
-    """
-    Continue a prompt (1, n) -> the new tokens (1, new), and what they cost, on average of all but
-    the first of them: ms_per_token, passes of the model, and blocks, the layers computed in the
-    groups, also for tokens that are thrown away.
-
-    number: of the prompt; its tokens are drawn with seed + number. new: None = new_tokens.
-    """
-    new = new or new_tokens
-    layers = torch.tensor([len(group) for group in point.model.config.groups])
-    passes = []
-    torch.manual_seed(seed)         # for rules that toss a coin
-    stream = point.model.stream(prompt, new, temperature, seed=seed + number, noise_seed=seed,
-                                passes=passes, **point.method.arguments())
-    tokens = [next(stream)[0]]      # this also reads the prompt
-    passes.clear()
-    begin = time.perf_counter()
-    tokens += [token for token, _ in stream]        # the host waits for the device at each token
-    ms = 1e3 * (time.perf_counter() - begin)
-    # of each pass the block maps (1, T, groups), times the layers of a group
-    blocks = sum((evals.cpu() * layers).sum().item() for evals in passes)
-    return torch.cat(tokens, dim=1), dict(
-        ms_per_token=ms / (new - 1), passes=len(passes) / (new - 1), blocks=blocks / (new - 1))
-
-
-def read_problem(point, problem):
-    """Read a problem (1, T) -> its answers (1, T), and what that costs: ms_per_token."""
-    begin = time.perf_counter()
-    answers = decode_given(point, problem)[0].argmax(-1).cpu()      # waits for the device
-    return answers, dict(ms_per_token=1e3 * (time.perf_counter() - begin) / problem.shape[1])
-
-
-def time_in_turn(points, prompt, number, is_task):
-    """
-    Measure what prompt `number`, (1, n), costs at every point, and whether its text is identical to
-    that of the first point of its run, the full budget.
-    """
-    text_of_full = {}       # of each run
-    for point in points:
-        if is_task:
-            _, measured = read_problem(point, prompt)
-        else:
-            text, measured = continue_prompt(point, prompt, number)
-            measured['identical'] = torch.equal(text, text_of_full.setdefault(point.run, text))
-        for name, value in measured.items():
-            point.measured[name].append(value)
-
-
 # calibration: thresholds that keep a promise ------------------------------------------------------
 #
-# The paper leaves tau to be tuned by hand. Here the even windows choose it, and the odd ones score
-# it: a threshold that was cheap by chance where it was chosen is not so there.
+# The paper leaves tau to be tuned by hand. Here it is the largest of taus that keeps a promise:
+#
+#     a rule      costs at most `calibrate` nats per label more than the full budget
+#     a wave      writes the texts of the full budget, a share `fidelity` of them at least
+#
+# The even windows choose it, and the odd ones score it: a threshold that was cheap by chance where
+# it was chosen is not so there.
 
-def calibrate_rules(model, full, methods, idx, targets):
+def calibrate_all(families, model, full, idx, targets, prompts, checkpoint, folder):
     """
-    Yield the row of exits.json of each method: the largest of taus that keeps the promise on the
-    even windows, and its costs on the odd ones. The promise: it costs at most `calibrate` nats per
-    label above the method `full`, and so does the end of its interval.
+    Find the threshold of each family, print it, and add it to folder/exits.json at once, in place
+    of an earlier one -> {family in words: its row}. full: the method of the full budget; windows
+    (N, T), and prompts (N, 1, n), their beginnings, for waves.
     """
-    even = idx[0::2], targets[0::2]
-    odd = idx[1::2], targets[1::2]
-    full_even = quality_of(model, full, even)
-    full_odd = quality_of(model, full, odd)
-    for method in methods:
-        row = threshold_key(method.exit, method.cache, ring) | dict(tau=None, nats=calibrate)
-        for tau in sorted(taus, reverse=True):
-            _, _, high = excess(quality_of(model, method.at(tau), even), full_even)
-            if high <= calibrate:
-                point = quality_of(model, method.at(tau), odd)
-                cost, low, high = excess(point, full_odd)
-                row |= dict(tau=tau, cost=cost, cost_low=low, cost_high=high,
-                            evals=np.mean(point.measured['evals']), kept=bool(cost <= calibrate))
-                break
-        yield row
-
-
-def quality_of(model, method, windows):
-    """A point that has been measured on windows, (idx, targets)."""
-    point = Point('', model, method)
-    measure_quality([point], *windows)
-    return point
-
-
-def calibrate_waves(model, full, methods, prompts):
-    """
-    The same for waves, by the texts after prompts (N, 1, n). The promise: a share of at least
-    `fidelity` of them are those of the method `full`.
-    """
-    use_one_thread(model)
-    texts_of_full = texts_of(model, full, prompts)
-    for method in methods:
-        row = threshold_key(method.exit, method.cache, ring, list(method.wave))
-        row |= dict(tau=None, texts=fidelity)
-        for tau in sorted(taus, reverse=True):
-            texts = texts_of(model, method.at(tau), prompts[0::2])
-            if share_equal(texts, texts_of_full[0::2]) >= fidelity:
-                texts = texts_of(model, method.at(tau), prompts[1::2])
-                identical = share_equal(texts, texts_of_full[1::2])
-                row |= dict(tau=tau, identical=identical, kept=identical >= fidelity)
-                break
-        yield row
-
-
-def texts_of(model, method, prompts):
-    return [continue_prompt(Point('', model, method), prompt)[0] for prompt in prompts]
-
-
-def share_equal(texts, others):
-    return float(np.mean([torch.equal(text, other) for text, other in zip(texts, others)]))
-
-
-def store_thresholds(calibrated, folder, checkpoint):
-    """
-    Go through pairs (method, its row of exits.json) as they are calibrated, and add each row to
-    folder/exits.json at once, in place of an earlier one -> the rows.
-    """
+    # the earlier thresholds
     try:
         stored = thresholds_of(folder, checkpoint)
     except ValueError as error:
         print(f'warning: {error}. It is replaced')
         stored = []
-    rows = []
-    for method, row in calibrated:
-        threshold = 'none of taus keeps the promise'
-        if row['tau'] is not None:
-            threshold = f"tau = {row['tau']:g}"
-        print(f'{family(method)}: {threshold}', flush=True)
-        rows.append(row)
-        save_thresholds(folder, checkpoint, stored + rows)
+
+    # the full budget on both halves
+    halves = []
+    for i in 0, 1:
+        reference = Point('', model, full)
+        measure_quality([reference], idx[i::2], targets[i::2])
+        reference.prompts = [continue_prompt(reference, prompt) for prompt in prompts[i::2]]
+        halves.append((reference, idx[i::2], targets[i::2], prompts[i::2]))
+    even, odd = halves
+
+    # for each family the largest tau that keeps the promise on the one, with its costs on the other
+    rows = {}
+    for family in families:
+        method = family(taus[0])            # its key is the same at every tau
+        decoding = method.decoding
+        wave = [decoding[name] for name in ('wave', 'wave_steps') if name in decoding] or None
+        row = threshold_key(decoding['exit'], decoding['cache'], ring, wave) | dict(tau=None)
+        row |= dict(texts=fidelity) if wave else dict(nats=calibrate)
+        outcome = 'none of taus keeps the promise'
+        for tau in sorted(taus, reverse=True):
+            _, _, surely_kept = judge(family(tau), *even)
+            if surely_kept:
+                costs, kept, _ = judge(family(tau), *odd)
+                row |= dict(tau=tau) | costs | dict(kept=kept)
+                outcome = f'tau = {tau:g}'
+                break
+        print(f'{method.family}: {outcome}', flush=True)
+        rows[method.family] = row
+        save_thresholds(folder, checkpoint, [*stored, *rows.values()])
     return rows
 
 
-# report -------------------------------------------------------------------------------------------
-
-def row_of(point, full):
-    """The row of bench.csv of a point: what is known of it so far, and None for the rest."""
-    method = point.method
-    measured = point.measured
-    groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
-    row = dict(run=point.run, name=label(method), family=family(method), kind=method.kind)
-    row |= dict.fromkeys(['cache', 'n_loop', 'rule', 'tau', 'wake', 'draft_loops', 'draft_tokens',
-                          'wave', 'wave_steps', 'windows', 'deepest', *OF_WINDOWS, *groups,
-                          'prompts', *OF_PROMPTS])
-    row |= {name: value for name, value in method.arguments().items() if name in row}
-    if method.exit:
-        row |= dict(rule=method.exit.name, tau=method.exit.tau, wake=method.exit.wake)
-    row |= {name: np.mean(measured[name]) for name in row if name in measured}
-    if 'nats' in measured:
-        ce = per_label(point, 'nats')
-        above, low, high = excess(point, full)
-        evals = np.mean(measured['evals'], axis=0)                                  # (groups,)
-        row |= dict(windows=len(measured['nats']), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
-                    diff_low=low, diff_high=high, accuracy=per_label(point, 'right'),
-                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)),
-                    deepest=point.deepest)
-    if 'ms_per_token' in measured:
-        ms = np.array(measured['ms_per_token'])
-        low, high = interval(ms, lambda draws: np.median(draws, axis=1))
-        row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high)
-    return row
-
-
-def rows_of(points):
-    """The rows of bench.csv. The first point of each run is its full budget."""
-    full = {}
-    for point in points:
-        full.setdefault(point.run, point)
-    return [row_of(point, full[point.run]) for point in points]
-
-
-def save(points, folder):
-    """Write folder/bench.csv with what is known so far, if anything is."""
-    rows = rows_of([point for point in points if point.measured])
-    if rows:
-        columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
-        write_csv([dict.fromkeys(columns) | row for row in rows],
-                  os.path.join(folder, 'bench.csv'), list(columns))
-
-
-def print_rows(title, rows, formats):
-    """Print columns of rows that have a value somewhere. formats: {column: how it is printed}."""
-    formats = {name: how for name, how in formats.items()
-               if any(row.get(name) is not None for row in rows)}
-    lines = [list(formats)]
-    for row in rows:
-        lines.append(['' if row.get(name) is None else format(row[name], how)
-                      for name, how in formats.items()])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    print(f'\n{title}')
-    for first, *others in lines:
-        print(first.ljust(widths[0]), *map(str.rjust, others, widths[1:]), sep='  ')
-
-
-def table_of(rows, is_task):
+def judge(method, reference, idx, targets, prompts):
     """
-    Rows for the table: of each run the full budget, and the fastest of each family with at least a
-    share `fidelity` of the full budget's texts; of a task, of its right answers.
+    A method's costs on some windows, as exits.json has them; does it keep its promise there; and
+    does it also at the upper end of the cost's 95% interval?
     """
-    table = []
-    for of_run in plots.grouped(rows, 'run').values():
-        full = of_run[0]
-        fastest = {}
-        for row in sorted(of_run, key=lambda row: row['ms_per_token']):
-            enough = row['identical'] is not None and row['identical'] >= fidelity
-            if is_task:
-                enough = row['accuracy'] >= fidelity * full['accuracy']
-            if enough:
-                fastest.setdefault(row['family'], row)
-        table += [full, *(row for row in fastest.values() if row is not full)]
-    return table
+    point = Point('', reference.model, method, reference)
+    if method.kind is Kind.WAVE:
+        point.prompts = [continue_prompt(point, prompt) for prompt in prompts]
+        share = identical(point)
+        return dict(identical=share), share >= fidelity, share >= fidelity
+    measure_quality([point], idx, targets)
+    cost, low, high = excess(point)
+    costs = dict(cost=cost, cost_low=low, cost_high=high,
+                 evals=column(point.windows, 'evals').mean())
+    return costs, bool(cost <= calibrate), bool(high <= calibrate)
 
 
-def dots_of(rows, is_task):
-    """The dots of ledger.png: quality against time, drafts and waves with that of their texts."""
-    quality = 'accuracy' if is_task else 'ce'
-    dots = []
-    for row in rows:
-        height = row[quality]
-        if row['kind'] in (Kind.DRAFTS, Kind.WAVE) and row['identical'] >= fidelity:
-            # they write the texts of a budget
-            heights = [other[quality] for other in rows if other['kind'] is Kind.FIXED
-                       and (other['run'], other['n_loop']) == (row['run'], row['n_loop'])]
-            height = heights[0] if heights else None
-        words = row['kind']
-        if row['kind'] in (Kind.FIXED, Kind.RULE):
-            words += f", {row['cache']}" + (', wake' if row['wake'] else '')
-        if height is not None:
-            dots.append(dict(run=row['run'], kind=words, ms=row['ms_per_token'], height=height,
-                             plain=row['kind'] is Kind.PLAIN))
-    return dots
-
-
-def report(points, folder, is_task):
-    """The figures of all points, and the table."""
-    rows = rows_of(points)
-    timed = [row for row in rows if row['prompts']]
-    of_rules = [row for row in rows if row['kind'] is Kind.RULE]
-    if of_rules:
-        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
-    if timed:
-        plots.ledger(dots_of(timed, is_task), os.path.join(folder, 'ledger.png'),
-                     'share of right answers' if is_task else 'held-out loss (nats per token)')
-    print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
-
-    formats = dict(run='', name='') if beside else dict(name='')
-    formats |= {name: how for name, how in (OF_WINDOWS | OF_PROMPTS).items() if name in IN_TABLE}
-    if not timed:
-        print_rows('quality:', rows, formats)
-        return
-    table = table_of(timed, is_task)
-    share = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
-    shown = {row['family'] for row in table}
-    without = dict.fromkeys(row['family'] for row in timed if row['family'] not in shown)
-    if without:
-        print(f'at no threshold or loop count {share}: {"; ".join(without)}')
-    print_rows(f'the full budget, and the fastest of each kind with {share}:', table, formats)
-
-
-def report_thresholds(methods, rows, folder, source, is_task):
-    """The table of calibrated thresholds, and how to use one of them."""
-    rows = [dict(name=family(method)) | row for method, row in zip(methods, rows)]
+def report_thresholds(rows, folder, source, is_task):
+    """The table of calibrated thresholds, {family: row}, and how to use one of them."""
+    rows = [dict(name=words) | row for words, row in rows.items()]
     print_rows('the largest tau that keeps the promise on half of the windows, and what it costs '
                'on the others:', rows, dict(name='', tau='g', cost='+.4f', cost_low='+.4f',
                                             cost_high='+.4f', evals='.2f', identical='.3f',
@@ -601,6 +525,131 @@ def sample_command(row, source, is_task):
     if row['wave']:
         flags += map('--{}={}'.format, ('wave', 'wave_steps'), row['wave'])
     return ' '.join(map(quote, ['python', 'sample.py', *configurator.own_files, *flags]))
+
+
+# report -------------------------------------------------------------------------------------------
+
+def row_of(point):
+    """The row of bench.csv of a point: what is known of it so far, and None for the rest."""
+    method = point.method
+    groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
+    row = dict(run=point.run, name=method.label, family=method.family, kind=method.kind)
+    row |= dict.fromkeys(['cache', 'n_loop', 'rule', 'tau', 'wake', 'draft_loops', 'draft_tokens',
+                          'wave', 'wave_steps', 'windows', 'deepest', *OF_WINDOWS, *groups,
+                          'prompts', *OF_PROMPTS])
+    row |= {name: value for name, value in method.decoding.items() if name in row}
+    rule = method.decoding.get('exit')
+    if rule:
+        row |= dict(rule=rule.name, tau=rule.tau, wake=rule.wake)
+    # the means of fields that have a column, then what is computed of several
+    for measured in point.windows, point.prompts:
+        for name in measured[0]._fields if measured else ():
+            if name in row and getattr(measured[0], name) is not None:
+                row[name] = column(measured, name).mean()
+    if point.windows:
+        ce = per_label(point, 'nats')
+        above, low, high = excess(point)
+        evals = column(point.windows, 'evals').mean(axis=0)                         # (groups,)
+        row |= dict(windows=len(point.windows), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
+                    diff_low=low, diff_high=high, accuracy=per_label(point, 'right'),
+                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)),
+                    deepest=point.deepest)
+    if point.prompts:
+        ms = column(point.prompts, 'ms_per_token')
+        low, high = interval(ms, lambda draws: np.median(draws, axis=1))
+        row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high,
+                    identical=identical(point))
+    return row
+
+
+def save(points, folder):
+    """Write folder/bench.csv with what is known so far, if anything is."""
+    rows = [row_of(point) for point in points if point.windows or point.prompts]
+    if rows:
+        columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
+        write_csv([dict.fromkeys(columns) | row for row in rows],
+                  os.path.join(folder, 'bench.csv'), list(columns))
+
+
+def print_rows(title, rows, formats):
+    """Print columns of rows that have a value somewhere. formats: {column: its format}."""
+    formats = {name: shape for name, shape in formats.items()
+               if any(row.get(name) is not None for row in rows)}
+    lines = [list(formats)]
+    for row in rows:
+        lines.append(['' if row.get(name) is None else format(row[name], shape)
+                      for name, shape in formats.items()])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    print(f'\n{title}')
+    for first, *others in lines:
+        print(first.ljust(widths[0]), *map(str.rjust, others, widths[1:]), sep='  ')
+
+
+def rows_of_table(rows, is_task):
+    """
+    Of each run the full budget, and the fastest of each family with at least a share `fidelity` of
+    the full budget's texts; of a task, of its right answers. rows: {point: its row}.
+    """
+    table = []
+    for reference in dict.fromkeys(point.reference for point in rows):
+        full = rows[reference]
+        of_run = [row for point, row in rows.items() if point.reference is reference]
+        fastest = {}
+        for row in sorted(of_run, key=lambda row: row['ms_per_token']):
+            enough = row['identical'] is not None and row['identical'] >= fidelity
+            if is_task:
+                enough = row['accuracy'] >= fidelity * full['accuracy']
+            if enough:
+                fastest.setdefault(row['family'], row)
+        table += [full, *(row for row in fastest.values() if row is not full)]
+    return table
+
+
+def dots_of(rows, is_task):
+    """The dots of ledger.png: quality against time, drafts and waves with that of their texts."""
+    quality = 'accuracy' if is_task else 'ce'
+    of_budget = {(row['run'], row['n_loop']): row[quality] for row in reversed(rows)
+                 if row['kind'] is Kind.FIXED}
+    dots = []
+    for row in rows:
+        height = row[quality]
+        if row['kind'] in (Kind.DRAFTS, Kind.WAVE) and row['identical'] >= fidelity:
+            # they write the texts of a budget
+            height = of_budget.get((row['run'], row['n_loop']))
+        words = row['kind']
+        if row['kind'] in (Kind.FIXED, Kind.RULE):
+            words += f", {row['cache']}" + (', wake' if row['wake'] else '')
+        if height is not None:
+            dots.append(dict(run=row['run'], kind=words, ms=row['ms_per_token'], height=height,
+                             plain=row['kind'] is Kind.PLAIN))
+    return dots
+
+
+def report(points, folder, is_task):
+    """The figures of all points, and the table."""
+    rows = {point: row_of(point) for point in points}
+    timed = {point: row for point, row in rows.items() if point.prompts}
+    of_rules = [row for row in rows.values() if row['kind'] is Kind.RULE]
+    if of_rules:
+        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
+    if timed:
+        plots.ledger(dots_of(list(timed.values()), is_task), os.path.join(folder, 'ledger.png'),
+                     'share of right answers' if is_task else 'held-out loss (nats per token)')
+    print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
+
+    formats = dict(run='', name='') if beside else dict(name='')
+    formats |= {name: (OF_WINDOWS | OF_PROMPTS)[name] for name in IN_TABLE}
+    if not timed:
+        print_rows('quality:', rows.values(), formats)
+        return
+    table = rows_of_table(timed, is_task)
+    share = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
+    shown = {row['family'] for row in table}
+    families = dict.fromkeys(row['family'] for row in timed.values())
+    without = [words for words in families if words not in shown]
+    if without:
+        print(f'at no threshold or loop count {share}: {"; ".join(without)}')
+    print_rows(f'the full budget, and the fastest of each kind with {share}:', table, formats)
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -662,36 +711,16 @@ def with_labels(idx, targets):
     return idx[has_label], targets[has_label]
 
 
-def has_quality(points):
-    """The points with a quality of their own: drafts and waves write the texts of a budget."""
-    return [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
-
-
-def try_quality(points, idx, targets, is_task):
-    """Measure a part of the windows, and forget it -> the seconds that all of them will take."""
-    part = (slice(None), slice(8))          # 8 tokens of each window
-    if is_task:
-        part = (slice(4), slice(None))      # 4 problems
-    begin = time.perf_counter()
-    measure_quality(points, idx[part], targets[part])
-    seconds = time.perf_counter() - begin
-    for point in points:
-        point.measured.clear()
-    return seconds * idx.numel() / idx[part].numel()
-
-
-def try_time(points, prompt, is_task):
-    """Begin to decode a prompt at each point -> the seconds that it will take."""
-    seconds = 0.0
-    for point in points:
-        begin = time.perf_counter()
-        if is_task:
-            read_problem(point, prompt)
-        else:
-            _, costs = continue_prompt(point, prompt, new=3)
-            seconds += (new_tokens - 3) * costs['ms_per_token'] / 1e3
-        seconds += time.perf_counter() - begin
-    return seconds
+def points_of_others(checkpoint, is_task, T):
+    """The points of the runs `beside`. ValueError for a run on other data."""
+    points = []
+    for folder in beside:
+        model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length)
+        if other['data'] != checkpoint['data'] or model.config.block_size < T:
+            raise ValueError(f'{folder} was trained on other data, or shorter windows, than the '
+                             'first run: only runs on the same data can be compared')
+        points += points_of(folder, model, is_task, T)
+    return points
 
 
 def measure(points, idx, targets, prompts, is_task, folder):
@@ -701,79 +730,72 @@ def measure(points, idx, targets, prompts, is_task, folder):
     """
     print(f'{len(points)} points on {len(idx)} windows and {len(prompts)} prompts. Trying each for '
           'a moment ...', flush=True)
-    of_windows = has_quality(points)
-    seconds = try_quality(of_windows, idx, targets, is_task)
+    # drafts and waves write the texts of a budget, and have no quality of their own
+    of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
+    seconds = seconds_of_quality(of_windows, idx, targets, is_task)
     if len(prompts):
-        seconds += len(prompts) * try_time(points, prompts[0], is_task)
+        seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task)
     print(f'all of it will take about {seconds:.0f} s' + (', and compiling' if compile else ''))
     try:
-        for words, members in groupby(of_windows, lambda point: family(point.method)):
+        for words, members in groupby(of_windows, lambda point: point.method.family):
             print(f'quality: {words}', flush=True)
             measure_quality(list(members), idx, targets)
             save(points, folder)
 
         use_one_thread(points[0].model)
         if compile and len(prompts):
-            width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
-            for model in {point.model for point in points}:
-                compile_passes(model, width)
-            try_time(points, prompts[0], is_task)       # the first calls compile
+            compile_all(points, prompts[0], is_task)
         for number, prompt in enumerate(prompts):
             print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
-            time_in_turn(points, prompt, number, is_task)
+            measure_time(points, prompt, number, is_task)
             save(points, folder)
     finally:
         save(points, folder)
 
 
-def points_of_others(checkpoint, is_task, T):
-    """The points of the runs `beside`. ValueError for a run on other data."""
-    points = []
-    for folder in beside:
-        model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length)
-        if other['data'] != checkpoint['data'] or model.config.block_size < T:
-            raise ValueError(f'{folder} was trained on other data, or shorter windows, than the '
-                             'first run: only runs on the same data can be compared')
-        points += [Point(folder, model, method) for method in methods_of(model, is_task, T)]
-    return points
-
-
 def main():
-    # the model, held-out windows, and prompts
+    # with which settings
     dev, autocast = pick_device(device, dtype)
     check_knobs()
+    torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
+
+    # of what: a run
     no_rule = '' if calibrate is None else 'there is no threshold to find'
     model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length)
     check_results(results)
+
+    # on what: held-out windows, and their beginnings as prompts; problems are read whole
     text, idx, targets, depth = data.held_out(checkpoint, n_windows, dataset, dev)
     idx, targets = with_labels(idx, targets)                                        # (N, T)
-    is_task, T = text.is_task, idx.shape[1]
-    n = n_prompts if calibrate is None else n_windows
+    is_task = text.is_task
+    T = idx.shape[1]
     end = T if is_task else prompt_tokens or max(1, T // 2)
-    prompts = idx[:n, None, :end]                                                   # (n, 1, end)
+    n = n_prompts if calibrate is None else n_windows
+    prompts = idx[:n, None, :end]                                          # (n, 1, end)
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}')
 
-    # thresholds, or measurements
-    torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
-    methods = methods_of(model, is_task, T)
+    # what: each point, that is each method of the model, or thresholds
+    points = points_of(folder, model, is_task, T)
     with autocast:
-        if calibrate is not None:
-            full = methods[0]
-            of_rules = methods_of_rules(full.n_loop, is_task)
-            of_waves = [] if is_task else methods_of_waves(model, full.n_loop)
-            rows = store_thresholds(zip(of_rules + of_waves, chain(
-                calibrate_rules(model, full, of_rules, idx, targets),
-                calibrate_waves(model, full, of_waves, prompts))), results, checkpoint)
-            report_thresholds(of_rules + of_waves, rows, results, folder, is_task)
-            return
-        points = [Point(folder, model, method) for method in methods]
-        points += points_of_others(checkpoint, is_task, T)
-        for point in points:
-            point.deepest = depth.max(axis=1).mean() if is_task else None
-        measure(points, idx, targets, prompts, is_task, results)
-        report(points, results, is_task)
+        if calibrate is None:
+            points += points_of_others(checkpoint, is_task, T)
+            for point in points:
+                point.deepest = depth.max(axis=1).mean() if is_task else None
+            measure(points, idx, targets, prompts, is_task, results)
+            report(points, results, is_task)
+        else:
+            full = points[0].reference.method
+            families = families_of_rules(full.decoding['n_loop'], is_task)
+            of_waves = [] if is_task else families_of_waves(model, full.decoding['n_loop'])
+            if of_waves:
+                use_one_thread(model)
+            else:
+                prompts = []            # only waves are judged by texts
+            families += of_waves
+            rows = calibrate_all(families, model, full, idx, targets, prompts, checkpoint, results)
+            report_thresholds(rows, results, folder, is_task)
 
 
 if __name__ == '__main__':

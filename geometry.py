@@ -19,6 +19,7 @@ Eq. 5. Geiping: Fig. 5 (convergence by token).
     ||.||       the Euclidean norm over C
 """
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from common import plots
-from common.checkpoint import load_checkpoint, open_run
+from common.checkpoint import calibrated, load_checkpoint, open_run, threshold_key
 from common.configurator import PathName
 from common.encoding import texts_of
 from common.files import check_writable
@@ -429,6 +430,16 @@ def in_words(group, probes):
     return f"group {group}: {'; '.join(parts)}"
 
 
+def calibrated_rule(name, checkpoint, folders):
+    """A rule with its threshold in exits.json of one of the folders, or else the default one."""
+    rule = make_exit(name)
+    for folder in folders:
+        threshold = calibrated(folder, checkpoint, threshold_key(rule, 'exact', ring=None))
+        if threshold:
+            return replace(rule, tau=threshold.tau)
+    return rule
+
+
 @torch.no_grad()
 def main():
     import data
@@ -471,7 +482,8 @@ def main():
     used = {}
     for rule in MARKS:
         trace = []
-        model(idx, n_loop=n_loop, exit=make_exit(rule), trace=trace)
+        exit = calibrated_rule(rule, last, (results, source))
+        model(idx, n_loop=n_loop, exit=exit, trace=trace)
         used[rule] = torch.cat([entry['steps_used'] for entry in trace]).numpy(force=True)  # (G, T)
     encoding = None
     if last['tokenizer']:

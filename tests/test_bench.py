@@ -5,7 +5,6 @@ import math
 import os
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import conftest
@@ -19,7 +18,7 @@ import data
 import tasks
 from common import plots
 from common.checkpoint import load_checkpoint
-from exits import EXITS, Exit, make_exit
+from exits import EXITS, make_exit
 
 SMALL = ['--taus=[0,1e-2,0.3,100.0]', '--budgets=[1,2,5,2]', '--n_loop=5', '--n_windows=6',
          '--device=cpu', '--n_prompts=2', '--new_tokens=8', '--drafts=[[1,3,4]]',
@@ -197,9 +196,10 @@ def test_each_label_counts_once(held_out, monkeypatch):
     model, idx, targets = held_out
     idx, targets = some_labels(idx, targets)
     monkeypatch.setattr(bench, 'windows_at_once', lambda config, most: 4)
-    full, point = (bench.Point('', model, bench.Method(bench.Kind.FIXED, n)) for n in (5, 1))
+    full = bench.Point('', model, bench.fixed(5))
+    point = bench.Point('', model, bench.fixed(1), full)
     bench.measure_quality([full, point], idx, targets)
-    row = bench.row_of(point, full)
+    row = bench.row_of(point)
     logits, loss = model(idx, targets, n_loop=1)
     right = (logits.argmax(-1) == targets)[targets >= 0].double().mean()
     assert row['ce'] == pytest.approx(loss.item(), rel=1e-6)
@@ -218,6 +218,11 @@ def test_windows_without_a_label_are_left_out(held_out, capsys):
         bench.with_labels(idx[:1], targets[:1])
 
 
+def windows_of(nats, labels):
+    """What is measured on windows, made by hand."""
+    return [bench.OfWindow(n, 0, n_labels, np.ones(2), 1, 1) for n, n_labels in zip(nats, labels)]
+
+
 def test_the_interval_is_paired_and_of_a_ratio():
     """
     Half a thousandth of a nat in each label, of which windows have one or nine: the mean ± 1.96
@@ -227,9 +232,11 @@ def test_the_interval_is_paired_and_of_a_ratio():
     labels = rng.choice([1, 9], size=400)
     nats = 100 * rng.standard_normal(400)
     difference = labels * (5e-4 + 1e-4 * rng.standard_normal(400))
-    point, full = (SimpleNamespace(measured=dict(nats=list(values), labels=list(labels)))
-                   for values in (nats + difference, [*nats, 9.0]))
-    mean, low, high = bench.excess(point, full)
+    full, point = (bench.Point('', None, bench.fixed(n)) for n in (5, 1))
+    point.reference = full
+    full.windows = windows_of([*nats, 9.0], [*labels, 1])
+    point.windows = windows_of(nats + difference, labels)
+    mean, low, high = bench.excess(point)
     assert mean == pytest.approx(difference.sum() / labels.sum())
     reach = 1.96 * (difference - mean * labels).std() / 400 ** 0.5 / labels.mean()
     assert [mean - low, high - mean] == pytest.approx([reach, reach], rel=0.06)
@@ -309,13 +316,12 @@ def by_hand(points, idx, targets):
     odd = number % 2
     for point in points:
         nats = np.zeros(len(idx))
-        if point.method.exit:
-            name, tau = point.method.exit.name, point.method.exit.tau
+        rule = point.method.decoding.get('exit')
+        if rule:
+            name, tau = rule.name, rule.tau
             nats = dict(accel=tau / 10 * (1 + odd), kl=tau + 9 + odd,
                         norm=tau / 10 * (1 - odd) + 1.6 * (number == 15))[name]
-        point.measured['nats'].extend(nats)
-        point.measured['labels'].extend(np.ones(len(idx)))
-        point.measured['evals'].extend(np.ones((len(idx), 2)))
+        point.windows += windows_of(nats, np.ones(len(idx)))
 
 
 def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monkeypatch, capsys):
@@ -325,19 +331,18 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monke
         monkeypatch.setattr(bench, name, value)
     monkeypatch.chdir(tmp_path)
     idx, stored = torch.arange(16)[:, None], dict(model=tiny().state_dict())
-    methods = bench.methods_of_rules(5, False)
-    rows = bench.calibrate_rules(tiny(), bench.Method(bench.Kind.FIXED, 5), methods, idx, idx)
-    rows = bench.store_thresholds(zip(methods, rows), 'out', stored)
-    accel, kl, norm = rows
+    families = bench.families_of_rules(5, False)
+    rows = bench.calibrate_all(families, tiny(), bench.fixed(5), idx, idx, [], stored, 'out')
+    accel, kl, norm = rows.values()
     assert accel.items() >= dict(cache='exact', rule='accel', wake=True, tau=1.0, nats=0.1,
                                  evals=1).items()
     assert [accel[name] for name in ('cost', 'cost_low', 'cost_high')] == pytest.approx([0.2] * 3)
     assert (kl['rule'], kl['tau']) == ('kl', None) and 'cost' not in kl
     assert norm['cost'] == pytest.approx(0.2) and norm['cost_low'] == 0
     assert accel['kept'] is norm['kept'] is False
-    assert json.loads(Path('out/exits.json').read_text())['exits'] == rows
+    assert json.loads(Path('out/exits.json').read_text())['exits'] == [accel, kl, norm]
     assert 'kl, exact, wake: none of taus keeps the promise' in capsys.readouterr().out
-    bench.report_thresholds(methods, rows, 'out', 'out', False)
+    bench.report_thresholds(rows, 'out', 'out', False)
     printed = capsys.readouterr().out
     assert 'accel, exact, wake    1  +0.2000' in printed and 'breaks the promise' in printed
     assert 'no threshold was found for kl, exact, wake' in printed
@@ -470,10 +475,10 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
     """The draws of prompt i have seed + i."""
     model = tiny(adapter_init='random')
     monkeypatch.setattr(bench, 'temperature', 1.5)
-    point = bench.Point('', model, bench.Method(bench.Kind.FIXED, 3))
+    point = bench.Point('', model, bench.fixed(3))
     for seed, number in ((0, 0), (4, 0), (4, 2)):
         monkeypatch.setattr(bench, 'seed', seed)
-        new, _ = bench.continue_prompt(point, idx[:1, :6], number, new=7)
+        new = bench.continue_prompt(point, idx[:1, :6], number, new=7).text
         wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
                                    seed=seed + number)
         assert torch.equal(new, wanted[:, 6:])
@@ -481,12 +486,12 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
 
 def test_a_coin_falls_the_same_way_each_time(tiny, idx):
     """A rule may draw random numbers; the points measured before it do not change them."""
-    coin = Exit(lambda x0, x1, memo, read: (torch.rand(x1.shape[:-1]), None), tau=0.3)
-    point = bench.Point('', tiny(), bench.Method(bench.Kind.RULE, 9, coin))
+    coin = bench.with_rule(0.3, 'random', False, 'exact', 9)
+    point = bench.Point('', tiny(), coin)
     (logits, _, evals), _, again = (bench.decode_given(point, idx[rows]) for rows in (
         slice(None), slice(2), slice(None)))
     assert torch.equal(evals, again[1]) and len(evals.unique()) > 2
-    texts = [bench.continue_prompt(point, idx[:1, :6], new=7)[0] for _ in range(2)]
+    texts = [bench.continue_prompt(point, idx[:1, :6], new=7).text for _ in range(2)]
     assert torch.equal(*texts)
 
 

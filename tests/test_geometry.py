@@ -15,7 +15,7 @@ from PIL import Image
 import data
 import geometry as geo
 from cache import Span
-from common.checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint, save_thresholds, threshold_key
 from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
@@ -94,16 +94,20 @@ def numbers(figure, *columns, **where):
     return np.array([[float(row[column]) for row in rows] for column in columns])
 
 
-def used_by(model, idx, rule, n_loop=8):
+def used_by(model, idx, rule, n_loop=8, tau=None):
     """The loop steps (G, T) of a rule on one window."""
     trace = []
     with torch.no_grad():
-        model(idx, n_loop=n_loop, exit=make_exit(rule), trace=trace)
+        model(idx, n_loop=n_loop, exit=make_exit(rule, tau), trace=trace)
     return torch.cat([entry['steps_used'] for entry in trace])
 
 
 def test_figures_and_their_numbers(here):
     """Of a tiny run with checkpoints of iterations 0, 3 and 12."""
+    # for one of the two rules bench.py has found a threshold, which is large here
+    taus = dict(accel=99.0, norm_rel=None)
+    row = threshold_key(make_exit('accel'), 'exact', 8) | dict(tau=taus['accel'])
+    save_thresholds('out', load_checkpoint('out/ckpt.pt')[1], [row])
     shown = finished(*SMALL, script='geometry.py')
     files = [f'{name}.{kind}' for name in FIGURES for kind in ('png', 'csv')]
     assert sorted(os.listdir('out/figures')) == sorted(files)
@@ -145,7 +149,8 @@ def test_figures_and_their_numbers(here):
     assert after.startswith('group [2]: steps ')
 
     # the paths of the first and the last token to settle, and the exits of both rules
-    used = {rule: used_by(model, idx[:1], rule) for rule in ('accel', 'norm_rel')}
+    used = {rule: used_by(model, idx[:1], rule, tau=tau) for rule, tau in taus.items()}
+    assert used['accel'].max() < used_by(model, idx[:1], 'accel').min()
     total = sum(used.values()).sum(0)
     path, lengths = geo.paths(torch.stack((first, second))[:, :, 0])
     assert {*numbers('figure_1', 'token')[0]} == {total.argmin().item(), total.argmax().item()}
