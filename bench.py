@@ -10,8 +10,9 @@ And how do other models compare, with loops or without?
 
 A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
 of bench.csv. Its *reference* is the point with which it is compared: the *full budget* of the same
-model, n_loop fixed loops under the policy `exact`. Read main() first; of the sections between here
-and there each uses only what stands under "methods and points", and what its caller hands it:
+model, n_loop fixed loops under the policy `exact`. Read main() first, and then any of these
+sections without the others; they share methods, points, and `excess` and `identical`, which compare
+a point with its reference:
 
     quality         loss and accuracy on held-out windows; of drafts and waves it is that of the
                     texts that they write
@@ -127,9 +128,6 @@ class Method:
     decoding: dict          # the arguments of GPT.stream
 
 
-NO_LOOPS = Method(Kind.PLAIN, str(Kind.PLAIN), str(Kind.PLAIN), dict(n_loop=1, cache='exact'))
-
-
 def fixed(n, policy='exact'):
     return Method(Kind.FIXED, f'fixed loops, {policy}', f'fixed {n}, {policy}',
                   dict(n_loop=n, cache=policy, ring=ring))
@@ -167,7 +165,7 @@ def wakes(is_task):
 def full_budget(model, is_task, T):
     """Fixed loops, as many as a rule may use; as one that wakes may use, if any rule here does."""
     if not model.groups:            # nothing loops: a pass is all there is
-        return NO_LOOPS
+        return Method(Kind.PLAIN, str(Kind.PLAIN), str(Kind.PLAIN), dict(n_loop=1, cache='exact'))
     T_awake = T if is_task and True in wakes(is_task) else None
     return fixed(choose_counts(model, n_loop, True, T_awake)[0])
 
