@@ -431,12 +431,19 @@ def interval(values, statistic, draws=2000):
 # The even windows choose it, and the odd ones score it: a threshold that was cheap by chance where
 # it was chosen is not so there.
 
-def calibrate_all(families, model, full, idx, targets, prompts, checkpoint, folder):
+def calibrate_all(full, idx, targets, prompts, is_task, checkpoint, folder):
     """
     Find the threshold of each family, print it, and add it to folder/exits.json at once, in place
-    of an earlier one -> {family in words: its row}. full: the method of the full budget; windows
-    (N, T), and prompts (N, 1, n), their beginnings, for waves.
+    of an earlier one -> {family in words: its row}. full: the point of the full budget; windows (N,
+    T), and prompts (N, 1, n), their beginnings.
     """
+    # what has a threshold: rules, judged by windows, and waves, judged by texts
+    budget = full.method.decoding['n_loop']
+    of_rules = families_of_rules(budget, is_task)
+    of_waves = [] if is_task else families_of_waves(full.model, budget)
+    if not of_waves:
+        prompts = []
+
     # the earlier thresholds
     try:
         stored = thresholds_of(folder, checkpoint)
@@ -447,7 +454,7 @@ def calibrate_all(families, model, full, idx, targets, prompts, checkpoint, fold
     # the full budget on both halves
     halves = []
     for i in 0, 1:
-        reference = Point('', model, full)
+        reference = Point('', full.model, full.method)
         measure_quality([reference], idx[i::2], targets[i::2])
         reference.prompts = [continue_prompt(reference, prompt) for prompt in prompts[i::2]]
         halves.append((reference, idx[i::2], targets[i::2], prompts[i::2]))
@@ -455,7 +462,7 @@ def calibrate_all(families, model, full, idx, targets, prompts, checkpoint, fold
 
     # for each family the largest tau that keeps the promise on the one, with its costs on the other
     rows = {}
-    for family in families:
+    for family in of_rules + of_waves:
         method = family(taus[0])            # its key is the same at every tau
         decoding = method.decoding
         wave = [decoding[name] for name in ('wave', 'wave_steps') if name in decoding] or None
@@ -784,15 +791,9 @@ def main():
             measure(points, idx, targets, prompts, is_task, results)
             report(points, results, is_task)
         else:
-            full = points[0].reference.method
-            families = families_of_rules(full.decoding['n_loop'], is_task)
-            of_waves = [] if is_task else families_of_waves(model, full.decoding['n_loop'])
-            if of_waves:
-                use_one_thread(model)
-            else:
-                prompts = []            # only waves are judged by texts
-            families += of_waves
-            rows = calibrate_all(families, model, full, idx, targets, prompts, checkpoint, results)
+            use_one_thread(model)
+            rows = calibrate_all(points[0].reference, idx, targets, prompts, is_task, checkpoint,
+                                 results)
             report_thresholds(rows, results, folder, is_task)
 
 

@@ -331,8 +331,8 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monke
         monkeypatch.setattr(bench, name, value)
     monkeypatch.chdir(tmp_path)
     idx, stored = torch.arange(16)[:, None], dict(model=tiny().state_dict())
-    families = bench.families_of_rules(5, False)
-    rows = bench.calibrate_all(families, tiny(), bench.fixed(5), idx, idx, [], stored, 'out')
+    full = bench.Point('', tiny(), bench.fixed(5))
+    rows = bench.calibrate_all(full, idx, idx, [], False, stored, 'out')
     accel, kl, norm = rows.values()
     assert accel.items() >= dict(cache='exact', rule='accel', wake=True, tau=1.0, nats=0.1,
                                  evals=1).items()

@@ -301,7 +301,7 @@ def test_a_file_of_the_package_runs_and_a_decoder_is_imported_when_it_is_chosen(
 import contextlib, runpy, sys
 import decode, sample
 print(*{'decode.drafts', 'decode.wave', 'decode.compiled'} & set(sys.modules))
-for module in 'decode', 'decode.compiled', 'decode.wave':
+for module in 'decode', 'decode.compiled':
     sys.argv[1:] = ['--help']
     with contextlib.suppress(SystemExit):
         runpy.run_module(module, run_name='__main__', alter_sys=True)
@@ -313,7 +313,7 @@ print(len([kind for kind in object.__subclasses__() if kind.__name__ == 'Wave'])
                           capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == '', done.stderr
     assert done.stdout.startswith('\n') and done.stdout.endswith('\n1\n')
-    for module in 'decode', 'decode.wave', 'decode.compiled':
+    for module in 'decode', 'decode.compiled':
         assert f'python -m {module}' in done.stdout
 
 
