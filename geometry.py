@@ -28,10 +28,11 @@ from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from common import plots
-from common.checkpoint import calibrated, load_checkpoint, open_run, threshold_key
+from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName
 from common.encoding import texts_of
 from common.files import check_writable
+from common.thresholds import calibrated, threshold_key
 from exits import make_exit
 
 # --------------------------------------------------------------------------------------------------

@@ -186,9 +186,9 @@ def answer_problems(model, checkpoint, folders):
     plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
-    logits, *steps = decode.teacher_forced(model, idx, plan, decoding.cache, ring)
+    logits, *per_token = decode.teacher_forced(model, idx, plan, decoding.cache, ring)
     guesses = logits.argmax(-1).cpu().numpy()                                   # (B, T)
-    steps_used, evals = (array.cpu().numpy() for array in steps)            # (B, T, groups) each
+    steps_used, evals = (array.cpu().numpy() for array in per_token)        # (B, T, groups) each
 
     # both, then how they were found
     picture = getattr(problems.task, 'picture', None)

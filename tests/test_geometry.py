@@ -15,7 +15,8 @@ from PIL import Image
 import data
 import geometry as geo
 from cache import Span
-from common.checkpoint import load_checkpoint, save_thresholds, threshold_key
+from common.checkpoint import load_checkpoint
+from common.thresholds import save_thresholds, threshold_key
 from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
