@@ -168,13 +168,18 @@ class TiktokenEncoding:
 
 def check_settings(encoding, folder):
     """
-    ValueError if tokenizer_config.json beside a tokenizer.json asks for a first token of each text
-    that the tokenizer.json does not add.
+    ValueError if tokenizer_config.json beside a tokenizer.json asks for a token before or behind
+    each text that the tokenizer.json does not add.
     """
     settings = read_json(os.path.join(folder, 'tokenizer_config.json'))
-    check(encoding.start or not settings.get('add_bos_token'), 'tokenizer_config.json says '
-          'add_bos_token, but tokenizer.json adds no token before a text: put that token into its '
-          'post_processor, or set add_bos_token to false')
+    end = settings.get('eos_token')
+    end = end['content'] if isinstance(end, dict) else end
+    is_added = dict(add_bos_token=encoding.start,
+                    add_eos_token=encoding.tokenizer.id_to_token(encoding.eot_token) == end)
+    for setting in is_added:
+        check(is_added[setting] or not settings.get(setting), 'tokenizer_config.json says '
+              f'{setting}, but tokenizer.json does not add that token to a text: put it into its '
+              f'post_processor, or set {setting} to false')
 
 
 class TokenizerJson:

@@ -191,15 +191,20 @@ def test_what_a_tokenizer_json_asks_for():
         with_template('$A </s> </s>')
 
 
-def test_a_first_token_that_tokenizer_config_asks_for():
-    """Refused where tokenizer.json does not add it."""
+@pytest.mark.parametrize('settings, missing', [
+    (dict(add_bos_token=True, bos_token='<s>'), 'add_bos_token'),
+    (dict(add_eos_token=True, eos_token='</s>'), 'add_eos_token'),
+    (dict(add_eos_token=True, eos_token=dict(content=EOT)), ''),        # it ends each text anyway
+    (dict(add_bos_token=False, add_eos_token=False, eos_token='</s>'), '')])
+def test_tokens_that_tokenizer_config_asks_for(settings, missing):
+    """Refused where tokenizer.json does not add them."""
     Path('tokenizer.json').write_text(llama_like())
-    settings = Path('tokenizer_config.json')
-    settings.write_text('{"add_bos_token": true, "bos_token": "<s>"}')
-    with pytest.raises(ValueError, match='says add_bos_token, but tokenizer.json adds no token'):
-        data.get_encoding('tokenizer.json')
-    settings.write_text('{"add_bos_token": false}')
-    assert data.get_encoding('tokenizer.json').start == []
+    Path('tokenizer_config.json').write_text(json.dumps(settings))
+    if missing:
+        with pytest.raises(ValueError, match=f'says {missing}, but tokenizer.json does not add'):
+            data.get_encoding('tokenizer.json')
+    else:
+        assert data.get_encoding('tokenizer.json').eot_token == 0
 
 
 @pytest.mark.parametrize('name, origin', [

@@ -219,7 +219,7 @@ def test_the_end_of_a_text_in_a_folder(tmp_path):
     folder = public_folder(tmp_path, GOLDEN)
     make_tokenizer_json(folder / 'tokenizer.json', 60)
     (folder / 'tokenizer_config.json').write_text('{"add_bos_token": true}')
-    assert 'add_bos_token, but tokenizer.json adds no token' in read('llama', folder, end=refused)
+    assert 'add_bos_token, but tokenizer.json does not add' in read('llama', folder, end=refused)
     file = json.loads((folder / 'tokenizer.json').read_text().replace('<|endoftext|>', '<|eot|>'))
     number, other = file['model']['vocab']['<|eot|>'], file['model']['vocab']['x']
     file['post_processor'] = dict(
