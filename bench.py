@@ -437,13 +437,6 @@ def calibrate_all(full, idx, targets, prompts, is_task, checkpoint, folder):
     of an earlier one -> {family in words: its row}. full: the point of the full budget; windows (N,
     T), and prompts (N, 1, n), their beginnings.
     """
-    # what has a threshold: rules, judged by windows, and waves, judged by texts
-    budget = full.method.decoding['n_loop']
-    of_rules = families_of_rules(budget, is_task)
-    of_waves = [] if is_task else families_of_waves(full.model, budget)
-    if not of_waves:
-        prompts = []
-
     # the earlier thresholds
     try:
         stored = thresholds_of(folder, checkpoint)
@@ -451,18 +444,15 @@ def calibrate_all(full, idx, targets, prompts, is_task, checkpoint, folder):
         print(f'warning: {error}. It is replaced')
         stored = []
 
-    # the full budget on both halves
-    halves = []
-    for i in 0, 1:
-        reference = Point('', full.model, full.method)
-        measure_quality([reference], idx[i::2], targets[i::2])
-        reference.prompts = [continue_prompt(reference, prompt) for prompt in prompts[i::2]]
-        halves.append((reference, idx[i::2], targets[i::2], prompts[i::2]))
-    even, odd = halves
-
-    # for each family the largest tau that keeps the promise on the one, with its costs on the other
+    # for each family the largest tau that keeps the promise on one half, and its costs on the other
+    even, odd = ((Point('', full.model, full.method), idx[i::2], targets[i::2], prompts[i::2])
+                 for i in (0, 1))
+    budget = full.method.decoding['n_loop']
+    families = families_of_rules(budget, is_task)
+    if not is_task:
+        families += families_of_waves(full.model, budget)
     rows = {}
-    for family in of_rules + of_waves:
+    for family in families:
         method = family(taus[0])            # its key is the same at every tau
         decoding = method.decoding
         wave = [decoding[name] for name in ('wave', 'wave_steps') if name in decoding] or None
@@ -484,15 +474,20 @@ def calibrate_all(full, idx, targets, prompts, is_task, checkpoint, folder):
 
 def judge(method, reference, idx, targets, prompts):
     """
-    A method's costs on some windows, as exits.json has them; does it keep its promise there; and
-    does it also at the upper end of the cost's 95% interval?
+    A rule by its loss on windows, a wave by its texts -> its costs, as exits.json has them; does it
+    keep its promise; and does it also at the upper end of the cost's 95% interval?
+
+    reference: the point of the full budget, measured here when it is first needed.
     """
     point = Point('', reference.model, method, reference)
     if method.kind is Kind.WAVE:
-        point.prompts = [continue_prompt(point, prompt) for prompt in prompts]
+        use_one_thread(point.model)
+        for each in reference, point:
+            if not each.prompts:
+                each.prompts = [continue_prompt(each, prompt) for prompt in prompts]
         share = identical(point)
         return dict(identical=share), share >= fidelity, share >= fidelity
-    measure_quality([point], idx, targets)
+    measure_quality([each for each in (reference, point) if not each.windows], idx, targets)
     cost, low, high = excess(point)
     costs = dict(cost=cost, cost_low=low, cost_high=high,
                  evals=column(point.windows, 'evals').mean())
@@ -791,7 +786,6 @@ def main():
             measure(points, idx, targets, prompts, is_task, results)
             report(points, results, is_task)
         else:
-            use_one_thread(model)
             rows = calibrate_all(points[0].reference, idx, targets, prompts, is_task, checkpoint,
                                  results)
             report_thresholds(rows, results, folder, is_task)
