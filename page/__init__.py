@@ -1,9 +1,12 @@
 """
-The page in which a model runs: page.html, the template, with the model and its three scripts.
+The page in which a model runs: a template, with the model and its scripts.
 
-    model.js      the model, exit rules and tokens that sleep
-    pictures.js   what is drawn
-    page.js       the text, the controls, and when the model reads
+    model.js      the model, exit rules and tokens that sleep; for both pages
+    page.html     the page for texts and problems
+    pictures.js   what it draws
+    page.js       its text and controls, and when the model reads
+    maze.html     the page for mazes (zoo/maze.py)
+    maze.js       the maze, its controls and its picture
 
 `for_page` is what the scripts need to know of a model, `fill` puts it into the template.
 """
@@ -15,9 +18,11 @@ from pathlib import Path
 
 import torch
 
-from model import GPT, GPTConfig
+from model import GPTConfig
 
-SCRIPTS = 'model.js', 'pictures.js', 'page.js'
+# of each class of model that a page can run: the template and the scripts
+PAGES = {'GPT': ('page.html', 'model.js', 'pictures.js', 'page.js'),
+         'Maze': ('maze.html', 'model.js', 'maze.js')}
 MOST_PARAMETERS = 1_000_000
 # model.js has the defaults of these fields
 FIXED = 'bias', 'injection', 'x0', 'norm_inside', 'step_noise', 'norm_eps'
@@ -34,7 +39,7 @@ def for_page(model, half=False, noise_seed=0):
     n_parameters = sum(p.numel() for p in model.parameters())
     other = [f'{name} = {getattr(config, name)}' for name in FIXED
              if getattr(config, name) != getattr(GPTConfig, name)]
-    if type(model) is not GPT or other:
+    if type(model).__name__ not in PAGES or other:
         raise ValueError('the page runs the model of model.py with its defaults, without '
                          f'{", ".join(other) or type(model).__name__}: choose another --out_dir')
     if n_parameters > MOST_PARAMETERS:
@@ -65,23 +70,24 @@ def for_page(model, half=False, noise_seed=0):
 
 def halved(model):
     """A copy of the model with its weights rounded to float16."""
-    copy = GPT(model.config).eval()
+    copy = type(model)(model.config).eval()
     copy.load_state_dict({name: weight.half().float()
                           for name, weight in model.state_dict().items()})
     return copy
 
 
-def fill(record, title, about, model):
+def fill(record, title, about, model, page='GPT'):
     """
     Fill in the template: the record of all that the scripts read, and three lines of text, the last
-    of which names the model.
+    of which names the model. page: a name in PAGES.
     """
     folder = Path(__file__).parent
+    template, *scripts = PAGES[page]
     values = dict(
         TITLE=html.escape(title), ABOUT=html.escape(about), MODEL=html.escape(model),
         # escaping `<` keeps the record from ending its script element
         RECORD=json.dumps(record, separators=(',', ':')).replace('<', '\\u003c'),
         SCRIPTS=''.join(f'<script>\n{(folder / name).read_text(encoding="utf-8")}</script>\n'
-                        for name in SCRIPTS))
-    template = (folder / 'page.html').read_text(encoding='utf-8')
+                        for name in scripts))
+    template = (folder / template).read_text(encoding='utf-8')
     return re.sub(r'\{\{(\w+)\}\}', lambda match: values[match[1]], template)

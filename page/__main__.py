@@ -4,12 +4,14 @@ A page in which a model reads, thinks and writes: one HTML file with the model i
     python -m page --start='def read(self):'     a text -> explore.html
     python -m page --out_dir=out-calc --seed=3   a problem, for a model that has learned a task
     python -m page --out_dir=out-calc --length=192 --dataset=calc:reset=0.01    a deep one
+    python -m page --out_dir=pretrained/maze     a maze, solved before your eyes
 
 The page runs the model, so all that it shows follows the reader's text, loops, exit rule (one of
 exits.py) and threshold. It decodes token by token: a wave is shown by `python -m decode.wave`.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules).
 """
+import math
 import os
 
 import numpy as np
@@ -42,6 +44,7 @@ LOOPS, MOST_LOOPS = 12, 30      # of a text
 MOST_LETTERS = 1000
 MOST_WORDS = 512                # of a problem
 DEEP = 192                      # words of a deep problem, if the model reads more than in training
+ROOMS, MOST_ROOMS = 256, 900    # of the first maze, and of the largest
 
 TITLE = 'Watch a transformer think in loops'
 ABOUT_TEXT = (
@@ -57,6 +60,12 @@ ABOUT_CALC = (
     'answer so far. Every result is taken modulo {p}: only the remainder of a division by {p} is '
     'kept, so that {large} becomes {small}. {layers}: the answer travels from token '
     'to token, about one per loop, and the tokens for which there is no news sleep.')
+TITLE_MAZE = 'A maze, solved before your eyes'
+ABOUT_MAZE = (
+    'Each room is a token, and the model says which of its doors leads to the goal. One layer '
+    'loops, and in each loop a room hears from the rooms next door alone. So certainty spreads '
+    'from the goal, room by room: rooms wake when the wave arrives, settle and sleep, and when '
+    'nobody moves the model is done. It was trained on mazes of at most {side} by {side} rooms.')
 
 
 def main():
@@ -65,12 +74,19 @@ def main():
         raise ValueError(f'length must lie between 1 and {MOST_WORDS}, not {length}')
     model, checkpoint, folder, results = open_run(
         out_dir, if_plain='there is no loop to watch: choose another --out_dir', length=length)
-    if parse_tokenizer(checkpoint['tokenizer']) == 'task':     # not a task in bytes
+    file = os.path.join(folder, 'ckpt.pt')
+    longest = None              # a model for so many tokens has the noise for the longest problem
+    if type(model).__name__ == 'Maze':
+        refuse('start')
+        model, _ = load_checkpoint(file, length=length or ROOMS)
+        record = of_maze(model, checkpoint)
+        longest = MOST_ROOMS
+    elif parse_tokenizer(checkpoint['tokenizer']) == 'task':     # not a task in bytes
         if start:
             refuse('seed')
         record = of_task(model, checkpoint)
-        if model.config.pos == 'rotary':                    # noise for the longest problem
-            model, _ = load_checkpoint(os.path.join(folder, 'ckpt.pt'), length=MOST_WORDS)
+        if model.config.pos == 'rotary':
+            model, _ = load_checkpoint(file, length=MOST_WORDS)
     else:
         refuse('seed', 'dataset')
         record = of_text(checkpoint)
@@ -83,6 +99,8 @@ def main():
     encoding = get_encoding(checkpoint['tokenizer'], folder)
     words = texts_of(range(encoding.n_vocab), encoding)
     half = keeps_answers(model, record)
+    if longest:
+        model, _ = load_checkpoint(file, length=longest)
     record['model'] = for_page(model, half, noise_seed)
     record['words'] = [word.translate(SYMBOLS) for word in words]
     record['names'] = [plots.title(group) for group in model.config.groups]
@@ -92,7 +110,7 @@ def main():
     name = f'{os.path.relpath(folder)} with {n_parameters:,} parameters'
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
-        f.write(fill(record, record['title'], record['about'], name))
+        f.write(fill(record, record['title'], record['about'], name, type(model).__name__))
     dtype = 'float16' if half else 'float32'
     print(f'{where}: {os.path.getsize(where) / 1e6:.2f} MB in {dtype}; open it in a browser')
 
@@ -141,6 +159,17 @@ def of_task(model, checkpoint):
                 task=dict(p=p, ids=x[0].tolist(), right=y[0].tolist(), depth=depth[0].tolist()),
                 most=MOST_WORDS, rule='accel', loops=budget, most_loops=budget,
                 deep=DEEP if longer else trained)
+
+
+def of_maze(model, checkpoint):
+    """What maze.js has to know: title, what stands above, a first maze, the rule's threshold."""
+    problems = tasks.problems_of(checkpoint, dataset or 'maze')
+    x, _, _ = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
+    budget = waking_budget(model.config.block_size)
+    side = math.isqrt(checkpoint['config']['block_size'])
+    return dict(title=TITLE_MAZE, about=ABOUT_MAZE.format(side=side), rule='norm_rel',
+                tau=TAUS['norm_rel'], task=dict(ids=x[0].tolist()), loops=budget,
+                most_loops=budget)
 
 
 def about_calc(p, model):

@@ -1,8 +1,10 @@
 """
-Make pretrained/: the default model and that of calc, as small checkpoints of weights and config.
+Make pretrained/: the default model, that of calc and that of mazes, as small checkpoints of weights
+and config.
 
     python train.py
     python train.py config/calc.py
+    python train.py config/maze.py
     python -m pretrained.make
     python bench.py config/bench_full.py --calibrate=0.005 --n_windows=128 --out_dir=pretrained/text
 
@@ -17,13 +19,14 @@ from common.configurator import PathName, configure, run
 # -------------------------------------------------------------------------------------------------
 text: PathName = 'out'          # the folder of the default run
 calc: PathName = 'out-calc'     # the folder of the run on calc
+maze: PathName = 'out-maze'     # the folder of the run on mazes
 # -------------------------------------------------------------------------------------------------
 
 KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss')
 
 
 def main():
-    for name, folder in dict(text=text, calc=calc).items():
+    for name, folder in dict(text=text, calc=calc, maze=maze).items():
         _, checkpoint = load_checkpoint(os.path.join(folder, 'ckpt.pt'))
         small = {key: checkpoint[key] for key in KEPT}
         small['config'] = checkpoint['config'] | dict(out_dir=f'pretrained/{name}')
