@@ -634,7 +634,8 @@ def report(points, folder, is_task):
         plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
     if timed:
         plots.ledger(dots_of(list(timed.values()), is_task), os.path.join(folder, 'ledger.png'),
-                     'share of right answers' if is_task else 'held-out loss (nats per token)')
+                     'share of right answers' if is_task else 'held-out loss (nats per token)',
+                     is_task)
     print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
 
     formats = dict(run='', name='') if beside else dict(name='')

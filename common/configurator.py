@@ -76,20 +76,24 @@ def run(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0)
     except Exception as error:
-        no_memory = is_out_of_memory(error)
-        is_known = no_memory or isinstance(error, (ValueError, OSError))
-        if os.environ.get('TRACEBACK') or not is_known:
+        line = line_of(error)
+        if line is None or os.environ.get('TRACEBACK'):
             raise
-        line = ' '.join(str(error).split())
-        if no_memory:
-            line = 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
-        else:
-            line += ''.join(f' ({hint})' for hint in hints if hint not in line)
         # bad input is the same in all processes that torchrun starts on a machine, so only one of
         # them prints the line; but each has a memory of its own
-        if no_memory or distributed.LOCAL_RANK == 0:
+        if is_out_of_memory(error) or distributed.LOCAL_RANK == 0:
             print(f'error: {line}', file=sys.stderr)
         raise SystemExit(2)
+
+
+def line_of(error):
+    """The line for a user whose input or memory causes this error; None if it is a bug of ours."""
+    if is_out_of_memory(error):
+        return 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
+    if not isinstance(error, (ValueError, OSError)):
+        return None
+    line = ' '.join(str(error).split())
+    return line + ''.join(f' ({hint})' for hint in hints if hint not in line)
 
 
 def check(good, message):

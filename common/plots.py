@@ -268,11 +268,11 @@ def figure_4(rows, path):
     save(figure, path)
 
 
-def ledger(dots, path, ylabel):
+def ledger(dots, path, ylabel, is_task=False):
     """
     Quality against time: a colour for each run, a marker for each kind of decoding. dots: dicts of
-    run, kind, ms, height, and plain: does nothing loop? These are stars. Losses more than a fifth
-    above the least are beyond the edge.
+    run, kind, ms, height, and plain: does nothing loop? These are stars. The height is a loss, and
+    those more than a fifth above the least are beyond the edge; on a task it is an accuracy.
     """
     figure, [[ax]] = panels(1, 8, 4.5)
     runs = {run: colour_of(i) for i, run in enumerate(grouped(dots, 'run'))}
@@ -289,7 +289,7 @@ def ledger(dots, path, ylabel):
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter('{x:g}')
     ax.xaxis.set_minor_formatter('')
-    if 'loss' in ylabel:
+    if not is_task:
         ax.set_ylim(top=1.2 * min(dot['height'] for dot in dots))
     plain_legend(ax, samples, [*names.values(), *markers], loc='center left',
                  bbox_to_anchor=(1, 0.5))
