@@ -10,28 +10,26 @@ out=out-zoo
 mkdir -p $out results/zoo/right results/zoo/rules
 [ -e $out/smollm2 ] || python -m zoo.llama --out_dir=$out/smollm2
 
-# base NAME FLAGS: layers 0 and 1, then 14 in a loop, of which the words of calc alone are left
-base() {
-    [ -e "$out/$1" ] || python -m zoo.etd --init_from=$out/smollm2/ckpt.pt '--keep=[0,1]' \
-        '--block=[14]' --window=16 --dataset=calc:p=5 --task_words --out_dir="$out/$1" "${@:2}"
-}
-
 # stage NAME BASE FLAGS: a run that starts from the weights in BASE
 stage() {
     [ -e "$out/$1/eval.csv" ] || python train.py config/cut.py --init_from="$out/$2/ckpt.pt" \
         --out_dir="$out/$1" --overwrite "${@:3}"
 }
 
-# train NAME BASE FLAGS: four runs, short and easy problems first, and the % right of the last one
+# train NAME CUT FLAGS: layers 0 and 1, then 14 in a loop, of which the words of calc alone are left,
+# made with the flags CUT of zoo.etd; four runs, short and easy problems first; % right of the last
 train() {
-    local name=$1 steady='--min_lr=3e-3'
+    local name=$1 cut=$2
     [ -z "$wanted" ] || [ "$wanted" = "$name" ] || return 0
-    stage "$name-a" "$2" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
-        --mean_recurrence=3 --max_iters=60 --warmup_iters=40 $steady "${@:3}"
+    [ -e "$out/$name-cut" ] || python -m zoo.etd --init_from=$out/smollm2/ckpt.pt '--keep=[0,1]' \
+        '--block=[14]' --window=16 --dataset=calc:p=5 --task_words --out_dir="$out/$name-cut" $cut
+    stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
+        --mean_recurrence=3 --max_iters=60 --warmup_iters=40 \
+        --learning_rate=3e-3 --min_lr=3e-3 "${@:3}"
     stage "$name-b" "$name-a" --dataset=calc:p=5,reset=0.25 --block_size=24 --batch_size=48 \
-        --mean_recurrence=4 --max_iters=60 $steady "${@:3}"
+        --mean_recurrence=4 --max_iters=60 --min_lr=5e-3 "${@:3}"
     stage "$name-c" "$name-b" --dataset=calc:p=5,reset=0.15 --block_size=32 --batch_size=32 \
-        --mean_recurrence=6 --max_iters=120 $steady "${@:3}"
+        --mean_recurrence=6 --max_iters=80 --min_lr=5e-3 "${@:3}"
     stage "$name" "$name-c" "${@:3}"
     right "$name" 48 0.02 64 '[1,4,16,64]'
     right "$name" 192 0.02 32 '[4,16,64,128]'
@@ -60,12 +58,14 @@ rules() {
 }
 
 wanted=${1:-}
-base cut
-base noloop --norm=False --injection=none
 for seed in 1 2 3; do
-    base random-$seed --random=$seed
-    train cut-$seed cut --seed=$seed
-    train random-$seed random-$seed --seed=$seed
+    train cut-$seed '' --seed=$seed
+    train random-$seed --random=$seed --seed=$seed
 done
 # one pass: no loop, no injection, no norm
-train noloop-1 noloop --seed=1 --loop_draw=fixed --mean_recurrence=0.4
+train noloop-1 '--norm=False --injection=none' --seed=1 --loop_draw=fixed --mean_recurrence=0.4
+# one thing left out, or another
+train noinjection-1 --injection=none --seed=1
+train nonorm-1 --norm=False --seed=1
+train last-1 '' --seed=1 --loss_at=last
+train window8-1 --window=8 --seed=1

@@ -58,6 +58,8 @@ ELSEWHERE = {
     '--train_only': 'the same',
     '--path=ARTICLES': 'the same',
     'zoo.huginn:kl': 'test_zoo.py',
+    'out-zoo': 'half an hour; test_llama.py has smaller cuts',
+    'bash results/zoo.sh': 'the same',
 }
 
 
