@@ -22,7 +22,8 @@ train() {
     local name=$1 cut=$2
     [ -z "$wanted" ] || [ "$wanted" = "$name" ] || return 0
     [ -e "$out/$name-cut" ] || python -m zoo.etd --init_from=$out/smollm2/ckpt.pt '--keep=[0,1]' \
-        '--block=[14]' --window=16 --dataset=calc:p=5 --task_words --out_dir="$out/$name-cut" $cut
+        '--block=[14]' --window=16 --dataset=calc:p=5,reset=0.1 --task_words \
+        --out_dir="$out/$name-cut" $cut
     stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
         --mean_recurrence=3 --max_iters=60 --warmup_iters=40 \
         --learning_rate=3e-3 --min_lr=3e-3 "${@:3}"

@@ -338,6 +338,7 @@ def test_a_cut_is_its_layers(a_llama, keep, block, window):
 
     # with a norm, which readout's own norm hides if no layer is behind the block
     cut = surgery.looped(model, block, 'concat', keep, norm=True, window=window)
+    assert (cut.groups[0].norm.weight == 1).all()
     surgery.set_scale(cut, idx)
     group, scale = cut.groups[0], stream[:, 1:].square().mean(-1).sqrt().median()
     torch.testing.assert_close(group.norm.weight, scale.expand(PUBLIC['hidden_size']))

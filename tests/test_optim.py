@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from common.optim import Muon, make_optimizers
+from common.optim import Muon, make_optimizers, orthogonal
 
 SETTINGS = (3e-3, 0.1, (0.9, 0.95))      # learning rate, weight decay, AdamW's betas
 
@@ -41,3 +41,14 @@ def test_muon_is_that_of_torch(tiny, idx):
         ends.append([(p - start).detach() for p, start in zip(inner, before)])
     for ours, theirs in zip(*ends):
         assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
+def test_muon_under_autocast():
+    """Its products are in bfloat16, and its steps near those in float32."""
+    torch.manual_seed(0)
+    g = torch.randn(2, 24, 16)
+    exact = orthogonal(g, 3.4445, -4.775, 2.0315, steps=5)
+    with torch.autocast('cpu', torch.bfloat16):
+        rounded = orthogonal(g, 3.4445, -4.775, 2.0315, steps=5)
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert 0 < (rounded - exact).norm() < 0.05 * exact.norm()
