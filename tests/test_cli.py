@@ -77,7 +77,7 @@ def commands():
               'python -m decode', 'python -m decode.wave']
     # the other configs, on top of the paper's, as they are meant to be used
     lines += ['python bench.py config/bench_full.py']
-    lines += [f'python train.py config/groups.py config/{name}'
+    lines += [f'python train.py config/groups.py config/{name} --out_dir=out-{name[:-3]}'
               for name in sorted(os.listdir(os.path.join(ROOT, 'config')))
               if name not in ' '.join(lines)]
     return [command for line in dict.fromkeys(lines) for command in line.split(' && ')]
