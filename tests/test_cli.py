@@ -4,11 +4,13 @@ folder, each made small by flags behind it. And the files of config/ that they d
 """
 import ast
 import contextlib
+import csv
 import glob
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from graphlib import TopologicalSorter
 from unittest import mock
@@ -23,6 +25,7 @@ from test_data import make_fineweb
 from test_llama import write_gguf
 
 from common import plots
+from model import CausalSelfAttention
 
 SMALL = {
     'train.py': [
@@ -49,10 +52,7 @@ ELSEWHERE = {
     'pip install': '.ci/run runs them, in a checkout without packages',
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
-    'git worktree': 'the programs of an earlier commit',
-    '../measured': 'the same',
-    '-m results.': 'the same',
-    "--beside=['recipe'": 'it needs five trainings; test_bench.py has two runs',
+    '-m results.': 'a program of an earlier commit',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'out-128': 'test_llama.py does the same with a smaller model',
     '--train_only': 'the same',
@@ -63,10 +63,14 @@ ELSEWHERE = {
 }
 
 
+def pages():
+    return ['README.md', *sorted(glob.glob('results/*.md', root_dir=ROOT))]
+
+
 def commands():
     """Those of the pages, in order, each once, without their comments."""
     lines = []
-    for page in ('README.md', *sorted(glob.glob('results/*.md', root_dir=ROOT))):
+    for page in pages():
         with open(os.path.join(ROOT, page), encoding='utf-8') as f:
             blocks = re.findall(r'```bash\n(.*?)```', f.read(), re.S)
         lines += [line.split('#')[0].strip() for block in blocks for line in block.splitlines()]
@@ -168,6 +172,99 @@ def test_command(folder, command):
     printed = run(folder, command)
     words = [LAST_WORDS[word] for word in command.split()[1:3] if word in LAST_WORDS]
     assert not words or re.search(words[-1], printed)
+
+
+# the pages of results/, and their scripts ---------------------------------------------------------
+
+# those that call only the programs; the others have code of their own
+SCRIPTS = 'README', 'choices', 'claims', 'depth', 'text'
+
+# in place of python: notes its arguments, and makes the files that a program would leave
+STAND_IN = '''#!/usr/bin/env bash
+printf '%q ' "$@" >> "$CALLS" && echo >> "$CALLS"
+for word in "$@"; do
+    case $word in --out_dir=*)
+        mkdir -p "${word#*=}/figures"
+        touch "${word#*=}"/{bench,eval,log}.csv "${word#*=}/figures"/figure_{2,5}.csv ;;
+    esac
+done
+'''
+
+
+@pytest.fixture
+def accepts(monkeypatch):
+    """Is a command of the four programs one that they accept? It is not run."""
+    # results/waiting.py changes it
+    monkeypatch.setattr(CausalSelfAttention, 'readers', CausalSelfAttention.readers)
+
+    def check(words):
+        with contextlib.chdir(ROOT):
+            done = conftest.run(*words[1:], '--help', script=words[0])
+        assert done.returncode == 0, (words, done.stderr)
+    return check
+
+
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_scripts_call_the_programs(name, accepts, tmp_path):
+    shutil.copytree(os.path.join(ROOT, 'results'), tmp_path / 'results',
+                    ignore=shutil.ignore_patterns('*.csv', '*.txt', '*.xz'))
+    (tmp_path / 'data' / 'wiki').mkdir(parents=True)
+    (tmp_path / 'data' / 'wiki' / 'meta.json').touch()      # then claims.sh has *medium*, too
+    (tmp_path / 'python').write_text(STAND_IN)
+    (tmp_path / 'python').chmod(0o755)
+    settings = os.environ | dict(PATH=f"{tmp_path}:{os.environ['PATH']}",
+                                 CALLS=str(tmp_path / 'calls'))
+    subprocess.run(['bash', tmp_path / 'results' / f'{name}.sh'], env=settings, check=True)
+    calls = [shlex.split(line) for line in (tmp_path / 'calls').read_text().splitlines()]
+    # once for all seeds and folders
+    of_programs = {tuple(word for word in words
+                         if not word.startswith(('--seed', '--out_dir', '--init_from', '--beside')))
+                   for words in calls if words[0] != '-m'}
+    assert of_programs and {words[1] for words in calls if words[0] == '-m'} <= {'results.figures'}
+    for words in of_programs:
+        accepts(words)
+
+
+def test_commands_within_a_sentence(accepts):
+    """The programs accept the commands that stand between backticks."""
+    found = set()
+    for page in pages():
+        with open(os.path.join(ROOT, page), encoding='utf-8') as f:
+            found |= set(re.findall(r'`(?:[A-Z_]+=\d )?python (\w+\.py [^`]*)`', f.read()))
+    found = {words for words in found if words.split()[0] in SMALL and 'mine.py' not in words
+             and not any(word in words for word in ('smollm2', 'injection=scale'))}
+    assert len(found) > 7
+    for words in found:
+        accepts(shlex.split(words))
+
+
+def test_links_of_the_pages():
+    """Files that the pages name are there, and so are the headings that they point to."""
+    for page in [*pages(), 'exercises.md']:
+        folder = os.path.dirname(os.path.join(ROOT, page))
+        with open(os.path.join(ROOT, page), encoding='utf-8') as f:
+            links = re.findall(r'\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)', f.read())
+        for file, heading in links:
+            target = os.path.join(folder, file) if file else os.path.join(ROOT, page)
+            assert os.path.exists(target), (page, file)
+            if heading:
+                with open(target, encoding='utf-8') as f:
+                    headings = re.findall(r'^#+ (.*)', f.read(), re.M)
+                known = [re.sub(r'[^\w\- ]', '', words.lower()).replace(' ', '-')
+                         for words in headings]
+                assert heading in known, (page, file, heading)
+
+
+def test_verdicts_of_the_claims():
+    """claims.md counts what claims/numbers.csv has."""
+    with open(os.path.join(ROOT, 'results/claims/numbers.csv'), encoding='utf-8') as f:
+        rows = [row for row in csv.DictReader(f) if row['trained'] == 'yes']
+    with open(os.path.join(ROOT, 'results/claims.md'), encoding='utf-8') as f:
+        said = dict(re.findall(r'^\| (C\w+) \| .*?\*\*true in (\d+|none)', f.read(), re.M))
+    assert len(said) >= 9
+    for claim, words in said.items():
+        holds = [row['holds'] for row in rows if row['claim'] == claim]
+        assert len(holds) == 23 and holds.count('yes') == int(words.replace('none', '0')), claim
 
 
 # brackets -----------------------------------------------------------------------------------------
