@@ -72,8 +72,9 @@ class KeysValues:
 
     A subclass overrides slot_of or write. It may rely on this: a token is first written at k = 1,
     then at each k while any token of its pass loops. Of a token that has exited, or sleeps, `new`
-    holds the last keys and values that were computed, at every later k again. So a subclass that
-    keeps the average over the steps counts them once for each step of the pass.
+    holds the last keys and values that were computed, at every later k again (in a ring that has
+    wrapped, those that its slot holds). So a subclass that keeps the average over the steps counts
+    them once for each step of the pass.
     """
 
     def __init__(self, slots, T_max):
@@ -100,8 +101,8 @@ class KeysValues:
                                        *self.kv.shape[1:])
             self.kv = torch.cat((self.kv, more))
         if awake is not None:
-            # the last keys of a token that is not computed stand one slot back; in a ring that has
-            # wrapped, in this slot already
+            # the last keys of a token that is not computed stand one slot back. In a ring that has
+            # wrapped, this slot keeps what it has, which may be the keys of an older step
             source = self.slot_of(k - 1) if k <= self.slots else slot
             before = self.kv[source]
             new = torch.where(awake[..., None, None, None], new, before[:, span.index])

@@ -9,7 +9,9 @@ against. `Exit.decide` is the same decision for any rule and many tokens at once
 `loop_awake` and waves ask it. A token alone exits at the same step by both.
 
 An exit is for good, unless the rule wakes (`wake`): then a token sleeps while it and all tokens
-that it reads are still, and wakes when one of them moves.
+that it reads are still, and wakes when one of them moves. Problems that are read as a whole go
+through `loop_awake`, which computes the awake tokens alone if attention has a window; all else goes
+through `loop`.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
@@ -149,7 +151,7 @@ class Exit:
         has had `hits` of them.
         """
         small = False if value is None else value < self.tau
-        streak = (streak + 1) * small           # back to 0 where the value is not small
+        streak = np.where(small, streak + 1, 0)
         return streak, streak >= self.hits
 
 
@@ -226,7 +228,7 @@ class Tokens:
     def __init__(self, B, T, rule, readers=None, moves=None, diary=None):
         self.rule, self.readers, self.moves, self.diary = rule, readers, moves, diary
         self.awake = np.ones((B, T), dtype=bool)        # who loops in the next step
-        self.takes = self.awake                         # who takes the state after the last step
+        self.takes = None                               # who takes the state after the last step
         self.streak = np.zeros((B, T), dtype=int)       # small signals in a row
         self.steps_used = np.zeros((B, T), dtype=int)
         self.evals = np.zeros((B, T), dtype=int)
@@ -242,11 +244,12 @@ class Tokens:
         moved = computed & ~still
 
         # who loops in the next step
-        self.awake = moved
-        news = False
-        if self.readers is not None and self.moves is None:
+        news = False                                        # of earlier tokens, still to come
+        if self.readers is None:
+            self.awake = moved
+        elif self.moves is None:
             self.awake = self.readers(moved)
-        elif self.readers is not None:
+        else:
             self.awake, news = self.moves.step(moved, k, self.readers)
 
         # Algorithm 1 throws the step that triggered away, so who falls asleep keeps the state

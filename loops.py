@@ -376,17 +376,10 @@ class RecurrentGroup(nn.Module):
         # is enough for a single pass, where all are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
-        # Who wakes whom? The moves in a cache tell of earlier passes; without them a token that is
-        # decoded alone cannot know who moved, and its exit is for good
-        moves = cache.get(self) if rule.wake else None
+        readers, moves = self.who_wakes(rule, T, cache)
         if moves is not None:
             moves.begin(B, T, plan.span.start)
-        can_wake = rule.wake and (moves is not None or T > 1)
-        # those that read a token in one layer. A second layer of the core carries news further in
-        # the same step: it wakes the tokens there one step later, if the one between has moved
-        readers = self.core[0].attn.readers if can_wake else None
-
-        if can_wake and self.can_compute_awake_alone(rule, plan.span, cache):
+        if readers is not None and self.can_compute_awake_alone(rule, plan.span, cache):
             f = self.block_map_awake(e, plan, cache)
             x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers, diary)
         else:
@@ -397,6 +390,19 @@ class RecurrentGroup(nn.Module):
         both = torch.from_numpy(np.array((steps_used, evals)))                  # one upload
         steps_used, evals = both.to(x.device, non_blocking=x.is_cuda)
         return x, steps_used, evals
+
+    def who_wakes(self, rule, T, cache):
+        """
+        The `readers` and `moves` of exits.Tokens in a pass of T tokens; both None if an exit is for
+        good.
+        """
+        moves = cache.get(self)
+        # a token that is decoded alone cannot know who moved, unless the cache has kept it
+        if not rule.wake or moves is None and T == 1:
+            return None, None
+        # With two layers in the core, news travels two windows in a step, and `readers` knows one:
+        # the tokens in the second window are woken in the next step
+        return self.core[0].attn.readers, moves
 
     def can_compute_awake_alone(self, rule, span, cache):
         """

@@ -180,17 +180,9 @@ class CausalSelfAttention(nn.Module):
         if hook is not None:
             # (B, end, 2, H, D), or what each token reads (B, T, window, 2, H, D) and if it is there
             kv, mask = hook(kv)
-        end = kv.shape[1]
-
-        # within a window: a mask, or where rows are long only the keys and values in it
-        if self.window is not None and kv.dim() == 5 and end > self.window:
+        if self.window is not None and kv.dim() == 5 and kv.shape[1] > self.window:
             pos = torch.arange(T, device=x.device) if pos is None else pos
-            if end > LONG * self.window and not (self.training and self.dropout):
-                near = self.near(pos)
-                kv, mask = kv[:, near.clamp(min=0)], near >= 0
-            else:
-                place = torch.arange(end, device=x.device)
-                mask = (place <= pos[:, None]) & (place > pos[:, None] - self.window)
+            kv, mask = self.within_window(kv, pos)
         if kv.dim() == 6:
             y = attend_near(q, kv, mask)
         else:
@@ -200,6 +192,19 @@ class CausalSelfAttention(nn.Module):
                 is_causal=mask is None and T > 1)
             y = y.transpose(1, 2)
         return self.c_proj(y.reshape(B, T, C))
+
+    def within_window(self, kv, pos):
+        """
+        What tokens at positions pos (T,) read of kv (B, end, 2, H, D). In long rows: the keys and
+        values in the window of each, (B, T, window, 2, H, D), and which are there (T, window). In
+        short ones: kv itself, and a mask (T, end).
+        """
+        end = kv.shape[1]
+        if end > LONG * self.window and not (self.training and self.dropout):
+            near = self.near(pos)
+            return kv[:, near.clamp(min=0)], near >= 0
+        place = torch.arange(end, device=kv.device)
+        return kv, (place <= pos[:, None]) & (place > pos[:, None] - self.window)
 
 
 def attend_near(q, kv, there, bias=0.0):
