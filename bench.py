@@ -766,7 +766,7 @@ def main():
     check_results(results)
 
     # on what: held-out windows, and their beginnings as prompts; problems are read whole
-    text, idx, targets, depth = data.held_out(checkpoint, n_windows, dataset, dev)
+    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
     idx, targets = with_labels(idx, targets)                                        # (N, T)
     is_task = text.is_task
     T = idx.shape[1]

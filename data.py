@@ -51,13 +51,13 @@ from common.configurator import PathName, check, configure, did_you_mean, explai
 from common.encoding import (
     TokenizerJson,
     documents_in,
-    open_encoding,
+    open_text_encoding,
     parse_tokenizer,
     train_bpe,
 )
+from common.examples import Examples
 from common.files import read_json, write_json
 from common.fineweb import Stream
-from common.report import spread
 from common.torchdocs import torch_documents
 from tasks import TASKS
 
@@ -81,13 +81,13 @@ VAL_FRACTION = dict(torchdocs=1 / 48, fineweb=0.0005)       # and 0.05 of own te
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
 
-def get_encoding(name, folder=None):
-    """The encoding of a checkpoint or a data set: the words of a task, or open_encoding's."""
+def open_encoding(name, folder=None):
+    """The encoding of a checkpoint or a data set: the words of a task, or open_text_encoding's."""
     origin = parse_tokenizer(name)
     check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
     if origin != 'task':
-        return open_encoding(name, folder)
+        return open_text_encoding(name, folder)
     task = name.partition(':')[0]
     check(task in TASKS, f"the task '{task}' is not known: if it is in a file of yours, name that "
           'file behind the script, as in training')
@@ -184,7 +184,7 @@ def nanogpt_documents(folder):
     check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
           f'is not read: take their text, --path={quote(folder)}/input.txt')
     # a folder that data.py has written says what its tokens are
-    encoding = open_encoding(read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2'), folder)
+    encoding = open_text_encoding(read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2'), folder)
     for split in SPLITS:
         with explain(f"cannot read '{folder}/{split}.bin'",
                      f'give uint16 tokens of {encoding.name}'):
@@ -209,7 +209,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     most_tokens = count_tokens(tokens) if name == 'fineweb' else None
     source, documents, files = open_source(name, path, val_fraction, **of_fineweb)
-    encoding = open_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
+    encoding = open_text_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
     # all that the tokens depend on
     made_of = dict(source=source, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
                    tokens=most_tokens, sha256=sha256(*files))
@@ -343,7 +343,7 @@ def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     return text
 
 
-def held_out(checkpoint, n, dataset='', dev='cpu'):
+def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
     """
     n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
 
@@ -354,13 +354,13 @@ def held_out(checkpoint, n, dataset='', dev='cpu'):
     text = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                      args['vocab_size'], checkpoint['folder'])
     T = args['block_size']
-    numbers = spread(text, n, T)
+    numbers = text.spread(n, T)
     idx, targets = text.held_out(numbers, T)
     depth = text.depths(T)[numbers] if text.is_task else None
     return text, idx.to(dev), targets.to(dev), depth
 
 
-class Text:
+class Text(Examples):
     """
     data/NAME, with its splits as uint16 memmaps. tasks.Problems has the same methods.
 
@@ -384,14 +384,14 @@ class Text:
             self.tokenizer = self.meta['tokenizer']
             self.vocab_size = self.meta['vocab_size']
             if parse_tokenizer(self.tokenizer) == 'stored':
-                self.tokenizer_json = open_encoding(self.tokenizer, folder)
+                self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
         if name == 'torchdocs' and self.sha256 != TORCHDOCS:
             print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
                   f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 
-    def check(self, T, rows=1):
+    def check_fits(self, T, rows=1):
         """ValueError if there are fewer training windows of T tokens than rows, or none to test."""
         for split, ids, n in ('train', self.train, rows), ('val', self.val, 1):
             check(len(ids) - T >= n, f'the {split} text of {self.name} ({len(ids)} tokens) has '

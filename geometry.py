@@ -458,7 +458,7 @@ def main():
                          'only one: choose another --out_dir')
     check_writable(folder)
     models = models_of(model, last['iter_num'], source, dev, length)
-    _, idx, _, depth = data.held_out(last, n_windows, dataset, dev)             # (n_windows, T)
+    _, idx, _, depth = data.held_out_windows(last, n_windows, dataset, dev)     # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "
           f'{n_windows} held-out windows of {idx.shape[1]} tokens, {n_loop} loops')
 
@@ -488,7 +488,7 @@ def main():
         used[rule] = torch.cat([entry['steps_used'] for entry in trace]).numpy(force=True)  # (G, T)
     encoding = None
     if last['tokenizer']:
-        encoding = data.get_encoding(last['tokenizer'], source)
+        encoding = data.open_encoding(last['tokenizer'], source)
     words = [repr(text)[1:-1]                           # a line break as \n
              for text in texts_of(idx[0].tolist(), encoding)]
     figure_1(states, used, words, groups, folder)

@@ -32,7 +32,7 @@ from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
 from common.encoding import read_prompt, text_of
 from common.thresholds import calibrated, threshold_key
-from data import get_encoding
+from data import open_encoding
 from decode import defaults
 from loops import Plan, as_noise
 from tasks import NOT_ASKED
@@ -283,7 +283,7 @@ def in_a_sentence(y, guesses, depth, steps_used, evals, rule):
 def write_text(model, checkpoint, folders):
     """num_samples continuations of the prompt, and below each how it was written."""
     # the prompt
-    encoding = get_encoding(checkpoint['tokenizer'], checkpoint['folder'])
+    encoding = open_encoding(checkpoint['tokenizer'], checkpoint['folder'])
     text = read_prompt(start)
     prompt = encoding.encode(text, allowed_special='all' if special_tokens else ())
     prompt = prompt or [encoding.eot_token]

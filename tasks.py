@@ -1,5 +1,5 @@
 """
-Problems that need many loop steps, with the number of steps that each answer needs.
+Problems that need many loop steps, with the number of steps of each answer.
 
     python tasks.py calc                    prints problems and checks 1,000 with the oracle
     python tasks.py calc:p=7,reset=0.05     the same with other knobs, the arguments of `calc`
@@ -25,9 +25,10 @@ of each command.
     x               (rows, T) int64, the tokens
     y               (rows, T) int64, the label of each token: the right answer, as a token;
                     NOT_ASKED where there is no label, but each problem has at least one
-    depth           (rows, T) int64, how many tokens information has to pass through to the label's
-                    token, and so the loop steps that it needs; 0 for a token that needs only
-                    itself, or has no label. In calc it is the distance to the last `=v`
+    depth           (rows, T) int64, the steps of the solution that goes from token to token, as in
+                    calc from the last `=v` on. It bounds the loop steps that the label needs from
+                    above, since a transformer may take shortcuts. 0 for a token that needs only
+                    itself, or has no label
 """
 import functools
 import hashlib
@@ -40,7 +41,8 @@ import torch
 
 from common import configurator
 from common.configurator import check, did_you_mean, explain
-from common.encoding import TokenizerJson, open_encoding, parse_tokenizer
+from common.encoding import TokenizerJson, open_text_encoding, parse_tokenizer
+from common.examples import Examples
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -67,7 +69,9 @@ class Calc:
     Running arithmetic modulo p: `=v` sets the value to v, `+v` and `*v` (v > 0) change it.
 
     The label of each token is the value so far, written `=v`. The first token is a `=v`, and so is
-    each later one with probability `reset`. The depth is the distance from the last `=v`.
+    each later one with probability `reset`. The depth is the distance from the last `=v`: the
+    steps of the token-by-token solution. They are an upper bound, since transformers may take
+    shortcuts.
     """
 
     def __call__(self, rng, rows, T, p=5, reset=0.2):
@@ -173,9 +177,10 @@ class Group:
     The running product of permutations, of three things (the group S3) or five (S5).
 
     `=g` sets the value to g, and `g` multiplies it by g from the right. The label of each token is
-    the value so far. The first token is a `=g`, and so is each later one with probability `reset`.
-    The depth is the distance from the last `=g`. Products in S5 need a depth that grows with their
-    length (Liu et al. 2023).
+    the value so far, written `g`. The first token is a `=g`, and so is each later one with
+    probability `reset`. The depth is the distance from the last `=g`: the steps of the
+    token-by-token solution, an upper bound, since transformers may take shortcuts. In S5 the best
+    of these still need a depth that grows with the length of the product (Liu et al. 2023).
     """
 
     def __call__(self, rng, rows, T, name='S3', reset=0.2):
@@ -255,7 +260,7 @@ def open_problems(dataset, reads=None, folder=None):
         return problems
     check(parse_tokenizer(reads) != 'task', f'the model knows the words of {reads}, and those '
           f'of {dataset} are {problems.tokenizer}: choose a task with the same words')
-    return Problems(dataset, open_encoding(reads, folder))
+    return Problems(dataset, open_text_encoding(reads, folder))
 
 
 def problems_of(checkpoint, dataset=None):
@@ -281,11 +286,11 @@ class Words:
         name, knobs = parse_task(dataset)
         shaping = taken_by(TASKS[name].words, knobs)
         self.name = f"{name}:{','.join(f'{knob}={value}' for knob, value in shaping.items())}"
-        self.words = TASKS[name].words(**shaping)
-        self.n_vocab = len(self.words)
-        self.tokens = {word: token for token, word in enumerate(self.words)}
-        check(self.words, f'the task {name} has no words')
-        check(len(self.tokens) == len(self.words), f'the task {name} has a word twice')
+        self.vocabulary = TASKS[name].words(**shaping)
+        self.n_vocab = len(self.vocabulary)
+        self.tokens = {word: token for token, word in enumerate(self.vocabulary)}
+        check(self.vocabulary, f'the task {name} has no words')
+        check(len(self.tokens) == self.n_vocab, f'the task {name} has a word twice')
 
     def encode(self, text, allowed_special=()):
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
@@ -293,19 +298,19 @@ class Words:
         unknown = [f"'{word}'" for word in words if word not in self.tokens]
         verb = 'is not a word' if len(unknown) == 1 else 'are no words'
         check(not unknown, f"{', '.join(unknown)} {verb} of {self.name}: choose from "
-              f"{' '.join(self.words)}")
+              f"{' '.join(self.vocabulary)}")
         return [self.tokens[word] for word in words]
 
     encode_ordinary = encode
 
     def decode(self, tokens):
-        return ' '.join(self.words[token] for token in tokens)
+        return ' '.join(self.vocabulary[token] for token in tokens)
 
     def decode_single_token_bytes(self, token):
-        return self.words[token].encode()
+        return self.vocabulary[token].encode()
 
 
-class Problems:
+class Problems(Examples):
     """
     The problems of a task, a data set with the methods of data.Text.
 
@@ -319,29 +324,29 @@ class Problems:
     """
     is_task = True              # only some tokens have labels, and the measure is accuracy
 
-    def __init__(self, dataset, encoding=None, held_out=None):
+    def __init__(self, dataset, encoding=None, n_problems=None):
         self.name, self.knobs = parse_task(dataset)
         self.task = TASKS[self.name]
-        self.in_words = Words(dataset)
-        self.words = self.in_words.words
-        self.encoding = encoding or self.in_words
+        self.word_encoding = Words(dataset)
+        self.vocabulary = self.word_encoding.vocabulary
+        self.encoding = encoding or self.word_encoding
         self.tokenizer_json = encoding if isinstance(encoding, TokenizerJson) else None
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
-        self.n_problems = held_out or (512 if encoding else 2048)
+        self.n_problems = n_problems or (512 if encoding else 2048)
         self.description = f'problems of {dataset}, made as they are needed'
         self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
         if encoding:
             self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
 
-        spelled = [[token] for token in range(len(self.words))]
+        spelled = [[token] for token in range(len(self.vocabulary))]
         if encoding:
-            spelled = [encoding.encode_ordinary(word) for word in self.words]
-        lengths = {len(tokens) for tokens in spelled}
-        check(len(lengths) == 1, f'the words of {dataset} are not of the same number of tokens of '
-              f'{self.tokenizer}: choose other knobs of the task')
-        self.per_word, = lengths
-        self.spelled = np.array(spelled)                                        # (words, per_word)
+            spelled = [encoding.encode_ordinary(word) for word in self.vocabulary]
+        self.per_word = len(spelled[0])
+        check(all(len(tokens) == self.per_word for tokens in spelled), f'the words of {dataset} '
+              f'are not of the same number of tokens of {self.tokenizer}: choose other knobs of '
+              'the task')
+        self.spelled = np.array(spelled)                            # (vocabulary, per_word)
 
     def make(self, rng, rows, T):
         """Problems: x, y, depth (rows, T). ValueError if the task makes what it must not."""
@@ -354,27 +359,39 @@ class Problems:
         check(all(array.shape == shape and array.dtype == np.int64 for array in arrays),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
               f'{[(array.dtype.name, *array.shape) for array in arrays]}')
-        words, labels, steps = arrays
-        has_label = labels != NOT_ASKED
+        word_ids, label_ids, steps = arrays
+        has_label = label_ids != NOT_ASKED
         unasked = rows - has_label.any(axis=1).sum()
         check(unasked == 0, f'the task {self.name} made {unasked} of {rows} problems without a '
               'label: each problem needs one')
-        for name, tokens in ('x', words), ('y', labels[has_label]):
-            check(0 <= tokens.min() <= tokens.max() < len(self.words),
-                  f'the task {self.name} has words 0 to {len(self.words) - 1}, and {name} has '
-                  f'tokens from {tokens.min()} to {tokens.max()}')
+        for name, ids in ('x', word_ids), ('y', label_ids[has_label]):
+            check(0 <= ids.min() <= ids.max() < len(self.vocabulary),
+                  f'the task {self.name} has words 0 to {len(self.vocabulary) - 1}, and {name} has '
+                  f'tokens from {ids.min()} to {ids.max()}')
 
-        x, y = self.spell(words, labels)
+        x, y = self.spell(word_ids, label_ids)
         depth = np.zeros_like(x)
         depth[:, self.per_word - 1::self.per_word] = steps
         return x, y, depth
 
-    def spell(self, words, labels):
-        """Problems and labels in words (rows, T / per_word) -> in tokens, x and y (rows, T)."""
-        x = self.spelled[words].reshape(len(words), -1)
+    def spell(self, word_ids, label_ids):
+        """
+        Problems and labels in words (rows, T / per_word) -> in tokens, x and y (rows, T). With two
+        tokens per word, and . where there is no label:
+
+            words   =2   +1   *4        x   = 2  + 1  * 4
+            labels  =2   =3   =2        y   . 2  . 3  . 2
+        """
+        x = self.spelled[word_ids].reshape(len(word_ids), -1)
         y = np.full_like(x, NOT_ASKED)
+        has_label = label_ids != NOT_ASKED
+        answers = np.unique(label_ids[has_label])
         last = self.spelled[:, -1]
-        y[:, self.per_word - 1::self.per_word] = np.where(labels < 0, labels, last[labels.clip(0)])
+        check(len(np.unique(last[answers])) == len(answers), f'two answers of the task {self.name} '
+              f'end in the same token of {self.tokenizer}, and the label is that token: give each '
+              'answer an end of its own')
+        labels = y[:, self.per_word - 1::self.per_word]
+        labels[has_label] = last[label_ids[has_label]]
         return x, y
 
     def answers(self, words):
@@ -391,26 +408,29 @@ class Problems:
         y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
         are not a problem of the task.
         """
-        tokens = self.in_words.encode(text)
+        word_ids = self.word_encoding.encode(text)
         words = text.split()
         with explain(f"'{text}' is not a problem of {self.name}",
                      f'python tasks.py {self.name} prints some'):
             check(words, 'it has no words')
             answers = self.answers(words) if hasattr(self.task, 'oracle') else [None] * len(words)
-        labels = [NOT_ASKED if answer is None else self.words.index(answer) for answer in answers]
-        return self.spell(np.array([tokens]), np.array([labels]))
+            tokens = self.word_encoding.tokens | {None: NOT_ASKED}
+            unknown = [answer for answer in answers if answer not in tokens]
+            check(not unknown, f'the oracle answers {unknown[:1]}, which is no word of the task')
+            label_ids = [tokens[answer] for answer in answers]
+        return self.spell(np.array([word_ids]), np.array([label_ids]))
 
     def wrong_rows(self, x, y):
         """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
         wrong = []
         for row, (tokens, labels) in enumerate(zip(x, y)):
-            answers = self.answers([self.words[token] for token in tokens])
-            if any(label != NOT_ASKED and self.words[label] != answer
+            answers = self.answers([self.vocabulary[token] for token in tokens])
+            if any(label != NOT_ASKED and self.vocabulary[label] != answer
                    for label, answer in zip(labels, answers)):
                 wrong.append(row)
         return wrong
 
-    def check(self, T, rows=1):
+    def check_fits(self, T, rows=1):
         """ValueError if T, a knob or the number of rows does not fit the task."""
         self.all_held_out(T)                            # make raises the errors
         self.make(np.random.default_rng(0), rows, T)
@@ -443,11 +463,11 @@ class Problems:
 
 def print_problem(problems, x, y, oracle=None):
     """A problem x, its labels y (T,) and the oracle's answers, in columns of words."""
-    answers = [None if label == NOT_ASKED else problems.words[label] for label in y]
-    lines = dict(problem=[problems.words[token] for token in x], answers=answers)
+    answers = [None if label == NOT_ASKED else problems.vocabulary[label] for label in y]
+    lines = dict(problem=[problems.vocabulary[token] for token in x], answers=answers)
     if oracle:
         lines['oracle'] = oracle
-    width = max(map(len, problems.words)) + 3
+    width = max(map(len, problems.vocabulary)) + 3
     for title, words in lines.items():
         print(f'  {title:7}' + ''.join((word or '').rjust(width) for word in words))
 
@@ -473,7 +493,7 @@ def main():
         first = wrong[0]
         print('\nthe first of them:')
         print_problem(problems, x[first], y[first],
-                      problems.answers([problems.words[token] for token in x[first]]))
+                      problems.answers([problems.vocabulary[token] for token in x[first]]))
         raise SystemExit(1)
 
 

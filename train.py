@@ -267,7 +267,7 @@ def main(*args):
     dev, autocast = distributed.join(device, dtype)
     torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     examples = open_examples(start.checkpoint, vocab_size or math.inf)
-    examples.check(block_size, batch_size)
+    examples.check_fits(block_size, batch_size)
     if start.resumed:
         check_same_data(examples, start.checkpoint, dataset, out_dir)
     distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
@@ -468,7 +468,7 @@ def evaluate_only(knobs):
     check_writable(results)
     examples = open_examples(checkpoint, model.config.vocab_size)
     T = model.config.block_size
-    examples.check(T)
+    examples.check_fits(T)
     n_windows = examples.n_held_out(T)
     if 'eval_windows' in given:
         n_windows = min(n_windows, eval_windows)

@@ -58,7 +58,7 @@ def parse_tokenizer(name):
     return 'task' if ':' in name else 'tiktoken'
 
 
-def open_encoding(name, folder=None):
+def open_text_encoding(name, folder=None):
     """
     The encoding of texts that has this name, see parse_tokenizer. ValueError if it is unavailable,
     or has too many tokens for uint16. folder: that of a checkpoint or a data set, where its

@@ -15,7 +15,6 @@ import os
 from contextlib import contextmanager, nullcontext
 from shlex import quote
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -183,15 +182,6 @@ def draw_losses(log, loops, out_dir):
 
 # held-out losses ---------------------------------------------------------------------------------
 
-def spread(examples, n, T):
-    """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if too few."""
-    there = examples.n_held_out(T)
-    if n > there:
-        raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than {n}: '
-                         'lower --n_windows')
-    return np.linspace(0, there - 1, n).round().astype(int)
-
-
 def windows_at_once(config, most=64):
     """
     How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits, or of
@@ -234,7 +224,7 @@ def evaluate(model, examples, n_windows, loops, dev, autocast=nullcontext()):
     """
     model.eval()
     T = model.config.block_size
-    numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
+    numbers = examples.spread(n_windows, T)[distributed.RANK::distributed.WORLD]
     columns = depths_of(examples, T)
     at_once = windows_at_once(model.config)
     # as many batches in all processes: after each they agree whether to stop

@@ -23,7 +23,7 @@ from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName, configure, given, run
 from common.encoding import parse_tokenizer, read_prompt, texts_of
 from common.files import new_file
-from data import get_encoding
+from data import open_encoding
 from decode.defaults import waking_budget
 from exits import EXITS, TAUS, make_exit
 from page import SYMBOLS, fill, for_page, halved
@@ -96,7 +96,7 @@ def main():
         raise ValueError(f"n_loop must lie between 1 and {record['most_loops']}, not {n_loop}")
 
     # the page
-    encoding = get_encoding(checkpoint['tokenizer'], folder)
+    encoding = open_encoding(checkpoint['tokenizer'], folder)
     words = texts_of(range(encoding.n_vocab), encoding)
     half = keeps_answers(model, record)
     if longest:

@@ -191,7 +191,7 @@ def wave(tmp_path_factory):
     up to eleven tokens before it, and moves on by one or two of them a loop step.
     """
     folder = tmp_path_factory.mktemp('wave')
-    few = partialmethod(tasks.Problems.__init__, held_out=64)
+    few = partialmethod(tasks.Problems.__init__, n_problems=64)
     with contextlib.chdir(folder), mock.patch.object(tasks.Problems, '__init__', few):
         done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
                    '--block_size=12', '--window=None', '--n_embd=32',

@@ -160,7 +160,7 @@ def test_the_pretrained_models_have_learned():
     idx = torch.tensor([[*b'    Returns a new tensor with the same data.\n'[:48]]])
     _, loss = text(idx[:, :-1], idx[:, 1:])
     assert loss < 1.5       # nats per byte
-    x, y = tasks.Problems('calc', held_out=64).held_out(range(64), 24)
+    x, y = tasks.Problems('calc', n_problems=64).held_out(range(64), 24)
     logits, _ = calc(x, y, n_loop=24)
     assert (logits.argmax(-1) == y).float().mean() > 0.99
 

@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
 def text_of(name, split):
     """The documents of a split, decoded from its bin file."""
     text = data.open_data(name)
-    encoding = data.get_encoding(text.tokenizer, f'data/{name}')
+    encoding = data.open_encoding(text.tokenizer, f'data/{name}')
     return encoding.decode(getattr(text, split).tolist()).split(EOT)[:-1]
 
 
@@ -51,7 +51,7 @@ def make_good():
 # tokenizers --------------------------------------------------------------------------------------
 
 def test_bytes_encoding_is_utf8():
-    encoding = data.get_encoding('bytes')
+    encoding = data.open_encoding('bytes')
     text = 'naïve — 中文 🙂\n\t' * 20
     ids = list(text.encode())
     assert encoding.encode_ordinary(text) == ids
@@ -66,13 +66,13 @@ def test_encodings_that_are_unavailable():
     with mock.patch.object(tiktoken, 'get_encoding', side_effect=results):
         for words in 'unreachable.*no network?.*bytes needs no', 'has 65537 tokens, and uint16 has':
             with pytest.raises(ValueError, match=words):
-                data.get_encoding('cl100k_base')
+                data.open_encoding('cl100k_base')
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
     Path('empty.json').write_text('{}')
     for name, words in dict(endless='has no end-of-text token: one of', empty='cannot read',
                             missing='No such file').items():
         with pytest.raises(ValueError, match=words):
-            data.get_encoding(f'{name}.json')
+            data.open_encoding(f'{name}.json')
 
 
 def test_a_tokenizer_json_is_read_byte_by_byte():
@@ -83,7 +83,7 @@ def test_a_tokenizer_json_is_read_byte_by_byte():
     tokenizer.enable_padding(length=64)
     tokenizer.add_tokens(['Zoë', 'đem'])
     tokenizer.save('tokenizer.json')
-    encoding = data.get_encoding('elsewhere/tokenizer.json', '.')     # beside the checkpoint
+    encoding = data.open_encoding('elsewhere/tokenizer.json', '.')     # beside the checkpoint
     every = ''.join(map(chr, range(256))) + '\u0800日本\U0010ffff'
     text = f'{line}, Zoë\n\tgrößer, \x00 and đem \u05d0' + every
     ids = encoding.encode(text)
@@ -104,7 +104,7 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
                                            decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken('<s>'), AddedToken('</s>'), AddedToken('<|im_end|>')])
     tokenizer.save('tokenizer.json')
-    encoding = data.get_encoding('tokenizer.json')
+    encoding = data.open_encoding('tokenizer.json')
     ids = encoding.encode('ab c\nü')
     pieces = [encoding.decode_single_token_bytes(token) for token in ids]
     assert pieces == [b'ab', b' ', b'c', b'\n', b'\xc3', b'\xbc']
@@ -128,7 +128,7 @@ def test_text_is_text(name):
     if name == 'not special':       # files differ in what they call so
         text = text.replace('"special": true', '"special": false')
     encoding = encodings.TokenizerJson(text) if 'json' in name or 'special' in name else (
-        data.get_encoding(name))
+        data.open_encoding(name))
     for text in f'a {EOT} b', '<ul><s>ten</s></ul>', EOT, '<|im_end|>':
         for tokens in encoding.encode(text), encoding.encode_ordinary(text):
             assert encoding.decode(tokens) == text
@@ -145,7 +145,7 @@ def test_html_in_own_text_is_no_end():
     meta = data.make('own', 'page.txt', tokenizer='own.json')
     assert [meta[split]['documents'] for split in data.SPLITS] == [1, 1]
     ids = data.open_data('own').train.tolist()
-    assert sum(ids.count(end) for end in data.get_encoding('own.json').ends) == 1
+    assert sum(ids.count(end) for end in data.open_encoding('own.json').ends) == 1
 
 
 def test_a_tokenizer_that_reads_letters_as_an_end_is_refused():
@@ -153,7 +153,7 @@ def test_a_tokenizer_that_reads_letters_as_an_end_is_refused():
     words.add_special_tokens(['</s>'])
     words.save('words.json')
     with pytest.raises(ValueError, match="it reads the letters '</s>' in a text as the end"):
-        data.get_encoding('words.json')
+        data.open_encoding('words.json')
 
 
 def test_what_a_tokenizer_json_asks_for():
@@ -202,9 +202,9 @@ def test_tokens_that_tokenizer_config_asks_for(settings, missing):
     Path('tokenizer_config.json').write_text(json.dumps(settings))
     if missing:
         with pytest.raises(ValueError, match=f'says {missing}, but tokenizer.json does not add'):
-            data.get_encoding('tokenizer.json')
+            data.open_encoding('tokenizer.json')
     else:
-        assert data.get_encoding('tokenizer.json').eot_token == 0
+        assert data.open_encoding('tokenizer.json').eot_token == 0
 
 
 @pytest.mark.parametrize('name, origin', [
@@ -238,8 +238,8 @@ def test_a_bpe_is_trained_on_the_training_documents_alone(capsys):
         Path(f'texts/{split}.txt').write_text(f'{text} ' * 50 + EOT + f'{text} ' * 50)
     meta = data.make('own', 'texts', bpe=300)
     assert 'training a BPE of 300 tokens' in capsys.readouterr().err
-    encoding = data.get_encoding(meta['tokenizer'], 'data/own')
-    assert meta['tokenizer'] == data.get_encoding('data/own/tokenizer.json').name == encoding.name
+    encoding = data.open_encoding(meta['tokenizer'], 'data/own')
+    assert meta['tokenizer'] == data.open_encoding('data/own/tokenizer.json').name == encoding.name
     assert meta['vocab_size'] == encoding.n_vocab <= 300
     assert text_of('own', 'val') == ['held-out words ' * 50] * 2
     assert text_of('own', 'train') == ['größer than the fox ' * 50] * 2
@@ -620,16 +620,16 @@ def test_windows_of_a_text_and_what_fits_it():
     # windows for a checkpoint's model, evenly spread over the held-out part
     checkpoint = dict(config=dict(dataset='own'), tokenizer='bytes', folder='',
                       model_args=dict(block_size=5, vocab_size=257))
-    _, *x_and_y, depth = data.held_out(checkpoint, 3)
+    _, *x_and_y, depth = data.held_out_windows(checkpoint, 3)
     assert depth is None and all(map(torch.equal, x_and_y, text.held_out([0, 2, 4], 5)))
     with pytest.raises(ValueError, match='has 5 windows of 5 tokens, fewer than 6: lower'):
-        data.held_out(checkpoint, 6)
+        data.held_out_windows(checkpoint, 6)
 
-    text.check(25, rows=451)            # all windows of 25 tokens with a next one
+    text.check_fits(25, rows=451)            # all windows of 25 tokens with a next one
     for T, rows, words in ((26, 1, r'val text of own \(26 tokens\) has fewer than 1 windows of 26'),
                            (25, 452, 'train text .* fewer than 452 .* or --batch_size')):
         with pytest.raises(ValueError, match=words):
-            text.check(T, rows)
+            text.check_fits(T, rows)
     for reads, vocab_size in ('gpt2', 257), ('bytes', 256):
         words = f'reads {vocab_size} tokens of {reads}, but data set .own. has 257 of bytes'
         with pytest.raises(ValueError, match=words):
@@ -665,8 +665,8 @@ def test_bad_text_and_nothing_lost(path, knobs, words):
     (data.make, ('new',), 'python data.py new --path=TEXT'),
     (data.open_data, ('new',), "no data set or task 'new' .*python data.py new --path=TEXT"),
     (data.open_data, ('clac',), 'mean .calc'), (data.open_data, ('',), 'name one with --dataset'),
-    (data.get_encoding, ('gpt9',), 'Unknown encoding gpt9.*bytes needs no file'),
-    (data.get_encoding, (None,), 'came without a tokenizer.json'),
+    (data.open_encoding, ('gpt9',), 'Unknown encoding gpt9.*bytes needs no file'),
+    (data.open_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
     (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),
     (partial(data.make, bpe=300), ('fineweb',), 'text of your own'),

@@ -195,7 +195,7 @@ def test_longer_and_deeper_problems_than_in_training(tmp_path, monkeypatch):
                        '--length=60', script='geometry.py')
     assert '3 held-out windows of 60 tokens' in printed
     checkpoint = load_checkpoint(f'{ROOT}/pretrained/calc/ckpt.pt', length=60)[1]
-    depth = data.held_out(checkpoint, 3, 'calc:reset=0.01')[3][0]
+    depth = data.held_out_windows(checkpoint, 3, 'calc:reset=0.01')[3][0]
     assert lines[0][:-1].tolist() == depth.tolist() and depth.max() > 24
     assert len(read_csv('out/calc/figures/convergence.csv')) == 60 * 8
 
@@ -203,7 +203,7 @@ def test_longer_and_deeper_problems_than_in_training(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_found_before_the_work(here, monkeypatch):
     shutil.copytree('out', 'locked', ignore=shutil.ignore_patterns('figures'))
     Path('locked/figures').touch()
-    monkeypatch.setattr('data.held_out', lambda *_: pytest.fail('the work began'))
+    monkeypatch.setattr('data.held_out_windows', lambda *_: pytest.fail('the work began'))
     assert "cannot write into 'locked/figures'" in refused(*SMALL, '--out_dir=locked',
                                                            script='geometry.py')
 
@@ -262,7 +262,7 @@ def test_curves_are_grey_where_they_are_not_clear_of_rounding(tmp_path):
 
 
 def test_texts_of_tokens():
-    encoding = data.get_encoding('bytes')
+    encoding = data.open_encoding('bytes')
     assert geo.texts_of([65, 10, 226, 300], encoding) == ['A', '\n', r'\xe2', '#300']
     assert geo.texts_of([65, 300], None) == ['#65', '#300']
 

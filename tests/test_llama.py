@@ -381,14 +381,14 @@ def spelled(tmp_path_factory):
 
 def test_a_task_in_the_tokens_of_a_model(spelled, monkeypatch):
     """The right answers are those of the words; each part that reads a task reads this one."""
-    text, idx, targets, depth = data.held_out(saved(f'{spelled}/out-calc'), 8)
-    words, labels, steps = tasks.Problems('calc:p=3', held_out=512).all_held_out(8)
+    text, idx, targets, depth = data.held_out_windows(saved(f'{spelled}/out-calc'), 8)
+    words, labels, steps = tasks.Problems('calc:p=3', n_problems=512).all_held_out(8)
     assert text.sha256 != tasks.Problems('calc:p=3').sha256         # other tokens: other data
     first = np.linspace(0, 511, 8).round().astype(int)
-    assert text.words[words[first[3], 2]] == text.encoding.decode(idx[3, 4:6].tolist())
+    assert text.vocabulary[words[first[3], 2]] == text.encoding.decode(idx[3, 4:6].tolist())
     assert (targets[:, ::2] == tasks.NOT_ASKED).all()
     assert [text.encoding.decode([token]) for token in targets[:, 1::2].flatten()] == [
-        text.words[label][-1] for label in labels[first].flatten()]
+        text.vocabulary[label][-1] for label in labels[first].flatten()]
     assert depth[:, 1::2].tolist() == steps[first].tolist()
     # scripts
     out = f'--out_dir={spelled}/out-calc'
@@ -403,7 +403,7 @@ def test_a_task_in_the_tokens_of_a_model(spelled, monkeypatch):
                         abs_tol=1e-6)
     # a task most of whose words have no label
     monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
-    last = tasks.Problems('last:p=3', data.get_encoding(text.tokenizer, f'{spelled}/out-calc'))
+    last = tasks.Problems('last:p=3', data.open_encoding(text.tokenizer, f'{spelled}/out-calc'))
     assert (last.make(np.random.default_rng(0), 5, 16)[1] >= 0).sum(axis=1).tolist() == [1] * 5
     finished(out, '--n_windows=2', '--n_loop=4', script='geometry.py')
     assert {row['first'] for row in read_csv(f'{spelled}/out-calc/eval.csv')} >= {'0', '1'}
@@ -431,8 +431,8 @@ def test_a_cut_with_the_words_of_a_task_alone(spelled):
     (full, few), (old, new) = zip(*(load_checkpoint(f'{spelled}/{name}/ckpt.pt')
                                     for name in ('all', 'few')))
     assert new['model_class'] == 'zoo.llama:NormedLlama' and few.config.window == 4
-    _, idx, targets, depth = data.held_out(old, 4, 'calc:p=3')
-    _, small, answers, its_depth = data.held_out(new, 4, 'calc:p=3')
+    _, idx, targets, depth = data.held_out_windows(old, 4, 'calc:p=3')
+    _, small, answers, its_depth = data.held_out_windows(new, 4, 'calc:p=3')
     used, rows = idx.unique(), small.unique()
     assert (depth == its_depth).all() and len(used) == len(rows)
     assert torch.equal(torch.bucketize(idx, used), torch.bucketize(small, rows))

@@ -344,8 +344,8 @@ def test_edits_end_with_the_answers_of_a_fresh_solve(browser, pages, length, res
                                   for name, tau in (('accel', 1), ('norm_rel', .1))])
     for of_rule in results:
         for ids, (repaired, fresh, _, _) in zip(texts, of_rule):
-            right = problems.answers([problems.words[token] for token in ids])
-            assert repaired == fresh == [problems.words.index(word) for word in right]
+            right = problems.answers([problems.vocabulary[token] for token in ids])
+            assert repaired == fresh == [problems.vocabulary.index(word) for word in right]
         repaired, fresh = np.mean([one[2:] for one in of_rule], axis=0)
         assert repaired < fresh / 2
 

@@ -120,7 +120,7 @@ def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     """Against the logits, on a task that asks at one token of a row."""
     monkeypatch.setattr(report, 'windows_at_once', lambda config: 7)
     monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
-    model, problems = tiny(vocab_size=13), tasks.Problems('last', held_out=40)
+    model, problems = tiny(vocab_size=13), tasks.Problems('last', n_problems=40)
     sums = report.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
     for n_loop, (share, _) in report.totals_of(sums).items():
@@ -132,7 +132,7 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
     """Printed, and as CSV: against the logits, label by label, at 16 and at 40 tokens."""
     monkeypatch.setattr(plots, 'depth', lambda rows, path: None)
     for T in 16, 40:
-        model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc', held_out=30)
+        model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc', n_problems=30)
         sums = report.evaluate(model, problems, 30, [1, 2], 'cpu')
         columns = report.depths_of(problems, T)
         x, y, depth = (torch.from_numpy(values) for values in problems.all_held_out(T))
@@ -158,10 +158,10 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
 
 
 def test_columns_of_few_depths_and_of_none(text):
-    hop = tasks.Problems('hop:hops=3', held_out=30)
+    hop = tasks.Problems('hop:hops=3', n_problems=30)
     assert report.depths_of(hop, 16) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert report.depths_of(text, 16) == []
-    deep = tasks.Problems('calc:reset=0.001', held_out=20)
+    deep = tasks.Problems('calc:reset=0.001', n_problems=20)
     assert report.depths_of(deep, 14) == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 13)]
     assert report.depths_of(deep, 1200) == [
         (0, 0), (1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512),
@@ -184,7 +184,7 @@ def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
             y[::2, 3:] = tasks.NOT_ASKED
             return x, y, depth
 
-    model, problems = tiny(vocab_size=13), Uneven('calc', held_out=9)
+    model, problems = tiny(vocab_size=13), Uneven('calc', n_problems=9)
     sums = report.evaluate(model, problems, 9, [2], 'cpu')
     x, y, _ = (torch.from_numpy(values) for values in problems.all_held_out(16))
     _, loss = report.totals_of(sums)[2]

@@ -67,11 +67,11 @@ def test_hop_by_hand():
 
 
 def test_held_out_problems_are_not_trained_on():
-    problems = tasks.Problems('calc', held_out=64)
+    problems = tasks.Problems('calc', n_problems=64)
     x, y = problems.held_out(range(64), 24)
     assert torch.equal(problems.held_out([3, 5], 24)[1], y[[3, 5]])
     assert problems.held_out([0], 8)[0].shape == (1, 8)         # another T after the first
-    _, _, labels, depth = data.held_out(checkpoint_of('hop', None), 3, 'calc')
+    _, _, labels, depth = data.held_out_windows(checkpoint_of('hop', None), 3, 'calc')
     assert depth.shape == labels.shape == (3, 24) and (depth > 0).any()
     whole, labels = problems.batch(np.random.default_rng(0), 2000, 24)
     assert not set(map(tuple, whole.tolist())) & set(map(tuple, x.tolist()))
@@ -81,7 +81,7 @@ def test_held_out_problems_are_not_trained_on():
 
 
 def test_words_are_an_encoding():
-    words = data.get_encoding('calc:p=5')
+    words = data.open_encoding('calc:p=5')
     assert words.encode('=4 *1  +2') == [4, 9, 6] and words.n_vocab == 13
     assert b''.join(map(words.decode_single_token_bytes, [4, 9, 6])) == b'=4*1+2'
     with pytest.raises(ValueError, match="'/2' is not a word of calc:p=5: choose from =0 =1"):
@@ -103,7 +103,7 @@ def test_a_run_can_have_other_problems_of_its_task():
     # how many there are to draw windows from: fewer of long ones
     assert [deep.n_held_out(T) for T in (24, 512, 8192, 2 ** 21)] == [2048, 2048, 128, 1]
     checkpoint['model_args']['block_size'] = 8192       # as open_run(length=8192) has it
-    _, idx, targets, depth = data.held_out(checkpoint, 3, 'calc:reset=0.01')
+    _, idx, targets, depth = data.held_out_windows(checkpoint, 3, 'calc:reset=0.01')
     assert idx.shape == targets.shape == depth.shape == (3, 8192) and depth.max() > 300
     with pytest.raises(ValueError, match='knows the words of calc:p=5, and .* are calc:p=7: '):
         tasks.problems_of(checkpoint, 'calc:p=7,reset=0.01')
@@ -148,14 +148,14 @@ def test_what_is_typed_is_checked(task, text, message):
     ('calc', 24, 10 ** 8, 'cannot make 100000000 problems .*--batch_size')])
 def test_bad_input(text, T, rows, message):
     with pytest.raises(ValueError, match=message):
-        tasks.Problems(text).check(T, rows)
+        tasks.Problems(text).check_fits(T, rows)
 
 
 def test_a_config_fits_its_task():
     calc = runpy.run_path(f'{ROOT}/config/calc.py')
     for config in 'calc', 'hop', 's3':      # the last two on top of the first
         knobs = calc | runpy.run_path(f'{ROOT}/config/{config}.py')
-        tasks.Problems(knobs['dataset']).check(knobs['block_size'])
+        tasks.Problems(knobs['dataset']).check_fits(knobs['block_size'])
 
 
 class Echo:
@@ -194,7 +194,7 @@ def test_a_task_is_checked_against_its_words(monkeypatch, capsys, change, messag
     assert problem.split()[1:] == oracle.split()[1:]
     assert answers.split()[1:] == ['bca'['abc'.index(word)] for word in oracle.split()[1:]]
     task.change = change
-    for run in tasks.main, lambda: tasks.Problems('echo', held_out=20).check(24):
+    for run in tasks.main, lambda: tasks.Problems('echo', n_problems=20).check_fits(24):
         with pytest.raises(ValueError, match=f'the task echo .*{message}'):
             run()
 
@@ -239,6 +239,28 @@ def test_an_oracle_answers_each_word(monkeypatch, n_answers):
     monkeypatch.setitem(tasks.TASKS, 'echo', task)
     with pytest.raises(ValueError, match=f'oracle of echo gave {n_answers} answers to 24 words'):
         tasks.Problems('echo').wrong_rows(*made('echo')[:2])
+
+
+def test_answers_are_told_apart_by_their_last_token(monkeypatch):
+    """Spelled in several tokens, a label is the last of them."""
+    task = Echo()
+    task.words = lambda n: ['xa', 'ya', 'zb'][:n]
+    monkeypatch.setitem(tasks.TASKS, 'echo', task)
+    problems = tasks.Problems('echo', data.open_encoding('bytes'))
+    with pytest.raises(ValueError, match='two answers of the task echo end in the same token'):
+        problems.check_fits(24)
+    # of words that are no answers it does not matter
+    task.change = lambda x, y, depth: (x, np.where(y == 1, tasks.NOT_ASKED, y), depth)
+    _, y, _ = problems.make(np.random.default_rng(0), 9, 24)
+    assert {*y.flatten()} == {tasks.NOT_ASKED, ord('a'), ord('b')}
+
+
+def test_an_oracle_that_answers_no_word(monkeypatch):
+    task = Echo()
+    task.oracle = lambda words: ['z' for word in words]
+    monkeypatch.setitem(tasks.TASKS, 'echo', task)
+    with pytest.raises(ValueError, match="'a b' is not a problem of echo .*answers .'z'., which"):
+        tasks.Problems('echo').solve('a b')
 
 
 def test_a_loss_that_is_not_finite_names_a_checkpoint_if_there_is_one(tmp_path):

@@ -248,7 +248,7 @@ def main():
     check_writable(out)
     encoding = None
     if parse_tokenizer(checkpoint['tokenizer']) == 'stored':
-        encoding = data.get_encoding(checkpoint['tokenizer'], checkpoint['folder'])
+        encoding = data.open_encoding(checkpoint['tokenizer'], checkpoint['folder'])
 
     # held-out text or problems. A block that was given needs none, but the norm's scale does
     name = dataset or checkpoint['config']['dataset']
@@ -257,7 +257,7 @@ def main():
                          'tokenizer.json')
     text, idx = None, None
     if name or norm or keep is not None or not block:
-        text, idx, *_ = data.held_out(checkpoint, n_windows, name, dev)     # (n_windows, T)
+        text, idx, *_ = data.held_out_windows(checkpoint, n_windows, name, dev)     # (n_windows, T)
 
     # which layers loop, and the model in which they do
     chosen, rows = block, []
