@@ -49,7 +49,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from itertools import groupby
-from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +63,7 @@ from common.configurator import PathName
 from common.distributed import pick_device
 from common.files import check_writable, write_csv
 from common.report import windows_at_once
-from common.thresholds import save_thresholds, threshold_key, thresholds_of
+from common.thresholds import command_for, save_thresholds, threshold_key, thresholds_of
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.defaults import choose_counts
@@ -184,7 +183,7 @@ def families_of_rules(budget, is_task):
                                      budget=budget) for name in rules]
             elif wakes(is_task) == [True]:
                 raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
-                                 'does not: leave out --wake, or give --cache=exact')
+                                 'does not: give --wake=False, or --cache=exact')
     return families
 
 
@@ -515,16 +514,13 @@ def report_thresholds(rows, folder, source, is_task):
 
 
 def sample_command(row, source, is_task):
-    """The command that uses a threshold: with its policy, and the user's files, if it took any."""
+    """The command that uses a threshold. row: it has the fields of a threshold_key."""
     rule = next(name for name in rules if make_exit(name).name == row['rule'])
-    flags = [f'--out_dir={source}', f'--exit={rule}', f"--cache={row['cache']}"]
-    if row['wake'] != is_task:          # not what sample.py does by itself
-        flags.append(f"--wake={row['wake']}")
-    if row['ring']:
-        flags.append(f"--ring={row['ring']}")
+    flags = [f'--out_dir={source}', f'--exit={rule}']
     if row['wave']:
-        flags += map('--{}={}'.format, ('wave', 'wave_steps'), row['wave'])
-    return ' '.join(map(quote, ['python', 'sample.py', *configurator.own_files, *flags]))
+        width, steps = row['wave']
+        flags += [f'--wave={width}', f'--wave_steps={steps}']
+    return command_for('sample.py', row, is_task, *flags)
 
 
 # report -------------------------------------------------------------------------------------------

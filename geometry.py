@@ -436,7 +436,7 @@ def calibrated_rule(name, checkpoint, folders):
     rule = make_exit(name)
     for folder in folders:
         threshold = calibrated(folder, checkpoint, threshold_key(rule, 'exact', ring=None))
-        if threshold:
+        if threshold and threshold.tau is not None:
             return replace(rule, tau=threshold.tau)
     return rule
 

@@ -16,10 +16,10 @@ Paper: sec. 4 (exit rules), Algorithm 1 (accel).
     T    tokens of a problem
 """
 import codecs
+import json
 import shutil
 import time
 from dataclasses import replace
-from shlex import quote
 
 import numpy as np
 import torch
@@ -31,9 +31,11 @@ from common.colours import paint, print_legend
 from common.configurator import PathName, configure, given, run
 from common.distributed import pick_device
 from common.encoding import read_prompt, text_of
-from common.thresholds import calibrated, threshold_key
+from common.thresholds import calibrated, command_for, threshold_key
 from data import open_encoding
 from decode import defaults
+from decode.passes import plan_of_prompt, reads_whole
+from exits import make_exit
 from loops import Plan, as_noise
 from tasks import NOT_ASKED
 
@@ -67,7 +69,7 @@ device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm
 # -------------------------------------------------------------------------------------------------
 
-# knobs that do not apply to problems, and one that does not apply to text
+# knobs of text alone; of tasks alone
 OF_TEXT = ('special_tokens', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
            'wave', 'wave_steps', 'stop_at_end', 'compile')
 OF_TASK = ('dataset',)
@@ -82,6 +84,8 @@ def check_knobs(is_task):
     if unused:
         does = 'answers problems of its task' if is_task else 'writes text'
         raise ValueError(f'this model {does}: leave out {", ".join(unused)}')
+    if is_task and 'start' in given and num_samples > 1:
+        raise ValueError('--start is one problem: leave out --num_samples')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
     if exit is None and not wave and (wake or tau is not None or hits is not None):
@@ -95,14 +99,18 @@ def check_knobs(is_task):
         raise ValueError('--compile needs a cache: leave out --cache=None')
 
 
-def choose_decoding(model, checkpoint, folders, T=None):
+def choose_decoding(model, checkpoint, folders, is_task, T):
     """
     The knobs -> a defaults.Decoding, and its label: the same in words, for the line below a text or
-    problem. folders: where exits.json may be. T: tokens of a problem, None = text.
+    problem. folders: where exits.json may be. T: tokens of the prompt or problem.
     """
-    one_text = num_samples == 1 and not warm_start
-    decoding = defaults.choose(model, exit, tau, hits, wake, n_loop, cache, ring, draft_loops, wave,
-                               may_draft=one_text, T=T)
+    loops_of_drafts = draft_loops
+    may_draft = num_samples == 1 and not warm_start
+    if draft_loops is None and not may_draft:
+        loops_of_drafts = 0
+    rule = defaults.choose_rule(exit, tau, hits, wave)
+    decoding = defaults.choose(model, rule, is_task, T, wake, n_loop, cache, ring, loops_of_drafts,
+                               wave)
     budget = loops_in_words(decoding.counts)
     if decoding.draft_loops:
         label = f'drafts of {loops_in_words([decoding.draft_loops])}, checked by {budget}'
@@ -111,44 +119,47 @@ def choose_decoding(model, checkpoint, folders, T=None):
     else:
         label = f'at most {budget}' if decoding.exit else budget
     if decoding.exit:
-        rule, source = with_threshold(decoding.exit, decoding.cache, checkpoint, folders)
+        rule, source = with_threshold(decoding.exit, decoding.cache, is_task, checkpoint, folders)
         decoding = decoding._replace(exit=rule)
         label += f', {rule.name} with tau = {rule.tau:g} ({source})'
         label += ', waking' if rule.wake else ''
     return decoding, label
 
 
-def with_threshold(rule, policy, checkpoint, folders):
+def with_threshold(rule, policy, is_task, checkpoint, folders):
     """
-    The rule with its threshold, and in words where that comes from: --tau, or exits.json in one of
-    the folders (bench.py --calibrate), or a default.
+    The rule with its threshold, and in words where that comes from: --tau, or the first exits.json
+    of the folders that has a row for it (bench.py --calibrate), or a default.
     """
     if tau is not None:
         return rule, '--tau'
     key = threshold_key(rule, policy, ring, [wave, wave_steps] if wave else None)
     for folder in folders:
         threshold = calibrated(folder, checkpoint, key)
-        if threshold:
-            source = f'{folder}/exits.json'
-            if not threshold.kept:
-                source += ', which breaks its promise on other windows'
-            return replace(rule, tau=threshold.tau), source
-    return rule, f'the default; {calibration(rule, policy)} finds one'
+        if threshold is None:
+            continue
+        source = f'{folder}/exits.json'
+        if threshold.tau is None:
+            return rule, f'the default; in {source} no threshold keeps the promise'
+        if not threshold.kept:
+            source += ', which breaks its promise on other windows'
+        return replace(rule, tau=threshold.tau), source
+    if rule.hits != make_exit(exit or rule.name).hits:
+        return rule, 'the default; bench.py finds thresholds without --hits alone'
+    return rule, f'the default; {calibration(rule, key, is_task)} finds one'
 
 
-def calibration(rule, policy):
-    """The command that finds a threshold for the rule as it is used here."""
-    command = 'python bench.py --calibrate=0.005'
+def calibration(rule, key, is_task):
+    """The command that looks for a threshold with this threshold_key."""
+    flags = ['--calibrate=0.005']
     if out_dir:
-        command += f' --out_dir={quote(out_dir)}'
-    command += f""" --rules="['{exit or rule.name}']\""""
+        flags.append(f'--out_dir={out_dir}')
+    flags.append(f'--rules={json.dumps([exit or rule.name])}')
     if wave:
-        command += f' "--waves=[[{wave},{wave_steps}]]"'
-    elif policy not in ('exact', None):
-        command += f' --cache={policy}'
-    if wake is not None:
-        command += f' --wake={wake}'
-    return command
+        flags.append(f'--waves={json.dumps([[wave, wave_steps]])}')
+    if key['ring'] and isinstance(n_loop, int):     # a ring keeps every step of a small budget
+        flags.append(f'--n_loop={n_loop}')
+    return command_for('bench.py', key, is_task, *flags)
 
 
 def loops_in_words(counts):
@@ -182,7 +193,7 @@ def answer_problems(model, checkpoint, folders):
         x, y, depth = problems.make(np.random.default_rng(seed), num_samples, block_size)
 
     # the model's answers
-    decoding, label = choose_decoding(model, checkpoint, folders, T=x.shape[1])
+    decoding, label = choose_decoding(model, checkpoint, folders, is_task=True, T=x.shape[1])
     plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
@@ -205,15 +216,19 @@ def answer_problems(model, checkpoint, folders):
         marked = 'a ! beside wrong ones' if picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    is_exact = decoding.cache in ('exact', None)
+    side_by_side = reads_whole(plan, decoding.cache)
     if model.groups:
-        # with other caches the loops of the tokens add up, one after another
-        steps_or_none = steps_used if is_exact else None
+        # None: read one after another, a token's steps do not say when its answer was found,
+        # because those of the tokens before it come first
+        steps_or_none = steps_used if side_by_side else None
         print(in_a_sentence(y, guesses, depth, steps_or_none, evals, decoding.exit))
     if decoding.exit and (steps_used == decoding.counts).any():
+        # a token whose rule triggered in the very last step is among them
         budget = loops_in_words(decoding.counts)
-        print(f'the budget of {budget} was reached: give a larger --n_loop')
-    order = 'all tokens together' if is_exact else f'one token after another ({decoding.cache})'
+        print(f'some tokens took the whole budget of {budget}: a larger --n_loop may change them')
+    order = 'all tokens together'
+    if not side_by_side:
+        order = f"one token after another ({decoding.cache or 'exact'})"
     print(f'read: {order}, {label}')
     if in_colour:
         print_legend()
@@ -292,9 +307,10 @@ def write_text(model, checkpoint, folders):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    decoding, label = choose_decoding(model, checkpoint, folders)
+    T = min(len(prompt), block_size)
+    decoding, label = choose_decoding(model, checkpoint, folders, is_task=False, T=T)
     plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
-    of_prompt = decode.plan_of_prompt(plan, min(len(prompt), block_size), decoding.converge)
+    of_prompt = plan_of_prompt(plan, T, decoding.converge)       # stream does the same
     decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
                                   wave_steps=wave_steps)
     stop = encoding.ends if stop_at_end else []

@@ -5,7 +5,8 @@ Not run by itself. out_dir/exits.json holds the sha256 of the weights that it be
 A row belongs to a rule and to how it decodes, whatever the loop budget: these fields are in KEY.
 The others are
 
-    tau         the threshold, null if none that was tried keeps its promise
+    tau         the threshold; null if none that was tried keeps its promise (without a row, none
+                was tried)
     nats        the promise: the most that it may cost, in nats per token ...
     texts       ... or, for a wave, the least share of texts that must not change
     cost        what it costs, on windows that had no part in choosing it; of a wave: identical
@@ -14,8 +15,10 @@ The others are
 import hashlib
 import json
 import os
+from shlex import quote
 from typing import NamedTuple
 
+from common import configurator
 from common.configurator import explain
 from common.files import write_json
 
@@ -23,7 +26,7 @@ KEY = 'rule', 'hits', 'keep', 'cache', 'wake', 'ring', 'wave'
 
 
 class Threshold(NamedTuple):
-    tau: float
+    tau: float | None       # None: none that was tried keeps its promise
     kept: bool
 
 
@@ -34,10 +37,25 @@ def threshold_key(exit, cache, ring, wave=None):
                 ring=ring if cache == 'ring' else None, wave=wave)
 
 
+def command_for(script, key, is_task, *flags):
+    """
+    The command with which sample.py or bench.py decodes as a threshold_key says. flags: those that
+    this script alone has. What both do by themselves is left out.
+    """
+    words = ['python', script, *configurator.own_files, *flags]
+    if key['cache'] != 'exact' and not key['wave']:     # the cache of a wave is latest
+        words.append(f"--cache={key['cache']}")
+    if key['wake'] != is_task:
+        words.append(f"--wake={key['wake']}")
+    if key['ring']:
+        words.append(f"--ring={key['ring']}")
+    return ' '.join(map(quote, words))
+
+
 def calibrated(out_dir, checkpoint, key):
-    """The Threshold in out_dir/exits.json for this threshold_key; None if there is none."""
+    """The Threshold in out_dir/exits.json for this threshold_key; None if there is no such row."""
     for row in thresholds_of(out_dir, checkpoint):
-        if key.items() <= row.items() and row['tau'] is not None:
+        if key.items() <= row.items():
             return Threshold(row['tau'], row.get('kept', True))
     return None
 

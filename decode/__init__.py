@@ -30,7 +30,7 @@ import torch
 
 from cache import make_cache
 from decode.defaults import choose_cache, choose_converge
-from decode.passes import NewToken, OneByOne, plan_of_prompt, prefill, teacher_forced  # noqa: F401
+from decode.passes import NewToken, OneByOne, prefill, teacher_forced  # noqa: F401
 from decode.rows import Rows, Sampling
 from loops import Plan
 

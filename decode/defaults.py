@@ -1,26 +1,36 @@
 """
-What a decoding does where its caller leaves something open. Nothing else in the code decides it.
+What a decoding does where its caller leaves something open.
 
                         text                   text, a rule    a task             a task, a rule
-    cache='auto'        exact                  exact           exact, one pass    exact, one pass
+    cache='auto'        exact                  exact           exact              exact
     n_loop=None         mean_recurrence        at most 30      mean_recurrence    at most 2 T + 100
+    tau=None                                   exits.json                         exits.json
     wake=None                                  no                                 yes
     draft_loops=None    a quarter of n_loop    no drafts       no drafts          no drafts
 
     exit=None     there is no rule; but a wave has norm_rel
-    cache=None    the context is read anew for every token, which gives what exact gives
+    tau=None      sample.py looks for a threshold in exits.json, which bench.py --calibrate writes;
+                  where there is none it is the rule's own, and 0.003 for a wave without a rule
     a wave        its cache is latest
-    latest        a task is read one token after another, and no token wakes. The prompt of a text
-                  loops until it has converged, but within n_loop if that is given
+
+How a prompt or a problem is read depends on the cache:
+
+                  a prompt                                  a problem
+    exact, None   in one pass                               in one pass, if the rule allows
+    ring          in one pass                               one token after another
+    latest        in one pass, until it has converged;      one token after another, and no
+                  within n_loop if that is given            token wakes
+
+    None          no cache: the context is read anew for every token, which gives what exact gives
     ETD           a model of zoo/etd.py is decoded like any other. Before it is trained its loops do
                   not converge, so `latest` gives something else than the model: auto is exact
 
-`choose` answers all of this at once, for sample.py. GPT.stream and GPT.generate ask for the cache
-alone; they make drafts only if they are told to, a wave has the rule that is given, and a prompt
-under latest always converges. The numbers of loops in the first three columns are those of
-GPT.loop_counts.
+sample.py asks for all of this, with `choose_rule` and `choose`. GPT.stream and GPT.generate ask for
+the cache alone; they make drafts only if they are told to, a wave has the rule that is given, and a
+prompt under latest always converges. The numbers of loops in the first three columns are those of
+GPT.loop_counts. A rule that reads all tokens of a pass at once reads a problem token by token.
 
-    T    tokens of a problem
+    T    tokens of the prompt or the problem
 """
 from dataclasses import replace
 from typing import NamedTuple
@@ -40,23 +50,28 @@ class Decoding(NamedTuple):
     converge: bool              # does a prompt loop until it has converged?
 
 
-def choose(model, exit=None, tau=None, hits=None, wake=None, n_loop=None, cache='auto', ring=8,
-           draft_loops=None, wave=0, may_draft=True, T=None):
+def choose_rule(name, tau=None, hits=None, wave=0):
+    """The rule of this name; of a wave without one WAVE_RULE; otherwise None."""
+    if name:
+        return make_exit(name, tau, hits)
+    if wave:
+        return make_exit(WAVE_RULE, WAVE_TAU if tau is None else tau, hits)
+    return None
+
+
+def choose(model, rule, is_task, T, wake=None, n_loop=None, cache='auto', ring=8, draft_loops=None,
+           wave=0):
     """
     The arguments, None or 'auto' where they are left open -> a Decoding.
 
-    exit: the name of a rule. T: tokens of a problem, None = text. may_draft: may a text be drafted
-    without being asked? ValueError if `wake` is True, and the cache does not keep every loop step.
+    rule: see choose_rule. ValueError for an unknown policy; if `wake` is True, and the cache does
+    not keep every loop step.
     """
-    rule = make_exit(exit, tau, hits) if exit else None
-    if wave and not exit:
-        rule = make_exit(WAVE_RULE, WAVE_TAU if tau is None else tau, hits)
     policy = choose_cache(cache, 'latest' if wave else None)
 
     # may a token that has exited wake?
-    is_task = T is not None
     wakes = rule is not None and (is_task if wake is None else wake)
-    counts = choose_counts(model, n_loop, rule, T if wakes else None)
+    counts = choose_counts(model, n_loop, rule, T if wakes and is_task else None)
     if wakes and not keeps_every_step(policy, counts, ring):
         if wake:
             raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
@@ -68,16 +83,22 @@ def choose(model, exit=None, tau=None, hits=None, wake=None, n_loop=None, cache=
 
     # drafts are the fastest decoder that writes the very text of the loop budget
     budget = min(counts, default=1)
-    is_plain = rule is None and policy == 'exact' and not is_task
-    if draft_loops is None and may_draft and is_plain and budget > 1:
+    may_draft = rule is None and policy == 'exact' and not is_task
+    if draft_loops is None and may_draft and budget > 1:
         draft_loops = max(1, round(budget / 4))
     return Decoding(rule, counts, policy, draft_loops or None, choose_converge(policy, n_loop))
 
 
 def choose_cache(cache, only=None):
-    """The policy that `cache` stands for. only: the one that a decoder needs, None = any."""
+    """
+    The policy that `cache` stands for, None = no cache. only: the one that a decoder needs, None =
+    any. ValueError for an unknown policy.
+    """
     if cache == 'auto':
         return only or 'exact'
+    if cache is not None and cache not in POLICIES:
+        raise ValueError(f"unknown cache policy '{cache}': choose one of {', '.join(POLICIES)}, "
+                         'auto, or None to recompute the context')
     return cache
 
 
@@ -98,9 +119,9 @@ def choose_counts(model, n_loop, exit, T=None):
 
 def keeps_every_step(cache, counts, ring):
     """Are the keys and values of each loop step kept, or no cache used? Waking needs that."""
-    return cache not in POLICIES or all(POLICIES[cache].keeps_every_step(n, ring) for n in counts)
+    return cache is None or all(POLICIES[cache].keeps_every_step(n, ring) for n in counts)
 
 
 def choose_converge(cache, n_loop=None):
     """Does a prompt loop until it has converged?"""
-    return n_loop is None and cache in POLICIES and POLICIES[cache].converge
+    return n_loop is None and cache is not None and POLICIES[cache].converge

@@ -58,17 +58,24 @@ def last_of(model, idx, plan):
     return model.lm_head(x[:, -1]), of_groups(groups, 'steps_used', idx)[:, -1], states
 
 
+def reads_whole(plan, policy):
+    """
+    Are given tokens read in one pass? With `exact`, or without a cache (None), that is what
+    decoding token by token gives, unless a rule decides for all tokens of a pass at once.
+    """
+    return policy in ('exact', None) and not (plan.exit and plan.exit.by_row)
+
+
 @torch.no_grad()
 def teacher_forced(model, idx, plan, policy='exact', ring=8):
     """
     Given tokens idx (B, T), decoded with a cache policy -> logits (B, T, V), and the loop steps
     kept and block maps evaluated of each group, both (B, T, groups).
 
-    With `exact`, or without a cache (None), one pass over the whole sequence is what decoding token
-    by token gives. With any other policy, or a rule by_row, each token runs alone and reads what
-    earlier ones have kept.
+    All tokens are read in one pass if reads_whole says so. Otherwise each token runs alone and
+    reads what earlier ones have kept.
     """
-    whole = policy in ('exact', None) and not (plan.exit and plan.exit.by_row)
+    whole = reads_whole(plan, policy)
     n = idx.shape[1] if whole else 1                # tokens of a pass
     cache = None if whole else make_cache(model, plan.counts, policy or 'exact', ring, idx.shape[1])
     parts = []

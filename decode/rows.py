@@ -137,11 +137,13 @@ class Rows:
         Drawn tokens of any shape -> a list of ints. Here, and for the signals of exit rules, the
         host waits for the device. ValueError if any logits were not finite so far.
         """
-        *numbers, finite = torch.cat((tokens.flatten(), self.finite[None])).tolist()
+        # in one copy to the host: the tokens, and behind them whether all logits were finite
+        values = torch.cat((tokens.flatten(), self.finite[None])).tolist()
+        finite = bool(values.pop())
         if not finite:
             raise ValueError('the logits are not finite: the model or its input holds a NaN or an '
                              'infinity')
-        return numbers
+        return values
 
     def repeat_stop(self, token, steps_used):
         """A new token and its loop steps; a row that ended before has its stop again, 0 steps."""

@@ -182,7 +182,8 @@ def test_thresholds_belong_to_the_weights_and_the_rule(stored):
     assert thresholds.calibrated('out', stored, key_of('kl')) == (0.5, True)        # the last one
     assert thresholds.calibrated('out', stored, key_of('kl', 'ring', 4)) == (0.25, False)
     # calibration has found none, or has not looked
-    for other in (key_of('accel'), key_of('norm'), key_of('kl', 'exact'), key_of('kl', hits=2),
+    assert thresholds.calibrated('out', stored, key_of('accel')).tau is None
+    for other in (key_of('norm'), key_of('kl', 'exact'), key_of('kl', hits=2),
                   key_of('kl', keep=False), key_of('kl', wake=True), key_of('kl', 'ring', 8),
                   key_of('kl', wave=[8, 1])):
         assert thresholds.calibrated('out', stored, other) is None

@@ -1,6 +1,8 @@
 """What sample.py prints, and what it refuses."""
 import re
+import shlex
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import sample as script
 import tasks
 from common import thresholds
 from decode import compiled, defaults
-from exits import make_exit
+from exits import EXITS, make_exit
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +56,9 @@ def test_each_token_on_the_colour_of_its_steps():
 
 
 # where no threshold was found, the line says how to find one
-CALIBRATE = "(the default; python bench.py --calibrate=0.005 "
-FOR_ACCEL = CALIBRATE + """--rules="['accel']" finds one)"""
-FOR_A_WAVE = CALIBRATE + """--rules="['norm_rel']" "--waves=[[2,1]]" finds one)"""
+CALIBRATE = '(the default; python bench.py --calibrate=0.005 '
+FOR_ACCEL = CALIBRATE + """'--rules=["accel"]' finds one)"""
+FOR_A_WAVE = CALIBRATE + """'--rules=["norm_rel"]' '--waves=[[2, 1]]' finds one)"""
 
 
 @pytest.mark.parametrize('args, label, prompt', [
@@ -142,6 +144,51 @@ def test_a_threshold_that_broke_its_promise(monkeypatch):
             in sample('--exit=norm'))
 
 
+def test_a_calibration_that_found_nothing_is_no_missing_one(monkeypatch):
+    """The row in the results counts; that of the pretrained folder is older and looser."""
+    key = thresholds.threshold_key(make_exit('norm'), 'exact', 8)
+    rows = {'new': [key | dict(tau=None)], 'old': [key | dict(tau=9.0)], 'other': []}
+    monkeypatch.setattr(thresholds, 'thresholds_of', lambda folder, checkpoint: rows[folder])
+
+    def source(*folders):
+        rule, words = script.with_threshold(make_exit('norm'), 'exact', False, {}, folders)
+        return rule.tau, words
+    assert source('other', 'old') == (9, 'old/exits.json')
+    assert source('new', 'old') == (
+        0.01, 'the default; in new/exits.json no threshold keeps the promise')
+
+
+def advice(printed):
+    """The arguments of the bench.py command in a printed line."""
+    command = re.search(r'default; python bench.py (.*) finds one', printed)[1]
+    return shlex.split(command)
+
+
+def test_the_command_that_is_advised_finds_a_threshold(run_folder, monkeypatch):
+    """With the slots of a ring, a file of one's own, and no --hits, which bench.py lacks."""
+    monkeypatch.chdir(run_folder)
+    Path('rank.py').write_text('from exits import EXITS, Exit, norm\n'
+                               "EXITS['rank'] = Exit(norm, tau=0.1)\n")
+    monkeypatch.setitem(EXITS, 'rank', None)        # at the end of the test it goes
+    flags = ['rank.py', '--exit=rank', '--cache=ring', '--ring=4', '--n_loop=4', '--wake']
+    command = advice(sample(*flags))
+    assert command == ['rank.py', '--calibrate=0.005', '--rules=["rank"]', '--n_loop=4',
+                       '--cache=ring', '--wake=True', '--ring=4']
+    finished(*command, '--calibrate=9', '--taus=[7.0]', '--n_windows=16', '--device=cpu',
+             script='bench.py')
+    assert 'rank with tau = 7 (out/exits.json)' in sample(*flags)
+    Path('out/exits.json').unlink()
+    assert 'tau = 0.01 (the default; bench.py finds thresholds without --hits alone)' in sample(
+        '--exit=accel', '--hits=3')
+
+
+def test_the_advice_for_a_task_whose_cache_cannot_wake(solve):
+    command = advice(solve('--exit=accel', '--cache=latest'))
+    assert command == ['--calibrate=0.005', '--rules=["accel"]', '--cache=latest', '--wake=False']
+    line = refused(*command[:-1], '--n_windows=16', '--device=cpu', script='bench.py')
+    assert 'give --wake=False, or --cache=exact' in line
+
+
 # problems -----------------------------------------------------------------------------------------
 
 @pytest.fixture
@@ -175,9 +222,17 @@ def test_the_answers_in_a_sentence(solve):
     loops = re.search(r'\ndeepest answer 11 steps away, found in (\d+) loops; a token', many)
     assert int(loops[1]) > 3 and 'the budget' not in many
     short = solve('--exit=norm', '--tau=0', '--n_loop=7')
-    assert '\nthe budget of 7 loops was reached: give a larger --n_loop\n' in short
+    assert '\nsome tokens took the whole budget of 7 loops: a larger --n_loop may ' in short
+    # a token whose rule triggers in the last step has not run out of loops
+    assert 'was reached' not in solve('--exit=norm', '--tau=inf', '--n_loop=1')
     # one after another the loops add up along the tokens
     assert ' away, found; a token' in solve('--cache=latest', '--n_loop=4', '--seed=2')
+
+
+def test_a_rule_for_all_tokens_of_a_pass_reads_them_one_by_one(solve):
+    by_row = solve('--exit=zoo.huginn:latent-diff', '--n_loop=4', '--seed=2')
+    assert '\nread: one token after another (exact), at most 4 loops' in by_row
+    assert re.search(r'\ndeepest answer \d+ steps away, (not )?found; a token', by_row)
 
 
 def test_longer_problems_than_in_training(solve):
@@ -248,6 +303,7 @@ def test_a_plain_model_answers(capsys, terminal):
     ('--out_dir=nowhere', 'no checkpoint at'),
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--start=FILE:out/ckpt.pt', "cannot read 'out/ckpt.pt'"),
+    ('--out_dir={wave}/out --start==1 --num_samples=3', '--start is one problem'),
     ('--num_samples=0', 'num_samples'), ('--compile --cache=None', '--compile needs a cache'),
     ('--wave_steps=2', '--wave_steps needs a wave'), ('--ring=4', '--cache=ring'),
     ('--dataset=calc', 'this model writes text: leave out --dataset'),
@@ -282,35 +338,39 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 def test_what_is_left_open(tiny):
     """decode/defaults.py: a budget, who may wake, drafts, and the cache."""
-    model = tiny()
+    model, norm = tiny(), make_exit('norm')
 
-    def chosen(*args, **knobs):
-        decoding = defaults.choose(model, *args, **knobs)
+    def chosen(rule, is_task, **knobs):
+        decoding = defaults.choose(model, rule, is_task, T=10, **knobs)
         return decoding.counts, decoding.exit and decoding.exit.wake
-    assert chosen('norm', T=10) == ([120, 120], True)
-    assert chosen('norm') == ([30, 30], False)
-    assert chosen('norm', wake=False, T=10) == ([30, 30], False)
-    assert chosen('norm', wake=True, n_loop=5) == ([5, 5], True)
-    assert chosen(T=10) == ([3, 3], None)
+    assert chosen(norm, True) == ([120, 120], True)
+    assert chosen(norm, False) == ([30, 30], False)
+    assert chosen(norm, True, wake=False) == ([30, 30], False)
+    assert chosen(norm, False, wake=True) == ([30, 30], True)
+    assert chosen(norm, False, wake=True, n_loop=5) == ([5, 5], True)
+    assert chosen(None, True) == ([3, 3], None)
     for cache, ring, n_loop, expected in (
             ('exact', 8, 9, ([9, 9], True)), (None, 8, 9, ([9, 9], True)),
             ('ring', 8, 9, ([9, 9], False)), ('ring', 9, 9, ([9, 9], True)),
             ('latest', 8, None, ([30, 30], False)), ('ring', 120, None, ([120, 120], True))):
-        assert chosen('norm', cache=cache, ring=ring, n_loop=n_loop, T=10) == expected, cache
+        assert chosen(norm, True, cache=cache, ring=ring, n_loop=n_loop) == expected, cache
     with pytest.raises(ValueError, match="'ring' does not keep them"):
-        chosen('norm', wake=True, cache='ring', ring=29)
+        chosen(norm, False, wake=True, cache='ring', ring=29)
+    with pytest.raises(ValueError, match="unknown cache policy 'newest'"):
+        chosen(norm, True, cache='newest')
 
     # (the policy, the loops of drafts, does a prompt converge?)
     for knobs, expected in (
             (dict(), ('exact', 1, False)), (dict(n_loop=12), ('exact', 3, False)),
             (dict(n_loop=1), ('exact', None, False)), (dict(draft_loops=0), ('exact', None, False)),
-            (dict(may_draft=False), ('exact', None, False)), (dict(T=9), ('exact', None, False)),
+            (dict(is_task=True), ('exact', None, False)),
             (dict(cache=None), (None, None, False)), (dict(cache='latest'), ('latest', None, True)),
             (dict(cache='latest', n_loop=4), ('latest', None, False)),
-            (dict(exit='kl', draft_loops=2), ('exact', 2, False)),
+            (dict(rule=norm, draft_loops=2), ('exact', 2, False)),
             (dict(wave=4), ('latest', None, True))):
-        decoding = defaults.choose(model, **knobs)
+        decoding = defaults.choose(model, T=9, **dict(rule=None, is_task=False) | knobs)
         assert (decoding.cache, decoding.draft_loops, decoding.converge) == expected, knobs
-    rule = defaults.choose(model, wave=4).exit
+    rule = defaults.choose_rule(None, wave=4)
     assert (rule.name, rule.tau) == ('norm_rel', 3e-3)
-    assert defaults.choose(model, 'norm_rel', wave=4).exit.tau == 1e-2
+    assert defaults.choose_rule('norm_rel', wave=4).tau == 1e-2
+    assert defaults.choose_rule(None) is None
