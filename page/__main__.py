@@ -45,6 +45,7 @@ MOST_LETTERS = 1000
 MOST_WORDS = 512                # of a problem
 DEEP = 192                      # words of a deep problem, if the model reads more than in training
 ROOMS, MOST_ROOMS = 256, 900    # of the first maze, and of the largest
+TAU_MAZE = 0.2                  # of norm_rel
 
 TITLE = 'Watch a transformer think in loops'
 ABOUT_TEXT = (
@@ -64,8 +65,9 @@ TITLE_MAZE = 'A maze, solved before your eyes'
 ABOUT_MAZE = (
     'Each room is a token, and the model says which of its doors leads to the goal. One layer '
     'loops, and in each loop a room hears from the rooms next door alone. So certainty spreads '
-    'from the goal, room by room: rooms wake when the wave arrives, settle and sleep, and when '
-    'nobody moves the model is done. It was trained on mazes of at most {side} by {side} rooms.')
+    'room by room, from the goal and from the dead ends: rooms wake when news arrives, settle and '
+    'sleep, and when nobody moves the model is done. It was trained on mazes of at most {side} by '
+    '{side} rooms.')
 
 
 def main():
@@ -163,12 +165,12 @@ def of_task(model, checkpoint):
 
 def of_maze(model, checkpoint):
     """What maze.js has to know: title, what stands above, a first maze, the rule's threshold."""
-    problems = tasks.problems_of(checkpoint, dataset or 'maze')
+    problems = tasks.problems_of(checkpoint, dataset or 'maze:deep=1')
     x, _, _ = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
     budget = waking_budget(model.config.block_size)
     side = math.isqrt(checkpoint['config']['block_size'])
     return dict(title=TITLE_MAZE, about=ABOUT_MAZE.format(side=side), rule='norm_rel',
-                tau=TAUS['norm_rel'], task=dict(ids=x[0].tolist()), loops=budget,
+                tau=TAU_MAZE, task=dict(ids=x[0].tolist()), loops=budget,
                 most_loops=budget)
 
 

@@ -291,7 +291,7 @@ function draw_numbers() {
   $('right').textContent = begun ? `${right} of ${rooms.length} rooms, ` +
     percent(right, rooms.length) : '-';
   $('notice').textContent = unseen();
-  let words = 'Press play: certainty spreads from the goal, room by room, loop by loop.';
+  let words = 'Press play: certainty spreads room by room, from the goal and from the dead ends.';
   if (pass.done) {
     words = pass.awake.length
       ? `After ${count(pass.loops, 'loop')}, twice the rooms and 100, the model gives up: ` +

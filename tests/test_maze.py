@@ -1,15 +1,21 @@
-"""zoo/maze.py: mazes and their labels; a model whose rooms read the rooms next door."""
+"""
+zoo/maze.py: mazes and their labels; a model whose rooms read the rooms next door; its page.
+"""
+import contextlib
 import re
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT, finished, refused
+from test_page import browser, in_page  # noqa: F401, a fixture
 
 import tasks
 from exits import make_exit
 from loops import RecurrentGroup
+from model import GPT
 from tasks import NOT_ASKED
-from zoo.maze import GOAL, STEPS, Maze, MazeConfig
+from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig
 
 
 @pytest.fixture
@@ -152,3 +158,186 @@ def test_a_maze_is_read_whole(model):
 def test_the_shape_must_fit_a_maze(changes, says):
     with pytest.raises(ValueError, match=says):
         MazeConfig(**changes)
+
+
+# what we ship ------------------------------------------------------------------------------------
+
+def shipped(T):
+    return GPT.load(f'{ROOT}/pretrained/maze', length=T)
+
+
+RULE = make_exit('norm_rel', 0.2, wake=True)
+
+
+@torch.no_grad()
+def test_the_shipped_model_solves_larger_mazes_than_those_it_was_trained_on():
+    _, x, y, depth = some(rows=4, T=256)
+    trace = []
+    logits, _ = shipped(256)(torch.from_numpy(x), n_loop=612, exit=RULE, trace=trace)
+    right = (logits.argmax(-1).numpy() == y)[y != NOT_ASKED]
+    assert right.mean() > 0.99 and depth.max() > 81
+    assert trace[0]['evals'].float().mean() < depth.max(), 'rooms sleep meanwhile'
+
+
+def test_sample_prints_a_solved_maze(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    printed = finished('--out_dir=pretrained/maze', '--exit=accel', '--length=36',
+                       script='sample.py')
+    maze = re.sub(r'\x1b\[[\d;]*m', '', printed).splitlines()[:13]
+    assert maze[0][0] + maze[0][-1] + maze[-1][0] + maze[-1][-1] == '┌┐└┘'
+    assert sum(line.count(arrow) for line in maze for arrow in ARROWS) == 35
+    assert '35 of 35 answers right' in printed and 'colours start at' in printed
+    line = refused('--out_dir=pretrained/maze', '--cache=latest', script='sample.py')
+    assert 'a maze is read whole' in line
+
+
+# the page ----------------------------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('maze')
+    with contextlib.chdir(folder):
+        finished('--out_dir=pretrained/maze', '--path=maze.html', script='page/__main__.py')
+    return folder / 'maze.html'
+
+
+# a pass over a maze: who is computed in each step, and the logits
+SOLVE = """() => {
+    const awake = [];
+    while (!pass.done) awake.push(pass.awake), loop();
+    draw();
+    return {awake, loops: pass.loops, logits: pass.tokens.map(({logits}) => [...logits]),
+            right: asked_rooms().filter(is_right).length, computed: pass.computed};
+}"""
+SET_UP = """globalThis.asked_rooms = () => [...maze.doors.keys()].filter(asked);"""
+
+
+@torch.no_grad()
+def test_the_page_computes_what_the_model_computes(browser, page):  # noqa: F811
+    """The rooms that are awake in each step, and the logits, of three mazes."""
+    for T, deep, name, tau in ((36, 0, 'norm_rel', 0.2), (81, 1, 'accel', 3.0),
+                               (256, 1, 'norm_rel', 0.2)):
+        _, x, y, _ = some(f'maze:deep={deep}', rows=1, T=T)
+        trace = []
+        rule = make_exit(name, tau, wake=True)
+        logits, _ = shipped(T)(torch.from_numpy(x), n_loop=2 * T + 100, exit=rule, trace=trace)
+        on_page = in_page(browser, page, f"""ids => {{
+            {SET_UP} R.rule = '{name}'; set_tau({tau}); show(ids); return ({SOLVE})();
+        }}""", x[0].tolist())
+        assert on_page['awake'] == [rooms.tolist() for rooms in trace[0]['awake']]
+        np.testing.assert_allclose(on_page['logits'], logits[0], atol=1e-3)
+        right = (logits.argmax(-1).numpy() == y)[y != NOT_ASKED].sum()
+        assert on_page['right'] == right
+        assert on_page['computed'] == trace[0]['evals'].sum()
+
+
+def test_its_rooms_exit_for_good_or_loop_together(browser, page):  # noqa: F811
+    """What the choice `sleep` means, beside waking."""
+    _, x, *_ = some(rows=1, T=36)
+    trace = []
+    with torch.no_grad():
+        shipped(36)(torch.from_numpy(x), n_loop=172, exit=make_exit('norm_rel', 0.2), trace=trace)
+    for_good, together = in_page(browser, page, f"""ids => ['exit', 'off'].map(sleep => {{
+        {SET_UP} $('sleep').value = sleep; show(ids); return ({SOLVE})();
+    }})""", x[0].tolist())
+    assert for_good['computed'] == trace[0]['evals'].sum()
+    assert together['computed'] == 36 * together['loops'] > for_good['computed']
+
+
+def test_it_makes_mazes_and_knows_the_right_doors(browser, page):  # noqa: F811
+    _, x, y, depth = some('maze', rows=4, T=81)
+    truths = in_page(browser, page, 'mazes => mazes.map(ids => (show(ids), truth))', x.tolist())
+    for truth, label, steps in zip(truths, y, depth):
+        assert truth['depth'] == steps.tolist()
+        asked = label != NOT_ASKED
+        assert np.array(truth['right'])[asked].tolist() == (1 << label[asked] - 2 * GOAL).tolist()
+    made = in_page(browser, page, """() => [5, 30].flatMap(side => ['1', ''].map(deep => {
+        $('side').value = side, $('deep').value = deep, $('new').click();
+        return {T: maze.doors.length, notice: $('notice').textContent,
+                words: [...maze.doors.keys()].map(word_of), depth: Math.max(...truth.depth)};
+    }))""")
+    assert [one['T'] for one in made] == [25, 25, 900, 900]
+    assert not any(one['notice'] for one in made) and made[2]['depth'] > 2 * made[3]['depth']
+    problems = tasks.Problems('maze')
+    for one in made:
+        answers = problems.solve(problems.encoding.decode(one['words']))[1]
+        assert (answers != NOT_ASKED).sum() == one['T'] - 1
+
+
+# a maze of 5 x 5, solved; then a change; what it says, who was computed, and as if from the start
+CHANGE = """(change) => {
+    maze = {side: 5, doors: [2, 10, 10, 10, 12, 6, 10, 10, 10, 9, 3, 10, 10, 10, 12, 6, 10, 10, 10,
+                             9, 3, 10, 10, 10, 8], goals: Array.from({length: 25}, (_, n) => !n)};
+    restart();
+    const run = () => { while (!pass.done) loop(); draw(); playing = false;
+                        return answers.map(({door}) => door); };
+    run();
+    const key = (key, shiftKey) =>
+        canvas.dispatchEvent(new KeyboardEvent('keydown', {key, shiftKey}));
+    const point = (type, x, y, more) => {
+        const {left, top} = canvas.getBoundingClientRect();
+        canvas.dispatchEvent(new PointerEvent(type, {buttons: 1, ...more,
+            clientX: left + x * size, clientY: top + y * size}));
+    };
+    eval(change);
+    const repaired = run(), said = $('summary').textContent, touched = pass.touched.size;
+    const right = [...maze.doors.keys()].filter(asked).every(is_right);
+    const notice = $('notice').textContent, goals = maze.goals.filter(Boolean).length;
+    restart();
+    return {repaired, fresh: run(), touched, said, notice, right, goals, doors: maze.doors};
+}"""
+
+
+def after(browser, page, *changes):  # noqa: F811
+    return in_page(browser, page, f'changes => changes.map({CHANGE})', changes)
+
+
+def test_a_change_wakes_those_who_depend_on_it(browser, page):  # noqa: F811
+    # a shorter way, and the wall on the old one: again a maze with one way; a wall at the far end
+    swap, far = after(browser, page, 'toggle_wall(2, 2, true); run(); toggle_wall(4, 2, false)',
+                      'toggle_wall(23, 1, false)')
+    assert swap['right'] and swap['repaired'] == swap['fresh'] and not swap['notice']
+    assert 'without a way to the goal' in far['notice']
+    # far from the change nobody has to be told
+    assert far['touched'] < 20 and f"Your change woke {far['touched']} of 25 rooms" in far['said']
+    assert far['repaired'][:23] == far['fresh'][:23]
+
+
+def test_walls_and_goals_by_keys_and_by_pointer(browser, page):  # noqa: F811
+    by_key, by_click, dragged, *two_goals, moved, none = after(
+        browser, page, "chosen = 2; key('ArrowDown', true)", "point('pointerdown', 2.5, 0.95)",
+        """point('pointerdown', 1.5, .95), point('pointermove', 2.5, .95),
+           point('pointermove', 3.5, 1.05), point('pointermove', 3.5, .01)""",
+        "chosen = 0; key('ArrowDown'), key('Enter', true)",
+        "point('pointerdown', .5, 1.5, {shiftKey: true})", "point('pointerdown', 4.5, 4.5)",
+        "chosen = 0; key('Enter', true)")
+    assert by_key['doors'][2] == 10 + 4 and by_key['doors'][7] == 10 + 1
+    assert 'rings' in by_key['notice'] and by_click['doors'] == by_key['doors']
+    # three walls of the row open likewise; nothing happens at the edge
+    assert [dragged['doors'][room] & 4 for room in (0, 1, 2, 3)] == [0, 4, 4, 4]
+    assert all(one['goals'] == 2 and '2 goals' in one['notice'] for one in two_goals)
+    assert moved['goals'] == 1 and moved['right'] and not moved['notice']
+    assert 'no goal' in none['notice']
+
+
+def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
+    browser.open(page, width=360)
+    assert browser.value('document.documentElement.scrollWidth') <= 360
+    result = browser.value("""{
+        $('side').value = 5, $('side').oninput(), $('speed').value = 60, $('speed').oninput();
+        const words = [$('summary').textContent];
+        $('step').click();
+        const one = pass.loops;
+        words.push($('summary').textContent);
+        $('play').click();
+        const name = $('play').textContent;
+        await drawn;
+        words.push($('summary').textContent);
+        const loops = pass.loops;
+        $('again').click();
+        return {one, name, loops, words, done: playing, after: pass.loops};
+    }""")
+    assert result['one'] == 1 and 'stop' in result['name'] and result['loops'] > 3
+    assert not result['done'] and result['after'] == 0
+    begin, during, end = result['words']
+    assert begin.startswith('Press play') and 'awake' in during and 'Nobody moves' in end

@@ -7,9 +7,10 @@ A maze: from each room, which door leads to the goal?
                                                 a maze of 16 x 16, solved and drawn
 
 A token is a room, its word the doors that it has, its label the door towards the goal. A room
-attends to itself and its four neighbours, and nothing tells it where it is. So a loop step carries
-news from a room to the next, and a room that is 40 steps from the goal needs 40 loops. A search for
-the shortest path does all this in microseconds; here nobody told the model how.
+attends to itself and its four neighbours, and nothing tells it where it is, so a loop step carries
+news from a room to the next alone. It comes from two sides: from the goal, and from the dead ends
+(where all other doors lead to dead ends, the last one must be right). A search for the shortest
+path does all this in microseconds; here nobody told the model how.
 
     T, side     rooms of a maze, and of each of its sides: T = side * side, row by row
     door        0 north, 1 east, 2 south, 3 west; a room's doors are the sum of 2 ** door
@@ -100,10 +101,10 @@ class Mazes:
     Mazes with one way between any two rooms, and a goal in one of them.
 
     The label of a room is the door towards the goal, its depth the number of doors on the way
-    there. A share `deep` of the mazes have long corridors, the others are bushy (see carve). The
-    sides run from that of the board down to `smallest` (0 = all fill the board), problem by
-    problem: a smaller maze lies somewhere on the board, and the rooms around it have neither doors
-    nor labels. The goal has no label either.
+    there; who looks at dead ends, too, needs fewer steps (see above). A share `deep` of the mazes
+    have long corridors, the others are bushy (see carve). The sides run from that of the board down
+    to `smallest` (0 = all fill the board), problem by problem: a smaller maze lies somewhere on the
+    board, and the rooms around it have neither doors nor labels. The goal has no label either.
     """
 
     def __call__(self, rng, rows, T, smallest=0, deep=0.5):

@@ -1,0 +1,218 @@
+"""
+What results/maze.md shows of a model of mazes: right rooms, whole mazes, exit rules; its picture.
+
+    python -m results.maze --out_dir=pretrained/maze                    -> results/maze/shipped.csv
+    python -m results.maze --gif=assets/maze.gif --out_dir=pretrained/maze
+
+Half of the mazes have long corridors, the others are bushy (zoo/maze.py). The rules are asked in
+three ways: each room alone, whose exit is for good; all rooms together, until the largest signal is
+small; asleep until news arrives.
+
+    T, K    rooms; loop steps
+"""
+import os
+from dataclasses import replace
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import tasks
+from common.checkpoint import open_run
+from common.configurator import PathName, configure, run
+from common.files import write_csv
+from decode.defaults import waking_budget
+from exits import make_exit
+from tasks import NOT_ASKED
+
+# -------------------------------------------------------------------------------------------------
+out_dir: PathName = 'pretrained/maze'
+sides = [9, 16, 30]
+n_mazes = [64, 24, 5]      # of each side, and of each of the two ways to carve
+n_loop = [16, 32, 64, 128, 256, 512]    # fixed loops; beyond twice the rooms and 100 none are tried
+rules = [['norm_rel', 0.2], ['accel', 3.0]]
+path: PathName = ''         # of the CSV; empty = results/maze/NAME.csv, NAME that of out_dir
+gif: PathName = ''          # draw a maze of 16 x 16 that is being solved, and measure nothing
+seed = 5                    # of the mazes
+# -------------------------------------------------------------------------------------------------
+
+
+def mazes(side, n, deep):
+    """n mazes -> tokens and labels (n, T), the deepest room of each (n,)."""
+    rng = np.random.default_rng([seed, side, int(deep)])
+    x, y, depth = tasks.Problems(f'maze:deep={deep}').make(rng, n, side * side)
+    return torch.from_numpy(x), torch.from_numpy(y), depth.max(axis=1)
+
+
+def together(rule):
+    """The rule asked of all rooms at once: the signal of each is the largest of all."""
+    def signal(x0, x1, memo, read):
+        value, memo = rule.signal(x0, x1, memo, read)
+        if value is not None:
+            value = value.amax(dim=-1, keepdim=True).expand_as(value)
+        return value, memo
+    return replace(rule, signal=signal)
+
+
+@torch.no_grad()
+def rows_of(model, side, n, deep):
+    """Rows of the CSV: what the model makes of n mazes, one after another."""
+    x, y, deepest = mazes(side, n, deep)
+    budget = waking_budget(side * side)
+    methods = {('fixed', '', loops): None for loops in n_loop if loops <= budget}
+    if model.groups:
+        for name, tau in rules:
+            alone = make_exit(name, tau)
+            methods |= {(name, 'alone', tau): alone, (name, 'together', tau): together(alone),
+                        (name, 'asleep', tau): make_exit(name, tau, wake=True)}
+    else:
+        methods = {('plain', '', 1): None}
+
+    sums = {method: np.zeros(5) for method in methods}
+    for idx, labels in tqdm(list(zip(x, y)), desc=f'{side} x {side}', leave=False, disable=None):
+        asked = labels != NOT_ASKED
+        states = []
+        if model.groups:        # all fixed counts in one pass: the layers after the loop read each
+            trace = []
+            model(idx[None], n_loop=max(method[2] for method in methods if not method[1]),
+                  trace=trace)
+            states = trace[0]['states']                                         # (K+1, 1, T, C)
+        for method, rule in methods.items():
+            evals = passes = method[2]
+            if rule is not None:
+                trace = []
+                logits, _ = model(idx[None], n_loop=budget, exit=rule, trace=trace)
+                evals = trace[0]['evals'].double().mean().item()
+                passes = trace[0]['evals'].max().item()
+                if rule.wake:
+                    passes = len(trace[0]['awake'])
+            elif model.groups:
+                logits = model.through_coda(states[method[2]])
+            else:
+                logits, _ = model(idx[None])
+            right = (logits[0].argmax(-1) == labels)[asked]
+            sums[method] += (right.sum(), len(right), right.all(), evals, passes)
+    rows = []
+    for (name, asked_of, number), (right, labels, whole, evals, passes) in sums.items():
+        rows.append(dict(side=side, deep=deep, mazes=n, deepest=round(deepest.mean(), 1), rule=name,
+                         asked=asked_of, number=number, rooms=round(100 * right / labels, 3),
+                         whole=round(100 * whole / n, 1), steps=round(evals / n, 2),
+                         passes=round(passes / n, 1)))
+    return rows
+
+
+def main():
+    if gif:
+        return draw()
+    if len(n_mazes) != len(sides):
+        raise ValueError(f'n_mazes must have a number for each of the sides {sides}')
+    rows = []
+    for side, n in zip(sides, n_mazes):
+        model, *_ = open_run(out_dir, length=side * side)
+        for deep in 0.0, 1.0:
+            of_side = rows_of(model, side, n, deep)
+            rows += of_side
+            for row in of_side:
+                print(' '.join(f'{value!s:>9}' for value in row.values()))
+    name = os.path.basename(os.path.normpath(out_dir))
+    where = path or f'results/maze/{"shipped" if name == "maze" else name}.csv'
+    os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
+    write_csv(rows, where)
+    print(where)
+
+
+# the picture -------------------------------------------------------------------------------------
+
+ROOM = 22                   # pixels
+VIRIDIS = ('#472d7b', '#3b528b', '#2c728e', '#21918c', '#28ae80', '#5ec962', '#addc30', '#fde725')
+ARROWS = np.array([(-.28, -.05), (.06, -.05), (.06, -.2), (.32, 0), (.06, .2), (.06, .05),
+                   (-.28, .05)])        # one that points to the right
+TURNS = np.array([[[0, -1], [1, 0]], [[1, 0], [0, 1]], [[0, 1], [-1, 0]], [[-1, 0], [0, -1]]])
+
+
+@torch.no_grad()
+def draw():
+    """The passes over a maze of 16 x 16, as the page shows them -> a GIF."""
+    from PIL import Image
+    model, *_ = open_run(out_dir, length=256)
+    x, y, deepest = mazes(16, 1, 1.0)
+    name, tau = rules[0]
+    rule = make_exit(name, tau, wake=True)
+    states = []
+
+    def watched(x0, x1, memo, read):
+        states.append((x0, x1))
+        return rule.signal(x0, x1, memo, read)
+    # all rooms are computed, and only those that are awake take the new state
+    model.groups[0].can_compute_awake_alone = lambda *_: False
+    trace = []
+    model(x, n_loop=waking_budget(256), exit=replace(rule, signal=watched), trace=trace)
+    awake = trace[0]['awake']
+
+    frames = []
+    every = max(1, len(awake) // 70)            # about seventy frames
+    for k, (before, state) in enumerate(states, start=1):
+        if k % every and k < len(states):
+            continue
+        change = ((state - before).norm(dim=-1) / before.norm(dim=-1))[0].numpy()
+        logits = model.through_coda(state)[0]
+        sure, door = logits.softmax(-1)[:, 32:36].max(dim=-1)
+        is_awake = np.zeros(256, dtype=bool)
+        is_awake[awake[k - 1]] = k < len(states)
+        right = (logits.argmax(-1) == y[0]).numpy()
+        frames.append(frame(x[0].numpy(), door.numpy(), sure.numpy(), is_awake, change, right))
+    several = Image.new('RGB', (frames[0].width, 8 * frames[0].height))     # their colours
+    for place, image in enumerate(frames[::len(frames) // 8][:8]):
+        several.paste(image, (0, place * image.height))
+    palette = several.quantize(96)
+    frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in frames]
+    frames[0].save(gif, save_all=True, append_images=frames[1:], loop=0, optimize=True,
+                   duration=[100] * (len(frames) - 1) + [3000])
+    print(f'{gif}: {os.path.getsize(gif) / 1e3:.0f} kB, {len(awake)} loops, the deepest room '
+          f'{deepest[0]} doors away')
+
+
+def frame(x, doors_taken, sure, awake, change, right):
+    """One picture of a maze: all (T,)."""
+    from PIL import Image, ImageDraw
+    side = 16
+    scale = 2                                   # drawn larger, then reduced
+    size = scale * ROOM
+    image = Image.new('RGB', (side * size + 4, side * size + 4), 'white')
+    pen = ImageDraw.Draw(image)
+    for room in range(side * side):
+        left = room % side * size + 2
+        top = room // side * size + 2
+        fill = '#ffffff'
+        if awake[room]:
+            share = 1 + np.log10(max(change[room], 1e-9)) / 3
+            fill = VIRIDIS[round(7 * min(1, max(0, share)))]
+        pen.rectangle((left, top, left + size, top + size), fill=fill)
+        middle = np.array((left + size / 2, top + size / 2))
+        if x[room] >= 16:
+            pen.ellipse((*(middle - .3 * size), *(middle + .3 * size)), fill='#2e7d32')
+            continue
+        dark = not awake[room] or change[room] > .1
+        colour = np.array((17, 17, 17) if dark else (255, 255, 255))
+        if not right[room]:
+            colour = np.array((198, 40, 40) if dark else (255, 138, 128))
+        ground = np.array([int(fill[i:i + 2], 16) for i in (1, 3, 5)])
+        share = .12 + .88 * sure[room]
+        mixed = tuple((share * colour + (1 - share) * ground).astype(int).tolist())
+        points = middle + size * ARROWS @ TURNS[doors_taken[room]].T
+        pen.polygon([tuple(point) for point in points], fill=mixed)
+    for room in range(side * side):
+        left = room % side * size + 2
+        top = room // side * size + 2
+        right_edge, bottom = left + size, top + size
+        lines = ((left, top, right_edge, top), (right_edge, top, right_edge, bottom),
+                 (left, bottom, right_edge, bottom), (left, top, left, bottom))
+        for door, line in enumerate(lines):
+            if not x[room] >> door & 1:
+                pen.line(line, fill='#22252b', width=4)
+    return image.reduce(scale)
+
+
+if __name__ == '__main__':
+    configure(globals())
+    run(main)
