@@ -22,12 +22,21 @@ val, valid, validation, dev, eval or test. If no file has such a name, 5% of the
 by chance, always the same ones; of a single document the last 5% is held out. Of torchdocs the
 first document and every 48th after it is held out, of FineWeb the first and every 2,000th.
 
-A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
-tokenizer.json. --bpe trains one on the documents that are not held out.
+From there to a model:
 
-Paper: App. B (FineWeb, 300M tokens).
+    text, FineWeb   ->  train.bin, val.bin  ->  x, y      data.Text
+    a task          ->                          x, y      tasks.Problems
 
     x, y    (B, T) int64: input tokens, and the next token after each of them
+
+A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
+The batches of a task are made, not read: tasks.py.
+
+A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
+tokenizer.json. --bpe trains one on the documents that are not held out. The default is gpt2 for
+fineweb, that of the source for nanoGPT's tokens, and otherwise bytes.
+
+Paper: App. B (FineWeb, 300M tokens).
 """
 import glob
 import hashlib
@@ -38,6 +47,7 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -53,18 +63,18 @@ from common.encoding import (
     documents_in,
     open_text_encoding,
     parse_tokenizer,
+    stored_name,
     train_bpe,
 )
 from common.examples import Examples
 from common.files import read_json, write_json
 from common.fineweb import Stream
 from common.torchdocs import torch_documents
-from tasks import TASKS
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
 path: PathName = ''                 # own text: a file, folder or pattern; fineweb: another data set
-tokenizer: PathName | None = None   # gpt2, bytes, ...; None = gpt2 for fineweb, bytes otherwise
+tokenizer: PathName | None = None   # gpt2, bytes, ...; None = the default above
 bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
@@ -82,15 +92,15 @@ TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
 
 def open_encoding(name, folder=None):
-    """The encoding of a checkpoint or a data set: the words of a task, or open_text_encoding's."""
+    """The encoding of a checkpoint or a data set: the words of a task, or of texts."""
     origin = parse_tokenizer(name)
     check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
     if origin != 'task':
         return open_text_encoding(name, folder)
     task = name.partition(':')[0]
-    check(task in TASKS, f"the task '{task}' is not known: if it is in a file of yours, name that "
-          'file behind the script, as in training')
+    check(task in tasks.TASKS, f"the task '{task}' is not known: if it is in a file of yours, name "
+          'that file behind the script, as in training')
     return tasks.Words(name)
 
 
@@ -99,21 +109,37 @@ def open_encoding(name, folder=None):
 def open_source(name, path, val_fraction, **of_fineweb):
     """
     Where the data set `name` comes from -> its source in words, its documents as (split, text)
-    pairs, and the files that they are read from. of_fineweb: config and revision.
+    pairs, and a sha256 of the files that they are read from and of the names' splits. of_fineweb:
+    config, revision and old_source.
     """
     every = round(1 / val_fraction)
     if name == 'fineweb':
         stream = Stream(path, every, **of_fineweb)
-        return stream.source, stream, []
+        return stream.source, stream, sha256()
     if name == 'torchdocs':
         documents = (('train' if number % every else 'val', text)
                      for number, text in enumerate(torch_documents()))
-        return f'documentation in torch {torch.__version__}', documents, []
-    files = [f'{path}/{split}.bin' for split in SPLITS]
-    if all(map(os.path.exists, files)):
-        return path, nanogpt_documents(path), files
+        return f'documentation in torch {torch.__version__}', documents, sha256()
+    if has_tokens(path):
+        return path, nanogpt_documents(path), sha256(*(f'{path}/{split}.bin' for split in SPLITS))
     files = find_files(path)
-    return path, own_text(files, val_fraction), files
+    splits = splits_by_name(files)
+    return path, own_text(files, splits, val_fraction), sha256(*files, more=''.join(splits))
+
+
+def has_tokens(path, some=all):
+    """Are nanoGPT's train.bin and val.bin in the folder path? some=any: is one of them?"""
+    return some(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
+
+
+def default_tokenizer(name, path):
+    """The knob `tokenizer` of a data set for which none is given."""
+    if name == 'fineweb':
+        return 'gpt2'
+    if not path or not has_tokens(path):
+        return 'bytes'
+    tokenizer = read_json(f'{path}/meta.json').get('tokenizer', 'gpt2')
+    return f'{path}/tokenizer.json' if parse_tokenizer(tokenizer) == 'stored' else tokenizer
 
 
 def find_files(path):
@@ -139,23 +165,31 @@ def find_files(path):
     return sorted(names.values())
 
 
-def own_text(files, val_fraction):
-    """The documents of text files, [(split, text), ...]. A line says what is held out, and why."""
-    texts_of_file = {file: read_documents(file) for file in files}
+def splits_by_name(files):
+    """The split of each text file, 'train' or 'val', or [] if no file is named as held out."""
     root = os.path.commonpath(files)
-    splits = {}
+    splits = []
     for file in files:
         words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
-        splits[file] = 'val' if HELD_OUT.intersection(words) else 'train'
-    by_name = [file for file in files if splits[file] == 'val']
-    check(len(by_name) < len(files), 'all files are held out because of their names '
+        splits.append('val' if HELD_OUT.intersection(words) else 'train')
+    check('train' in splits, 'all files are held out because of their names '
           f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
-    if by_name:
+    return splits if 'val' in splits else []
+
+
+def own_text(files, splits, val_fraction):
+    """
+    The documents of text files, [(split, text), ...]. splits: see splits_by_name. A line says what
+    is held out, and why.
+    """
+    texts_of_file = [read_documents(file) for file in files]
+    if splits:
+        by_name = [file for file, split in zip(files, splits) if split == 'val']
         more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
         print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)
-        return [(splits[file], text) for file in files for text in texts_of_file[file]]
+        return [(split, text) for split, texts in zip(splits, texts_of_file) for text in texts]
 
-    texts = [text for file in files for text in texts_of_file[file]]
+    texts = [text for texts in texts_of_file for text in texts]
     if len(texts) == 1:
         print(f'held out: the last {100 * val_fraction:g}% of the text, since it is one document',
               file=sys.stderr)
@@ -184,14 +218,17 @@ def nanogpt_documents(folder):
     check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
           f'is not read: take their text, --path={quote(folder)}/input.txt')
     # a folder that data.py has written says what its tokens are
-    encoding = open_text_encoding(read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2'), folder)
+    tokenizer = read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2')
+    encoding = open_text_encoding(tokenizer, folder)
+    around = {*encoding.start, *encoding.ends}      # they are no text
     for split in SPLITS:
         with explain(f"cannot read '{folder}/{split}.bin'",
                      f'give uint16 tokens of {encoding.name}'):
             ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
             ends = np.flatnonzero(ids == encoding.eot_token)
             for document in np.split(ids, ends + 1):
-                for text in documents_in(encoding.decode(document.tolist())):
+                tokens = [token for token in document.tolist() if token not in around]
+                for text in documents_in(encoding.decode(tokens)):
                     yield split, text
 
 
@@ -207,14 +244,22 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     if val_fraction is None:
         val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    most_tokens = count_tokens(tokens) if name == 'fineweb' else None
-    source, documents, files = open_source(name, path, val_fraction, **of_fineweb)
-    encoding = open_text_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
-    # all that the tokens depend on
-    made_of = dict(source=source, tokenizer=encoding.name, bpe=bpe, val_fraction=val_fraction,
-                   tokens=most_tokens, sha256=sha256(*files))
-
     folder = f'data/{name}'
+    check(not path or os.path.realpath(path) != os.path.realpath(folder),
+          f'{folder} cannot be made of what is in {folder} itself: choose another name')
+    most_tokens = None
+    if name == 'fineweb':
+        most_tokens = count_tokens(tokens)
+        of_fineweb['old_source'] = source_of(folder, overwrite)
+    source, documents, files_sha256 = open_source(name, path, val_fraction, **of_fineweb)
+    if bpe is not None:
+        tokenizer = 'bytes'         # until the BPE is trained
+    elif not tokenizer:
+        tokenizer = default_tokenizer(name, path)
+    # all that the tokens depend on
+    made_of = dict(source=source, tokenizer=stored_name(tokenizer), bpe=bpe,
+                   val_fraction=val_fraction, tokens=most_tokens, sha256=files_sha256)
+
     with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
           only_maker(folder)):
         old_meta = {} if overwrite else read_json(f'{folder}/meta.json')
@@ -222,6 +267,9 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
             return old_meta
         check(not old_meta, f"{folder} is there, made of {old_meta.get('source')}, and this is "
               'other text or made in another way: --overwrite replaces it, or choose another name')
+        check(overwrite or old_meta or not has_tokens(folder, any), f'{folder} has tokens, and no '
+              'meta.json that says which: --overwrite replaces them, or choose another name')
+        encoding = open_text_encoding(tokenizer)
         if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
         if bpe is not None:
@@ -229,14 +277,26 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
                   file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-        counts = write(f'{folder}/part', documents, encoding, made_of)
+        part = f'{folder}/part'
+        counts, save = None, None
+        if name == 'fineweb':           # this one can be continued
+            counts = documents.resume(part, made_of)
+            save = partial(documents.save, part, made_of)
+        counts = write(part, documents, encoding, most_tokens, counts, save)
         return finish(folder, encoding, made_of, counts)
+
+
+def source_of(folder, overwrite):
+    """The source of the data set in folder, or of one that an interrupted call has begun, or ''."""
+    old_meta = {} if overwrite else read_json(f'{folder}/meta.json')
+    begun = old_meta or read_json(f'{folder}/part/progress.json')
+    return begun.get('made_of', {}).get('source', '')
 
 
 def check_knobs(name, path, tokenizer, bpe):
     """ValueError if these knobs of make do not go together."""
-    check(re.fullmatch(r'\w[\w.-]*', name) and name not in TASKS, f"'{name}' cannot be the name of "
-          'a data set: use letters, digits, _ . and -, and not the name of a task')
+    check(re.fullmatch(r'\w[\w.-]*', name) and name not in tasks.TASKS, f"'{name}' cannot be the "
+          'name of a data set: use letters, digits, _ . and -, and not the name of a task')
     check(not path or name != 'torchdocs',
           f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
     check(path or name in VAL_FRACTION,
@@ -248,9 +308,9 @@ def check_knobs(name, path, tokenizer, bpe):
 def count_tokens(text):
     """'300M' -> 300_000_000; also K and B."""
     match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
-    check(match and float(match[1]),
-          f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return int(float(match[1]) * dict(K=1e3, M=1e6, B=1e9).get(match[2], 1))
+    n = int(float(match[1]) * dict(K=1e3, M=1e6, B=1e9).get(match[2], 1)) if match else 0
+    check(n >= 1, f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
+    return n
 
 
 def only_maker(folder):
@@ -264,18 +324,19 @@ def only_maker(folder):
         return lock.acquire()
 
 
-def write(part, documents, encoding, made_of):
+def write(part, documents, encoding, most_tokens=None, counts=None, save=None):
     """
     Write the tokens of documents, (split, text) pairs, to part/train.bin and part/val.bin, up to
-    the document that reaches made_of['tokens'] -> {split: dict(documents, tokens, bytes of text)}.
+    the document that reaches most_tokens (None: all) -> counts, {split: dict(documents, tokens,
+    bytes of text)}.
+
+    counts: of what is there already, to be continued. save: a function, called after each document
+    with the two open files and the counts.
     """
-    stream = documents if isinstance(documents, Stream) else None       # it can be continued
-    counts = stream.resume(part, made_of) if stream else None
     if not counts:
         shutil.rmtree(part, ignore_errors=True)
         os.makedirs(part)
         counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-    most_tokens = made_of['tokens']     # None = all
     n_tokens = sum(counts[split]['tokens'] for split in SPLITS)
     with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
           tqdm(total=most_tokens, initial=n_tokens, unit=' tokens', unit_scale=True,
@@ -289,10 +350,10 @@ def write(part, documents, encoding, made_of):
             counts[split]['bytes'] += len(text.encode(errors='replace'))
             n_tokens += len(ids)
             bar.update(len(ids))
-            if most_tokens and n_tokens >= most_tokens:
+            if most_tokens is not None and n_tokens >= most_tokens:
                 break
-            if stream:
-                stream.save(part, made_of, bins, counts)
+            if save:
+                save(bins, counts)
     return counts
 
 
@@ -318,12 +379,14 @@ def finish(folder, encoding, made_of, counts):
     return meta
 
 
-def sha256(*paths):
-    """The sha256 of files, one after the other."""
+def sha256(*paths, more=''):
+    """The sha256 of files, one after the other, and of the text `more`."""
     digest = hashlib.sha256()
     for path in paths:
         with open(path, 'rb') as f:
-            hashlib.file_digest(f, lambda: digest)
+            while block := f.read(2 ** 20):
+                digest.update(block)
+    digest.update(more.encode())
     return digest.hexdigest()
 
 
@@ -332,9 +395,12 @@ def sha256(*paths):
 def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     """
     The data set or task `name`, for a model with this tokenizer (reads) and vocabulary. A task is
-    written in the tokens of a model that reads text; folder: that of its tokenizer.json.
+    written in the tokens of a model that reads text; folder: that of its tokenizer.json. torchdocs
+    is made if it is missing.
     """
     check(name, 'this model came without a data set: name one with --dataset')
+    if name == 'torchdocs' and not os.path.exists(f'data/{name}/meta.json'):
+        make(name)
     text = tasks.open_problems(name, reads, folder) if tasks.is_task(name) else Text(name)
     check(reads in (None, text.tokenizer) and text.vocab_size <= vocab_size,
           f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data set '{name}' "
@@ -361,22 +427,17 @@ def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
 
 
 class Text(Examples):
-    """
-    data/NAME, with its splits as uint16 memmaps. tasks.Problems has the same methods.
-
-    torchdocs is made if it is missing.
-    """
+    """data/NAME, with its splits as uint16 memmaps."""
     is_task = False             # every token has a label, and the measure is the loss
     tokenizer_json = None       # its TokenizerJson, if it has one
 
     def __init__(self, name):
         self.name = name
         folder = f'data/{name}'
-        if not os.path.exists(f'{folder}/meta.json'):
-            flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-            check(name == 'torchdocs', f"no data set or task '{name}'{did_you_mean(name, TASKS)} "
-                  f'(text is prepared with python data.py {name} {flag})')
-            make(name)
+        flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
+        check(os.path.exists(f'{folder}/meta.json'),
+              f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
+              f'(text is prepared with python data.py {name} {flag})')
         with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
             self.meta = json.loads(Path(folder, 'meta.json').read_text(encoding='utf-8'))
             self.train = read_bin(f'{folder}/train.bin', self.meta['train'])
@@ -387,7 +448,9 @@ class Text(Examples):
                 self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
-        if name == 'torchdocs' and self.sha256 != TORCHDOCS:
+        val_fraction = self.meta.get('made_of', {}).get('val_fraction')
+        is_default = self.tokenizer == 'bytes' and val_fraction == VAL_FRACTION.get(name)
+        if name == 'torchdocs' and is_default and self.sha256 != TORCHDOCS:
             print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
                   f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 

@@ -6,9 +6,9 @@ The name of an encoding says what it is (parse_tokenizer). An encoding has
     name, n_vocab               its tokens are the numbers below n_vocab, and fit in uint16
     eot_token, ends             the token that ends a text; all tokens that do
     start                       the tokens with which every text begins: often none
-    encode(text)                a prompt -> tokens, with those of `start`. What is written in a text
-                                are letters, even if it is the name of a special token; with
-                                allowed_special='all' it is that token
+    encode(text)                a prompt -> tokens, with those of `start`. By default '<s>' in a
+                                text is three characters; with allowed_special='all' it is that
+                                token
     encode_ordinary(text)       the same without `start`, and without special tokens
     decode(tokens)              -> text
     decode_single_token_bytes(token)    -> the bytes of its text
@@ -53,9 +53,15 @@ def parse_tokenizer(name):
         return name
     if name.startswith(STORED):
         return 'stored'
-    if '.json' in name:
+    if name.endswith('.json'):
         return 'file'
     return 'task' if ':' in name else 'tiktoken'
+
+
+def stored_name(tokenizer):
+    """The name of the encoding that the knob `tokenizer` asks for. Only a file is opened."""
+    is_file = parse_tokenizer(tokenizer) == 'file'
+    return open_text_encoding(tokenizer).name if is_file else tokenizer
 
 
 def open_text_encoding(name, folder=None):
@@ -202,21 +208,12 @@ class TokenizerJson:
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
         self.added = {token: added.content.encode()
                       for token, added in self.tokenizer.get_added_tokens_decoder().items()}
-        # would a text have the same tokens if it was cut between two lines?
+        # would a text have the same tokens if it was cut between two lines? This is a heuristic: it
+        # looks at one example
         self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
 
-        # the file may add tokens before and behind each text
-        example = self.tokenizer.encode('a')
-        is_added = example.special_tokens_mask
-        n_before = (is_added + [0]).index(0)
-        self.start = example.ids[:n_before]
-        behind = example.ids[n_before + is_added.count(0):]
-        check(len(behind) <= 1, f'it adds tokens {behind} behind each text, and one ends a text')
-
-        # a text ends with the token that the file adds behind it, or with one of a known name
-        known = [vocab[end] for end in ENDS if end in vocab]
-        self.ends = behind + [token for token in known if token not in behind]
-        check(self.ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
+        self.start, behind = added_around(self.tokenizer)
+        self.ends = end_tokens(behind, vocab)
         self.eot_token = self.ends[0]
         for token in self.ends:
             end = self.tokenizer.id_to_token(token)
@@ -261,6 +258,23 @@ class TokenizerJson:
         if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
             return bytes.fromhex(text[3:5])
         return text.replace('\u2581', ' ').encode()         # SentencePiece's space
+
+
+def added_around(tokenizer):
+    """The tokens that a file adds before each text, and those that it adds behind: two lists."""
+    example = tokenizer.encode('a')
+    is_added = example.special_tokens_mask
+    n_before = (is_added + [0]).index(0)
+    return example.ids[:n_before], example.ids[n_before + is_added.count(0):]
+
+
+def end_tokens(behind, vocab):
+    """The tokens that end a text: what the file adds behind it, then those of known names."""
+    check(len(behind) <= 1, f'it adds tokens {behind} behind each text, and one ends a text')
+    known = [vocab[end] for end in ENDS if end in vocab]
+    ends = behind + [token for token in known if token not in behind]
+    check(ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
+    return ends
 
 
 def as_we_use_it(text):

@@ -4,12 +4,15 @@ FineWeb, or another data set of Hugging Face's hub with a column `text`: a strea
 300M tokens take hours, so after every SAVE_EVERY documents part/progress.json is written beside the
 tokens, and an interrupted call continues from there. It holds
 
-    made_of       what the tokens are made of (data.make); progress of anything else is not used
+    made_of       what the tokens are made of (data.make). Progress of anything else is not used,
+                  but a call may ask for another number of tokens
     documents     how many were read
     stream        the state of the stream behind the last of them
     train, val    how many documents, tokens and bytes of text were written
 """
+import functools
 import os
+import sys
 
 from common.configurator import explain
 from common.files import read_json, write_json
@@ -21,29 +24,44 @@ class Stream:
     """
     The documents as (split, text) pairs; the first of each `every` documents is held out.
 
-    path: '' = FineWeb; a data set, or a folder with the same layout. revision: a commit, None = the
-    newest. ValueError if the stream cannot be opened, or breaks off.
+    path: '' = FineWeb; a data set, or a folder with the same layout. revision: a commit; None =
+    that of old_source, the source of an earlier call, if it is of the same path and config,
+    otherwise the newest. ValueError if the stream cannot be opened, or breaks off.
     """
 
-    def __init__(self, path, every, config='sample-10BT', revision=None):
-        import datasets  # takes a second
-        import huggingface_hub
-        path = path or 'HuggingFaceFW/fineweb'
+    def __init__(self, path, every, config='sample-10BT', revision=None, old_source=''):
+        self.path = path or 'HuggingFaceFW/fineweb'
         self.every = every
+        self.config = config
+        self.revision = revision
         self.n_read = 0
-        self.source = f'{path} {config}'        # for meta.json
-        with explain(f'cannot stream {self.source}', 'no network? If there is one, check --path, '
-                     '--config and --revision'):
-            if not os.path.isdir(path):         # a later call must read the same texts
-                revision = revision or huggingface_hub.HfApi().dataset_info(path).sha
-                self.source += f' at {revision}'
-            rows = datasets.load_dataset(path, name=config, split='train', revision=revision,
-                                         streaming=True)
-            self.rows = rows.select_columns('text')
+        self.source = f'{self.path} {config}'       # for meta.json
+        if os.path.isdir(self.path):
+            return
+        if not revision and old_source.startswith(f'{self.source} at '):
+            self.revision = old_source.removeprefix(f'{self.source} at ')
+        if not self.revision:                       # a later call must read the same texts
+            with self.explained():
+                import huggingface_hub
+                self.revision = huggingface_hub.HfApi().dataset_info(self.path).sha
+        self.source += f' at {self.revision}'
+
+    def explained(self):
+        return explain(f'cannot stream {self.source}', 'no network? If there is one, check --path, '
+                       '--config and --revision')
+
+    @functools.cached_property
+    def rows(self):
+        with self.explained():
+            import datasets  # takes a second
+            rows = datasets.load_dataset(self.path, name=self.config, split='train',
+                                         revision=self.revision, streaming=True)
+            return rows.select_columns('text')
 
     def __iter__(self):
+        rows = self.rows
         with explain(f'cannot stream {self.source}', 'run the command again: what is done is kept'):
-            for row in self.rows:
+            for row in rows:
                 if row['text'] and row['text'].strip():
                     split = 'train' if self.n_read % self.every else 'val'
                     self.n_read += 1
@@ -52,18 +70,26 @@ class Stream:
     def resume(self, part, made_of):
         """
         Continue behind what an interrupted call has saved in the folder part -> its counts of what
-        it wrote, or None if it made something else. What it wrote after that is removed.
+        it wrote, or None if it cannot be used, which a line says. What it wrote after that is
+        removed.
         """
+        rows = self.rows        # if it cannot be opened, what is there stays
         progress = read_json(f'{part}/progress.json')
-        if progress.get('made_of') != made_of:
+        if not progress:
             return None
         counts = {split: progress[split] for split in ('train', 'val')}
         sizes = {f'{part}/{split}.bin': 2 * counts[split]['tokens'] for split in counts}
-        if any(not os.path.exists(file) or os.path.getsize(file) < sizes[file] for file in sizes):
+        n_tokens = sum(counts[split]['tokens'] for split in counts)
+        wanted = made_of | dict(tokens=progress['made_of']['tokens'])
+        if (progress['made_of'] != wanted or n_tokens >= made_of['tokens'] or any(
+                not os.path.exists(file) or os.path.getsize(file) < sizes[file] for file in sizes)):
+            print(f"{n_tokens:,} tokens of {progress['made_of']['source']}, left by an interrupted "
+                  'call, are discarded: they are damaged, too many, or made in another way',
+                  file=sys.stderr)
             return None
         for file, size in sizes.items():
             os.truncate(file, size)
-        self.rows.load_state_dict(progress['stream'])
+        rows.load_state_dict(progress['stream'])
         self.n_read = progress['documents']
         return counts
 

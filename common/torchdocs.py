@@ -25,7 +25,8 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
 def strings(tree):
     """
     The long strings in a parsed Python file, by position, without their indentation: docstrings of
-    80 characters, and other strings of several lines and 200 characters, except parts of f-strings.
+    at least 80 characters, and other strings of several lines and at least 200, except parts of
+    f-strings.
     """
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = set()

@@ -286,6 +286,12 @@ def test_torchdocs_is_made_on_first_use(capsys, monkeypatch):
     monkeypatch.setattr(data, 'TORCHDOCS', text.sha256)
     data.open_data('torchdocs')
     assert not capsys.readouterr().err
+    # nor where it was asked for in another way
+    monkeypatch.setattr(data, 'TORCHDOCS', 'another')
+    for knobs in dict(bpe=300), dict(tokenizer='gpt2'), dict(val_fraction=0.1):
+        data.make('torchdocs', **knobs, overwrite=True)
+        data.open_data('torchdocs')
+        assert 'warning' not in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not os.path.exists(f'{ROOT}/data/torchdocs'), reason='train.py makes it')
@@ -350,11 +356,27 @@ def test_files_that_are_named_as_held_out(capsys, held_out):
         path = Path(f'texts/{file}.txt')
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(EOT.join(f'this is {file}, {i}' for i in range(3)))
-    data.make('own', 'texts')
+    meta = data.make('own', 'texts')
+    assert data.make('own', 'texts') == meta
     assert text_of('own', 'val') == [f'this is {held_out}, {i}' for i in range(3)]
     assert {text.split(',')[0] for text in text_of('own', 'train')} == {
         f'this is {file}' for file in train}
     assert f'held out: texts/{held_out}.txt, because of the name' in capsys.readouterr().err
+
+
+def test_a_file_is_renamed_so_that_it_is_held_out():
+    os.mkdir('texts')
+    for file in 'a', 'b', 'val':
+        Path(f'texts/{file}.txt').write_text(f'this is {file}')
+    data.make('own', 'texts')
+    for old, new in ('b', 'test'), ('val', 'z'), ('test', 'y'):     # the order stays
+        os.rename(f'texts/{old}.txt', f'texts/{new}.txt')
+        with pytest.raises(ValueError, match='data/own is there, made of texts, and this is other'):
+            data.make('own', 'texts')
+        data.make('own', 'texts', overwrite=True)
+    # a data set of an earlier version, which had the contents alone
+    meta = json.loads(Path('data/own/meta.json').read_text())
+    assert meta['made_of']['sha256'] == data.sha256(*(f'texts/{file}.txt' for file in 'ayz'))
 
 
 def test_what_is_held_out_otherwise(capsys):
@@ -413,6 +435,46 @@ def test_tokens_of_nanogpt(tokens):
     with pytest.raises(ValueError, match='--path=nano/input.txt'):
         data.make('nano', 'nano', overwrite=True)
     assert data.open_data('nano').meta == meta
+
+
+def test_tokens_that_are_there_are_not_replaced():
+    """nanoGPT's data/openwebtext has no meta.json."""
+    os.makedirs('data/openwebtext')
+    for split in data.SPLITS:
+        np.array([464, 3139, 50256], dtype='<u2').tofile(f'data/openwebtext/{split}.bin')
+    Path('own.txt').write_text('a text of my own')
+    for path, words in ('data/openwebtext', 'itself: choose another name'), ('own.txt', '--overwr'):
+        with pytest.raises(ValueError, match=f'data/openwebtext .*{words}'):
+            data.make('openwebtext', path)
+    os.rename('data/openwebtext/val.bin', 'val.bin')
+    with pytest.raises(ValueError, match='has tokens, and no meta.json'):
+        data.make('openwebtext', 'own.txt')
+    os.rename('val.bin', 'data/openwebtext/val.bin')
+    # under another name they are read, and stay what they are
+    data.make('owt', 'data/openwebtext')
+    assert data.open_data('owt').tokenizer == 'gpt2'
+    for split in data.SPLITS:
+        assert getattr(data.open_data('owt'), split).tolist() == [464, 3139, 50256]
+
+
+def test_tokens_of_a_tokenizer_json_are_read_in_it():
+    """Without the tokens that begin or end a text."""
+    encoding = encodings.TokenizerJson(llama_like())
+    vocab = encoding.tokenizer.get_vocab()
+    encoding.tokenizer.post_processor = processors.TemplateProcessing(
+        single='<s> $A </s>', special_tokens=[(end, vocab[end]) for end in ('<s>', '</s>')])
+    encoding = encodings.TokenizerJson(encoding.tokenizer.to_str())
+    encoding.save('.')
+    Path('own.txt').write_text(EOT.join(['a fox', 'the quick', 'brown']))
+    made = data.make('own', 'own.txt', tokenizer='tokenizer.json')
+    again = data.make('again', 'data/own')
+    assert again['tokenizer'] == encoding.name and again['train'] == made['train']
+    # other ends
+    ids = [vocab['<s>'], *encoding.encode_ordinary('a fox'), vocab['<|im_end|>'], vocab['</s>']]
+    for split in data.SPLITS:
+        np.array(ids, dtype='<u2').tofile(f'data/own/{split}.bin')
+    data.make('ends', 'data/own', tokenizer='bytes')
+    assert text_of('ends', 'val') == ['a fox']
 
 
 # FineWeb -----------------------------------------------------------------------------------------
@@ -488,7 +550,7 @@ def test_fineweb_schema(web):
     check_web(web)
     assert meta['source'] == 'web sample-10BT'
     with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
-        make_web(config='CC-MAIN-2013-20')
+        make_web(config='CC-MAIN-2013-20', overwrite=True)
 
 
 def test_a_stream_continues_where_it_broke_off(web):
@@ -555,23 +617,34 @@ def test_without_a_network(tmp_path, monkeypatch):
     assert 'tokenizer' not in message
 
 
-def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
-    """Another commit is read from the beginning, and what an earlier one left is not mixed in."""
-    commits, calls, real = iter('aba'), [], datasets.load_dataset
+def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
+    """That of the interrupted call, whatever is the newest. Another one is read from the start."""
+    commits, calls, real = iter('a'), [], datasets.load_dataset
     monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
                         lambda self, name: SimpleNamespace(sha=next(commits)))
     monkeypatch.setattr(datasets, 'load_dataset', lambda source, **how: (
         calls.append((source, how['revision'])), real('web', **how))[1])
-    for after in 1300, 10:
+    for after, tokens in (1300, '300M'), (10, '200M'):
         web.breaks(after, ConnectionError('reset'))
         with pytest.raises(ValueError):
-            make_web(path='')
+            make_web(path='', tokens=tokens)
+    part = shutil.copytree('data/fineweb/part', 'part')
     web.breaks()
     meta = make_web(path='')
     check_web(web)
-    assert web.read == web.rows
-    assert calls == [('HuggingFaceFW/fineweb', commit) for commit in 'aba']
+    assert 0 < len(web.read) < len(web.rows) - 1024
+    assert calls == 3 * [('HuggingFaceFW/fineweb', 'a')]
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
+    assert make_web(path='') == meta and len(calls) == 3        # it is there: no network
+    assert 'discarded' not in capsys.readouterr().err
+    # another commit, or fewer tokens than are there
+    for changes in dict(revision='b'), dict(tokens='1K'):
+        shutil.copytree(part, 'data/fineweb/part')
+        web.breaks()
+        make_web(path='', overwrite=True, **changes)
+        assert web.read[:9] == web.rows[:9]
+        line = 'tokens of HuggingFaceFW/fineweb sample-10BT at a, left by an interrupted call, are'
+        assert f'{line} discarded' in capsys.readouterr().err
 
 
 def test_a_full_disk(web):
@@ -640,9 +713,12 @@ def test_text_under_a_name_in_use():
     before = make_good()
     assert make_good() == before        # the same again
     Path('good.txt').write_text('another text')
-    for path in 'good.txt', 'data/own':
-        with pytest.raises(ValueError, match='data/own is there, made of good.txt, .*--overwrite'):
-            data.make('own', path)
+    with pytest.raises(ValueError, match='data/own is there, made of good.txt, .*--overwrite'):
+        data.make('own', 'good.txt')
+    os.symlink('data', 'link')
+    for path in 'data/own', 'link/own/':
+        with pytest.raises(ValueError, match='data/own cannot be made of what is in data/own itse'):
+            data.make('own', path, overwrite=True)
     assert data.open_data('own').meta == before
     assert data.make('own', 'good.txt', overwrite=True)['train']['bytes'] == 11
 
@@ -671,7 +747,8 @@ def test_bad_text_and_nothing_lost(path, knobs, words):
     (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),
     (partial(data.make, bpe=300), ('fineweb',), 'text of your own'),
     (partial(data.make, val_fraction=0.9), ('own', 'good.txt'), 'val_fraction'),
-    *((data.count_tokens, (text,), 'not a number') for text in ('many', '-3M', '1e999'))])
+    *((data.count_tokens, (text,), 'not a number')
+      for text in ('many', '-3M', '1e999', '0.5', '0.0009K'))])
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match='(?s)' + words):
         function(*args)
