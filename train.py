@@ -168,9 +168,10 @@ def fields_of_model(knobs):
 
 def check_knobs():
     """ValueError for a knob that is out of range."""
-    least = dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, eval_interval=1,
-                 eval_windows=1, log_interval=1, save_interval=1, learning_rate=0, min_lr=0,
-                 warmup_iters=0, weight_decay=0, grad_clip=0, lr_decay_iters=1)
+    least = dict(block_size=1, batch_size=1, gradient_accumulation_steps=1, max_iters=1,
+                 eval_interval=1, eval_windows=1, log_interval=1, save_interval=1,
+                 lr_decay_iters=1, learning_rate=0, min_lr=0, warmup_iters=0, weight_decay=0,
+                 grad_clip=0)
     for knob, bound in least.items():
         value = globals()[knob]
         if value is not None and not bound <= value < 1e30:
@@ -182,7 +183,7 @@ def check_knobs():
     if not eval_loops or not are_counts or len(set(eval_loops)) < len(eval_loops):
         raise ValueError('eval_loops must be a list of different loop counts from 1 to '
                          f'{MOST_LOOPS:,}, not {eval_loops}')
-    if batch_size % distributed.WORLD:
+    if not eval_only and batch_size % distributed.WORLD:
         raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by '
                          f'{distributed.WORLD} processes: take a multiple of {distributed.WORLD}')
 
@@ -253,8 +254,11 @@ def main(*args):
     Train. args: those of the command line; in a notebook, train.main('--max_iters=300') is
     `python train.py --max_iters=300`.
     """
+    distributed.stop_signals.clear()                # those of an earlier call
     # the knobs, which this file reads as its globals; a run that goes on has its own
-    knobs = configurator.read_arguments(globals() | DEFAULTS, args, more=fields_of_model)
+    names = '__annotations__', '__doc__', '__file__'
+    script = DEFAULTS | {name: globals()[name] for name in names}
+    knobs = configurator.read_arguments(script, args, more=fields_of_model)
     if knobs['eval_only']:
         return evaluate_only(knobs)
     if knobs['length'] is not None:
@@ -337,7 +341,7 @@ def train(run, examples, dev, autocast):
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
         loss, norm, n_stop_signals = distributed.agree(loss, norm)
         lr = lr_at(it)
-        report.check_finite(loss, norm, n_loop, it, lr, out_dir)
+        report.check_finite(run, loss, norm, n_loop, lr)
         with autocast:                              # Muon's products
             update(run.optimizers, lr)
         run.done = it + 1

@@ -40,6 +40,7 @@ FILES_OF_RUN = ('ckpt.pt', 'ckpt*.pt', 'log.csv', 'loss.png', 'eval.csv', 'depth
                 'tokenizer.json', 'exits.json', 'bench.csv', 'figure_4.png', 'ledger.png',
                 'blocks.csv', 'figures/figure_[1235]*.*', 'figures/convergence.*',
                 'figures/two_scales.*', 'figures/wave.*')
+RESUMED = 'ckpt.pt', 'ckpt.old.pt'
 DISK_IS_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
@@ -52,6 +53,7 @@ class Run:
     tokenizer: str
     data: str                   # sha256 of the training tokens
     done: int = 0               # iterations
+    saved: int = 0              # of them when ckpt.pt was written
     val_loss: dict = field(default_factory=dict)        # n_loop: nats
     trend: list = field(default_factory=lambda: [0, 0.0, 0.0])      # of the loss: report.is_spike
     spikes: list = field(default_factory=list)          # [loss, it] since the last row of the log
@@ -60,6 +62,8 @@ class Run:
 
 def save_run(run, path, whole=True):
     """A run -> path. whole: with all that it takes to resume."""
+    if whole:
+        run.saved = run.done
     if distributed.RANK > 0:
         return
     cls = type(run.model)
@@ -262,9 +266,10 @@ def check_free(out_dir, overwrite, init_from=''):
     if init_from and os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
         raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
     if not overwrite and (found := files_of_run(out_dir)):
-        raise ValueError(f'{out_dir} holds a run ({os.path.relpath(found[0], out_dir)}): '
-                         '--overwrite starts over, python train.py --resume continues it, or give '
-                         'another --out_dir')
+        first = os.path.relpath(found[0], out_dir)
+        resumes = 'python train.py --resume continues it, ' if first in RESUMED else ''
+        raise ValueError(f'{out_dir} holds a run ({first}): --overwrite starts over, {resumes}or '
+                         'give another --out_dir')
 
 
 def only_writer(out_dir):

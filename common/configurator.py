@@ -28,7 +28,9 @@ import json
 import os
 import re
 import sys
+import traceback
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from importlib import import_module
 from types import ModuleType, NoneType
 from typing import get_args
@@ -93,7 +95,15 @@ def line_of(error):
     if not isinstance(error, (ValueError, OSError)):
         return None
     line = ' '.join(str(error).split())
+    if isinstance(error, ValueError) and not is_on_purpose(error):
+        line += ' (TRACEBACK=1 shows where)'
     return line + ''.join(f' ({hint})' for hint in hints if hint not in line)
+
+
+def is_on_purpose(error):
+    """Does a `raise` of this project say it, and not Python or a library that failed?"""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return os.path.abspath(where.filename).startswith(ROOT) and where.line.startswith('raise ')
 
 
 def check(good, message):
@@ -216,7 +226,8 @@ def read_file(path, knobs, annotations):
         raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
     known = import_module('train').DEFAULTS | knobs
     # names that it reads and has not bound are looked up among its builtins
-    names = dict(__builtins__=vars(builtins) | known)
+    readable = deepcopy(known)
+    names = dict(__builtins__=vars(builtins) | readable)
     try:
         with open(path, encoding='utf-8-sig') as f:
             text = f.read()
@@ -225,7 +236,9 @@ def read_file(path, knobs, annotations):
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
     if re.search(r'^\s*(import|from)\s', text, re.M):
         own_files.append(path)
-    for key, value in names.items():
+    # it may also append to a list that it reads
+    altered = {key: value for key, value in readable.items() if value != known[key]}
+    for key, value in (altered | names).items():
         is_part = callable(value) or isinstance(value, ModuleType)
         if key in knobs:
             knobs[key] = convert(key, value, annotations[key])

@@ -2,7 +2,8 @@
 The device, the processes of a training run, and the signals that stop it.
 
 One process, or several that torchrun has started. Every process draws the same random numbers and
-takes its own rows of the batch, so that the number of processes changes nothing.
+takes its own rows of the batch. So the number of processes changes rounding alone where all rows
+have equally many labels; elsewhere the mean over each process's labels has the same weight.
 
     RANK, WORLD    this process's number; how many there are
     LOCAL_RANK     its number on this machine
@@ -109,7 +110,6 @@ def join(device, dtype):
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         device = f'cuda:{LOCAL_RANK}'
         torch.cuda.set_device(device)
-    stop_signals.clear()
     dev, autocast = pick_device(device, dtype)
     if WORLD > 1:
         dist.init_process_group('nccl' if dev.startswith('cuda') else 'gloo')

@@ -31,7 +31,7 @@ def or_warn(what):
     """In this context a file that cannot be written is a warning: no figure is worth a run."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except Exception as error:          # a full disk, no matplotlib, an empty log, ...
         say(f'warning: {what} ({error}): the run goes on without it')
 
 
@@ -159,17 +159,17 @@ def say_spikes(run, it, n_steps):
             f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
 
 
-def check_finite(loss, norm, n_loop, it, lr, out_dir):
+def check_finite(run, loss, norm, n_loop, lr):
     """ValueError if the loss or the gradient's norm is NaN or infinite."""
     if not math.isfinite(loss + norm):
-        last = os.path.join(out_dir, 'ckpt.pt')
+        last = os.path.join(run.knobs['out_dir'], 'ckpt.pt')
         advice = 'start again'
-        if os.path.exists(last):
+        if run.saved:
             advice = ('continue from the last checkpoint '
                       f'(--init_from={quote(last)} --out_dir=...)')
-        raise ValueError(f'not finite at iteration {it}: loss {loss}, gradient norm {norm}, loops '
-                         f'{n_loop}, learning rate {lr:.2e}. No weight was touched: {advice} with '
-                         'a lower learning rate')
+        raise ValueError(f'not finite at iteration {run.done}: loss {loss}, gradient norm {norm}, '
+                         f'loops {n_loop}, learning rate {lr:.2e}. No weight was touched: {advice} '
+                         'with a lower learning rate')
 
 
 def draw_losses(log, loops, out_dir):

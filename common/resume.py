@@ -7,7 +7,7 @@ import os
 from shlex import quote
 from typing import NamedTuple
 
-from common.checkpoint import NotWhole, check_free, find_run, load_checkpoint
+from common.checkpoint import RESUMED, NotWhole, check_free, find_run, load_checkpoint
 from common.distributed import say
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
@@ -19,8 +19,7 @@ FREE_FIELDS = {'model_class', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_i
 
 def last_checkpoint(out_dir, trusted=None):
     """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
-    paths = [path for path in (f'{out_dir}/ckpt.pt', f'{out_dir}/ckpt.old.pt')
-             if os.path.exists(path)]
+    paths = [f'{out_dir}/{name}' for name in RESUMED if os.path.exists(f'{out_dir}/{name}')]
     for path in paths:
         try:
             _, checkpoint = load_checkpoint(path, trusted=trusted)
@@ -33,7 +32,6 @@ def last_checkpoint(out_dir, trusted=None):
             raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with "
                              f'--init_from={quote(path)} and another --out_dir')
         return checkpoint, path
-    say(f'no checkpoint in {out_dir} yet: starting a new run')
     return {}, ''
 
 
@@ -74,6 +72,8 @@ def earlier_run(knobs, given):
             return Start(knobs, checkpoint, path)
 
     check_free(out_dir, knobs['overwrite'], init_from)
+    if knobs['resume']:
+        say(f'no checkpoint in {out_dir} yet: starting a new run')
     if not init_from:
         return Start(knobs, {}, '')
     _, checkpoint = load_checkpoint(init_from, trusted=knobs['model_class'])
@@ -108,6 +108,7 @@ def go_on_from(checkpoint, run):
     for name, optimizer in run.optimizers.items():
         optimizer.load_state_dict(optimizer.state_dict() | dict(state=checkpoint[name]))
     run.done = checkpoint['iter_num']
+    run.saved = run.done
     run.val_loss = checkpoint['val_loss']
     run.trend = checkpoint['trend']
     run.spikes = checkpoint['spikes']

@@ -53,6 +53,7 @@ FILES = dict(
     # what is imported or defined is no knob, and a function sees what the file has bound
     parts='from functools import partial\nimport math\nstep = 2\ndef twice(x):\n'
           '    return step * x\ncount = twice(count)\ndel step\n',
+    appends='layers.append([2])\nkeep_iters.append(500)\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
     bad_type="count = 'three'", raises='rate = 1 / 0')
 
@@ -87,7 +88,7 @@ def script(tmp_path, monkeypatch):
     # a config file reads the knobs as they are so far
     (['--count=5', 'a.py'], dict(rate=10.0, count=5, layers=[[0], [1, 2]])),
     (['for_train.py'], dict(count=4)), (['bom.py'], dict(count=7)),
-    (['parts.py'], dict(count=6)),
+    (['parts.py'], dict(count=6)), (['appends.py'], dict(layers=[[1], [2]])),
     # bare values are a list; inner tuples are lists too
     (['--layers=1,2'], dict(layers=[1, 2])), (['--layers=[(1,)]'], dict(layers=[[1]]))])
 def test_arguments_apply_in_the_order_given(script, args, changes):
@@ -179,6 +180,13 @@ def test_errors_that_are_raised(monkeypatch):
         monkeypatch.setenv('TRACEBACK', traceback)
         with pytest.raises(type(error), match=str(error)):
             configurator.run(lambda: fail(error))
+
+
+@pytest.mark.parametrize('fails', [lambda: int('x'), lambda: np.zeros(3).reshape(2, 2)])
+def test_a_value_error_that_nobody_raised_on_purpose_says_how_to_see_where(capsys, fails):
+    with pytest.raises(SystemExit, match='2'):
+        configurator.run(fails)
+    assert capsys.readouterr().err.endswith(' (TRACEBACK=1 shows where)\n')
 
 
 def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):

@@ -12,6 +12,7 @@ from conftest import ROOT, finished
 import data
 import tasks
 from common import report
+from common.checkpoint import Run
 from common.resume import check_same_data
 
 
@@ -263,9 +264,10 @@ def test_an_oracle_that_answers_no_word(monkeypatch):
         tasks.Problems('echo').solve('a b')
 
 
-def test_a_loss_that_is_not_finite_names_a_checkpoint_if_there_is_one(tmp_path):
-    for advice in 'start again', 'continue from':
+def test_a_loss_that_is_not_finite_names_a_checkpoint_if_it_has_learned():
+    run = Run(dict(out_dir='out'), None, {}, '', '', done=7)
+    for saved, advice in (0, 'start again'), (5, 'continue from'):
+        run.saved = saved
         with pytest.raises(ValueError, match=f'not finite at iteration 7.*{advice}') as error:
-            report.check_finite(math.nan, 1.0, [4], 7, 1e-3, str(tmp_path))
-        assert ('--init_from=' in str(error.value)) == (advice == 'continue from')
-        (tmp_path / 'ckpt.pt').touch()
+            report.check_finite(run, math.nan, 1.0, [4], 1e-3)
+        assert ('--init_from=out/ckpt.pt' in str(error.value)) == (saved > 0)

@@ -344,6 +344,17 @@ def test_a_signal_that_is_ignored_stays_so(whole, monkeypatch):
     assert differences(whole, 'out') == []
 
 
+def test_a_signal_before_the_first_iteration():
+    def started(*args):
+        distributed.stop_signals.append(signal.SIGTERM)
+        return start(*args)
+    start = train.earlier_run
+    with mock.patch.dict(vars(train), earlier_run=started):
+        with pytest.raises(distributed.Stopped):
+            train.main(*TINY)
+    assert saved('out')['iter_num'] == 1
+
+
 def test_signals_that_a_system_lacks(monkeypatch):
     """On Windows; and handlers are as they were, behind the block."""
     before = signal.getsignal(signal.SIGTERM)
@@ -386,7 +397,7 @@ def test_rows_that_cannot_be_written_now_are_written_later(whole, monkeypatch):
 def test_no_log_and_no_figure_is_worth_a_run(whole, monkeypatch):
     """The last word is another warning, and all weights are there."""
     move_log_away(monkeypatch, 3)
-    monkeypatch.setattr(plots, 'losses', mock.Mock(side_effect=OSError('no room')))
+    monkeypatch.setattr(plots, 'losses', mock.Mock(side_effect=ImportError('no matplotlib')))
     printed = finished(*TINY)
     assert 'warning: no out/loss.png' in printed
     assert same(saved('out')['model'], saved(whole)['model'])
@@ -444,7 +455,8 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     """A learning rate that blows the weights up in the first step: the second is not made."""
     line = refused(*TINY, '--learning_rate=1e29', '--min_lr=1e29', '--warmup_iters=0',
                    f'--grad_clip={clip}', '--save_interval=1', '--eval_interval=100')
-    assert 'not finite at iteration 1: loss' in line and 'learning rate 1.00e+29' in line
+    assert 'not finite at iteration 1: loss' in line and 'continue from' in line
+    assert 'learning rate 1.00e+29' in line
     last = saved('out')
     assert last['iter_num'] == 1
     assert all(weight.isfinite().all() for weight in last['model'].values())
@@ -453,6 +465,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 @pytest.mark.parametrize('flag, words', [
     ('--block_size=100000', 'fewer than 4 windows of 100000'),
+    ('--block_size=0', 'block_size must be at least 1'),
     ('--init_from=resume', 'continue the run in --out_dir with --resume'),
     ('--init_from=gpt2-xl', 'no groups that loop'),
     ('--dtype=int8', "unknown dtype 'int8'"), ('--model_class=os:path', 'subclass of model.GPT'),
@@ -476,7 +489,7 @@ def test_a_run_is_not_overwritten_by_another(whole):
             'continues it, or give another --out_dir') in refused(*TINY)
     assert differences(whole, 'out') == []
     bad = refused(*TINY, '--overwrite', '--learning_rate=1e29')
-    assert 'not finite at iteration 1' in bad
+    assert 'not finite at iteration 1' in bad and 'start again' in bad
     # what there is now is the start of the run that failed, and --resume continues it and no other
     assert saved('out')['iter_num'] == 0 and not os.path.exists('out/ckpt.old.pt')
     assert 'not finite at iteration 1' in refused('--resume', '--device=cpu')
@@ -495,7 +508,9 @@ def test_whatever_a_new_run_would_remove_protects_the_folder():
         os.makedirs('out/figures')
         Path('out', name).write_text('work')
         for flag in '--resume', '--resume=False':
-            assert f'out holds a run ({name})' in refused(*TINY, flag)
+            wanted = f'out holds a run ({name}): --overwrite starts over, or give another --out_dir'
+            done = run(*TINY, flag)
+            assert (done.returncode, done.stdout) == (2, '') and wanted in done.stderr
         assert Path('out', name).read_text() == 'work'
         shutil.rmtree('out')
 
@@ -703,6 +718,9 @@ def test_main_is_called_and_called_again(whole):
             train.main(*TINY)
         train.main('--resume', '--max_iters=12')
         assert (train.batch_size, train.resume) == (4, True)
+        train.norm_eps = 1e-3           # as an earlier call with a class of its own left it
+        with pytest.raises(ValueError, match='unknown flag --norm_eps'):
+            train.main('--norm_eps=1e-4')
         with pytest.raises(ValueError, match="unknown flag --max_itres: did you mean 'max_iters'"):
             train.main('--max_itres=1')
     # the same draws; an end at iteration 7 has a row more
@@ -726,6 +744,14 @@ def test_eval_only_is_the_table_at_the_end(whole):
     assert 'learned positions for 16 tokens' in refused('--eval_only', '--length=32')
     assert '--length is for --eval_only' in refused(*TINY, '--overwrite', '--length=32')
     assert differences(whole, 'out') == []
+
+
+def test_eval_only_does_not_split_a_batch(monkeypatch):
+    monkeypatch.setattr(distributed, 'WORLD', 3)
+    with mock.patch.dict(vars(train), eval_only=True):
+        train.check_knobs()
+    with pytest.raises(ValueError, match='cannot be shared by 3 processes'):
+        train.check_knobs()
 
 
 def test_eval_only_at_other_lengths_and_depths(monkeypatch):
