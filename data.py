@@ -267,7 +267,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
             return old_meta
         check(not old_meta, f"{folder} is there, made of {old_meta.get('source')}, and this is "
               'other text or made in another way: --overwrite replaces it, or choose another name')
-        check(overwrite or old_meta or not has_tokens(folder, any), f'{folder} has tokens, and no '
+        check(overwrite or not has_tokens(folder, any), f'{folder} has tokens, and no '
               'meta.json that says which: --overwrite replaces them, or choose another name')
         encoding = open_text_encoding(tokenizer)
         if name == 'torchdocs':
