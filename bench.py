@@ -10,16 +10,18 @@ And how do other models compare, with loops or without?
 
 A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
 of bench.csv. Its *reference* is the point with which it is compared: the *full budget* of the same
-model, n_loop fixed loops under the policy `exact`. Read main() first, and then any of these
-sections without the others; they share methods, points, and `excess` and `identical`, which compare
-a point with its reference:
+model, n_loop fixed loops under the policy `exact`.
+
+Start at main(). The four sections are independent:
 
     quality         loss and accuracy on held-out windows; of drafts and waves it is that of the
                     texts that they write
     time            of the text after a prompt, and whether it is the text of the full budget. On a
                     task: of reading a problem
     calibration     instead of these two: the largest threshold of each rule that keeps a promise
-    report          bench.csv, the table at the end, figure_4.png and ledger.png
+                    (common/calibration.py)
+    report          bench.csv, the table at the end, figure_4.png and ledger.png; bench.json has the
+                    settings of bench.csv
 
 The columns of bench.csv, besides those that say what the method is (a share lies between 0 and 1):
 
@@ -34,6 +36,10 @@ The columns of bench.csv, besides those that say what the method is (a share lie
     ms_per_token                milliseconds, the median over the prompts, whose reading is not
                                 timed (ms_low, ms_high); on a task that of reading problems
 
+Under `latest` two columns are not of the same decoding. For ce and accuracy the tokens of a window
+are read one after another, each with the method's loops; for identical and ms_per_token the prompt
+is read at once and loops until it has converged, as GPT.stream does it.
+
 In brackets: the ends of a 95% interval, bootstrapped over the windows or prompts. An empty cell:
 not measured. On Ctrl-C bench.csv has what was measured until then.
 
@@ -42,7 +48,6 @@ Paper: sec. 4, App. D, Fig. 4.
     B, N    windows of a batch, all windows
     T, V    tokens of a window, vocabulary
 """
-import math
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -57,16 +62,18 @@ from torch.nn.functional import cross_entropy
 
 import data
 from cache import POLICIES, make_cache
-from common import configurator, plots
+from common import calibration, configurator, plots
 from common.checkpoint import open_run
-from common.configurator import PathName
+from common.configurator import PathName, given
 from common.distributed import pick_device
-from common.files import check_writable, write_csv
+from common.files import check_writable, write_csv, write_json
 from common.report import windows_at_once
-from common.thresholds import command_for, save_thresholds, threshold_key, thresholds_of
+from common.tables import print_rows
+from common.thresholds import threshold_key
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.defaults import choose_counts
+from decode.passes import reads_whole
 from decode.wave import can_wave
 from exits import make_exit
 from loops import Plan, as_noise
@@ -77,22 +84,22 @@ beside: list = []           # folders of other runs, to measure in the same turn
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size. Others: rotary positions only
 rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
-taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, of all rules
+taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, the same for all rules
 budgets = [1, 2, 4, 8]      # fixed loop steps
-drafts = [[2, 8, 4]]        # loops of the drafts, and of their check; tokens drafted at once
+drafts = [[2, 8, 4]]        # loops of a draft, loops of its check, and tokens drafted at once
 waves = [[8, 1]]            # tokens of a wave, and loop steps of a pass
 n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
-cache: str | list = 'exact'     # policies in cache.POLICIES, of fixed loops and rules
-wake: bool | list | None = None     # asleep until news arrives, or out for good? None = on a task
+cache: str | list = 'exact'     # policies of cache.POLICIES, for fixed loops and rules
+wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 ring = 8                    # slots of the policy `ring`
 n_windows = 24              # held-out windows for quality
-n_prompts = 8               # windows whose beginnings are continued; 0 = no times
-prompt_tokens: int | None = None    # of a prompt; None = half a window
-new_tokens = 24             # of a text
-temperature = 0.0           # of the texts
-fidelity = 0.95             # share of texts that must be those of the full budget
-compile = False             # torch.compile passes after a prompt: half a minute and more a point
-calibrate: float | None = None  # find thresholds that cost at most this (nats; of waves: fidelity)
+n_prompts = 8               # windows whose beginnings are continued; 0 = measure no times
+prompt_tokens: int | None = None    # length of a prompt; None = half a window
+new_tokens = 24             # length of a text
+temperature = 0.0           # of the draws of the texts; 0 = greedy
+fidelity = 0.95             # share of texts that must equal those of the full budget
+compile = False             # torch.compile the passes after a prompt: half a minute for each point
+calibrate: float | None = None  # look for thresholds that cost at most so many nats
 seed = 0                    # of x^(0), the texts and the bootstrap
 device = 'auto'
 dtype = 'float32'           # of matrix products
@@ -165,8 +172,14 @@ def full_budget(model, is_task, T):
     """Fixed loops, as many as a rule may use; as one that wakes may use, if any rule here does."""
     if not model.groups:            # nothing loops: a pass is all there is
         return Method(Kind.PLAIN, str(Kind.PLAIN), str(Kind.PLAIN), dict(n_loop=1, cache='exact'))
+    return fixed(full_budget_loops(model, is_task, T))
+
+
+def full_budget_loops(model, is_task, T):
+    """Its number of loop steps, the same in each group."""
     T_awake = T if is_task and True in wakes(is_task) else None
-    return fixed(choose_counts(model, n_loop, True, T_awake)[0])
+    counts = choose_counts(model, n_loop, True, T_awake)        # True: as for a rule
+    return counts[0]
 
 
 def families_of_rules(budget, is_task):
@@ -228,7 +241,7 @@ class OfWindow(NamedTuple):
 
 class OfPrompt(NamedTuple):
     """What is measured of a point on the text after one prompt; on a task, on one problem."""
-    ms_per_token: float                 # milliseconds
+    ms: float                           # milliseconds per token
     passes: float | None = None         # of the model, for a new token; None = a problem
     blocks: float | None = None         # layers computed in the groups for a new token
     text: torch.Tensor | None = None    # the new tokens (1, new)
@@ -361,15 +374,31 @@ def seconds_of_time(points, prompt, is_task):
             read_problem(point, prompt)
         else:
             begun = continue_prompt(point, prompt, new=3)
-            seconds += (new_tokens - 3) * begun.ms_per_token / 1e3
+            seconds += (new_tokens - 3) * begun.ms / 1e3
         seconds += time.perf_counter() - begin
     return seconds
 
 
+def models_to_compile(points, is_task):
+    """
+    The models with passes after the first one. ValueError if there are none: a problem may be read
+    in one pass, which stays as it is.
+    """
+    models = set()
+    for point in points:
+        decoding = point.method.decoding
+        if not is_task or not reads_whole(decoding.get('exit'), decoding['cache']):
+            models.add(point.model)
+    if not models:
+        raise ValueError('--compile is for passes after a prompt, and these problems are read in '
+                         'one pass: leave it out, or give --cache=latest')
+    return models
+
+
 def compile_all(points, prompt, is_task):
-    """Compile the passes of all models. The first calls do the work, so they are made here."""
+    """Compile the passes of the models. The first calls do the work, so they are made here."""
     width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
-    for model in {point.model for point in points}:
+    for model in models_to_compile(points, is_task):
         compile_passes(model, width)
     seconds_of_time(points, prompt, is_task)
 
@@ -420,107 +449,63 @@ def interval(values, statistic, draws=2000):
     return np.percentile(statistic(values[picks]), [2.5, 97.5])
 
 
-# calibration: thresholds that keep a promise ------------------------------------------------------
-#
-# The paper leaves tau to be tuned by hand. Here it is the largest of taus that keeps a promise:
-#
-#     a rule      costs at most `calibrate` nats per label more than the full budget
-#     a wave      writes the texts of the full budget, a share `fidelity` of them at least
-#
-# The even windows choose it, and the odd ones score it: a threshold that was cheap by chance where
-# it was chosen is not so there.
+# calibration --------------------------------------------------------------------------------------
+
+@dataclass
+class Half:
+    """Half of the windows (N, T), their beginnings (N, 1, n), and the full budget on them."""
+    reference: Point            # it is measured when it is first needed
+    idx: torch.Tensor
+    targets: torch.Tensor
+    prompts: torch.Tensor
+
 
 def calibrate_all(full, idx, targets, prompts, is_task, checkpoint, folder):
     """
-    Find the threshold of each family, print it, and add it to folder/exits.json at once, in place
-    of an earlier one -> {family in words: its row}. full: the point of the full budget; windows (N,
-    T), and prompts (N, 1, n), their beginnings.
+    Find the threshold of each rule and wave -> calibrated families, and their rows in
+    folder/exits.json. full: the point of the full budget; windows (N, T), and prompts (N, 1, n).
     """
-    # the earlier thresholds
-    try:
-        stored = thresholds_of(folder, checkpoint)
-    except ValueError as error:
-        print(f'warning: {error}. It is replaced')
-        stored = []
-
-    # for each family the largest tau that keeps the promise on one half, and its costs on the other
-    even, odd = ((Point('', full.model, full.method), idx[i::2], targets[i::2], prompts[i::2])
+    even, odd = (Half(Point('', full.model, full.method), idx[i::2], targets[i::2], prompts[i::2])
                  for i in (0, 1))
     budget = full.method.decoding['n_loop']
-    families = families_of_rules(budget, is_task)
+    methods = families_of_rules(budget, is_task)
     if not is_task:
-        families += families_of_waves(full.model, budget)
-    rows = {}
-    for family in families:
-        method = family(taus[0])            # its key is the same at every tau
-        decoding = method.decoding
-        wave = [decoding[name] for name in ('wave', 'wave_steps') if name in decoding] or None
-        row = threshold_key(decoding['exit'], decoding['cache'], ring, wave) | dict(tau=None)
-        row |= dict(texts=fidelity) if wave else dict(nats=calibrate)
-        outcome = 'none of taus keeps the promise'
-        for tau in sorted(taus, reverse=True):
-            _, _, surely_kept = judge(family(tau), *even)
-            if surely_kept:
-                costs, kept, _ = judge(family(tau), *odd)
-                row |= dict(tau=tau) | costs | dict(kept=kept)
-                outcome = f'tau = {tau:g}'
-                break
-        print(f'{method.family}: {outcome}', flush=True)
-        rows[method.family] = row
-        save_thresholds(folder, checkpoint, [*stored, *rows.values()])
-    return rows
+        methods += families_of_waves(full.model, budget)
+    families = [family_of(method) for method in methods]
+    return families, calibration.calibrate(families, taus, even, odd, folder, checkpoint)
 
 
-def judge(method, reference, idx, targets, prompts):
-    """
-    A rule by its loss on windows, a wave by its texts -> its costs, as exits.json has them; does it
-    keep its promise; and does it also at the upper end of the cost's 95% interval?
+def family_of(method_of):
+    """A function that makes a Method of a tau -> a calibration.Family."""
+    method = method_of(taus[0])         # its key is the same at every tau
+    decoding = method.decoding
+    wave, promise = None, dict(nats=calibrate)
+    if method.kind is Kind.WAVE:
+        wave = [decoding['wave'], decoding['wave_steps']]
+        promise = dict(texts=fidelity)
+    key = threshold_key(decoding['exit'], decoding['cache'], ring, wave)
+    return calibration.Family(method.family, key, promise,
+                              judge=lambda tau, half: judge(method_of(tau), half))
 
-    reference: the point of the full budget, measured here when it is first needed.
-    """
+
+def judge(method, half):
+    """What a method costs on half of the windows: a rule by its loss, a wave by its texts."""
+    reference = half.reference
     point = Point('', reference.model, method, reference)
     if method.kind is Kind.WAVE:
         use_one_thread(point.model)
         for each in reference, point:
             if not each.prompts:
-                each.prompts = [continue_prompt(each, prompt) for prompt in prompts]
+                each.prompts = [continue_prompt(each, prompt) for prompt in half.prompts]
         share = identical(point)
-        return dict(identical=share), share >= fidelity, share >= fidelity
-    measure_quality([each for each in (reference, point) if not each.windows], idx, targets)
+        kept = share >= fidelity
+        return calibration.Verdict(dict(identical=share), kept, surely=kept)
+    not_measured = [each for each in (reference, point) if not each.windows]
+    measure_quality(not_measured, half.idx, half.targets)
     cost, low, high = excess(point)
     costs = dict(cost=cost, cost_low=low, cost_high=high,
                  evals=column(point.windows, 'evals').mean())
-    return costs, bool(cost <= calibrate), bool(high <= calibrate)
-
-
-def report_thresholds(rows, folder, source, is_task):
-    """The table of calibrated thresholds, {family: row}, and how to use one of them."""
-    rows = [dict(name=words) | row for words, row in rows.items()]
-    print_rows('the largest tau that keeps the promise on half of the windows, and what it costs '
-               'on the others:', rows, dict(name='', tau='g', cost='+.4f', cost_low='+.4f',
-                                            cost_high='+.4f', evals='.2f', identical='.3f',
-                                            kept=''))
-    if any(row.get('kept') is False for row in rows):
-        print('\nkept = False: on the other windows it breaks the promise. It is in the file, and '
-              'sample.py says so.\nMore windows (--n_windows) choose better.')
-    without = [row['name'] for row in rows if row['tau'] is None]
-    if without:
-        print(f'\nno threshold was found for {"; ".join(without)}: none of taus keeps the promise')
-    kept = [row for row in rows if row.get('kept')]
-    print(f'\n{folder}/exits.json')
-    if kept:
-        row = min(kept, key=lambda row: row.get('evals', math.inf))     # waves come last
-        print(f"{row['name']}: {sample_command(row, source, is_task)}")
-
-
-def sample_command(row, source, is_task):
-    """The command that uses a threshold. row: it has the fields of a threshold_key."""
-    rule = next(name for name in rules if make_exit(name).name == row['rule'])
-    flags = [f'--out_dir={source}', f'--exit={rule}']
-    if row['wave']:
-        width, steps = row['wave']
-        flags += [f'--wave={width}', f'--wave_steps={steps}']
-    return command_for('sample.py', row, is_task, *flags)
+    return calibration.Verdict(costs, bool(cost <= calibrate), surely=bool(high <= calibrate))
 
 
 # report -------------------------------------------------------------------------------------------
@@ -551,34 +536,29 @@ def row_of(point):
                     mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)),
                     deepest=point.deepest)
     if point.prompts:
-        ms = column(point.prompts, 'ms_per_token')
+        ms = column(point.prompts, 'ms')
         low, high = interval(ms, lambda draws: np.median(draws, axis=1))
         row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high,
                     identical=identical(point))
     return row
 
 
-def save(points, folder):
-    """Write folder/bench.csv with what is known so far, if anything is."""
+def settings_of(checkpoint, dev, idx, prompts):
+    """What the numbers of bench.csv depend on, besides the method: a dict for bench.json."""
+    names = ('dataset', 'ring', 'new_tokens', 'temperature', 'fidelity', 'compile', 'seed', 'dtype')
+    return dict(iteration=checkpoint['iter_num'], device=dev, tokens_of_window=idx.shape[1],
+                prompt_tokens=prompts.shape[2], **{name: globals()[name] for name in names})
+
+
+def save(points, folder, settings):
+    """Write folder/bench.csv and its bench.json with what is known so far, if anything is."""
     rows = [row_of(point) for point in points if point.windows or point.prompts]
     if rows:
         columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
         write_csv([dict.fromkeys(columns) | row for row in rows],
                   os.path.join(folder, 'bench.csv'), list(columns))
-
-
-def print_rows(title, rows, formats):
-    """Print columns of rows that have a value somewhere. formats: {column: its format}."""
-    formats = {name: shape for name, shape in formats.items()
-               if any(row.get(name) is not None for row in rows)}
-    lines = [list(formats)]
-    for row in rows:
-        lines.append(['' if row.get(name) is None else format(row[name], shape)
-                      for name, shape in formats.items()])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    print(f'\n{title}')
-    for first, *others in lines:
-        print(first.ljust(widths[0]), *map(str.rjust, others, widths[1:]), sep='  ')
+        write_json(settings | dict(threads=torch.get_num_threads()),
+                   os.path.join(folder, 'bench.json'))
 
 
 def rows_of_table(rows, is_task):
@@ -602,16 +582,20 @@ def rows_of_table(rows, is_task):
 
 
 def dots_of(rows, is_task):
-    """The dots of ledger.png: quality against time, drafts and waves with that of their texts."""
+    """
+    The dots of ledger.png: quality against time. Drafts have the quality of the loops that check
+    them, whose texts they write, and waves that of the full budget, if enough of their texts are
+    its own. Other waves, and drafts whose loops are no point, have no dot.
+    """
     quality = 'accuracy' if is_task else 'ce'
-    of_budget = {(row['run'], row['n_loop']): row[quality] for row in reversed(rows)
-                 if row['kind'] is Kind.FIXED}
+    of_loops = {(row['run'], row['n_loop']): row[quality] for row in rows
+                if row['kind'] is Kind.FIXED and row['cache'] == 'exact'}
     dots = []
     for row in rows:
         height = row[quality]
-        if row['kind'] in (Kind.DRAFTS, Kind.WAVE) and row['identical'] >= fidelity:
-            # they write the texts of a budget
-            height = of_budget.get((row['run'], row['n_loop']))
+        is_faithful = row['kind'] is Kind.WAVE and row['identical'] >= fidelity
+        if row['kind'] is Kind.DRAFTS or is_faithful:
+            height = of_loops.get((row['run'], row['n_loop']))
         words = row['kind']
         if row['kind'] in (Kind.FIXED, Kind.RULE):
             words += f", {row['cache']}" + (', wake' if row['wake'] else '')
@@ -677,14 +661,23 @@ def check_knobs():
         if not are_counts(wave, 2):
             raise ValueError('waves must be lists of two whole numbers from 1 on, such as [[8,1]], '
                              f'not {waves}')
-    if calibrate is not None and not (rules and taus):
-        raise ValueError('calibrate looks for thresholds: give --rules and --taus')
+    if calibrate is not None:
+        if not (rules and taus):
+            raise ValueError('calibrate looks for thresholds: give --rules and --taus')
+        for knob in 'beside', 'compile', 'n_prompts':
+            if knob in given:
+                raise ValueError('--calibrate measures all windows of one run, not compiled: leave '
+                                 f'out --{knob}')
+        # a config file may give them for another run without --calibrate
+        unused = [f'--{knob}' for knob in ('budgets', 'drafts') if knob in given]
+        if unused:
+            print(f'{" and ".join(unused)} have no threshold, and are not measured')
 
 
 def check_results(folder):
     """ValueError, before any work, if the results cannot be written into this folder."""
     check_writable(folder)
-    for name in ('bench.csv', 'exits.json', 'figure_4.png', 'ledger.png'):
+    for name in ('bench.csv', 'bench.json', 'exits.json', 'figure_4.png', 'ledger.png'):
         path = os.path.join(folder, name)
         if os.path.isdir(path):
             raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
@@ -720,10 +713,10 @@ def points_of_others(checkpoint, is_task, T):
     return points
 
 
-def measure(points, idx, targets, prompts, is_task, folder):
+def measure(points, idx, targets, prompts, is_task, folder, settings):
     """
-    Quality, then time. folder/bench.csv has what is known, even after Ctrl-C. What cannot be done
-    fails in the first seconds, in which each point is tried.
+    Quality, then time. folder/bench.csv has what is known, even after Ctrl-C, with the settings
+    beside it. What cannot be done fails in the first seconds, in which each point is tried.
     """
     print(f'{len(points)} points on {len(idx)} windows and {len(prompts)} prompts. Trying each for '
           'a moment ...', flush=True)
@@ -737,17 +730,19 @@ def measure(points, idx, targets, prompts, is_task, folder):
         for words, members in groupby(of_windows, lambda point: point.method.family):
             print(f'quality: {words}', flush=True)
             measure_quality(list(members), idx, targets)
-            save(points, folder)
+            save(points, folder, settings)
 
-        use_one_thread(points[0].model)
+        # all points have equally many threads: those that are best for the widest model
+        models = [point.model for point in points]
+        use_one_thread(max(models, key=lambda model: model.config.n_embd))
         if compile and len(prompts):
             compile_all(points, prompts[0], is_task)
         for number, prompt in enumerate(prompts):
             print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
             measure_time(points, prompt, number, is_task)
-            save(points, folder)
+            save(points, folder, settings)
     finally:
-        save(points, folder)
+        save(points, folder, settings)
 
 
 def main():
@@ -767,8 +762,11 @@ def main():
     is_task = text.is_task
     T = idx.shape[1]
     end = T if is_task else prompt_tokens or max(1, T // 2)
-    n = n_prompts if calibrate is None else n_windows
+    n = n_prompts if calibrate is None else len(idx)
     prompts = idx[:n, None, :end]                                          # (n, 1, end)
+    if len(prompts) < n or end > T:
+        print(f'windows are {len(idx)} of {T} tokens: there are {len(prompts)} prompts of '
+              f'{prompts.shape[2]} tokens')
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}')
@@ -780,12 +778,16 @@ def main():
             points += points_of_others(checkpoint, is_task, T)
             for point in points:
                 point.deepest = depth.max(axis=1).mean() if is_task else None
-            measure(points, idx, targets, prompts, is_task, results)
+            if compile and n_prompts:
+                models_to_compile(points, is_task)          # or an error, before the work
+            measure(points, idx, targets, prompts, is_task, results,
+                    settings_of(checkpoint, dev, idx, prompts))
             report(points, results, is_task)
         else:
-            rows = calibrate_all(points[0].reference, idx, targets, prompts, is_task, checkpoint,
-                                 results)
-            report_thresholds(rows, results, folder, is_task)
+            families, rows = calibrate_all(points[0].reference, idx, targets, prompts, is_task,
+                                           checkpoint, results)
+            flag_of_rule = {make_exit(name).name: name for name in rules}
+            calibration.report(families, rows, results, folder, is_task, flag_of_rule)
 
 
 if __name__ == '__main__':

@@ -216,7 +216,7 @@ def answer_problems(model, checkpoint, folders):
         marked = 'a ! beside wrong ones' if picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    side_by_side = reads_whole(plan, decoding.cache)
+    side_by_side = reads_whole(decoding.exit, decoding.cache)
     if model.groups:
         # None: read one after another, a token's steps do not say when its answer was found,
         # because those of the tokens before it come first

@@ -37,8 +37,8 @@ PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
 # what a run and the programs that look at it write into its folder. A new run refuses to start in a
 # folder with one of them; --overwrite removes them, since they contradict the new weights
 FILES_OF_RUN = ('ckpt.pt', 'ckpt*.pt', 'log.csv', 'loss.png', 'eval.csv', 'depth.png',
-                'tokenizer.json', 'exits.json', 'bench.csv', 'figure_4.png', 'ledger.png',
-                'blocks.csv', 'figures/figure_[1235]*.*', 'figures/convergence.*',
+                'tokenizer.json', 'exits.json', 'bench.csv', 'bench.json', 'figure_4.png',
+                'ledger.png', 'blocks.csv', 'figures/figure_[1235]*.*', 'figures/convergence.*',
                 'figures/two_scales.*', 'figures/wave.*')
 RESUMED = 'ckpt.pt', 'ckpt.old.pt'
 DISK_IS_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG

@@ -58,12 +58,12 @@ def last_of(model, idx, plan):
     return model.lm_head(x[:, -1]), of_groups(groups, 'steps_used', idx)[:, -1], states
 
 
-def reads_whole(plan, policy):
+def reads_whole(rule, policy):
     """
     Are given tokens read in one pass? With `exact`, or without a cache (None), that is what
     decoding token by token gives, unless a rule decides for all tokens of a pass at once.
     """
-    return policy in ('exact', None) and not (plan.exit and plan.exit.by_row)
+    return policy in ('exact', None) and not (rule and rule.by_row)
 
 
 @torch.no_grad()
@@ -75,7 +75,7 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
     All tokens are read in one pass if reads_whole says so. Otherwise each token runs alone and
     reads what earlier ones have kept.
     """
-    whole = reads_whole(plan, policy)
+    whole = reads_whole(plan.exit, policy)
     n = idx.shape[1] if whole else 1                # tokens of a pass
     cache = None if whole else make_cache(model, plan.counts, policy or 'exact', ring, idx.shape[1])
     parts = []

@@ -16,7 +16,7 @@ from conftest import TINY, finished, read_csv, refused
 import bench
 import data
 import tasks
-from common import plots
+from common import calibration, plots
 from common.checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 
@@ -24,6 +24,7 @@ SMALL = ['--taus=[0,0.3,100.0]', '--budgets=[1,2,5,2]', '--n_loop=5', '--n_windo
          '--device=cpu', '--n_prompts=2', '--new_tokens=8', '--drafts=[[1,3,4]]',
          '--waves=[[3,2]]', '--rules=["norm","accel"]']
 ONE_RULE = [*SMALL, '--rules=["accel"]']
+TO_CALIBRATE = [flag for flag in SMALL if not flag.startswith('--n_prompts')] + ['--n_windows=16']
 TAUS = 0, 0.3, 100
 SIX = ['fixed 5, exact', 'fixed 1, exact', 'fixed 2, exact',
          *(f'accel, exact, tau {tau:g}' for tau in TAUS)]       # of ONE_RULE, with a quality
@@ -98,10 +99,13 @@ def test_it_says_how_long_it_takes_and_what_it_does(benched):
     assert ' with 95% of its texts:' in printed.split('\n\n')[-1]
 
 
-def test_runs_beside(benched, held_out, here):
+def test_runs_beside(benched, held_out, here, monkeypatch):
     """Each run is measured as it is alone, a plain model at one point. The data must be equal."""
-    finished(*TINY, '--groups=[]', '--out_dir=plain', '--max_iters=2')
+    widths = []
+    monkeypatch.setattr('decode.use_one_thread', lambda model: widths.append(model.config.n_embd))
+    finished(*TINY, '--groups=[]', '--out_dir=plain', '--max_iters=2', '--n_embd=32')
     finished(*ONE_RULE, "--beside=['plain']", script='bench.py')
+    assert widths == [32]       # the widest model decides on the threads of all
     *together, plain = read_csv('out/bench.csv')
     alone = {row['name']: row for row in benched[0]}
     for row in together:
@@ -175,6 +179,7 @@ def test_quality_is_the_models_own(benched, held_out):
 
 def test_quality_alone(here):
     printed = finished(*ONE_RULE, '--n_prompts=0', '--n_windows=1', script='bench.py')
+    assert 'prompts of' not in printed
     rows = read_csv('out/bench.csv')
     assert names(rows) == SIX and 'fixed 1, exact ' in printed
     # one window has no interval
@@ -256,6 +261,9 @@ def test_a_task_has_no_blank_rows(here):
     title, head, *table = printed.split('\n\n')[-1].strip().splitlines()
     assert '95% of its right answers' in title and 'identical' not in head
     assert all(len(line.split()) >= len(head.split()) for line in table)
+    # a problem is read in one pass, of which nothing is compiled
+    line = refused(*flags, '--compile', script='bench.py')
+    assert '--compile is for passes after a prompt' in line
     # longer and other problems than in training
     finished(*flags, '--length=24', '--dataset=calc:reset=0.5', script='bench.py')
     rows = read_csv('calc/bench.csv')
@@ -332,8 +340,8 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     idx, stored = torch.arange(16)[:, None], dict(model=tiny().state_dict())
     full = bench.Point('', tiny(), bench.fixed(5))
-    rows = bench.calibrate_all(full, idx, idx, [], False, stored, 'out')
-    accel, kl, norm = rows.values()
+    families, rows = bench.calibrate_all(full, idx, idx, [], False, stored, 'out')
+    accel, kl, norm = rows
     assert accel.items() >= dict(cache='exact', rule='accel', wake=True, tau=1.0, nats=0.1,
                                  evals=1).items()
     assert [accel[name] for name in ('cost', 'cost_low', 'cost_high')] == pytest.approx([0.2] * 3)
@@ -342,7 +350,7 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monke
     assert accel['kept'] is norm['kept'] is False
     assert json.loads(Path('out/exits.json').read_text())['exits'] == [accel, kl, norm]
     assert 'kl, exact, wake: none of taus keeps the promise' in capsys.readouterr().out
-    bench.report_thresholds(rows, 'out', 'out', False)
+    calibration.report(families, rows, 'out', 'out', False, {})
     printed = capsys.readouterr().out
     assert 'accel, exact, wake    1  +0.2000' in printed and 'breaks the promise' in printed
     assert 'no threshold was found for kl, exact, wake' in printed
@@ -380,9 +388,8 @@ def test_a_calibration_keeps_the_rows_of_others(here):
 
 def test_sample_uses_the_thresholds_that_the_command_finds(here):
     """Of a rule in three ways; of a wave with its share of texts on the odd windows."""
-    finished(*SMALL, '--rules=["kl"]', '--cache=["exact","latest"]', '--wake=[False,True]',
-             '--calibrate=9', '--n_windows=16', '--fidelity=0.8', '--taus=[1e-3,0.1,10.0]',
-             script='bench.py')
+    finished(*TO_CALIBRATE, '--rules=["kl"]', '--cache=["exact","latest"]', '--wake=[False,True]',
+             '--calibrate=9', '--fidelity=0.8', '--taus=[1e-3,0.1,10.0]', script='bench.py')
     _, latest, waking, wave = json.loads(Path('out/exits.json').read_text())['exits']
     model, _ = load_checkpoint('out/ckpt.pt')
     book = data.open_data('book')
@@ -459,15 +466,33 @@ def test_waking_needs_a_policy_that_keeps_every_step(here):
     assert 'keeps every loop step' in line and '--cache=exact' in line
 
 
-@pytest.mark.parametrize('flags', [[], ['--calibrate=1', '--n_windows=16']])
+def test_what_is_not_measured_is_said(here, monkeypatch):
+    """There are no more prompts than windows; a calibration has no use for some knobs."""
+    alone = ['--budgets=[]', '--taus=[]', '--drafts=[]', '--waves=[]', '--n_prompts=9']
+    printed = finished(*SMALL, *alone, '--n_windows=1', '--prompt_tokens=99', script='bench.py')
+    assert 'windows are 1 of 16 tokens: there are 1 prompts of 16 tokens\n' in printed
+    assert names(read_csv('out/bench.csv')) == ['fixed 5, exact']
+    settings = json.loads(Path('out/bench.json').read_text())
+    assert settings.items() >= dict(iteration=12, device='cpu', dtype='float32', seed=0, ring=8,
+                                    temperature=0, prompt_tokens=16, new_tokens=8,
+                                    threads=torch.get_num_threads()).items()
+
+    monkeypatch.setattr('data.held_out_windows', mock.Mock(side_effect=ValueError('enough')))
+    done = conftest.run(*TO_CALIBRATE, '--calibrate=9', script='bench.py')
+    assert '--budgets and --drafts have no threshold, and are not measured' in done.stdout
+    line = refused(*TO_CALIBRATE, '--calibrate=9', '--n_prompts=2', script='bench.py')
+    assert '--calibrate measures all windows of one run, not compiled: leave out --n_p' in line
+
+
+@pytest.mark.parametrize('flags', [SMALL, [*TO_CALIBRATE, '--calibrate=1']])
 def test_a_folder_that_cannot_be_written_is_found_before_the_work(here, monkeypatch, flags):
     Path('file').write_text('no folder')
     monkeypatch.setattr('decode.teacher_forced', mock.Mock(side_effect=AssertionError('too late')))
     with mock.patch('common.checkpoint.find_run', lambda *args: ('out', 'file/results')):
-        assert "cannot write into 'file/results'" in refused(*SMALL, *flags, script='bench.py')
+        assert "cannot write into 'file/results'" in refused(*flags, script='bench.py')
     for name in 'bench.csv', 'exits.json':
         os.mkdir(f'out/{name}')
-        assert f"'out/{name}' is a folder" in refused(*SMALL, *flags, script='bench.py')
+        assert f"'out/{name}' is a folder" in refused(*flags, script='bench.py')
         os.rmdir(f'out/{name}')
 
 
@@ -496,6 +521,22 @@ def test_a_coin_falls_the_same_way_each_time(tiny, idx):
 
 
 # figures ------------------------------------------------------------------------------------------
+
+def test_a_dot_has_the_quality_of_its_texts():
+    """
+    That of drafts is the one of their check under exact, however far it is from the full budget;
+    that of a wave the full budget's, if it writes its texts.
+    """
+    def row(kind, n_loop, ce, same, cache='exact'):
+        return dict(run='a', kind=kind, n_loop=n_loop, ce=ce, identical=same, cache=cache,
+                    ms_per_token=1.0, wake=None)
+    Kind = bench.Kind
+    rows = [row(Kind.FIXED, 9, 1.0, 1), row(Kind.FIXED, 4, 2.0, 0.1),
+            row(Kind.FIXED, 4, 7.0, 0.1, 'latest'), row(Kind.DRAFTS, 4, None, 0.1),
+            row(Kind.WAVE, 9, None, 0.99, 'latest'), row(Kind.WAVE, 9, None, 0.5, 'latest')]
+    heights = [dot['height'] for dot in bench.dots_of(rows, is_task=False)]
+    assert heights == [1, 2, 7, 2, 1]
+
 
 def test_the_ledger_names_every_run(monkeypatch):
     """Also one that begins with _, one with math, and two that end alike."""

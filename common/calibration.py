@@ -1,0 +1,94 @@
+"""
+Calibration: thresholds that keep a promise, for bench.py --calibrate.
+
+Not run by itself. The paper leaves tau to be tuned by hand. Here it is the largest of some taus
+that keeps a promise:
+
+    a rule      costs at most so many nats per label more than the full budget
+    a wave      writes the texts of the full budget, at least a share of them
+
+Half of the windows choose the threshold, and the other half score it. A threshold may be cheap by
+chance on the windows that choose it, so there the choice is strict: the upper end of the 95%
+interval of the cost must keep the promise. On the other half `kept` says whether the mean cost
+keeps it. A share of texts has no interval, and is compared as it is.
+"""
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from common.tables import print_rows
+from common.thresholds import command_for, save_thresholds, thresholds_of
+
+
+class Verdict(NamedTuple):
+    """What a threshold costs on one half of the windows."""
+    costs: dict         # as exits.json has them
+    kept: bool          # does the mean keep the promise?
+    surely: bool        # does the upper end of its 95% interval keep it too?
+
+
+class Family(NamedTuple):
+    """A rule under a cache policy, or a wave: everything of a method but its threshold."""
+    words: str
+    key: dict           # its threshold_key
+    promise: dict       # nats or texts, as exits.json has them
+    judge: Callable     # (tau, half of the windows) -> Verdict
+
+
+def calibrate(families, taus, even, odd, folder, checkpoint):
+    """
+    Find the threshold of each family, print it, and add it to folder/exits.json at once, in place
+    of an earlier one -> its rows. even, odd: the two halves of the windows, as `judge` takes them.
+    """
+    try:
+        stored = thresholds_of(folder, checkpoint)
+    except ValueError as error:
+        print(f'warning: {error}. It is replaced')
+        stored = []
+    rows = []
+    for family in families:
+        result = largest_tau(family.judge, taus, even, odd)
+        rows.append(family.key | family.promise | result)
+        outcome = 'none of taus keeps the promise'
+        if result['tau'] is not None:
+            outcome = f"tau = {result['tau']:g}"
+        print(f'{family.words}: {outcome}', flush=True)
+        save_thresholds(folder, checkpoint, [*stored, *rows])
+    return rows
+
+
+def largest_tau(judge, taus, even, odd):
+    """The largest tau that surely keeps the promise on the even half, and its costs on the odd."""
+    for tau in sorted(taus, reverse=True):
+        if judge(tau, even).surely:
+            verdict = judge(tau, odd)
+            return dict(tau=tau, **verdict.costs, kept=verdict.kept)
+    return dict(tau=None)
+
+
+def report(families, rows, folder, out_dir, is_task, flag_of_rule):
+    """
+    The table of calibrated thresholds, a row for each family, and how to use one of them.
+
+    folder: of exits.json. out_dir: of the model. flag_of_rule: {name of a rule: its --exit}.
+    """
+    rows = [dict(name=family.words) | row for family, row in zip(families, rows)]
+    formats = dict(name='', tau='g', cost='+.4f', cost_low='+.4f', cost_high='+.4f', evals='.2f',
+                   identical='.3f', kept='')
+    print_rows('the largest tau that keeps the promise on half of the windows, and what it costs '
+               'on the others:', rows, formats)
+    if any(row.get('kept') is False for row in rows):
+        print('\nkept = False: on the other windows it breaks the promise. It is in the file, and '
+              'sample.py says so.\nMore windows (--n_windows) choose better.')
+    without = [row['name'] for row in rows if row['tau'] is None]
+    if without:
+        print(f'\nno threshold was found for {"; ".join(without)}: none of taus keeps the promise')
+    kept = [row for row in rows if row.get('kept')]
+    print(f'\n{folder}/exits.json')
+    if kept:
+        row = min(kept, key=lambda row: row.get('evals', math.inf))     # waves come last
+        flags = [f'--out_dir={out_dir}', f"--exit={flag_of_rule[row['rule']]}"]
+        if row['wave']:
+            width, steps = row['wave']
+            flags += [f'--wave={width}', f'--wave_steps={steps}']
+        print(f"{row['name']}: {command_for('sample.py', row, is_task, *flags)}")
