@@ -31,6 +31,7 @@ sides = [9, 16, 30]
 n_mazes = [64, 24, 5]      # of each side, and of each of the two ways to carve
 n_loop = [16, 32, 64, 128, 256, 512]    # fixed loops; beyond twice the rooms and 100 none are tried
 rules = [['norm_rel', 0.2], ['accel', 3.0]]
+asked = ['alone', 'together', 'asleep']     # how the rules are asked
 path: PathName = ''         # of the CSV; empty = results/maze/NAME.csv, NAME that of out_dir
 gif: PathName = ''          # draw a maze of 16 x 16 that is being solved, and measure nothing
 seed = 5                    # of the mazes
@@ -62,15 +63,16 @@ def rows_of(model, side, n, deep):
     methods = {('fixed', '', loops): None for loops in n_loop if loops <= budget}
     if model.groups:
         for name, tau in rules:
-            alone = make_exit(name, tau)
-            methods |= {(name, 'alone', tau): alone, (name, 'together', tau): together(alone),
-                        (name, 'asleep', tau): make_exit(name, tau, wake=True)}
+            rule = make_exit(name, tau)
+            of_name = dict(alone=rule, together=together(rule),
+                           asleep=make_exit(name, tau, wake=True))
+            methods |= {(name, way, tau): of_name[way] for way in asked}
     else:
         methods = {('plain', '', 1): None}
 
     sums = {method: np.zeros(5) for method in methods}
     for idx, labels in tqdm(list(zip(x, y)), desc=f'{side} x {side}', leave=False, disable=None):
-        asked = labels != NOT_ASKED
+        has_label = labels != NOT_ASKED
         states = []
         if model.groups:        # all fixed counts in one pass: the layers after the loop read each
             trace = []
@@ -90,12 +92,12 @@ def rows_of(model, side, n, deep):
                 logits = model.through_coda(states[method[2]])
             else:
                 logits, _ = model(idx[None])
-            right = (logits[0].argmax(-1) == labels)[asked]
+            right = (logits[0].argmax(-1) == labels)[has_label]
             sums[method] += (right.sum(), len(right), right.all(), evals, passes)
     rows = []
-    for (name, asked_of, number), (right, labels, whole, evals, passes) in sums.items():
+    for (name, way, number), (right, labels, whole, evals, passes) in sums.items():
         rows.append(dict(side=side, deep=deep, mazes=n, deepest=round(deepest.mean(), 1), rule=name,
-                         asked=asked_of, number=number, rooms=round(100 * right / labels, 3),
+                         asked=way, number=number, rooms=round(100 * right / labels, 3),
                          whole=round(100 * whole / n, 1), steps=round(evals / n, 2),
                          passes=round(passes / n, 1)))
     return rows
@@ -106,6 +108,9 @@ def main():
         return draw()
     if len(n_mazes) != len(sides):
         raise ValueError(f'n_mazes must have a number for each of the sides {sides}')
+    name = os.path.basename(os.path.normpath(out_dir))
+    where = path or f'results/maze/{"shipped" if name == "maze" else name}.csv'
+    os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
     rows = []
     for side, n in zip(sides, n_mazes):
         model, *_ = open_run(out_dir, length=side * side)
@@ -114,10 +119,7 @@ def main():
             rows += of_side
             for row in of_side:
                 print(' '.join(f'{value!s:>9}' for value in row.values()))
-    name = os.path.basename(os.path.normpath(out_dir))
-    where = path or f'results/maze/{"shipped" if name == "maze" else name}.csv'
-    os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
-    write_csv(rows, where)
+            write_csv(rows, where)
     print(where)
 
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, refused
+from conftest import ROOT, finished, read_csv, refused
 from test_page import browser, in_page  # noqa: F401, a fixture
 
 import tasks
@@ -341,3 +341,20 @@ def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     assert not result['done'] and result['after'] == 0
     begin, during, end = result['words']
     assert begin.startswith('Press play') and 'awake' in during and 'Nobody moves' in end
+
+
+# results/maze.md ---------------------------------------------------------------------------------
+
+def test_the_measurement_counts_rooms_whole_mazes_steps_and_passes(tmp_path):
+    path = tmp_path / 'maze.csv'
+    finished('--sides=[5]', '--n_mazes=[3]', '--n_loop=[1,64]', "--rules=[['norm_rel',0.1]]",
+             f'--path={path}', script='results/maze.py')
+    rows = {(row['rule'], row['asked'], row['deep'], row['number']): row for row in read_csv(path)}
+    for deep in '0.0', '1.0':
+        fixed = rows['fixed', '', deep, '64']
+        assert (fixed['rooms'], fixed['whole'], fixed['steps']) == ('100.0', '100.0', '64.0')
+        assert float(rows['fixed', '', deep, '1']['rooms']) < 100
+        alone, together, asleep = (rows['norm_rel', way, deep, '0.1']
+                                   for way in ('alone', 'together', 'asleep'))
+        assert float(asleep['rooms']) == 100 and together['steps'] == together['passes']
+        assert float(alone['steps']) <= float(asleep['steps']) <= float(asleep['passes'])

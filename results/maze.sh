@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# What maze.md shows, measured again: three seeds, plain models, no input in the loop steps.
+#     bash results/maze.sh            some five hours of one core; what is there is not made again
+# Checkpoints lie in out-maze/, the CSVs in results/maze/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1
+
+# maze NAME FLAGS: a training and its CSV
+maze() {
+    [ -e "out-maze/$1/eval.csv" ] ||
+        python train.py config/maze.py "${@:2}" --out_dir="out-maze/$1"
+    [ -e "results/maze/$1.csv" ] || python -m results.maze --out_dir="out-maze/$1"
+}
+[ -e results/maze/shipped.csv ] || python -m results.maze
+for seed in 1 2 3; do
+    maze looped-$seed --seed=$seed
+done
+maze plain8-1 --seed=1 --n_layer=8 '--groups=[]'
+maze plain16-1 --seed=1 --n_layer=16 '--groups=[]'
+maze no-input-1 --seed=1 --injection=none
