@@ -19,7 +19,7 @@ from model import GPT
 from tasks import TASKS
 
 FOLDER = 'results/depth'
-PLAIN = dict(plain10='10 plain layers', plain18='18 plain layers')
+PLAIN = {'plain10': '10 plain layers', 'plain18-window16': '18 plain layers'}
 ASLEEP = 'Algorithm 1, asleep until news arrives'
 WAITING = 'Algorithm 1, waiting'
 FIXED = 'the fewest fixed loops, in hindsight'
@@ -49,8 +49,7 @@ def draw_right_answers(ax):
         of_count = [row for row in rows if int(row['loops']) == n_loop]
         draw_line(ax, of_count, f'{n_loop} loops', plots.shade(i, len(counts)), 'o-')
     for (name, words), style in zip(PLAIN.items(), ('s--', '^:')):
-        path, = glob.glob(f'{FOLDER}/right/{name}*-1.csv')
-        draw_line(ax, read_csv(path), words, 'grey', style)
+        draw_line(ax, read_csv(f'{FOLDER}/right/{name}-1.csv'), words, 'grey', style)
     ax.set(xlabel='depth of the answer: steps that it needs', ylabel='% right', xscale='log',
            ylim=(0, 104), title='How deep: problems of 192 tokens')
     ax.legend(fontsize=8)
@@ -82,14 +81,15 @@ def draw_costs(ax):
         if name.startswith('calc') and len(fixed) > 1:
             fewest = min(fixed, key=lambda row: int(row['n_loop']))
             points[FIXED].append((float(fewest['deepest']), int(fewest['n_loop'])))
-    with open(f'{FOLDER}/long-8192-1.txt', encoding='utf-8') as f:      # what sample.py printed
-        depth, steps = re.search(r'answer (\d+) steps.* computed (\S+) times', f.read()).groups()
-    points[ASLEEP].append((float(depth), float(steps)))
+    for length in 8192, 65536:
+        with open(f'{FOLDER}/long-{length}-1.txt', encoding='utf-8') as f:      # sample.py's words
+            depth, steps = re.search(r'answer (\d+) .* computed (\S+) times', f.read()).groups()
+        points[ASLEEP].append((float(depth), float(steps)))
     for g, (label, line) in enumerate(points.items()):
         ax.plot(*zip(*sorted(line)), 'o-', color=plots.colour_of(g), label=label)
     ax.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
            yscale='log', title='What it costs, all answers right')
-    ax.legend(fontsize=8, loc='center right')
+    ax.legend(fontsize=8, loc=(0.28, 0.17))         # where no line is
 
 
 @torch.no_grad()
