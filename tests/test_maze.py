@@ -356,5 +356,6 @@ def test_the_measurement_counts_rooms_whole_mazes_steps_and_passes(tmp_path):
         assert float(rows['fixed', '', deep, '1']['rooms']) < 100
         alone, together, asleep = (rows['norm_rel', way, deep, '0.1']
                                    for way in ('alone', 'together', 'asleep'))
-        assert float(asleep['rooms']) == 100 and together['steps'] == together['passes']
+        assert float(asleep['rooms']) == 100
+        assert abs(float(together['steps']) - float(together['passes'])) < 0.1
         assert float(alone['steps']) <= float(asleep['steps']) <= float(asleep['passes'])
