@@ -380,14 +380,17 @@ def two_scales(model, states, used, words, encoding, folder):
     path = [points[g][:max(2, k)] for g, k in enumerate(used[:, t])]            # (k, 2) a group
 
     # the five likeliest next tokens at each of its loop steps
-    table = []
+    rows = []
     for g, of_group in enumerate(path):
-        for k, point in enumerate(of_group, start=1):
+        for k, (pc1, pc2) in enumerate(of_group, start=1):
             p, tokens = logits_of(model, g, states[g, k])[t].softmax(-1).sort(descending=True)
-            table.append([g, t, k, *point, lengths[g, k - 1],
-                          *texts_of(tokens[:5].tolist(), encoding), *p[:5].tolist()])
+            texts = texts_of(tokens[:5].tolist(), encoding)
+            row = dict(group=g, token=t, k=k, pc1=pc1, pc2=pc2, length=lengths[g, k - 1])
+            row |= {f'text_{i}': word for i, word in enumerate(texts, start=1)}
+            row |= {f'p_{i}': share for i, share in enumerate(p[:5].tolist(), start=1)}
+            rows.append(row)
     text = ''.join(words[:t + 1])
-    plots.two_scales(table, path, groups, text, f'{folder}/two_scales.gif')
+    plots.two_scales(rows, path, groups, text, f'{folder}/two_scales.gif')
 
 
 # the run ------------------------------------------------------------------------------------------

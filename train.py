@@ -199,25 +199,25 @@ def open_examples(checkpoint, vocab):
 
 def make_model(knobs, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
-    cls = class_of(model_class or 'model:GPT', trusted=True)
+    cls = class_of(knobs['model_class'] or 'model:GPT', trusted=True)
     # a field of its Config is the knob of that name, or else what the checkpoint has
     values = checkpoint.get('model_args', {}) | knobs
-    if vocab_size is None:
+    if knobs['vocab_size'] is None:
         values['vocab_size'] = examples.vocab_size
         if examples.vocab_size >= 1024:     # matrices whose sides are multiples of 64 are faster
             values['vocab_size'] = 64 * math.ceil(examples.vocab_size / 64)
     config = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
                            if field.name in values})
-    if config.groups != groups:
+    if config.groups != knobs['groups']:
         say(f'groups, in the order of the layers: {config.groups}')
-    if loss_at == 'all' and not config.groups:
+    if knobs['loss_at'] == 'all' and not config.groups:
         raise ValueError('--loss_at=all needs a model with groups: leave it out')
-    torch.manual_seed(derived_seed(seed, 'init'))
+    torch.manual_seed(derived_seed(knobs['seed'], 'init'))
     model = cls(config)
     if checkpoint:
         load_weights(model, checkpoint['model'])
-    if train_only:
-        train_layers(model, train_only)
+    if knobs['train_only']:
+        train_layers(model, knobs['train_only'])
     return model
 
 
@@ -236,7 +236,9 @@ def load_weights(model, weights):
 def make_run(start, examples, dev):
     """A new run, or the one that goes on. start: see common/resume.py."""
     model = make_model(start.knobs, start.checkpoint, examples).to(dev)
-    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2))
+    half = dtype == 'bfloat16' or dev.startswith('cuda')
+    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2),
+                                 torch.bfloat16 if half else torch.float32)
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = start.knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
     own_files = dict.fromkeys([*start.checkpoint.get('own_files', []), *configurator.own_files])
@@ -276,16 +278,17 @@ def main(*args):
         check_same_data(examples, start.checkpoint, dataset, out_dir)
     distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
     run = make_run(start, examples, dev)
-    start.checkpoint.clear()                        # frees some GB if the model is large
+    resumed = start.resumed
+    del start                                       # frees some GB if the model is large
 
     # its files: from the first save on, --resume continues this run and no other
     last = f'{out_dir}/ckpt.pt'
     with only_writer(out_dir), distributed.listen():
-        if not start.resumed:
+        if not resumed:
             start_over(out_dir, overwrite)
             save_run(run, last)
-        elif start.resumed != last and distributed.RANK == 0:   # it was ckpt.old.pt
-            os.replace(start.resumed, last)
+        elif resumed != last and distributed.RANK == 0:   # it was ckpt.old.pt
+            os.replace(resumed, last)
         if distributed.RANK == 0 and examples.tokenizer_json:   # sample.py needs it beside ckpt.pt
             examples.tokenizer_json.save(out_dir)
         try:
@@ -342,8 +345,7 @@ def train(run, examples, dev, autocast):
         loss, norm, n_stop_signals = distributed.agree(loss, norm)
         lr = lr_at(it)
         report.check_finite(run, loss, norm, n_loop, lr)
-        with autocast:                              # Muon's products
-            update(run.optimizers, lr)
+        update(run.optimizers, lr)
         run.done = it + 1
 
         # log
@@ -487,6 +489,7 @@ def evaluate_only(knobs):
     distributed.leave()
 
 
+# not `configure`, as in other scripts: main reads the arguments itself, so that a notebook calls it
 if __name__ == '__main__':
     configurator.register(globals())
     configurator.run(distributed.look)

@@ -121,7 +121,9 @@ def read_checkpoint(path):
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        _ = [checkpoint[part] for part in PARTS]
+        missing = [part for part in PARTS if part not in checkpoint]
+        if missing:
+            raise KeyError(missing[0])
     except Exception as error:      # torch.load's own words would advise to run the code in a file
         # no content of a file causes these: another file or this one cannot be opened, ...
         if isinstance(error, OSError) and error.filename is not None:
@@ -220,12 +222,16 @@ def find_run(out_dir, quiet=False):
             print(f'model: {out_dir}/ckpt.pt')
     if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
         out_dir = os.path.join(ROOT, out_dir)
-    pretrained = os.path.realpath(os.path.join(ROOT, 'pretrained'))
-    is_pretrained = os.path.realpath(out_dir).startswith(pretrained + os.sep)
-    is_read_only = os.path.isdir(out_dir) and not os.access(out_dir, os.W_OK)
-    if is_pretrained or is_read_only:
+    if is_read_only(out_dir):
         return out_dir, os.path.join('out', os.path.basename(os.path.realpath(out_dir)))
     return out_dir, out_dir
+
+
+def is_read_only(folder):
+    """Is it a folder of pretrained/, or one in which this user may not write?"""
+    pretrained = os.path.realpath(os.path.join(ROOT, 'pretrained'))
+    return (os.path.realpath(folder).startswith(pretrained + os.sep)
+            or os.path.isdir(folder) and not os.access(folder, os.W_OK))
 
 
 class OpenRun(NamedTuple):

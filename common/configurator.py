@@ -103,7 +103,9 @@ def line_of(error):
 def is_on_purpose(error):
     """Does a `raise` of this project say it, and not Python or a library that failed?"""
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return os.path.abspath(where.filename).startswith(ROOT) and where.line.startswith('raise ')
+    path = os.path.abspath(where.filename)
+    is_ours = path.startswith(ROOT + os.sep) and 'site-packages' not in path        # .venv is there
+    return is_ours and where.line.startswith('raise ')
 
 
 def check(good, message):

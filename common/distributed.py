@@ -146,9 +146,8 @@ def agree(loss, norm):
     This process's loss and gradient norm, tensors -> the mean loss, the norm (all have the same),
     and how often the processes were asked to stop, as numbers. Waits for the device.
     """
-    status = torch.stack((loss, norm, torch.zeros_like(loss))) / WORLD
-    status[2] += len(stop_signals)
-    return add_up(status).tolist()
+    n_signals = torch.full_like(loss, len(stop_signals))
+    return add_up(torch.stack((loss / WORLD, norm / WORLD, n_signals))).tolist()
 
 
 def check_same(mine):
@@ -170,11 +169,12 @@ def listen():
     In this context Ctrl-C, SIGTERM and SIGHUP are noted in stop_signals, and a second one of a kind
     does what it did before. One that was ignored stays so: nohup protects a run from SIGHUP.
     """
+    handlers = {}       # number of a signal: its handler before
+
     def note(number, frame):
         stop_signals.append(number)
         signal.signal(number, handlers[number])
 
-    handlers = {}
     for name in ('SIGINT', 'SIGTERM', 'SIGHUP'):
         number = getattr(signal, name, None)            # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:

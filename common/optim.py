@@ -31,12 +31,13 @@ def train_layers(model, layers):
         number += n_blocks
 
 
-def make_optimizers(model, kind, lr, weight_decay, betas):
+def make_optimizers(model, kind, lr, weight_decay, betas, dtype=torch.float32):
     """
     {name of their state in a checkpoint: optimizer}, all at the same learning rate.
 
     AdamW, with decay on matrices (embeddings too) and not on norms and biases. kind 'muon': Muon
     for the matrices of blocks and adapters, its steps as large as AdamW's, and AdamW for the rest.
+    dtype: of Muon's products.
     """
     decayed = []        # by AdamW
     free = []           # of decay
@@ -53,12 +54,19 @@ def make_optimizers(model, kind, lr, weight_decay, betas):
     groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=free, weight_decay=0.0)]
     optimizers = dict(optimizer=torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True))
     if inner:
-        optimizers['muon'] = Muon(inner, lr=lr, weight_decay=weight_decay)
+        optimizers['muon'] = Muon(inner, lr, weight_decay, dtype)
     return optimizers
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with adjust_lr_fn='match_rms_adamw'; batches matrices of one shape."""
+    """
+    torch's Muon with adjust_lr_fn='match_rms_adamw'; batches matrices of one shape. dtype: of its
+    products, which are bfloat16 in torch.
+    """
+
+    def __init__(self, params, lr, weight_decay, dtype=torch.float32):
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self):
@@ -79,21 +87,19 @@ class Muon(torch.optim.Muon):
             torch._foreach_lerp_(means, grads, 1 - momentum)
             ahead = torch.stack(torch._foreach_lerp(grads, means, momentum))
             # 0.2: the usual root mean square of an entry of AdamW's step
-            step = orthogonal(ahead, *group['ns_coefficients'], group['ns_steps'])
+            step = orthogonal(ahead, *group['ns_coefficients'], group['ns_steps'], self.dtype)
             torch._foreach_mul_(weights, 1 - lr * group['weight_decay'])
             torch._foreach_add_(weights, step.unbind(), alpha=-0.2 * lr * max(shape) ** 0.5)
 
 
-def orthogonal(g, a, b, c, steps):
+def orthogonal(g, a, b, c, steps, dtype):
     """
     g (N, rows, columns) -> near U V^T of the SVD of each matrix, by Newton-Schulz steps with the
-    coefficients a, b and c.
+    coefficients a, b and c, its products in this dtype.
     """
     tall = g.shape[-2] > g.shape[-1]
     x = g.mT if tall else g
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    if g.is_cuda or torch.is_autocast_enabled(g.device.type):       # as in torch, and if asked for
-        x = x.bfloat16()
+    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

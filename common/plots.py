@@ -8,6 +8,7 @@ beside it, unless they are in log.csv or bench.csv.
     path        of the picture; the CSV has the same name
     rows        dicts, one for each row of a CSV
 """
+import io
 import os
 from contextlib import suppress
 from itertools import cycle
@@ -21,9 +22,9 @@ from common.files import new_file, write_csv
 backend = os.environ.pop('MPLBACKEND', None)
 import matplotlib  # noqa: E402
 from matplotlib import colormaps  # noqa: E402
-from matplotlib.animation import PillowWriter  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import LogLocator  # noqa: E402
+from PIL import Image  # noqa: E402
 
 if backend is not None:
     os.environ['MPLBACKEND'] = backend
@@ -63,30 +64,33 @@ def save(figure, path, header=None, table=None):
     with new_file(path, 'wb') as f:
         figure.savefig(f, format='png', dpi=110, bbox_inches='tight')
     if header is not None:
-        save_numbers(path, header, table)
+        save_numbers([dict(zip(header, row)) for row in table], path, header)
 
 
-def save_numbers(path, header, table):
-    write_csv([dict(zip(header, row)) for row in table], os.path.splitext(path)[0] + '.csv', header)
+def save_numbers(rows, path, columns=None):
+    """rows -> the CSV beside the picture; columns: see write_csv."""
+    write_csv(rows, os.path.splitext(path)[0] + '.csv', columns)
 
 
-def movie(size, draw, frames, path, header, table):
+def movie(size, draw, frames, rows, path):
     """
-    A GIF of 8 seconds that repeats, and its numbers: draw(figure, *frame) for each frame.
+    A GIF of 8 seconds that repeats, and its numbers: draw(figure, frame) for each frame.
 
     size: in inches of 100 pixels. The last frame is held.
     """
-    save_numbers(path, header, table)   # makes the folder, too
-    frames = [*frames, *frames[-1:] * 5]
+    save_numbers(rows, path)
     figure = Figure(figsize=size, layout='constrained')
-    part = f'{path}.part.gif'           # the writer goes by the ending
-    writer = PillowWriter(fps=len(frames) / 8)
-    with writer.saving(figure, part, dpi=100):
-        for frame in frames:
-            figure.clear()
-            draw(figure, *frame)
-            writer.grab_frame()
-    os.replace(part, path)
+    images = []
+    for frame in frames:
+        figure.clear()
+        draw(figure, frame)
+        png = io.BytesIO()
+        figure.savefig(png, format='png', dpi=100)
+        images.append(Image.open(png).convert('RGB'))
+    images += images[-1:] * 5
+    with new_file(path, 'wb') as f:
+        images[0].save(f, format='GIF', save_all=True, append_images=images[1:], loop=0,
+                       duration=8000 / len(images))
 
 
 # geometry.py: the path of a token -----------------------------------------------------------------
@@ -132,20 +136,23 @@ def square(ax, middle, half):
            aspect='equal')
 
 
-def two_scales(table, whole, groups, text, path):
+def two_scales(rows, whole, groups, text, path):
     """
     A GIF of a token on its way, step by step: its path, the loop steps of the group it is in
     magnified, and the likeliest next tokens.
 
-    table: for each loop step its group, token, k, point, length, the texts of the likeliest tokens,
-    and their probabilities. whole: for each group the token's points (K, 2). text: what it reads.
+    rows: for each loop step its group, token, k, pc1, pc2, length, and of the likeliest tokens
+    text_1, text_2, ... and p_1, p_2, ... whole: for each group the token's points (K, 2). text:
+    what it reads.
     """
-    n = (len(table[0]) - 6) // 2                            # likeliest tokens
-    jumps = [row[5] for row in table if row[2] == 1]        # the first step in each group
+    n = sum(column.startswith('text_') for column in rows[0])       # likeliest tokens
+    jumps = [row['length'] for row in rows if row['k'] == 1]        # the first step in each group
 
-    def draw(figure, g, t, k, pc1, pc2, length, *likeliest):
-        """One row of the table."""
-        names, p = likeliest[:n], likeliest[n:]
+    def draw(figure, row):
+        g = row['group']
+        k = row['k']
+        names = [row[f'text_{i + 1}'] for i in range(n)]
+        p = [row[f'p_{i + 1}'] for i in range(n)]
         colour = colour_of(g)
         so_far = whole[g][:k]
         top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
@@ -154,7 +161,7 @@ def two_scales(table, whole, groups, text, path):
         # the path, and the loop steps of the group magnified; what moves now has the bold title
         ax, inset = top.subplots(1, 2)
         draw_path(ax, [*whole[:g], so_far], whole, groups)
-        note = f', length {length:.2g}' if k > 1 else ' may lie outside'
+        note = f", length {row['length']:.2g}" if k > 1 else ' may lie outside'
         draw_zoom(inset, ax, so_far, whole[g], g, f'; loop step {k}{note}')
         ax.indicate_inset(inset_ax=inset, edgecolor=colour, alpha=1)
         jumping = g > 0 and k == 1
@@ -175,10 +182,8 @@ def two_scales(table, whole, groups, text, path):
         bars.spines[['top', 'right', 'bottom']].set_visible(False)
 
     # a jump is shown three times as long as a loop step
-    frames = [row for row in table for _ in range(3 if row[2] == 1 else 1)]
-    header = ['group', 'token', 'k', 'pc1', 'pc2', 'length']
-    header += [f'{what}_{i + 1}' for what in ('text', 'p') for i in range(n)]
-    movie((8, 5), draw, frames, path, header, table)
+    frames = [row for row in rows for _ in range(3 if row['k'] == 1 else 1)]
+    movie((8, 5), draw, frames, rows, path)
 
 
 # decode/wave.py -----------------------------------------------------------------------------------
@@ -193,40 +198,41 @@ def wave(passes, start, text_of, steps, path):
     """
     first = passes[0]['position']
     start += text_of[passes[0]['inputs'][0]]        # known before the first pass
-    header = ['pass', 'position', 'text', 'loop_steps', 'committed', 'revised']
-    table, said = [], {}                            # said: {position: the last prediction}
+    rows = []
+    said = {}                                       # position: the last prediction
     for n, of_pass in enumerate(passes, start=1):
         for i, (token, age) in enumerate(zip(of_pass['tokens'], of_pass['age'])):
             at = of_pass['position'] - first + i
-            is_committed = i < of_pass['leave']
-            is_revised = said.get(at, token) != token
-            table.append([n, at, text_of[token], age * steps, int(is_committed), int(is_revised)])
+            rows.append({'pass': n, 'position': at, 'text': text_of[token],
+                         'loop_steps': age * steps, 'committed': int(i < of_pass['leave']),
+                         'revised': int(said.get(at, token) != token)})
             said[at] = token
-    end = max(at for _, at, *_ in table)
-    most = max(used for _, _, _, used, *_ in table)
+    end = max(row['position'] for row in rows)
+    most = max(row['loop_steps'] for row in rows)
 
     def draw(figure, n):
         """The first n passes."""
         ax = figure.subplots()
-        rows = [row for row in table if row[0] <= n]
-        y, x, texts, used, committed, _ = zip(*rows)
-        frames = [COLOURS[1] if is_committed else 'none' for is_committed in committed]
-        cells = ax.scatter(x, y, s=180, marker='s', c=used, norm='log', vmin=1, vmax=most,
-                           cmap='viridis_r', edgecolors=frames, lw=2)
-        for n_pass, at, text, loop_steps, _, is_revised in rows:
-            label = text.replace(' ', '·') + ('\u0332' if is_revised else '')
-            light = loop_steps <= most ** 0.5       # the lighter half of a logarithmic scale
-            ax.annotate(label, (at, n_pass), parse_math=False, ha='center', va='center',
-                        color='black' if light else 'white')
+        shown = [row for row in rows if row['pass'] <= n]
+        cells = ax.scatter(
+            [row['position'] for row in shown], [row['pass'] for row in shown], s=180, marker='s',
+            c=[row['loop_steps'] for row in shown], norm='log', vmin=1, vmax=most, lw=2,
+            cmap='viridis_r', edgecolors=[COLOURS[1] if row['committed'] else 'none'
+                                          for row in shown])
+        for row in shown:
+            label = row['text'].replace(' ', '·') + ('\u0332' if row['revised'] else '')
+            light = row['loop_steps'] <= most ** 0.5    # the lighter half of a logarithmic scale
+            ax.annotate(label, (row['position'], row['pass']), parse_math=False, ha='center',
+                        va='center', color='black' if light else 'white')
         figure.colorbar(cells, label='loop steps', shrink=0.5, ticks=[1, 2, 4, 8, 16, 32],
                         format='{x:.0f}').minorticks_off()
         ax.set(xlim=(-1, end + 1), ylim=(len(passes) + 1, 0), xlabel='position in the text',
                ylabel='pass through the model')
-        text = ''.join(text for text, is_committed in zip(texts, committed) if is_committed)
+        text = ''.join(row['text'] for row in shown if row['committed'])
         ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
         ax.spines[:].set_visible(False)
 
-    movie((8, 7), draw, [(n,) for n in range(1, len(passes) + 1)], path, header, table)
+    movie((8, 7), draw, range(1, len(passes) + 1), rows, path)
 
 
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------
@@ -278,9 +284,10 @@ def ledger(dots, path, ylabel, is_task=False):
     runs = {run: colour_of(i) for i, run in enumerate(grouped(dots, 'run'))}
     markers = {}
     for dot in dots:
-        marker = '*' if dot['plain'] else MARKERS[len(markers) % len(MARKERS)]
-        marker = markers.setdefault(dot['kind'], marker)
-        ax.plot(dot['ms'], dot['height'], marker, ms=12 if dot['plain'] else 5,
+        if dot['kind'] not in markers:
+            next_marker = MARKERS[len(markers) % len(MARKERS)]
+            markers[dot['kind']] = '*' if dot['plain'] else next_marker
+        ax.plot(dot['ms'], dot['height'], markers[dot['kind']], ms=12 if dot['plain'] else 5,
                 color=runs[dot['run']], alpha=0.8)
     names = distinct_names(runs)
     samples = [ax.plot([], [], 'o', color=colour)[0] for colour in runs.values()]

@@ -39,9 +39,9 @@ def or_warn(what):
 
 def read_log(path, before=math.inf):
     """log.csv's whole rows of iterations below `before`, each a dict."""
-    wrong = explain(f"'{path}' is not as this program writes it", 'move it away',
-                    (KeyError, ValueError))
-    with open(path, newline='', encoding='utf-8') as f, wrong:
+    wrong = f"'{path}' is not as this program writes it"
+    with (explain(wrong, 'move it away', (KeyError, ValueError)),
+          open(path, newline='', encoding='utf-8') as f):
         rows = [row for row in csv.DictReader(f) if None not in row.values()]
         return [row for row in rows if int(row['iter']) < before]
 
@@ -202,14 +202,13 @@ def depths_of(examples, T):
     deepest = int(examples.depths(T).max())
     if deepest < MOST_COLUMNS:
         return [(depth, depth) for depth in range(deepest + 1)]
-    last = 1
+    n_doublings = math.ceil(math.log2(deepest))                 # from 1 to the deepest
+    last = 2 ** max(0, n_doublings - (MOST_COLUMNS - 2))
+    columns = [(0, 0), (1, last)]
     while last < deepest:
+        columns.append((last + 1, min(2 * last, deepest)))
         last *= 2
-    columns = []
-    while last > 1 and len(columns) < MOST_COLUMNS - 2:
-        columns.append((last // 2 + 1, min(last, deepest)))
-        last //= 2
-    return [(0, 0), (1, last), *reversed(columns)]
+    return columns
 
 
 @torch.no_grad()

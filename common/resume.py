@@ -7,7 +7,14 @@ import os
 from shlex import quote
 from typing import NamedTuple
 
-from common.checkpoint import RESUMED, NotWhole, check_free, find_run, load_checkpoint
+from common.checkpoint import (
+    RESUMED,
+    NotWhole,
+    check_free,
+    find_run,
+    is_read_only,
+    load_checkpoint,
+)
 from common.distributed import say
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
@@ -57,15 +64,16 @@ def earlier_run(knobs, given):
     if init_from.startswith('gpt2'):
         raise ValueError(f'--init_from={init_from} is not a file: a GPT-2 has no groups that loop; '
                          '--init_from takes a ckpt.pt, and zoo/ other models')
-    if find_run(out_dir)[1] != out_dir:
+    folder, _ = find_run(out_dir)       # pretrained/ is found from anywhere
+    if is_read_only(folder):
         raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
                          'continue from its weights')
 
     if knobs['resume']:
         checkpoint, path = last_checkpoint(out_dir, knobs['model_class'])
         if path:
-            earlier = checkpoint['model_args'] | checkpoint['config']
-            knobs = with_earlier(knobs, given, earlier, FREE_KNOBS, checkpoint, path)
+            earlier = knobs_in(checkpoint) | dict(out_dir=out_dir)
+            knobs = with_earlier(knobs, given, earlier, FREE_KNOBS, path)
             if checkpoint['iter_num'] > knobs['max_iters']:
                 raise ValueError(f"the run in {out_dir} has {checkpoint['iter_num']} iterations "
                                  'already: --max_iters may not be smaller')
@@ -77,19 +85,24 @@ def earlier_run(knobs, given):
     if not init_from:
         return Start(knobs, {}, '')
     _, checkpoint = load_checkpoint(init_from, trusted=knobs['model_class'])
-    earlier = checkpoint['model_args']
+    earlier = checkpoint['model_args'] | dict(model_class=checkpoint['model_class'])
     free = FREE_FIELDS
     if earlier['pos'] == 'rotary':              # no weight depends on the length of a window
         free = free | {'block_size'}
-    return Start(with_earlier(knobs, given, earlier, free, checkpoint, init_from), checkpoint, '')
+    return Start(with_earlier(knobs, given, earlier, free, init_from), checkpoint, '')
 
 
-def with_earlier(knobs, given, earlier, free, checkpoint, path):
+def knobs_in(checkpoint):
+    """All knobs of its run, with fields of the model that are newer than the file."""
+    model_class = dict(model_class=checkpoint['model_class'])
+    return checkpoint['model_args'] | checkpoint['config'] | model_class
+
+
+def with_earlier(knobs, given, earlier, free, path):
     """
-    The knobs, where those not given have their earlier values. ValueError if one that is given has
-    another value than before and is not free to change.
+    The knobs, where those not given have their earlier values, those of the checkpoint in `path`.
+    ValueError if one that is given has another value than before and is not free to change.
     """
-    earlier = earlier | dict(model_class=checkpoint['model_class'], out_dir=knobs['out_dir'])
     taken = {}
     changed = []
     for name in sorted(knobs.keys() & earlier.keys()):

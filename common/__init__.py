@@ -1,0 +1,21 @@
+"""
+What the programs share. Nothing here knows a program, and no file is run by itself.
+
+    configurator    a command line, config files and one-line errors
+    checkpoint      a run on disk; the folder of a run
+    resume          what a run of train.py goes on from
+    distributed     the device, several processes, signals
+    optim           which weights are trained; AdamW and Muon
+    report          log.csv, held-out losses, the health of the states
+    encoding        text to tokens and back
+    fineweb         a stream of documents from Hugging Face's hub
+    torchdocs       the text of the first run
+    thresholds      calibrated thresholds of exit rules
+    plots           matplotlib: what all figures share
+    colours         text on the colour of its loop steps
+    files           files that are whole or not there at all
+
+A figure is drawn where its numbers come from: geometry.py and results/figures.py draw their own.
+In plots.py are those of bench.py and train.py, which load matplotlib at their end alone, and the
+two GIFs.
+"""
