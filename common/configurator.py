@@ -212,7 +212,7 @@ def read_flag(arg, following, knobs, annotations):
     key, equals, text = arg[2:].partition('=')
     if key not in knobs:
         raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
-    if not equals and bool in allowed(annotations[key])[0]:
+    if not equals and bool in types_of(annotations[key]):
         text = 'True'
     elif not equals:
         if not following or following[0].startswith('--'):
@@ -266,7 +266,7 @@ def show_help(script, knobs, annotations):
         shown = str(value).encode('unicode_escape').decode()        # a newline as \n
         if '[' in shown:
             shown = f'"{shown}"'                                    # for a shell, a pattern
-        choices = allowed(annotations[key])[1]
+        choices = choices_of(annotations[key])
         listed = f' [{", ".join(choices)}]' if choices else ''
         print(f'  --{key}={shown}'.ljust(32) + ' ' + comments.get(key, '') + listed)
     sys.stdout.flush()
@@ -274,18 +274,27 @@ def show_help(script, knobs, annotations):
 
 # values and their types ---------------------------------------------------------------------------
 
-def allowed(annotation):
-    """The types and the strings of an annotation: `Literal['a'] | None` -> [NoneType], ['a']."""
+def members_of(annotation):
+    """`Literal['a'] | int | None` -> ['a', int, NoneType]."""
     members = []
     for part in get_args(annotation) or [annotation]:       # of a union; or strings of a Literal
         members += get_args(part) or [part]
-    choices = [member for member in members if isinstance(member, str)]
-    return [member for member in members if member not in choices], choices
+    return members
+
+
+def types_of(annotation):
+    """`Literal['a'] | int | None` -> [int, NoneType]."""
+    return [member for member in members_of(annotation) if not isinstance(member, str)]
+
+
+def choices_of(annotation):
+    """`Literal['a'] | int | None` -> ['a']."""
+    return [member for member in members_of(annotation) if isinstance(member, str)]
 
 
 def parse(key, text, annotation):
     """A flag's text as a value of the knob `key`: a Python literal that fits it, or the text."""
-    types, _ = allowed(annotation)
+    types = types_of(annotation)
     value = text
     with suppress(Exception):           # no literal
         value = ast.literal_eval(text)
@@ -298,15 +307,26 @@ def parse(key, text, annotation):
 
 
 def convert(key, value, annotation):
-    """The value as the knob `key` with this annotation takes it."""
-    types, choices = allowed(annotation)
+    """
+    The value as the knob `key` takes it. ValueError if it fits no part of the annotation:
+
+        None, bool, int, str    that type alone, so no bool for an int
+        float                   an int too
+        list                    a tuple too; it holds plain values, and inner tuples become lists
+        Literal                 one of its strings
+        PathName                a string, in which ~ is expanded
+
+    '' is refused for a PathName, and where None would say the same.
+    """
+    types = types_of(annotation)
+    choices = choices_of(annotation)
     if value == '' and (PathName in types or str in types and NoneType in types):
         raise ValueError(f'{key} is empty: give a value, or leave it out (is a variable of your '
                          'shell unset?)')
     if PathName in types and isinstance(value, str):
         return os.path.expanduser(value)
     if list in types and isinstance(value, (list, tuple)):
-        with suppress(TypeError):       # plain values alone, as a file holds them
+        with suppress(TypeError):
             return json.loads(json.dumps(value))
     elif type(value) in types or value in choices:
         return value
