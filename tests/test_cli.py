@@ -52,7 +52,6 @@ ELSEWHERE = {
     'pip install': '.ci/run runs them, in a checkout without packages',
     'pytest': 'these are the tests',
     'torchrun': 'test_train.py starts two processes; several machines are not to be had',
-    '-m results.': 'a program of an earlier commit',
     '--path=FOLDER': 'test_zoo.py reads such folders',
     'out-128': 'test_llama.py does the same with a smaller model',
     '--train_only': 'the same',
