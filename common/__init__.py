@@ -7,11 +7,14 @@ What the programs share. Nothing here knows a program, and no file is run by its
     distributed     the device, several processes, signals
     optim           which weights are trained; AdamW and Muon
     report          log.csv, held-out losses, the health of the states
+    examples        what a data set and a task have in common
     encoding        text to tokens and back
     fineweb         a stream of documents from Hugging Face's hub
     torchdocs       the text of the first run
-    thresholds      calibrated thresholds of exit rules
+    calibration     thresholds that keep a promise
+    thresholds      these in a file
     plots           matplotlib: what all figures share
+    tables          a table in the terminal
     colours         text on the colour of its loop steps
     files           files that are whole or not there at all
 

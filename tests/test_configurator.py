@@ -1,7 +1,9 @@
 import io
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, run
 
+import common
 from common import configurator, distributed
 from common.configurator import configure
 from common.distributed import pick_device
@@ -220,6 +223,12 @@ def test_a_reader_that_has_gone(script):
     os.close(writer)
     for process in processes:
         assert (process.communicate()[1], process.returncode) == ('', 0)
+
+
+def test_the_list_of_what_the_programs_share_is_whole():
+    listed = re.findall('^    ([a-z]+) ', common.__doc__, re.M)
+    files = Path(ROOT, 'common').glob('[!_]*.py')
+    assert sorted(listed) == sorted(path.stem for path in files)
 
 
 def test_pick_device():
