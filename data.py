@@ -59,16 +59,15 @@ from tqdm import tqdm
 import tasks
 from common.configurator import PathName, check, configure, did_you_mean, explain, run
 from common.encoding import (
-    TokenizerJson,
     documents_in,
     open_text_encoding,
     parse_tokenizer,
     stored_name,
-    train_bpe,
 )
 from common.examples import Examples
 from common.files import read_json, write_json
 from common.fineweb import Stream
+from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import torch_documents
 
 # --------------------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ import torch
 
 from common import configurator
 from common.configurator import check, did_you_mean, explain
-from common.encoding import TokenizerJson, open_text_encoding, parse_tokenizer
+from common.encoding import open_text_encoding, parse_tokenizer
 from common.examples import Examples
+from common.tokenizer_json import TokenizerJson
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1

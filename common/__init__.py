@@ -1,5 +1,6 @@
 """
-What the programs share. Nothing here knows a program, and no file is run by itself.
+What the programs share. No file here is run by itself. Nothing here imports a program, except that
+a config file may set any knob of train.py.
 
     configurator    a command line, config files and one-line errors
     checkpoint      a run on disk; the folder of a run
@@ -9,6 +10,7 @@ What the programs share. Nothing here knows a program, and no file is run by its
     report          log.csv, held-out losses, the health of the states
     examples        what a data set and a task have in common
     encoding        text to tokens and back
+    tokenizer_json  the same with the tokenizer.json of a public model
     fineweb         a stream of documents from Hugging Face's hub
     torchdocs       the text of the first run
     calibration     thresholds that keep a promise

@@ -13,29 +13,12 @@ The name of an encoding says what it is (parse_tokenizer). An encoding has
     decode(tokens)              -> text
     decode_single_token_bytes(token)    -> the bytes of its text
 """
-import hashlib
-import json
 import os
-import re
 
 import tiktoken
 
 from common.configurator import check, explain
-from common.files import new_file, read_json
-
-EOT = '<|endoftext|>'
-STORED = 'tokenizer.json:'      # and the start of its sha256: the name of a TokenizerJson
-# the names of the end-of-text token in public tokenizers
-ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
-# byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
-# others, in order, as the letters from number 256 on
-OTHERS = [*range(33), *range(127, 161), 173]
-BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte])
-         for byte in range(256)}
-# The library of tokenizer.json takes 150 bytes of memory for each letter of a text. So a long text
-# is encoded in pieces of at least so many letters, cut between two lines.
-PIECE = 2 ** 16
-NEXT_LINE = re.compile(r'(?<=\S\n)(?=\S)')
+from common.tokenizer_json import EOT, STORED, TokenizerJson, check_settings
 
 
 def parse_tokenizer(name):
@@ -127,26 +110,6 @@ def documents_in(text):
     return [document for document in text.split(EOT) if document.strip()]
 
 
-def train_bpe(texts, vocab_size):
-    """A byte-level BPE of at most vocab_size tokens, trained on texts."""
-    from tokenizers import ByteLevelBPETokenizer
-    check(257 <= vocab_size <= 2 ** 16,
-          f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
-    tokenizer = ByteLevelBPETokenizer()
-    pieces = (piece for text in texts for piece in pieces_of(text))
-    tokenizer.train_from_iterator(pieces, vocab_size, special_tokens=[EOT], show_progress=False)
-    return TokenizerJson(tokenizer.to_str(pretty=True))
-
-
-def pieces_of(text):
-    """A text in pieces of at least PIECE letters, each of which begins a line."""
-    start = 0
-    while cut := NEXT_LINE.search(text, start + PIECE):
-        yield text[start:cut.start()]
-        start = cut.start()
-    yield text[start:]
-
-
 class TiktokenEncoding:
     """A tiktoken.Encoding, in which text is text unless told otherwise."""
     start = ()
@@ -170,119 +133,3 @@ class TiktokenEncoding:
 
     def decode_single_token_bytes(self, token):
         return self.encoding.decode_single_token_bytes(token)
-
-
-def check_settings(encoding, folder):
-    """
-    ValueError if tokenizer_config.json beside a tokenizer.json asks for a token before or behind
-    each text that the tokenizer.json does not add.
-    """
-    settings = read_json(os.path.join(folder, 'tokenizer_config.json'))
-    end = settings.get('eos_token')
-    end = end['content'] if isinstance(end, dict) else end
-    is_added = dict(add_bos_token=encoding.start,
-                    add_eos_token=encoding.tokenizer.id_to_token(encoding.eot_token) == end)
-    for setting in is_added:
-        check(is_added[setting] or not settings.get(setting), 'tokenizer_config.json says '
-              f'{setting}, but tokenizer.json does not add that token to a text: put it into its '
-              f'post_processor, or set {setting} to false')
-
-
-class TokenizerJson:
-    """
-    The text of a tokenizer.json. Its name is 'tokenizer.json:' and the start of its sha256:
-    wherever the file lies, it is the same tokenizer.
-
-    What a file adds before each text (`<s>` in many models) is done: see `start`. ValueError for a
-    file that asks for what we do not do.
-    """
-
-    def __init__(self, text):
-        from tokenizers import Tokenizer
-        self.text = text
-        self.name = STORED + hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.tokenizer = Tokenizer.from_str(as_we_use_it(text))
-        self.tokenizer.encode_special_tokens = True     # as letters
-        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
-        self.n_vocab = 1 + max(vocab.values())
-        self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
-        self.added = {token: added.content.encode()
-                      for token, added in self.tokenizer.get_added_tokens_decoder().items()}
-        # would a text have the same tokens if it was cut between two lines? This is a heuristic: it
-        # looks at one example
-        self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
-
-        self.start, behind = added_around(self.tokenizer)
-        self.ends = end_tokens(behind, vocab)
-        self.eot_token = self.ends[0]
-        for token in self.ends:
-            end = self.tokenizer.id_to_token(token)
-            check(token not in self.encode_ordinary(end),
-                  f"it reads the letters '{end}' in a text as the end of the text")
-
-    def save(self, folder):
-        """Write folder/tokenizer.json."""
-        with new_file(os.path.join(folder, 'tokenizer.json'), encoding='utf-8') as f:
-            f.write(self.text)
-
-    def ids_of(self, text):
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def encode(self, text, allowed_special=()):
-        if not allowed_special:
-            return [*self.start, *self.encode_ordinary(text)]
-        self.tokenizer.encode_special_tokens = False
-        tokens = self.ids_of(text)
-        self.tokenizer.encode_special_tokens = True
-        # a text for a chat model often begins with these already
-        begins = tokens[:len(self.start)] == [*self.start]
-        return tokens if begins else [*self.start, *tokens]
-
-    def encode_ordinary(self, text):
-        # half of a pair of surrogates is no character: it becomes a ?, as in tiktoken a \ufffd
-        text = text.encode('utf-8', 'replace').decode()
-        pieces = pieces_of(text) if self.can_cut else [text]
-        return [token for piece in pieces for token in self.ids_of(piece)]
-
-    def decode(self, tokens):
-        if self.byte_level:     # the library takes letters of added tokens for bytes
-            return b''.join(map(self.decode_single_token_bytes, tokens)).decode(errors='replace')
-        return self.tokenizer.decode(tokens, skip_special_tokens=False)
-
-    def decode_single_token_bytes(self, token):
-        if token in self.added:
-            return self.added[token]
-        text = self.tokenizer.id_to_token(token) or ''      # a file may leave out some numbers
-        if self.byte_level:
-            return b''.join(BYTES.get(letter, letter.encode()) for letter in text)
-        if re.fullmatch('<0x[0-9A-F]{2}>', text):           # SentencePiece's way to write a byte
-            return bytes.fromhex(text[3:5])
-        return text.replace('\u2581', ' ').encode()         # SentencePiece's space
-
-
-def added_around(tokenizer):
-    """The tokens that a file adds before each text, and those that it adds behind: two lists."""
-    example = tokenizer.encode('a')
-    is_added = example.special_tokens_mask
-    n_before = (is_added + [0]).index(0)
-    return example.ids[:n_before], example.ids[n_before + is_added.count(0):]
-
-
-def end_tokens(behind, vocab):
-    """The tokens that end a text: what the file adds behind it, then those of known names."""
-    check(len(behind) <= 1, f'it adds tokens {behind} behind each text, and one ends a text')
-    known = [vocab[end] for end in ENDS if end in vocab]
-    ends = behind + [token for token in known if token not in behind]
-    check(ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
-    return ends
-
-
-def as_we_use_it(text):
-    """The text of a tokenizer.json with settings that encode a whole text, always in one way."""
-    settings = json.loads(text)
-    settings |= dict(truncation=None, padding=None)
-    if settings['model'].get('dropout'):        # leaves out merges by chance, to train a model
-        settings['model']['dropout'] = None
-    for token in settings.get('added_tokens', []):
-        token['special'] |= token['content'] in ENDS
-    return json.dumps(settings)

@@ -20,9 +20,8 @@ from conftest import ROOT, refused, small_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
-from common import encoding as encodings
-from common import fineweb
-from common.encoding import EOT
+from common import fineweb, tokenizer_json
+from common.encoding import EOT, parse_tokenizer
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -78,7 +77,7 @@ def test_encodings_that_are_unavailable():
 def test_a_tokenizer_json_is_read_byte_by_byte():
     """It neither cuts nor pads, and the letters of an added token are letters, not bytes."""
     line = 'the quick brown fox jumps over the lazy dog'
-    tokenizer = encodings.train_bpe([line] * 9, 270).tokenizer
+    tokenizer = tokenizer_json.train_bpe([line] * 9, 270).tokenizer
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=64)
     tokenizer.add_tokens(['Zoë', 'đem'])
@@ -114,7 +113,7 @@ def test_a_tokenizer_json_whose_rare_letters_are_bytes():
 
 def llama_like(**changes):
     """A tokenizer of 270 tokens, in whose file `changes` are made -> the text of the file."""
-    tokenizer = encodings.train_bpe(['the quick brown fox ' * 9], 260).tokenizer
+    tokenizer = tokenizer_json.train_bpe(['the quick brown fox ' * 9], 260).tokenizer
     tokenizer.add_special_tokens(['<s>', '</s>', '<|im_end|>', '[SEP]'])
     settings = json.loads(tokenizer.to_str())
     settings['model'] |= changes.pop('model', {})
@@ -127,7 +126,7 @@ def test_text_is_text(name):
     text = llama_like()
     if name == 'not special':       # files differ in what they call so
         text = text.replace('"special": true', '"special": false')
-    encoding = encodings.TokenizerJson(text) if 'json' in name or 'special' in name else (
+    encoding = tokenizer_json.TokenizerJson(text) if 'json' in name or 'special' in name else (
         data.open_encoding(name))
     for text in f'a {EOT} b', '<ul><s>ten</s></ul>', EOT, '<|im_end|>':
         for tokens in encoding.encode(text), encoding.encode_ordinary(text):
@@ -158,9 +157,9 @@ def test_a_tokenizer_that_reads_letters_as_an_end_is_refused():
 
 def test_what_a_tokenizer_json_asks_for():
     """Tokens around a text are put there, or it is refused; no merge is left out by chance."""
-    plain = encodings.TokenizerJson(llama_like())
+    plain = tokenizer_json.TokenizerJson(llama_like())
     text = 'the quick brown fox ' * 9
-    dropping = encodings.TokenizerJson(llama_like(model=dict(dropout=0.5)))
+    dropping = tokenizer_json.TokenizerJson(llama_like(model=dict(dropout=0.5)))
     assert dropping.encode(text) == dropping.encode(text) == plain.encode(text)
     vocab = plain.tokenizer.get_vocab()
 
@@ -168,7 +167,7 @@ def test_what_a_tokenizer_json_asks_for():
         ids = {word: vocab[word] for word in template.split() if word[0] != '$'}
         processor = processors.TemplateProcessing(single=template, special_tokens=[*ids.items()])
         plain.tokenizer.post_processor = processor
-        return encodings.TokenizerJson(plain.tokenizer.to_str())
+        return tokenizer_json.TokenizerJson(plain.tokenizer.to_str())
     begins = with_template('<s> $A')
     ids = plain.encode_ordinary(text)
     assert begins.encode(text) == [vocab['<s>'], *ids] and begins.encode_ordinary(text) == ids
@@ -212,7 +211,7 @@ def test_tokens_that_tokenizer_config_asks_for(settings, missing):
     ('texts/tokenizer.json', 'file'), ('C:\\texts\\bpe.json', 'file'), ('calc:p=5', 'task'),
     ('parity:', 'task'), (None, None)])
 def test_the_name_of_a_tokenizer_says_what_it_is(name, origin):
-    assert encodings.parse_tokenizer(name) == origin
+    assert parse_tokenizer(name) == origin
 
 
 def test_a_long_text_is_encoded_in_pieces(monkeypatch):
@@ -220,15 +219,15 @@ def test_a_long_text_is_encoded_in_pieces(monkeypatch):
     words = ["don't", '  ', '\n\n', ' \n', '.', '...', '\u00a0', '\u2003', '12', 'größer',
              '日本', '_', 'e\u0301', '🙂', "'s", '\t', '\x1c', '<|end', '\r', '²', '\u200b']
     text = ''.join(random.Random(1).choices(words + ['the', ' ', '\n'] * 6, k=5000))
-    bpe = encodings.train_bpe([text], 400)
+    bpe = tokenizer_json.train_bpe([text], 400)
     whole = bpe.encode(text)
-    monkeypatch.setattr(encodings, 'PIECE', 8)
-    pieces = [*encodings.pieces_of(text)]
+    monkeypatch.setattr(tokenizer_json, 'PIECE', 8)
+    pieces = [*tokenizer_json.pieces_of(text)]
     assert len(pieces) > 100 and ''.join(pieces) == text
     assert bpe.can_cut and bpe.encode(text) == whole and bpe.decode(whole) == text
     # one that begins each text with a blank is not cut
     bpe.tokenizer.normalizer = normalizers.Prepend('_')
-    prepends = encodings.TokenizerJson(bpe.tokenizer.to_str())
+    prepends = tokenizer_json.TokenizerJson(bpe.tokenizer.to_str())
     assert not prepends.can_cut and prepends.decode(prepends.encode(text)) == '_' + text
 
 
@@ -459,11 +458,11 @@ def test_tokens_that_are_there_are_not_replaced():
 
 def test_tokens_of_a_tokenizer_json_are_read_in_it():
     """Without the tokens that begin or end a text."""
-    encoding = encodings.TokenizerJson(llama_like())
+    encoding = tokenizer_json.TokenizerJson(llama_like())
     vocab = encoding.tokenizer.get_vocab()
     encoding.tokenizer.post_processor = processors.TemplateProcessing(
         single='<s> $A </s>', special_tokens=[(end, vocab[end]) for end in ('<s>', '</s>')])
-    encoding = encodings.TokenizerJson(encoding.tokenizer.to_str())
+    encoding = tokenizer_json.TokenizerJson(encoding.tokenizer.to_str())
     encoding.save('.')
     Path('own.txt').write_text(EOT.join(['a fox', 'the quick', 'brown']))
     made = data.make('own', 'own.txt', tokenizer='tokenizer.json')

@@ -16,7 +16,7 @@ from test_zoo import make_tokenizer_json, near, public_folder, put_field, put_te
 import data
 import tasks
 from common.checkpoint import load_checkpoint
-from common.encoding import TokenizerJson
+from common.tokenizer_json import TokenizerJson
 from decode.wave import can_wave
 from zoo import llama, surgery
 

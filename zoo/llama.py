@@ -18,7 +18,7 @@ import torch
 import torch.nn as nn
 
 from common.configurator import PathName, check, configure, explain, run
-from common.encoding import ENDS, TokenizerJson
+from common.tokenizer_json import ENDS, TokenizerJson
 from model import GPT, Block, CausalSelfAttention
 from zoo import public as hubs
 

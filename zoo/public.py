@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from common.checkpoint import Run, check_free, class_of, only_writer, save_run, start_over
 from common.configurator import explain
-from common.encoding import ENDS, TokenizerJson, check_settings
+from common.tokenizer_json import ENDS, TokenizerJson, check_settings
 from model import GPTConfig
 
 # for `translate` ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 import torch.nn as nn
 
 import tasks
-from common.encoding import TokenizerJson
+from common.tokenizer_json import TokenizerJson
 from model import GPT
 from zoo.llama import Llama, NormedLlama
 
