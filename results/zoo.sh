@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 out=out-zoo
 mkdir -p $out results/zoo/right results/zoo/rules
-[ -e $out/smollm2 ] || python -m zoo.llama --out_dir=$out/smollm2
+[ -e out-smollm2 ] || python -m zoo.llama
 
 # stage NAME BASE FLAGS: a run that starts from the weights in BASE
 stage() {
@@ -21,7 +21,7 @@ stage() {
 train() {
     local name=$1 cut=$2
     [ -z "$wanted" ] || [ "$wanted" = "$name" ] || return 0
-    [ -e "$out/$name-cut" ] || python -m zoo.etd --init_from=$out/smollm2/ckpt.pt '--keep=[0,1]' \
+    [ -e "$out/$name-cut" ] || python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--keep=[0,1]' \
         '--block=[14]' --window=16 --dataset=calc:p=5,reset=0.1 --task_words \
         --out_dir="$out/$name-cut" $cut
     stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
