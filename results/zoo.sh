@@ -26,15 +26,17 @@ train() {
         --out_dir="$out/$name-cut" $cut
     stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
         --mean_recurrence=3 --max_iters=60 --warmup_iters=40 \
-        --learning_rate=3e-3 --min_lr=3e-3 "${@:3}"
+        --learning_rate=3e-3 --min_lr=3e-3 '--eval_loops=[4]' "${@:3}"
     stage "$name-b" "$name-a" --dataset=calc:p=5,reset=0.25 --block_size=24 --batch_size=48 \
-        --mean_recurrence=4 --max_iters=60 --min_lr=5e-3 "${@:3}"
+        --mean_recurrence=4 --max_iters=60 --min_lr=5e-3 '--eval_loops=[4]' "${@:3}"
     stage "$name-c" "$name-b" --dataset=calc:p=5,reset=0.15 --block_size=32 --batch_size=32 \
-        --mean_recurrence=6 --max_iters=80 --min_lr=5e-3 "${@:3}"
+        --mean_recurrence=6 --max_iters=80 --min_lr=5e-3 '--eval_loops=[8]' "${@:3}"
     stage "$name" "$name-c" "${@:3}"
+    cp "$out/$name/log.csv" "results/zoo/right/$name-log.csv"
     right "$name" 48 0.02 64 '[1,4,16,64]'
-    right "$name" 192 0.02 32 '[4,16,64,128]'
-    right "$name" 384 0.01 16 '[128,256]'
+    right "$name" 192 0.02 16 '[4,16,64,128]'
+    right "$name" 384 0.01 8 '[128,256]'
+    rules "$name" 192 0.02
 }
 
 # right NAME LENGTH RESET PROBLEMS LOOPS: % right by depth and loops
