@@ -16,8 +16,8 @@ stage() {
         --out_dir="$out/$1" --overwrite "${@:3}"
 }
 
-# train NAME CUT FLAGS: layers 0 and 1, then 14 in a loop, of which the words of calc alone are left,
-# made with the flags CUT of zoo.etd; four runs, short and easy problems first; % right of the last
+# train NAME CUT FLAGS: layers 0 and 1, then 14 in a loop, cut with the flags CUT of zoo.etd; four
+# runs, short and easy problems first; and the % right of the last one
 train() {
     local name=$1 cut=$2
     [ -z "$wanted" ] || [ "$wanted" = "$name" ] || return 0
@@ -32,11 +32,12 @@ train() {
     stage "$name-c" "$name-b" --dataset=calc:p=5,reset=0.15 --block_size=32 --batch_size=32 \
         --mean_recurrence=6 --max_iters=80 --min_lr=5e-3 '--eval_loops=[8]' "${@:3}"
     stage "$name" "$name-c" "${@:3}"
-    cp "$out/$name/log.csv" "results/zoo/right/$name-log.csv"
-    right "$name" 48 0.02 64 '[1,4,16,64]'
-    right "$name" 192 0.02 16 '[4,16,64,128]'
-    right "$name" 384 0.01 8 '[128,256]'
-    rules "$name" 192 0.02
+    [ -e "results/zoo/right/$name-48.csv" ] || {        # the run's own: 512 problems of 48 tokens
+        cp "$out/$name/eval.csv" "results/zoo/right/$name-48.csv"
+        cp "$out/$name/log.csv" "results/zoo/$name.csv"
+    }
+    right "$name" 192 0.02 16 "${LOOPS:-[4,16,64,128]}"
+    [ -n "${LOOPS:-}" ] || rules "$name" 192 0.05
 }
 
 # right NAME LENGTH RESET PROBLEMS LOOPS: % right by depth and loops
@@ -54,7 +55,7 @@ rules() {
     local csv=results/zoo/rules/$1-$2-$3.csv
     [ -e "$csv" ] || {
         python bench.py --out_dir="$out/$1" --length="$2" --dataset=calc:p=5,reset="$3" \
-            --n_windows=4 --n_prompts=0 '--drafts=[]' '--waves=[]' '--budgets=[64,128]' \
+            --n_windows=4 --n_prompts=0 --n_loop=256 '--drafts=[]' '--waves=[]' '--budgets=[64]' \
             "--rules=['norm_rel','accel_rel']" '--taus=[0.1]' '--wake=[False,True]'
         cp "$out/$1/bench.csv" "$csv"
     }
@@ -66,9 +67,25 @@ for seed in 1 2 3; do
     train random-$seed --random=$seed --seed=$seed
 done
 # one pass: no loop, no injection, no norm
-train noloop-1 '--norm=False --injection=none' --seed=1 --loop_draw=fixed --mean_recurrence=0.4
+LOOPS='[1]' train noloop-1 '--norm=False --injection=none' --seed=1 --loop_draw=fixed \
+    --mean_recurrence=0.4 '--eval_loops=[1]'
 # one thing left out, or another
 train noinjection-1 --injection=none --seed=1
 train nonorm-1 --norm=False --seed=1
 train last-1 '' --seed=1 --loss_at=last
 train window8-1 --window=8 --seed=1
+
+# in which of the problems of 96 words cut-1 has wrong answers after 128 loops, and the first one
+[ -n "$wanted" ] || python - > results/zoo/wrong.txt <<'PROGRAM'
+import torch
+import data
+from common.checkpoint import load_checkpoint
+model, checkpoint = load_checkpoint('out-zoo/cut-1/ckpt.pt', length=192)
+_, idx, targets, depth = data.held_out_windows(checkpoint, 16, 'calc:p=5,reset=0.02')
+with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
+    guesses = model(idx, n_loop=128)[0].argmax(-1)
+for problem, wrong in enumerate((guesses != targets) & (targets >= 0)):
+    places = wrong.nonzero().flatten().tolist()
+    print(f'problem {problem}, {depth[problem].max()} deep: {len(places)} wrong'
+          + (f', the first at word {places[0] // 2}' if places else ''))
+PROGRAM
