@@ -74,18 +74,4 @@ train noinjection-1 --injection=none --seed=1
 train nonorm-1 --norm=False --seed=1
 train last-1 '' --seed=1 --loss_at=last
 train window8-1 --window=8 --seed=1
-
-# in which of the problems of 96 words cut-1 has wrong answers after 128 loops, and the first one
-[ -n "$wanted" ] || python - > results/zoo/wrong.txt <<'PROGRAM'
-import torch
-import data
-from common.checkpoint import load_checkpoint
-model, checkpoint = load_checkpoint('out-zoo/cut-1/ckpt.pt', length=192)
-_, idx, targets, depth = data.held_out_windows(checkpoint, 16, 'calc:p=5,reset=0.02')
-with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
-    guesses = model(idx, n_loop=128)[0].argmax(-1)
-for problem, wrong in enumerate((guesses != targets) & (targets >= 0)):
-    places = wrong.nonzero().flatten().tolist()
-    print(f'problem {problem}, {depth[problem].max()} deep: {len(places)} wrong'
-          + (f', the first at word {places[0] // 2}' if places else ''))
-PROGRAM
+[ -n "$wanted" ] || python -m results.wrong > results/zoo/wrong.txt
