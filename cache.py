@@ -96,7 +96,8 @@ class KeysValues:
             self.allocate(len(new), new)
         slot = self.slot_of(k)
         if slot >= len(self.kv):
-            # twice as many slots; all earlier tokens have their last keys in the last one
+            # twice as many slots. In all of them earlier tokens have their last keys, which stand
+            # in the last slot
             more = self.kv[-1:].expand(min(len(self.kv), self.slots - len(self.kv)),
                                        *self.kv.shape[1:])
             self.kv = torch.cat((self.kv, more))

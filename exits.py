@@ -215,8 +215,10 @@ class Tokens:
         streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake  [[1, 1, 1, 1],
                  [3, 1, 2, 4]]              [0, 1, 0, 0]]              [0, 1, 1, 0]]
 
-    The streak of a sleeping token stays. Set to 0, a token that wakes would count as moving until
-    it has had `hits` small values again; it would wake its readers, and they theirs, without end.
+    So `after` sets: streak, small signals in a row; moved, computed and streak < hits; awake, those
+    who read one that moved. The streak of a sleeping token stays. Set to 0, a token that wakes
+    would count as moving until it has had `hits` small values again; it would wake its readers, and
+    they theirs, without end.
 
     readers: moved (B, T) -> who reads one that moved (B, T); None, an exit is for good. moves: a
     cache.Moves, if earlier tokens of the rows are in the cache.
@@ -316,7 +318,7 @@ def loop_awake(f, x, k_max, rule, read, readers, diary=None):
         x0 = x[rows, places]                                                    # (N, C)
         memo = None if memos is None else memos[rows, places]
         woken = slept[computed]                                                 # (N,)
-        if memo is not None and woken.any():        # the update of a token that slept is zero
+        if memo is not None and woken.any():        # they remember a step without a move
             woken = torch.from_numpy(woken).to(x.device)
             memo[woken] = rule.signal(x0[woken], x0[woken], memo[woken], read)[1]
         x1 = f(x0, k, rows, places)

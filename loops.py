@@ -227,15 +227,19 @@ INJECTIONS = {'concat': Concat, 'add': Add, 'bridge': Bridge, 'none': NoInjectio
 @dataclass(frozen=True)
 class Plan:
     """How a pass of tokens goes through the model: all that its layers have to know."""
+    # how far the groups loop
     counts: list                        # the loop budget of each group
     exit: Exit | None = None            # a rule; None = all loops of the budget
+    # where the tokens begin, and which others there are
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
-    span: Span | None = None            # where the tokens of a pass stand
+    span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group, in place of noise
     warm_tokens: torch.Tensor | None = None     # (T,): those that have one, None = all
-    width: int = 1                      # tokens of a full pass, to which a compiled one is padded
-    keep_states: bool = False           # of all steps, for a trace
+    # for compiled passes
+    width: int = 1                      # tokens of a full pass, to which a shorter one is padded
+    # what is recorded
+    keep_states: bool = False           # the states of all steps, for a trace
     passes: list | None = None          # gets the block maps of each pass, (B, T, groups)
 
     def hook(self, block):
