@@ -127,6 +127,8 @@ def run(folder, command, project=ROOT):
         args = [*words[1:], '--eval_windows=4', '--eval_loops=[1,2]']
     if '--calibrate' in command or 'bench_full' in command:         # each rule takes seconds
         args.append("--rules=['accel']")
+    if '--calibrate' in command:        # it measures windows alone
+        args = [arg for arg in args if not arg.startswith('--n_prompts')]
     if 'config/calc.py' in command or 'tasks' in command and '--dataset=book' in args:  # no data
         args.remove('--dataset=book')
     if 'data.py fineweb' in command:
