@@ -46,7 +46,7 @@ import os
 import re
 import shutil
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -58,12 +58,7 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import PathName, check, configure, did_you_mean, explain, run
-from common.encoding import (
-    documents_in,
-    open_text_encoding,
-    parse_tokenizer,
-    stored_name,
-)
+from common.encoding import documents_in, open_text_encoding, parse_tokenizer, stored_name
 from common.examples import Examples
 from common.files import read_json, write_json
 from common.fineweb import Stream
@@ -105,17 +100,13 @@ def open_encoding(name, folder=None):
 
 # where documents come from ------------------------------------------------------------------------
 
-def open_source(name, path, val_fraction, **of_fineweb):
+def open_source(name, path, val_fraction):
     """
     Where the data set `name` comes from -> its source in words, its documents as (split, text)
-    pairs, and a sha256 of the files that they are read from and of the names' splits. of_fineweb:
-    config, revision and old_source.
+    pairs, and a sha256 of the files that they are read from and of the names' splits.
     """
-    every = round(1 / val_fraction)
-    if name == 'fineweb':
-        stream = Stream(path, every, **of_fineweb)
-        return stream.source, stream, sha256()
     if name == 'torchdocs':
+        every = one_in(val_fraction)
         documents = (('train' if number % every else 'val', text)
                      for number, text in enumerate(torch_documents()))
         return f'documentation in torch {torch.__version__}', documents, sha256()
@@ -126,15 +117,21 @@ def open_source(name, path, val_fraction, **of_fineweb):
     return path, own_text(files, splits, val_fraction), sha256(*files, more=''.join(splits))
 
 
+def one_in(val_fraction):
+    """n, if one of each n documents is held out. ValueError if val_fraction is not near 1 / n."""
+    n = round(1 / val_fraction)
+    check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
+          f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')
+    return n
+
+
 def has_tokens(path, some=all):
     """Are nanoGPT's train.bin and val.bin in the folder path? some=any: is one of them?"""
     return some(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
 
 
-def default_tokenizer(name, path):
-    """The knob `tokenizer` of a data set for which none is given."""
-    if name == 'fineweb':
-        return 'gpt2'
+def default_tokenizer(path):
+    """The knob `tokenizer` of a data set from this path for which none is given."""
     if not path or not has_tokens(path):
         return 'bytes'
     tokenizer = read_json(f'{path}/meta.json').get('tokenizer', 'gpt2')
@@ -151,7 +148,7 @@ def find_files(path):
                  if file.suffix == '.txt' and '/.' not in f'/{file.relative_to(path)}']
         if len(files) < len(inside):
             print(f'{len(inside) - len(files)} files and linked folders in {path} are left out: '
-                  'only .txt files are read', file=sys.stderr)
+                  'only .txt files that are not hidden are read', file=sys.stderr)
     else:
         folder, pattern = os.path.split(path)
         if os.path.isdir(folder):       # brackets in its name are no pattern
@@ -198,7 +195,8 @@ def own_text(files, splits, val_fraction):
     n = max(1, round(len(texts) * val_fraction))
     print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
           file=sys.stderr)
-    # this seed draws a first document late: in folders of projects that is often a licence
+    # The first document is often a licence. With this seed it is trained on if there are at most 55
+    # documents and 5% are held out. Another seed would change the splits of existing data sets.
     drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
     return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
 
@@ -233,41 +231,29 @@ def nanogpt_documents(folder):
 
 # writing a data set -------------------------------------------------------------------------------
 
-def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False,
-         tokens='300M', **of_fineweb):
+def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False):
     """
-    Write data/NAME, as the knobs of these names say -> its meta. What is there is kept (ValueError)
-    unless overwrite. tokens, and of_fineweb (config and revision), are FineWeb's.
+    Write data/NAME, torchdocs or text of your own, as the knobs of these names say -> its meta.
+
+    made_of is every choice that the tokens depend on. If that of the data set which is there is
+    equal, its meta is returned and nothing is written; if not, --overwrite is needed (ValueError).
+    New tokens are written to data/NAME/part, and moved when they are complete.
     """
     check_knobs(name, path, tokenizer, bpe)
+    folder = folder_of(name, path)
     if val_fraction is None:
         val_fraction = VAL_FRACTION.get(name, 0.05)
-    check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    folder = f'data/{name}'
-    check(not path or os.path.realpath(path) != os.path.realpath(folder),
-          f'{folder} cannot be made of what is in {folder} itself: choose another name')
-    most_tokens = None
-    if name == 'fineweb':
-        most_tokens = count_tokens(tokens)
-        of_fineweb['old_source'] = source_of(folder, overwrite)
-    source, documents, files_sha256 = open_source(name, path, val_fraction, **of_fineweb)
+    check_fraction(val_fraction)
     if bpe is not None:
         tokenizer = 'bytes'         # until the BPE is trained
-    elif not tokenizer:
-        tokenizer = default_tokenizer(name, path)
-    # all that the tokens depend on
+    source, documents, files_sha256 = open_source(name, path, val_fraction)
+    tokenizer = tokenizer or default_tokenizer(path)
     made_of = dict(source=source, tokenizer=stored_name(tokenizer), bpe=bpe,
-                   val_fraction=val_fraction, tokens=most_tokens, sha256=files_sha256)
-
-    with (explain(f'cannot write {folder}', 'make room, then run the command again', OSError),
-          only_maker(folder)):
-        old_meta = {} if overwrite else read_json(f'{folder}/meta.json')
-        if old_meta.get('made_of') == made_of:
+                   val_fraction=val_fraction, tokens=None, sha256=files_sha256)
+    with only_maker(folder):
+        old_meta = meta_of_same(folder, made_of, overwrite)
+        if old_meta:
             return old_meta
-        check(not old_meta, f"{folder} is there, made of {old_meta.get('source')}, and this is "
-              'other text or made in another way: --overwrite replaces it, or choose another name')
-        check(overwrite or not has_tokens(folder, any), f'{folder} has tokens, and no '
-              'meta.json that says which: --overwrite replaces them, or choose another name')
         encoding = open_text_encoding(tokenizer)
         if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
@@ -276,13 +262,59 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
                   file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-        part = f'{folder}/part'
-        counts, save = None, None
-        if name == 'fineweb':           # this one can be continued
-            counts = documents.resume(part, made_of)
-            save = partial(documents.save, part, made_of)
-        counts = write(part, documents, encoding, most_tokens, counts, save)
+        counts = write(f'{folder}/part', documents, encoding)
         return finish(folder, encoding, made_of, counts)
+
+
+def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, tokens='300M',
+                 config='sample-10BT', revision=None):
+    """
+    Write data/fineweb, as the knobs of these names say -> its meta. As in make, but it is written
+    while it is read, and an interrupted call is continued: see fineweb.py.
+    """
+    tokenizer = tokenizer or 'gpt2'
+    if val_fraction is None:
+        val_fraction = VAL_FRACTION['fineweb']
+    check_fraction(val_fraction)
+    most_tokens = count_tokens(tokens)
+    folder = folder_of('fineweb', path)
+    stream = Stream(path, one_in(val_fraction), config, revision, source_of(folder, overwrite))
+    made_of = dict(source=stream.source, tokenizer=stored_name(tokenizer), bpe=None,
+                   val_fraction=val_fraction, tokens=most_tokens, sha256=sha256())
+    with only_maker(folder):
+        old_meta = meta_of_same(folder, made_of, overwrite)
+        if old_meta:
+            return old_meta
+        encoding = open_text_encoding(tokenizer)
+        part = f'{folder}/part'
+        counts = stream.resume(part, made_of)
+        save = partial(stream.save, part, made_of)
+        counts = write(part, stream, encoding, most_tokens, counts, save)
+        return finish(folder, encoding, made_of, counts)
+
+
+def folder_of(name, path):
+    """The folder data/NAME. ValueError if path is that folder itself."""
+    folder = f'data/{name}'
+    check(not path or os.path.realpath(path) != os.path.realpath(folder),
+          f'{folder} cannot be made of what is in {folder} itself: choose another name')
+    return folder
+
+
+def meta_of_same(folder, made_of, overwrite):
+    """
+    The meta of the data set in folder if it is made of the same, or {} if a new one is to be
+    written. ValueError if something else is there and must not be overwritten.
+    """
+    if overwrite:
+        return {}
+    old_meta = read_json(f'{folder}/meta.json')
+    check(old_meta or not has_tokens(folder, any), f'{folder} has tokens, and no '
+          'meta.json that says which: --overwrite replaces them, or choose another name')
+    check(not old_meta or old_meta.get('made_of') == made_of, f'{folder} is there, made of '
+          f"{old_meta.get('source')}, and this is other text or made in another way: --overwrite "
+          'replaces it, or choose another name')
+    return old_meta
 
 
 def source_of(folder, overwrite):
@@ -298,10 +330,15 @@ def check_knobs(name, path, tokenizer, bpe):
           'name of a data set: use letters, digits, _ . and -, and not the name of a task')
     check(not path or name != 'torchdocs',
           f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
-    check(path or name in VAL_FRACTION,
+    check(path or name == 'torchdocs',
           f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    check(bpe is None or not tokenizer and name != 'fineweb',
+    check(name != 'fineweb', "only make_fineweb writes data/fineweb: choose another name")
+    check(bpe is None or not tokenizer,
           '--bpe trains a tokenizer on text of your own: give its --path, and no --tokenizer')
+
+
+def check_fraction(val_fraction):
+    check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
 
 
 def count_tokens(text):
@@ -312,15 +349,24 @@ def count_tokens(text):
     return n
 
 
+@contextmanager
 def only_maker(folder):
-    """`with only_maker('data/NAME'):` no other program writes data/NAME meanwhile: it waits."""
-    lock = FileLock(f'{folder}.lock')
-    try:
-        return lock.acquire(blocking=False)
-    except Timeout:
-        print(f'waiting for another program, which is writing {folder} and holds {folder}.lock',
-              file=sys.stderr)
-        return lock.acquire()
+    """
+    `with only_maker('data/NAME'):` no other program writes data/NAME meanwhile: it waits. An
+    OSError in it, such as a full disk, is one line.
+    """
+    with explain(f'cannot write {folder}', 'make room, then run the command again', OSError):
+        lock = FileLock(f'{folder}.lock')
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            print(f'waiting for another program, which is writing {folder} and holds '
+                  f'{folder}.lock', file=sys.stderr)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def write(part, documents, encoding, most_tokens=None, counts=None, save=None):
@@ -401,10 +447,11 @@ def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     if name == 'torchdocs' and not os.path.exists(f'data/{name}/meta.json'):
         make(name)
     text = tasks.open_problems(name, reads, folder) if tasks.is_task(name) else Text(name)
-    check(reads in (None, text.tokenizer) and text.vocab_size <= vocab_size,
-          f"the model reads {vocab_size} tokens of {reads or 'any text'}, but data set '{name}' "
-          f'has {text.vocab_size} of {text.tokenizer}: choose another --dataset, or in training '
-          'another --vocab_size')
+    check(reads in (None, text.tokenizer), f"the model reads tokens of {reads}, but data set "
+          f"'{name}' has those of {text.tokenizer}: choose another --dataset")
+    check(text.vocab_size <= vocab_size, f"the model has {vocab_size} tokens, but data set "
+          f"'{name}' has {text.vocab_size}, of {text.tokenizer}: choose another --dataset, or in "
+          'training another --vocab_size')
     return text
 
 
@@ -489,8 +536,11 @@ def windows(data, starts, block_size):
 
 
 def main():
-    meta = make(name, path, tokenizer, val_fraction, bpe, overwrite,
-                tokens=tokens, config=config, revision=revision)
+    if name == 'fineweb':
+        check(bpe is None, '--bpe trains a tokenizer on text of your own: give that another name')
+        meta = make_fineweb(path, tokenizer, val_fraction, overwrite, tokens, config, revision)
+    else:
+        meta = make(name, path, tokenizer, val_fraction, bpe, overwrite)
     for split in SPLITS:
         counts = meta[split]
         print(f"data/{name}/{split}.bin: {counts['documents']:,} documents, "

@@ -4,13 +4,23 @@ import numpy as np
 
 class Examples:
     """
-    Batches to train on, and held-out windows. Both classes have
+    Batches to train on, and held-out windows. Both classes have, with T a number of tokens,
 
-        batch(rng, rows, T)         a batch to train on -> x, y (B, T) int64
+        name                        of the data set, or of the task without its knobs
+        description                 what is trained on, in words
+        sha256                      of what is trained on: a run goes on with the same alone
+        tokenizer                   the name of its encoding, see encoding.parse_tokenizer
+        tokenizer_json              the TokenizerJson of that name, or None if it is another kind
+        vocab_size                  its tokens are the numbers below
+        is_task                     do only some tokens have a label, and is the measure accuracy?
+
+        batch(rng, rows, T, mine)   of a batch of `rows` the slice `mine` -> x, y (B, T) int64;
+                                    mine is all of them unless given
         n_held_out(T)               how many held-out windows of T tokens there are
         held_out(numbers, T)        those with these numbers -> x, y (N, T) int64
         check_fits(T, rows)         ValueError unless there are batches and windows of T tokens
-        is_task                     do only some tokens have a label, and is the measure accuracy?
+        depths(T)                   of a task alone: the depth of each label of its held-out
+                                    windows, (n_held_out(T), T)
     """
 
     def spread(self, n, T):

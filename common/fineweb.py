@@ -80,12 +80,20 @@ class Stream:
         counts = {split: progress[split] for split in ('train', 'val')}
         sizes = {f'{part}/{split}.bin': 2 * counts[split]['tokens'] for split in counts}
         n_tokens = sum(counts[split]['tokens'] for split in counts)
-        wanted = made_of | dict(tokens=progress['made_of']['tokens'])
-        if (progress['made_of'] != wanted or n_tokens >= made_of['tokens'] or any(
-                not os.path.exists(file) or os.path.getsize(file) < sizes[file] for file in sizes)):
+        is_other = progress['made_of'] | dict(tokens=made_of['tokens']) != made_of
+        is_too_long = n_tokens >= made_of['tokens']
+        is_damaged = any(not os.path.exists(file) or os.path.getsize(file) < size
+                         for file, size in sizes.items())
+        reason = ''
+        if is_other:
+            reason = 'made in another way'
+        elif is_too_long:
+            reason = 'not fewer than this call asks for'
+        elif is_damaged:
+            reason = 'damaged'
+        if reason:
             print(f"{n_tokens:,} tokens of {progress['made_of']['source']}, left by an interrupted "
-                  'call, are discarded: they are damaged, too many, or made in another way',
-                  file=sys.stderr)
+                  f'call, are discarded: they are {reason}', file=sys.stderr)
             return None
         for file, size in sizes.items():
             os.truncate(file, size)

@@ -104,7 +104,7 @@ class Log:
         loops = '/'.join(map(str, n_loop))
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
             f'{tokens / seconds / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
-        say_spikes(run, it, n_steps)
+        say_spikes(run, it)
         self.add(evaluated | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{tokens / seconds:.0f}',
@@ -150,11 +150,11 @@ def next_trend(trend, loss):
     return [count + 1, mean + share * off, (1 - share) * (variance + share * off ** 2)]
 
 
-def say_spikes(run, it, n_steps):
-    """A warning if there were spikes in the last n_steps iterations up to `it`."""
+def say_spikes(run, it):
+    """A warning at iteration `it` if there were spikes since the last row of the log."""
     if run.spikes:
         highest, at = max(run.spikes)
-        say(f'warning: iter {it}: loss spikes since iteration {it + 1 - n_steps}: '
+        say(f'warning: iter {it}: loss spikes since the last row of log.csv: '
             f'{len(run.spikes)}, the highest {highest:.2f} at iteration {at} (running mean '
             f'{run.trend[1]:.2f}); if they continue, lower the learning rate')
 

@@ -1,4 +1,5 @@
 import ast
+import inspect
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 import data
 from common import fineweb, tokenizer_json
 from common.encoding import EOT, parse_tokenizer
+from common.examples import Examples
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -260,7 +262,7 @@ def test_a_tokenizer_is_what_is_in_its_file():
     shutil.copy('data/other/tokenizer.json', 'data/own/tokenizer.json')
     with pytest.raises(ValueError, match='is not the tokenizer that belongs here'):
         data.open_data('own')
-    with pytest.raises(ValueError, match='reads inf tokens of tokenizer.json:.* but data set'):
+    with pytest.raises(ValueError, match='reads tokens of tokenizer.json:.* but data set'):
         data.open_data('other', meta['tokenizer'])
 
 
@@ -337,12 +339,13 @@ def test_a_folder_is_split_by_document(capsys):
         os.symlink(to, f'run[1]/{link}')
     os.symlink('0.txt', 'run[1]/zero.txt')
     Path('elsewhere.txt').write_text('not in the folder')
-    for other in 'notes.md', 'LOUD.TXT':
+    for other in 'notes.md', 'LOUD.TXT', '.hidden.txt':
         Path('run[1]', other).write_text('other')
     data.make('folder', 'run[1]', val_fraction=0.2)
     for split in data.SPLITS:
         assert text_of('folder', split) == text_of('own', split)
-    assert '5 files and linked folders in run[1] are left out' in capsys.readouterr().err
+    assert ('6 files and linked folders in run[1] are left out: only .txt files that are not hidden'
+            in capsys.readouterr().err)
 
 
 @pytest.mark.parametrize('held_out', [
@@ -521,7 +524,7 @@ def web(monkeypatch):
 
 def make_web(**changes):
     """data/fineweb from the folder web; every tenth text is held out."""
-    return data.make('fineweb', **dict(path='web', tokenizer='bytes', val_fraction=0.1) | changes)
+    return data.make_fineweb(**dict(path='web', tokenizer='bytes', val_fraction=0.1) | changes)
 
 
 def check_web(web):
@@ -636,14 +639,18 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
     assert make_web(path='') == meta and len(calls) == 3        # it is there: no network
     assert 'discarded' not in capsys.readouterr().err
-    # another commit, or fewer tokens than are there
-    for changes in dict(revision='b'), dict(tokens='1K'):
+    # another commit, fewer tokens than are there, or a file that is too short
+    for changes, reason in ((dict(revision='b'), 'made in another way'),
+                            (dict(tokens='1K'), 'not fewer than this call asks for'),
+                            (dict(), 'damaged')):
         shutil.copytree(part, 'data/fineweb/part')
+        if reason == 'damaged':
+            os.truncate('data/fineweb/part/val.bin', 0)
         web.breaks()
         make_web(path='', overwrite=True, **changes)
         assert web.read[:9] == web.rows[:9]
         line = 'tokens of HuggingFaceFW/fineweb sample-10BT at a, left by an interrupted call, are'
-        assert f'{line} discarded' in capsys.readouterr().err
+        assert f'{line} discarded: they are {reason}' in capsys.readouterr().err
 
 
 def test_a_full_disk(web):
@@ -702,8 +709,9 @@ def test_windows_of_a_text_and_what_fits_it():
                            (25, 452, 'train text .* fewer than 452 .* or --batch_size')):
         with pytest.raises(ValueError, match=words):
             text.check_fits(T, rows)
-    for reads, vocab_size in ('gpt2', 257), ('bytes', 256):
-        words = f'reads {vocab_size} tokens of {reads}, but data set .own. has 257 of bytes'
+    for reads, vocab_size, words in (
+            ('gpt2', 257, "reads tokens of gpt2, but data set 'own' has those of bytes"),
+            ('bytes', 256, "has 256 tokens, but data set 'own' has 257, of bytes")):
         with pytest.raises(ValueError, match=words):
             data.open_data('own', reads, vocab_size)
 
@@ -744,13 +752,30 @@ def test_bad_text_and_nothing_lost(path, knobs, words):
     (data.open_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
     (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),
-    (partial(data.make, bpe=300), ('fineweb',), 'text of your own'),
+    (data.make, ('fineweb', 'good.txt'), 'only make_fineweb writes data/fineweb'),
+    (partial(data.make, val_fraction=0.4), ('torchdocs',), '1/n, not 0.4: say 0.5 for n = 2'),
+    (partial(data.make_fineweb, val_fraction=0.15), ('web',), '1/n, not 0.15: say 0.14286'),
     (partial(data.make, val_fraction=0.9), ('own', 'good.txt'), 'val_fraction'),
     *((data.count_tokens, (text,), 'not a number')
       for text in ('many', '-3M', '1e999', '0.5', '0.0009K'))])
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match='(?s)' + words):
         function(*args)
+
+
+def test_fineweb_has_a_tokenizer_that_is_there(monkeypatch):
+    monkeypatch.setattr(data, 'name', 'fineweb')
+    monkeypatch.setattr(data, 'bpe', 300)
+    with pytest.raises(ValueError, match='--bpe trains a tokenizer on text of your own'):
+        data.main()
+
+
+def test_a_data_set_and_a_task_have_what_examples_lists():
+    names = re.findall(r'^ {4}(\w+)', inspect.cleandoc(Examples.__doc__), re.M)
+    make_good()
+    for examples in data.open_data('own'), data.open_data('calc'):
+        missing = {name for name in names if not hasattr(examples, name)}
+        assert missing == (set() if examples.is_task else {'depths'})
 
 
 @pytest.mark.parametrize('file, old, new, reason', [

@@ -229,6 +229,17 @@ def test_spikes():
     assert report.is_spike(2.0, trend) and not report.is_spike(0.2, trend)
 
 
+def test_spikes_from_before_a_resumption_are_told(tmp_path, capsys):
+    """They are those since the last row, in an earlier call, too."""
+    run = SimpleNamespace(spikes=[[4.5, 7], [3.0, 9]], trend=[99, 2.0, 0.1])
+    log = report.Log(str(tmp_path / 'log.csv'), [1], start=9, max_iters=20)
+    log.steps = [(1.0, 100, 1)]
+    log.step(run, 9, 2.0, 1e-3, 1.0, [4], {}, evaluation_flops=0)
+    assert ('loss spikes since the last row of log.csv: 2, the highest 4.50 at iteration 7 '
+            in capsys.readouterr().out)
+    assert report.read_log(log.path)[0]['spikes'] == '2' and not run.spikes
+
+
 def test_health_shows_the_two_collapses(tiny, idx):
     model, trace = tiny(), []
     values = report.health(model, idx)

@@ -469,7 +469,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     ('--init_from=resume', 'continue the run in --out_dir with --resume'),
     ('--init_from=gpt2-xl', 'no groups that loop'),
     ('--dtype=int8', "unknown dtype 'int8'"), ('--model_class=os:path', 'subclass of model.GPT'),
-    ('--vocab_size=100', "reads 100 tokens of any text, but data set 'book' has 257 of"),
+    ('--vocab_size=100', "has 100 tokens, but data set 'book' has 257, of"),
     ('--n_embd=100000000', 'not enough memory: lower a size'),
     ('--grad_clip=-1.0', 'grad_clip'), ('--learning_rate=1e39', 'learning_rate'),
     ('--min_lr=1e-2', 'min_lr = 0.01 is above learning_rate = 0.005'),
