@@ -20,7 +20,8 @@ memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
 A text file is held out if its name, or the name of a folder in which it lies, contains the word
 val, valid, validation, dev, eval or test. If no file has such a name, 5% of the documents are drawn
 by chance, always the same ones; of a single document the last 5% is held out. Of torchdocs the
-first document and every 48th after it is held out, of FineWeb the first and every 2,000th.
+first document and every 48th after it is held out, of FineWeb the first and every 2,000th: there
+--val_fraction must be 1/n.
 
 From there to a model:
 
@@ -241,9 +242,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     """
     check_knobs(name, path, tokenizer, bpe)
     folder = folder_of(name, path)
-    if val_fraction is None:
-        val_fraction = VAL_FRACTION.get(name, 0.05)
-    check_fraction(val_fraction)
+    val_fraction = fraction_of(name, val_fraction)
     if bpe is not None:
         tokenizer = 'bytes'         # until the BPE is trained
     source, documents, files_sha256 = open_source(name, path, val_fraction)
@@ -273,9 +272,7 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
     while it is read, and an interrupted call is continued: see fineweb.py.
     """
     tokenizer = tokenizer or 'gpt2'
-    if val_fraction is None:
-        val_fraction = VAL_FRACTION['fineweb']
-    check_fraction(val_fraction)
+    val_fraction = fraction_of('fineweb', val_fraction)
     most_tokens = count_tokens(tokens)
     folder = folder_of('fineweb', path)
     stream = Stream(path, one_in(val_fraction), config, revision, source_of(folder, overwrite))
@@ -332,13 +329,17 @@ def check_knobs(name, path, tokenizer, bpe):
           f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
     check(path or name == 'torchdocs',
           f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    check(name != 'fineweb', "only make_fineweb writes data/fineweb: choose another name")
+    check(name != 'fineweb', 'only make_fineweb writes data/fineweb: choose another name')
     check(bpe is None or not tokenizer,
           '--bpe trains a tokenizer on text of your own: give its --path, and no --tokenizer')
 
 
-def check_fraction(val_fraction):
+def fraction_of(name, val_fraction):
+    """The knob val_fraction, or if it is None the default of the data set `name`."""
+    if val_fraction is None:
+        val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    return val_fraction
 
 
 def count_tokens(text):
@@ -537,7 +538,7 @@ def windows(data, starts, block_size):
 
 def main():
     if name == 'fineweb':
-        check(bpe is None, '--bpe trains a tokenizer on text of your own: give that another name')
+        check(bpe is None, '--bpe trains a tokenizer on text of your own: give --tokenizer here')
         meta = make_fineweb(path, tokenizer, val_fraction, overwrite, tokens, config, revision)
     else:
         meta = make(name, path, tokenizer, val_fraction, bpe, overwrite)
