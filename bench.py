@@ -34,7 +34,9 @@ The columns of bench.csv, besides those that say what the method is (a share lie
     identical                   share of texts that are those of the full budget
     passes, blocks              for a new token: passes of the model, layers computed in the groups
     ms_per_token                milliseconds, the median over the prompts, whose reading is not
-                                timed (ms_low, ms_high); on a task that of reading problems
+                                timed (ms_low, ms_high); on a task that of reading problems.
+                                Where prompt_tokens + new_tokens are more than block_size, the
+                                window moves on, and reading it again is timed
 
 Under `latest` two columns are not of the same decoding. For ce and accuracy the tokens of a window
 are read one after another, each with the method's loops; for identical and ms_per_token the prompt
@@ -106,11 +108,12 @@ dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
 # columns of bench.csv, and how the table prints them. To add one, write it here, and add its value
-# to what is measured on a window (OfWindow) or on a prompt (OfPrompt)
+# to what is measured on a window (WindowResult) or on a prompt (PromptResult)
 OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
                   accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f')
 OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
                   ms_high='.2f')
+LEAST_TO_CALIBRATE = 16     # windows: each half needs some for an interval
 IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
 
 
@@ -163,9 +166,17 @@ def as_list(knob):
     return knob if isinstance(knob, list) else [knob]
 
 
-def wakes(is_task):
-    """The values of `wake` to measure."""
-    return [is_task] if wake is None else as_list(wake)
+def wakes(policy, budget, is_task):
+    """
+    The values of `wake` to measure under a policy. To wake, a rule needs a policy that keeps every
+    loop step. Under another one it does not wake; ValueError if it was to do nothing else.
+    """
+    if POLICIES[policy].keeps_every_step(budget, ring):
+        return [is_task] if wake is None else as_list(wake)
+    if wake is not None and as_list(wake) == [True]:
+        raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
+                         'not: give --wake=False, or --cache=exact')
+    return [False] if wake is None or False in as_list(wake) else []
 
 
 def full_budget(model, is_task, T):
@@ -177,31 +188,23 @@ def full_budget(model, is_task, T):
 
 def full_budget_loops(model, is_task, T):
     """Its number of loop steps, the same in each group."""
-    T_awake = T if is_task and True in wakes(is_task) else None
-    counts = choose_counts(model, n_loop, True, T_awake)        # True: as for a rule
-    return counts[0]
+    if is_task:
+        budget, *_ = choose_counts(model, n_loop, True, T)      # True: as for a rule
+        if any(True in wakes(policy, budget, is_task) for policy in as_list(cache)):
+            return budget
+    budget, *_ = choose_counts(model, n_loop, True)
+    return budget
 
 
 def families_of_rules(budget, is_task):
-    """
-    Each rule under each cache policy, out for good and asleep until news arrives: functions that
-    make a Method of a tau. To wake, a rule needs a policy that keeps every loop step; ValueError if
-    there is another one and the rule is to do nothing else.
-    """
-    families = []
-    for waking in wakes(is_task):
-        for policy in as_list(cache):
-            if not waking or POLICIES[policy].keeps_every_step(budget, ring):
-                families += [partial(with_rule, name=name, waking=waking, policy=policy,
-                                     budget=budget) for name in rules]
-            elif wakes(is_task) == [True]:
-                raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
-                                 'does not: give --wake=False, or --cache=exact')
-    return families
+    """For each rule and policy a function tau -> Method, with and without waking (see wakes)."""
+    return [partial(with_rule, name=name, waking=waking, policy=policy, budget=budget)
+            for policy in as_list(cache) for waking in wakes(policy, budget, is_task)
+            for name in rules]
 
 
 def families_of_waves(model, budget):
-    """Each wave with each rule that can decide for a wave: the same kind of functions."""
+    """For each wave, and each rule that can decide for a wave, a function tau -> Method."""
     can_decide = [name for name in rules if can_wave(model, make_exit(name))]
     return [partial(waved, name=name, width=width, steps=steps, budget=budget)
             for width, steps in waves for name in can_decide]
@@ -229,7 +232,7 @@ def methods_of(model, budget, is_task):
 
 # points: what is measured -------------------------------------------------------------------------
 
-class OfWindow(NamedTuple):
+class WindowResult(NamedTuple):
     """What is measured of a point on one window."""
     nats: float                 # the sum over its labels
     right: float                # how many of its labels are right
@@ -239,7 +242,7 @@ class OfWindow(NamedTuple):
     last_step: int | None       # the last loop step that one of them keeps
 
 
-class OfPrompt(NamedTuple):
+class PromptResult(NamedTuple):
     """What is measured of a point on the text after one prompt; on a task, on one problem."""
     ms: float                           # milliseconds per token
     passes: float | None = None         # of the model, for a new token; None = a problem
@@ -255,15 +258,15 @@ class Point:
     method: Method
     reference: 'Point | None' = None    # the full budget of this model; None = this point itself
     deepest: float | None = None    # the deepest label of a problem, on average; None = text
-    windows: list = field(default_factory=list)     # an OfWindow for each
-    prompts: list = field(default_factory=list)     # an OfPrompt for each
+    windows: list = field(default_factory=list)     # a WindowResult for each
+    prompts: list = field(default_factory=list)     # a PromptResult for each
 
     def __post_init__(self):
         self.reference = self.reference or self
 
 
 def column(measured, name):
-    """One field of a list of OfWindow or OfPrompt -> an array."""
+    """One field of a list of WindowResult or PromptResult -> an array."""
     return np.array([getattr(of_one, name) for of_one in measured])
 
 
@@ -292,7 +295,7 @@ def decode_given(point, idx):
 # quality ------------------------------------------------------------------------------------------
 
 def measure_quality(points, idx, targets):
-    """Measure points on windows (N, T), a batch at a time: an OfWindow for each window."""
+    """Measure points on windows (N, T), a batch at a time: a WindowResult for each window."""
     at_once = windows_at_once(points[0].model.config, len(idx))
     for x, y in zip(idx.split(at_once), targets.split(at_once)):
         for point in points:
@@ -300,7 +303,7 @@ def measure_quality(points, idx, targets):
 
 
 def quality_of(point, idx, targets):
-    """A batch of windows (B, T) -> a list of OfWindow."""
+    """A batch of windows (B, T) -> a list of WindowResult."""
     logits, steps, evals = decode_given(point, idx)
     nats = cross_entropy(logits.float().transpose(1, 2), targets, reduction='none')     # (B, T)
     right = logits.argmax(-1) == targets
@@ -310,7 +313,7 @@ def quality_of(point, idx, targets):
     if point.model.groups:
         most = evals.amax(dim=(1, 2)).tolist()
         last = steps.amax(dim=(1, 2)).tolist()
-    return list(map(OfWindow, *sums, means, most, last))
+    return list(map(WindowResult, *sums, means, most, last))
 
 
 def seconds_of_quality(points, idx, targets, is_task):
@@ -326,7 +329,7 @@ def seconds_of_quality(points, idx, targets, is_task):
 # time ---------------------------------------------------------------------------------------------
 
 def measure_time(points, prompt, number, is_task):
-    """Measure what prompt `number`, (1, n), costs at every point in turn: an OfPrompt for each."""
+    """Measure what prompt `number`, (1, n), costs at every point in turn."""
     for point in points:
         if is_task:
             point.prompts.append(read_problem(point, prompt))
@@ -336,8 +339,8 @@ def measure_time(points, prompt, number, is_task):
 
 def continue_prompt(point, prompt, number=0, new=None):
     """
-    Continue a prompt (1, n) -> an OfPrompt: `new` tokens, and what they cost, on average of all but
-    the first of them. What is computed for tokens that are thrown away counts.
+    Continue a prompt (1, n) -> a PromptResult: `new` tokens, and what they cost, on average of all
+    but the first of them. What is computed for tokens that are thrown away counts.
 
     number: of the prompt; its tokens are drawn with seed + number. new: None = new_tokens.
     """
@@ -354,15 +357,15 @@ def continue_prompt(point, prompt, number=0, new=None):
     ms = 1e3 * (time.perf_counter() - begin)
     # of each pass the block maps (1, T, groups), times the layers of a group
     blocks = sum((evals.cpu() * layers).sum().item() for evals in passes)
-    return OfPrompt(ms / (new - 1), len(passes) / (new - 1), blocks / (new - 1),
+    return PromptResult(ms / (new - 1), len(passes) / (new - 1), blocks / (new - 1),
                     torch.cat(tokens, dim=1))
 
 
 def read_problem(point, problem):
-    """Read a problem (1, T) -> what that costs, an OfPrompt."""
+    """Read a problem (1, T) -> what that costs, a PromptResult."""
     begin = time.perf_counter()
     decode_given(point, problem)[0].argmax(-1).cpu()        # waits for the device
-    return OfPrompt(1e3 * (time.perf_counter() - begin) / problem.shape[1])
+    return PromptResult(1e3 * (time.perf_counter() - begin) / problem.shape[1])
 
 
 def seconds_of_time(points, prompt, is_task):
@@ -637,8 +640,8 @@ def report(points, folder, is_task):
 
 def check_knobs():
     """ValueError for a knob that makes no sense; methods_of finds the others."""
-    least = dict(calibrate=1e-6, n_windows=1 if calibrate is None else 16, n_prompts=0,
-                 prompt_tokens=1, new_tokens=2)
+    least = dict(calibrate=1e-6, n_prompts=0, prompt_tokens=1, new_tokens=2,
+                 n_windows=1 if calibrate is None else LEAST_TO_CALIBRATE)
     for knob, smallest in least.items():
         value = globals()[knob]
         if value is not None and not value >= smallest:         # a NaN is not
@@ -653,6 +656,10 @@ def check_knobs():
         fits = all(type(part) is type(example[0]) for part in as_list(value))
         if value is not None and not fits:
             raise ValueError(f'{knob} must be as in --{knob}="{example}", not {value}')
+    for policy in as_list(cache):
+        if policy not in POLICIES:
+            raise ValueError(f"unknown cache policy '{policy}': choose one of "
+                             f'{", ".join(POLICIES)}')
     for draft in drafts:
         if not are_counts(draft, 3):
             raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
@@ -689,16 +696,24 @@ def are_counts(values, n):
             and all(type(value) is int and value >= 1 for value in values))
 
 
-def with_labels(idx, targets):
-    """The windows (N, T) that have a label. A line says if some have none, a ValueError if all."""
-    has_label = (targets >= 0).any(dim=1)                                           # (N,)
-    without = len(idx) - int(has_label.sum())
-    if without == len(idx):
+def have_labels(targets):
+    """
+    Which windows have a label: targets (N, T) -> bool (N,). A line says if some have none.
+
+    ValueError if none is left, or too few for two halves of a calibration.
+    """
+    has_label = (targets >= 0).any(dim=1)
+    left = int(has_label.sum())
+    without = len(targets) - left
+    if left == 0:
         raise ValueError(f'none of the {without} windows has a label, so there is nothing to '
                          'measure: choose another --dataset, or more --n_windows')
+    if calibrate is not None and left < LEAST_TO_CALIBRATE:
+        raise ValueError(f'--calibrate needs {LEAST_TO_CALIBRATE} windows with a label, and there '
+                         f'are {left}: choose more --n_windows, or another --dataset')
     if without:
-        print(f'{without} of {len(idx)} windows have no label, and are left out')
-    return idx[has_label], targets[has_label]
+        print(f'{without} of {len(targets)} windows have no label, and are left out')
+    return has_label
 
 
 def points_of_others(checkpoint, is_task, T):
@@ -758,8 +773,10 @@ def main():
 
     # on what: held-out windows, and their beginnings as prompts; problems are read whole
     text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
-    idx, targets = with_labels(idx, targets)                                        # (N, T)
+    kept = have_labels(targets)                                                     # (N,)
+    idx, targets = idx[kept], targets[kept]                                         # (N, T)
     is_task = text.is_task
+    deepest = depth[kept.cpu().numpy()].max(axis=1).mean() if is_task else None
     T = idx.shape[1]
     end = T if is_task else prompt_tokens or max(1, T // 2)
     n = n_prompts if calibrate is None else len(idx)
@@ -777,7 +794,7 @@ def main():
         if calibrate is None:
             points += points_of_others(checkpoint, is_task, T)
             for point in points:
-                point.deepest = depth.max(axis=1).mean() if is_task else None
+                point.deepest = deepest
             if compile and n_prompts:
                 models_to_compile(points, is_task)          # or an error, before the work
             measure(points, idx, targets, prompts, is_task, results,

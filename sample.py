@@ -73,7 +73,7 @@ dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the sta
 OF_TEXT = ('special_tokens', 'max_new_tokens', 'temperature', 'top_k', 'warm_start', 'draft_loops',
            'wave', 'wave_steps', 'stop_at_end', 'compile')
 OF_TASK = ('dataset',)
-MOST_BLOCKS = 40            # of lines, as a problem is wrapped; of a longer one its two ends
+MOST_BLOCKS = 40    # a problem that wraps to more blocks than this shows only its ends
 
 
 # how to decode ------------------------------------------------------------------------------------
@@ -104,26 +104,31 @@ def choose_decoding(model, checkpoint, folders, is_task, T):
     The knobs -> a defaults.Decoding, and its label: the same in words, for the line below a text or
     problem. folders: where exits.json may be. T: tokens of the prompt or problem.
     """
-    loops_of_drafts = draft_loops
     may_draft = num_samples == 1 and not warm_start
-    if draft_loops is None and not may_draft:
-        loops_of_drafts = 0
     rule = defaults.choose_rule(exit, tau, hits, wave)
-    decoding = defaults.choose(model, rule, is_task, T, wake, n_loop, cache, ring, loops_of_drafts,
-                               wave)
+    decoding = defaults.choose(model, rule, is_task, T, wake, n_loop, cache, ring, draft_loops,
+                               wave, may_draft)
+    source = None
+    if decoding.exit:
+        rule, source = with_threshold(decoding.exit, decoding.cache, is_task, checkpoint, folders)
+        decoding = decoding._replace(exit=rule)
+    return decoding, label_of(decoding, source)
+
+
+def label_of(decoding, source):
+    """A Decoding in words. source: where its threshold comes from, None = there is no rule."""
     budget = loops_in_words(decoding.counts)
+    rule = decoding.exit
     if decoding.draft_loops:
         label = f'drafts of {loops_in_words([decoding.draft_loops])}, checked by {budget}'
     elif wave:
         label = f'waves of {wave} x {wave_steps}'
     else:
-        label = f'at most {budget}' if decoding.exit else budget
-    if decoding.exit:
-        rule, source = with_threshold(decoding.exit, decoding.cache, is_task, checkpoint, folders)
-        decoding = decoding._replace(exit=rule)
+        label = f'at most {budget}' if rule else budget
+    if rule:
         label += f', {rule.name} with tau = {rule.tau:g} ({source})'
         label += ', waking' if rule.wake else ''
-    return decoding, label
+    return label
 
 
 def with_threshold(rule, policy, is_task, checkpoint, folders):
@@ -145,7 +150,7 @@ def with_threshold(rule, policy, is_task, checkpoint, folders):
             source += ', which breaks its promise on other windows'
         return replace(rule, tau=threshold.tau), source
     if rule.hits != make_exit(exit or rule.name).hits:
-        return rule, 'the default; bench.py finds thresholds without --hits alone'
+        return rule, "the default: bench.py calibrates only a rule's own number of hits"
     return rule, f'the default; {calibration(rule, key, is_task)} finds one'
 
 

@@ -113,7 +113,8 @@ def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=N
     n_new = 0
     while n_new < max_new_tokens:
         if cache is None or read_from != rows.start:
-            # a new context is read at once, up to its first new token
+            # the first time round, and whenever the context window has moved (or there is no
+            # cache): read it at once
             read_from = rows.start
             if cache is not None:
                 plan = replace(plan, cache=make_cache(model, plan.counts, cache, ring, T_max))

@@ -18,17 +18,24 @@ How a prompt or a problem is read depends on the cache:
                   a prompt                                  a problem
     exact, None   in one pass                               in one pass, if the rule allows
     ring          in one pass                               one token after another
-    latest        in one pass, until it has converged;      one token after another, and no
-                  within n_loop if that is given            token wakes
+    latest        in one pass, until it has converged;      one token after another
+                  within n_loop if that is given
 
-    None          no cache: the context is read anew for every token, which gives what exact gives
-    ETD           a model of zoo/etd.py is decoded like any other. Before it is trained its loops do
-                  not converge, so `latest` gives something else than the model: auto is exact
+On a task no token wakes, and the budget is 30, under `latest` or a `ring` that is smaller than the
+budget.
 
-sample.py asks for all of this, with `choose_rule` and `choose`. GPT.stream and GPT.generate ask for
-the cache alone; they make drafts only if they are told to, a wave has the rule that is given, and a
-prompt under latest always converges. The numbers of loops in the first three columns are those of
-GPT.loop_counts. A rule that reads all tokens of a pass at once reads a problem token by token.
+Without a cache (None) the context is read anew for every token, which gives what exact gives. A
+rule that reads all tokens of a pass at once reads a problem token by token.
+
+Who asks for what:
+
+                        sample.py                           GPT.stream, GPT.generate
+    asks                choose_rule, choose                 choose_cache
+    drafts              as in the table above               only with draft_loops
+    rule of a wave      norm_rel, if none is given          the one that is given
+    prompt, latest      converges, or stays within n_loop   always converges
+
+The numbers of loops in the first three columns are those of GPT.loop_counts.
 
     T    tokens of the prompt or the problem
 """
@@ -60,30 +67,30 @@ def choose_rule(name, tau=None, hits=None, wave=0):
 
 
 def choose(model, rule, is_task, T, wake=None, n_loop=None, cache='auto', ring=8, draft_loops=None,
-           wave=0):
+           wave=0, may_draft=True):
     """
     The arguments, None or 'auto' where they are left open -> a Decoding.
 
-    rule: see choose_rule. ValueError for an unknown policy; if `wake` is True, and the cache does
-    not keep every loop step.
+    rule: see choose_rule. may_draft: may there be drafts that were not asked for? ValueError for an
+    unknown policy; if `wake` is True, and the cache does not keep every loop step.
     """
     policy = choose_cache(cache, 'latest' if wave else None)
 
     # may a token that has exited wake?
     wakes = rule is not None and (is_task if wake is None else wake)
-    counts = choose_counts(model, n_loop, rule, T if wakes and is_task else None)
+    counts = choose_counts(model, n_loop, rule is not None, T if wakes and is_task else None)
     if wakes and not keeps_every_step(policy, counts, ring):
         if wake:
             raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
                              'does not keep them: leave out --cache and --wave, or --wake')
         wakes = False
-        counts = choose_counts(model, n_loop, rule)
+        counts = choose_counts(model, n_loop, rule is not None)
     if wakes:
         rule = replace(rule, wake=True)
 
     # drafts are the fastest decoder that writes the very text of the loop budget
     budget = min(counts, default=1)
-    may_draft = rule is None and policy == 'exact' and not is_task
+    may_draft = may_draft and rule is None and policy == 'exact' and not is_task
     if draft_loops is None and may_draft and budget > 1:
         draft_loops = max(1, round(budget / 4))
     return Decoding(rule, counts, policy, draft_loops or None, choose_converge(policy, n_loop))
@@ -107,14 +114,14 @@ def waking_budget(T):
     return 2 * T + 100
 
 
-def choose_counts(model, n_loop, exit, T=None):
+def choose_counts(model, n_loop, has_rule, T=None):
     """
-    The loop budget of each group. exit: a rule, or None. T: tokens of a problem, if tokens may wake
-    in it.
+    The loop budget of each group. has_rule: may tokens exit? T: tokens of a problem, if tokens may
+    wake in it.
     """
     if n_loop is None and T is not None:
         n_loop = waking_budget(T)
-    return model.loop_counts(n_loop, exit)
+    return model.loop_counts(n_loop, has_rule)
 
 
 def keeps_every_step(cache, counts, ring):

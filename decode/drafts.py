@@ -36,7 +36,7 @@ class Drafts:
         """Nothing to remember: a draft starts from the cache alone."""
 
     def next_tokens(self, model, plan, rows, most):
-        # less than `tokens` if the context or `most` lacks room (the check adds one token)
+        # at most `tokens` drafts; the window and `most` need room for the token that the check adds
         position = rows.position
         room = min(self.tokens, rows.block_size - 1 - position, most - 1)
         few_loops = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
@@ -51,13 +51,14 @@ class Drafts:
         x, groups = model.hidden(inputs, replace(plan, span=span, width=1 + self.tokens))
         checked = rows.draw(model.lm_head(x))           # t1, t2, t3 ...: (1, 1 + room)
         numbers = rows.numbers(torch.cat((inputs[:, 1:], checked), dim=1))
-        drafts, numbers = numbers[:room], numbers[room:]
+        draft_ids = numbers[:room]
+        checked_ids = numbers[room:]
 
         # keep t1, t2 ... up to and including the first that differs from its draft. Later drafts
         # leave keys behind the last token; they are overwritten before anything reads them
         kept = 1
-        while kept <= room and drafts[kept - 1] == numbers[kept - 1]:
+        while kept <= room and draft_ids[kept - 1] == checked_ids[kept - 1]:
             kept += 1
         steps_used = of_groups(groups, 'steps_used', inputs)                    # (1, T, groups)
-        return [NewToken(checked[:, i:i + 1], steps_used[:, i], numbers[i:i + 1])
+        return [NewToken(checked[:, i:i + 1], steps_used[:, i], checked_ids[i:i + 1])
                 for i in range(kept)]

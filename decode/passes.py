@@ -15,7 +15,8 @@ from cache import Span, make_cache
 from exits import make_exit
 from loops import of_groups
 
-# without a rule, a prompt has converged once no state moves by 1% of its norm or more
+# without a rule, a prompt has converged once no state moves by 1% of its norm or more. A token that
+# is still may only be waiting for news from earlier ones, so it wakes when one of them moves
 CONVERGED = make_exit('norm_rel', 1e-2, wake=True)
 
 
@@ -95,7 +96,7 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
 #     begin(token, states)      a context window has been read: its first new token (B, 1), and what
 #                               the groups put out for the token before that, (B, 1, C) each
 #     next_tokens(model, plan, rows, most)
-#                               at most `most` tokens, a list of NewToken
+#                               -> a list of at most `most` NewTokens
 
 class NewToken(NamedTuple):
     token: torch.Tensor         # (B, 1)

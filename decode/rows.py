@@ -134,8 +134,8 @@ class Rows:
 
     def numbers(self, tokens):
         """
-        Drawn tokens of any shape -> a list of ints. Here, and for the signals of exit rules, the
-        host waits for the device. ValueError if any logits were not finite so far.
+        Drawn tokens of any shape -> a flat list of ints. The host waits for the device here, and
+        where an exit rule needs its signals. ValueError if any logits so far were not finite.
         """
         # in one copy to the host: the tokens, and behind them whether all logits were finite
         values = torch.cat((tokens.flatten(), self.finite[None])).tolist()
@@ -146,7 +146,10 @@ class Rows:
         return values
 
     def repeat_stop(self, token, steps_used):
-        """A new token and its loop steps; a row that ended before has its stop again, 0 steps."""
+        """
+        A new token (B, 1) and its loop steps (B, groups). A row that has ended gets its stop token
+        again, with 0 steps.
+        """
         if not any(self.ended):
             return token, steps_used
         # the last token of such a row is a stop; so the device need not be waited for

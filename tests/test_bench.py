@@ -67,6 +67,16 @@ def held_out(run_folder):
         return model, *text.held_out(np.linspace(0, last, 6).round().astype(int), 16)
 
 
+@pytest.fixture(scope='module')
+def calc(run_folder):
+    """A model of a task in the folder calc, and the flags of a small benchmark of it."""
+    with contextlib.chdir(run_folder):
+        finished(*TINY, '--dataset=calc', '--block_size=8', '--out_dir=calc', '--max_iters=2',
+                 '--eval_windows=2', '--pos=rotary')
+    return ['--out_dir=calc', '--n_windows=3', '--budgets=[2]', '--taus=[0.3]', '--n_prompts=1',
+            '--rules=["accel"]', '--device=cpu']
+
+
 # a whole benchmark --------------------------------------------------------------------------------
 
 def test_every_point_once(benched, run_folder):
@@ -216,16 +226,41 @@ def test_each_label_counts_once(held_out, monkeypatch):
 
 def test_windows_without_a_label_are_left_out(held_out, capsys):
     idx, targets = some_labels(*held_out[1:])
-    kept, labels = bench.with_labels(idx, targets)
-    assert torch.equal(kept, idx[1:]) and torch.equal(labels, targets[1:])
+    assert bench.have_labels(targets).tolist() == [False] + [True] * 5
     assert '1 of 6 windows have no label' in capsys.readouterr().out
     with pytest.raises(ValueError, match='none of the 1 windows has a label'):
-        bench.with_labels(idx[:1], targets[:1])
+        bench.have_labels(targets[:1])
+
+
+def blank(monkeypatch, n):
+    """From now on the first n held-out windows have no label, and lie deeper than all others."""
+    held_out_windows = data.held_out_windows
+
+    def blanked(*args):
+        text, idx, targets, depth = held_out_windows(*args)
+        targets[:n] = -100
+        if depth is not None:
+            depth[:n] = 1000
+        return text, idx, targets, depth
+    monkeypatch.setattr('data.held_out_windows', blanked)
+
+
+def test_windows_without_a_label_are_not_counted_for_a_calibration(here, monkeypatch):
+    blank(monkeypatch, 1)
+    line = refused(*TO_CALIBRATE, '--calibrate=1', script='bench.py')
+    assert '--calibrate needs 16 windows with a label, and there are 15' in line
+
+
+def test_windows_without_a_label_have_no_depth(here, calc, monkeypatch):
+    blank(monkeypatch, 1)
+    finished(*calc, '--rules=[]', script='bench.py')
+    assert all(0 < float(row['deepest']) < 8 for row in read_csv('calc/bench.csv'))
 
 
 def windows_of(nats, labels):
     """What is measured on windows, made by hand."""
-    return [bench.OfWindow(n, 0, n_labels, np.ones(2), 1, 1) for n, n_labels in zip(nats, labels)]
+    return [bench.WindowResult(n, 0, n_labels, np.ones(2), 1, 1)
+            for n, n_labels in zip(nats, labels)]
 
 
 def test_the_interval_is_paired_and_of_a_ratio():
@@ -247,12 +282,9 @@ def test_the_interval_is_paired_and_of_a_ratio():
     assert [mean - low, high - mean] == pytest.approx([reach, reach], rel=0.06)
 
 
-def test_a_task_has_no_blank_rows(here):
+def test_a_task_has_no_blank_rows(here, calc):
     """Drafts and waves write no answers; one problem has no interval; a rule wakes, with room."""
-    finished(*TINY, '--dataset=calc', '--block_size=8', '--out_dir=calc', '--max_iters=2',
-             '--eval_windows=2', '--pos=rotary')
-    flags = ['--out_dir=calc', '--n_windows=3', '--budgets=[2]', '--taus=[0.3]', '--n_prompts=1',
-             '--rules=["accel"]', '--device=cpu']
+    flags = calc
     printed = finished(*flags, script='bench.py')
     rows = read_csv('calc/bench.csv')
     assert names(rows) == ['fixed 116, exact', 'fixed 2, exact', 'accel, exact, wake, tau 0.3']
@@ -464,6 +496,21 @@ def test_bad_input_is_refused_before_the_work(here, flag, words):
 def test_waking_needs_a_policy_that_keeps_every_step(here):
     line = refused(*SMALL, '--wake', '--cache=latest', script='bench.py')
     assert 'keeps every loop step' in line and '--cache=exact' in line
+
+
+@pytest.mark.parametrize('cache, expected', [
+    ('latest', ['fixed 30, exact', 'fixed 30, latest', 'accel, latest, tau 0.3']),
+    (['exact', 'latest'], ['fixed 116, exact', 'fixed 116, latest',
+                           'accel, exact, wake, tau 0.3', 'accel, latest, tau 0.3'])])
+def test_on_a_task_a_rule_wakes_where_it_can(tiny, monkeypatch, cache, expected):
+    """Nobody gave --wake. The budget is for waking if a policy lets a rule wake."""
+    for knob, value in dict(cache=cache, budgets=[], taus=[0.3], rules=['accel']).items():
+        monkeypatch.setattr(bench, knob, value)
+    points = bench.points_of('', tiny(), is_task=True, T=8)
+    assert [point.method.label for point in points] == expected
+    monkeypatch.setattr(bench, 'wake', True)
+    with pytest.raises(ValueError, match='--wake needs a cache that keeps every loop step'):
+        bench.points_of('', tiny(), is_task=True, T=8)
 
 
 def test_what_is_not_measured_is_said(here, monkeypatch):
