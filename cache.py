@@ -72,9 +72,9 @@ class KeysValues:
 
     A subclass overrides slot_of or write. It may rely on this: a token is first written at k = 1,
     then at each k while any token of its pass loops. Of a token that has exited, or sleeps, `new`
-    holds the last keys and values that were computed, at every later k again (in a ring that has
-    wrapped, those that its slot holds). So a subclass that keeps the average over the steps counts
-    them once for each step of the pass.
+    holds what the slot of the step before holds (in a ring that has wrapped, its own slot): what
+    `write` has put there last. So a subclass that keeps the average over the steps leaves that of a
+    sleeping token as it is.
     """
 
     def __init__(self, slots, T_max):

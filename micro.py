@@ -198,6 +198,9 @@ def show(model, text):
 
 
 def main():
+    if '--help' in sys.argv:
+        print(__doc__)
+        return
     torch.manual_seed(1337)
     path = sys.argv[1] if len(sys.argv) > 1 else torch.__path__[0] + '/_torch_docs.py'
     try:

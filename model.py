@@ -135,7 +135,8 @@ class Rotary(nn.Module):
 class CausalSelfAttention(nn.Module):
     """
     Each token reads all tokens up to itself, or the last `window` of them. A subclass that lets
-    tokens read others says so in `near` and `readers`.
+    tokens read others in place of the window says so in `near` and `readers`; a block names its
+    class, see Block.attention.
     """
 
     def __init__(self, config):
@@ -150,7 +151,7 @@ class CausalSelfAttention(nn.Module):
         return self.c_attn(x)
 
     def near(self, pos):
-        """The places (T, window) that tokens at positions pos (T,) read; below 0 = none."""
+        """The places (T, any) that tokens at positions pos (T,) read, each once; below 0 = none."""
         return pos[:, None] - torch.arange(self.window - 1, -1, -1, device=pos.device)
 
     def readers(self, moved):
@@ -200,11 +201,13 @@ class CausalSelfAttention(nn.Module):
         short ones: kv itself, and a mask (T, end).
         """
         end = kv.shape[1]
+        near = self.near(pos)                                                   # (T, window)
         if end > LONG * self.window and not (self.training and self.dropout):
-            near = self.near(pos)
             return kv[:, near.clamp(min=0)], near >= 0
-        place = torch.arange(end, device=kv.device)
-        return kv, (place <= pos[:, None]) & (place > pos[:, None] - self.window)
+        # a column more, for the places that are not there
+        mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)
+        mask.scatter_(1, near.where(near >= 0, end), True)
+        return kv, mask[:, :end]
 
 
 def attend_near(q, kv, there, bias=0.0):

@@ -259,8 +259,8 @@ def open_problems(dataset, reads=None, folder=None):
     problems = Problems(dataset)
     if reads in (None, problems.tokenizer):
         return problems
-    check(parse_tokenizer(reads) != 'task', f'the model knows the words of {reads}, and those '
-          f'of {dataset} are {problems.tokenizer}: choose a task with the same words')
+    check(parse_tokenizer(reads) != 'task', f'the model knows the words of {reads}, and {dataset} '
+          f'has those of {problems.tokenizer}: choose a task with the same words')
     return Problems(dataset, open_text_encoding(reads, folder))
 
 

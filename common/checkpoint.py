@@ -254,6 +254,8 @@ def open_run(out_dir, dev='cpu', if_plain='', quiet=False, length=None):
     model, checkpoint = load_checkpoint(path, dev, length=length)
     if if_plain and not model.groups:
         raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
+    if configurator.hints and not quiet:        # it was read, but maybe as another model
+        print(*configurator.hints)
     return OpenRun(model, checkpoint, folder, results)
 
 

@@ -106,7 +106,7 @@ def test_a_run_can_have_other_problems_of_its_task():
     checkpoint['model_args']['block_size'] = 8192       # as open_run(length=8192) has it
     _, idx, targets, depth = data.held_out_windows(checkpoint, 3, 'calc:reset=0.01')
     assert idx.shape == targets.shape == depth.shape == (3, 8192) and depth.max() > 300
-    with pytest.raises(ValueError, match='knows the words of calc:p=5, and .* are calc:p=7: '):
+    with pytest.raises(ValueError, match='words of calc:p=5, and .* has those of calc:p=7: '):
         tasks.problems_of(checkpoint, 'calc:p=7,reset=0.01')
     with pytest.raises(ValueError, match="unknown task 'torchdocs'"):
         tasks.problems_of(checkpoint, 'torchdocs')

@@ -704,7 +704,15 @@ def test_a_run_remembers_the_file_of_a_part(flags):
     assert 'mine.py' in try_it(refused, '--resume', '--max_iters=3')
     printed = try_it(finished, 'mine.py', '--resume', '--max_iters=3')
     assert 'from iteration 2' in printed and printed.endswith('next: python sample.py mine.py\n')
-    try_it(finished, 'mine.py', '--out_dir=out', script='sample.py')
+    printed = try_it(finished, 'mine.py', '--out_dir=out', script='sample.py')
+    assert 'trained with' not in printed
+
+
+def test_a_run_whose_files_are_not_named_says_so():
+    """What they changed may not be missed: an attention of one's own, say."""
+    Path('mine.py').write_text('import model')
+    finished('mine.py', *TINY, '--max_iters=1')
+    assert 'the run was trained with mine.py' in finished('--out_dir=out', script='sample.py')
 
 
 # main() in a notebook -----------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import torch
 from conftest import TAUS, exit_by_hand
 
 import loops
+import model as module_of_model
 from cache import KeysValues, Span, make_cache
 from decode import teacher_forced
 from exits import Tokens, loop, loop_awake, make_exit
 from loops import Plan
-from model import GPT, GPTConfig, attend_near
+from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
 
 WINDOW = dict(window=3, pos='rotary')
 CLOSE = dict(rtol=1e-4, atol=1e-5)
@@ -260,14 +261,43 @@ def test_long_rows_read_only_the_window():
     # 190 of these tokens fit into 64 windows
     masked, _ = model(idx[:, :190], n_loop=3)
     torch.testing.assert_close(picked[:, :190], masked, **CLOSE)
-    import model as module
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, 'LONG', 10 ** 6)
+        patch.setattr(module_of_model, 'LONG', 10 ** 6)
         again, loss = model(idx, idx.roll(-1, 1), n_loop=3)
         loss.backward()
     torch.testing.assert_close(again, picked, **CLOSE)
     for grad, p in zip(grads, model.parameters()):
         torch.testing.assert_close(p.grad, grad, **CLOSE)
+
+
+class FirstToo(CausalSelfAttention):
+    """Each token reads the first one besides its window."""
+
+    def near(self, pos):
+        window = super().near(pos)
+        first = torch.where(window.amin(dim=1, keepdim=True) > 0, 0, -1)
+        return torch.cat((first, window), dim=1)
+
+    def readers(self, moved):
+        return super().readers(moved) | moved[:, :1]
+
+
+@torch.no_grad()
+def test_an_attention_that_reads_others_does_so_in_short_and_long_rows(monkeypatch):
+    monkeypatch.setattr(Block, 'attention', FirstToo)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(block_size=96, vocab_size=9, n_layer=3, n_head=2, n_embd=16, groups=[[1]],
+                          mean_recurrence=3, **WINDOW)).eval()
+    idx = torch.randint(9, (1, 96))
+    short, _ = model(idx, n_loop=40)
+    asleep, _ = model(idx, n_loop=400, exit=make_exit('norm', 1e-6, wake=True))
+    torch.testing.assert_close(asleep, short, rtol=0, atol=1e-3)
+    monkeypatch.setattr(module_of_model, 'LONG', 1)
+    torch.testing.assert_close(model(idx, n_loop=40)[0], short, **CLOSE)
+    # the first token reaches the last one at once
+    other = idx.clone()
+    other[0, 0] = (idx[0, 0] + 1) % 9
+    assert (model(other, n_loop=1)[0] - model(idx, n_loop=1)[0])[0, -1].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize('cache', ['exact', 'latest', 'ring', None])
