@@ -422,7 +422,7 @@ def test_sample_uses_the_thresholds_that_the_command_finds(here):
     """Of a rule in three ways; of a wave with its share of texts on the odd windows."""
     finished(*TO_CALIBRATE, '--rules=["kl"]', '--cache=["exact","latest"]', '--wake=[False,True]',
              '--calibrate=9', '--fidelity=0.8', '--taus=[1e-3,0.1,10.0]', script='bench.py')
-    _, latest, waking, wave = json.loads(Path('out/exits.json').read_text())['exits']
+    _, waking, latest, wave = json.loads(Path('out/exits.json').read_text())['exits']
     model, _ = load_checkpoint('out/ckpt.pt')
     book = data.open_data('book')
     idx, targets = book.held_out(book.spread(16, 16), 16)
