@@ -68,8 +68,8 @@ from common import calibration, configurator, plots
 from common.checkpoint import open_run
 from common.configurator import PathName, given
 from common.distributed import pick_device
+from common.evaluation import windows_at_once
 from common.files import check_writable, write_csv, write_json
-from common.report import windows_at_once
 from common.tables import print_rows
 from common.thresholds import threshold_key
 from decode import teacher_forced, use_one_thread

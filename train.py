@@ -40,21 +40,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import configurator, distributed, report
-from common.checkpoint import (
-    Run,
-    class_of,
-    find_run,
-    load_checkpoint,
-    only_writer,
-    save_run,
-    start_over,
-)
+from common import configurator, distributed, evaluation, training_log
+from common.checkpoint import Run, class_of, load_checkpoint, save_run, say_own_files
 from common.configurator import PathName
 from common.distributed import say
 from common.files import check_writable
 from common.optim import make_optimizers, train_layers
 from common.resume import check_same_data, earlier_run, go_on_from
+from common.run_folder import find_run, only_writer, start_over
 from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
 
@@ -324,13 +317,14 @@ def train(run, examples, dev, autocast):
     counts = eval_loops if raw.groups else [1]
     all_windows = examples.n_held_out(block_size)
     some_windows = min(eval_windows, all_windows)
-    log = report.Log(f'{out_dir}/log.csv', counts, first, max_iters, examples.is_task)
+    log = training_log.Log(f'{out_dir}/log.csv', counts, first, max_iters, examples.is_task)
 
     for it in range(first, max_iters):
         # held-out losses, as columns of the log
         evaluated = {}
         if it > 0 and it % eval_interval == 0:
-            _, evaluated = report.evaluate_run(run, examples, some_windows, counts, dev, autocast)
+            _, evaluated = evaluation.evaluate_run(run, examples, some_windows, counts, dev,
+                                                   autocast)
 
         # checkpoints
         if it > first and it % save_interval == 0:
@@ -344,14 +338,14 @@ def train(run, examples, dev, autocast):
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
         loss, norm, n_stop_signals = distributed.agree(loss, norm)
         lr = lr_at(it)
-        report.check_finite(run, loss, norm, n_loop, lr)
+        training_log.check_finite(run, loss, norm, n_loop, lr)
         update(run.optimizers, lr)
         run.done = it + 1
 
         # log
-        if report.is_spike(loss, run.trend):
+        if training_log.is_spike(loss, run.trend):
             run.spikes.append([loss, it])
-        run.trend = report.next_trend(run.trend, loss)
+        run.trend = training_log.next_trend(run.trend, loss)
         tokens = gradient_accumulation_steps * batch_size * block_size
         log.steps.append((time.perf_counter() - step_began, tokens, flops))
         if it % log_interval == 0 or it == max_iters - 1 or evaluated:
@@ -360,19 +354,19 @@ def train(run, examples, dev, autocast):
             log.step(run, it, loss, lr, norm, n_loop, evaluated,
                      windows_left * flops_of_window(raw, counts))
         if evaluated:
-            report.draw_losses(log, counts, out_dir)
+            training_log.draw_losses(log, counts, out_dir)
         if n_stop_signals:
             raise distributed.Stopped
 
     # the end: all held-out windows
-    sums, evaluated = report.evaluate_run(run, examples, all_windows, counts, dev, autocast)
-    columns = report.depths_of(examples, block_size)
-    report.print_table(sums, columns)
+    sums, evaluated = evaluation.evaluate_run(run, examples, all_windows, counts, dev, autocast)
+    columns = evaluation.depths_of(examples, block_size)
+    evaluation.print_table(sums, columns)
     save_run(run, f'{out_dir}/ckpt.pt')
     log.add(dict(iter=max_iters) | evaluated)
-    report.draw_losses(log, counts, out_dir)
-    with report.or_warn(f'no {out_dir}/eval.csv'):
-        report.save_table(sums, columns, out_dir)
+    training_log.draw_losses(log, counts, out_dir)
+    with training_log.or_warn(f'no {out_dir}/eval.csv'):
+        evaluation.save_table(sums, columns, out_dir)
     say(f'done in {time.perf_counter() - run_began:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
         f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
 
@@ -465,6 +459,7 @@ def evaluate_only(knobs):
     path = knobs['init_from'] or f'{folder}/ckpt.pt'
     dev, autocast = distributed.join(knobs['device'], knobs['dtype'])
     model, checkpoint = load_checkpoint(path, dev, knobs['model_class'], knobs['length'])
+    say_own_files(checkpoint)
     for knob in ('dataset', 'eval_loops'):
         if knob not in given and knob in checkpoint['config']:
             knobs[knob] = checkpoint['config'][knob]
@@ -481,10 +476,10 @@ def evaluate_only(knobs):
     counts = eval_loops if model.groups else [1]
     say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {examples.description}')
     with distributed.listen():
-        sums = report.evaluate(model, examples, n_windows, counts, dev, autocast)
-    columns = report.depths_of(examples, T)
-    report.print_table(sums, columns)
-    report.save_table(sums, columns, results)
+        sums = evaluation.evaluate(model, examples, n_windows, counts, dev, autocast)
+    columns = evaluation.depths_of(examples, T)
+    evaluation.print_table(sums, columns)
+    evaluation.save_table(sums, columns, results)
     say(f'{results}/eval.csv')
     distributed.leave()
 

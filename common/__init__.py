@@ -3,11 +3,13 @@ What the programs share. No file here is run by itself. Nothing here imports a p
 a config file may set any knob of train.py.
 
     configurator    a command line, config files and one-line errors
-    checkpoint      a run on disk; the folder of a run
+    checkpoint      what a ckpt.pt holds; it is written and read
+    run_folder      the folder in which it stands
     resume          what a run of train.py goes on from
     distributed     the device, several processes, signals
     optim           which weights are trained; AdamW and Muon
-    report          log.csv, held-out losses, the health of the states
+    training_log    log.csv, the lines on the screen, loss spikes
+    evaluation      held-out losses, the health of the states
     examples        what a data set and a task have in common
     encoding        text to tokens and back
     tokenizer_json  the same with the tokenizer.json of a public model

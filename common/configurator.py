@@ -46,7 +46,6 @@ RENAMED = {'past': 'wake'}      # knobs with another name than they had
 # of the last command line that was read
 given = set()       # the knobs that it, or a config file in it, has set
 own_files = []      # its config files with imports: they may have added parts to the tables
-hints = []          # what its user may have forgotten: `run` prints it behind an error
 
 
 class PathName(str):
@@ -97,7 +96,7 @@ def line_of(error):
     line = ' '.join(str(error).split())
     if isinstance(error, ValueError) and not is_on_purpose(error):
         line += ' (TRACEBACK=1 shows where)'
-    return line + ''.join(f' ({hint})' for hint in hints if hint not in line)
+    return line
 
 
 def is_on_purpose(error):
@@ -184,8 +183,8 @@ def read_arguments(script, args, positional=None, more=lambda knobs: {}):
     knobs = knobs_of(script)
     annotations = {key: type(value) for key, value in knobs.items()}
     annotations |= script.get('__annotations__', {})
-    for of_last_time in given, own_files, hints:
-        of_last_time.clear()
+    given.clear()
+    own_files.clear()
     if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
         sys.path.append(os.getcwd())
     args = list(args)

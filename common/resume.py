@@ -7,15 +7,9 @@ import os
 from shlex import quote
 from typing import NamedTuple
 
-from common.checkpoint import (
-    RESUMED,
-    NotWhole,
-    check_free,
-    find_run,
-    is_read_only,
-    load_checkpoint,
-)
+from common.checkpoint import NotWhole, load_checkpoint, say_own_files
 from common.distributed import say
+from common.run_folder import RESUMED, check_free, find_run, is_read_only
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
@@ -38,6 +32,7 @@ def last_checkpoint(out_dir, trusted=None):
         if 'optimizer' not in checkpoint:
             raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with "
                              f'--init_from={quote(path)} and another --out_dir')
+        say_own_files(checkpoint)
         return checkpoint, path
     return {}, ''
 

@@ -25,7 +25,7 @@ import data  # noqa: E402
 import exits  # noqa: E402
 import tasks  # noqa: E402
 from common.checkpoint import load_checkpoint  # noqa: E402
-from common.report import read_log  # noqa: E402
+from common.training_log import read_log  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model

@@ -616,3 +616,22 @@ def test_figure_4_has_a_line_for_each_rule_and_run(monkeypatch):
     assert {len(ax.get_lines()) for ax in figure.axes} == {2}
     texts = figure.axes[0].get_legend().get_texts()
     assert [text.get_text() for text in texts] == ['_mine', 'kl']
+
+
+def test_the_legend_of_figure_4_names_the_rules_of_all_panels(monkeypatch):
+    """Each with the colour of its line, where the panels have different rules."""
+    drawn = []
+    monkeypatch.setattr(plots, 'save', lambda figure, path: drawn.append(figure))
+    rows = [dict(run='out', cache=cache, wake=False, rule=rule, tau=tau, ms_per_token=1, ppl=2,
+                 ce=3)
+            for cache, rule in (('exact', 'kl'), ('latest', 'norm'), ('latest', 'kl'))
+            for tau in (0.1, 1.0)]
+    plots.figure_4(rows, 'figure_4.png')
+    first, *_, last = drawn[0].axes
+    legend = first.get_legend()
+    colours = {text.get_text(): line.get_color()
+               for text, line in zip(legend.get_texts(), legend.get_lines())}
+    kl, = first.get_lines()
+    norm, kl_again = last.get_lines()
+    assert colours == dict(kl=kl.get_color(), norm=norm.get_color())
+    assert kl_again.get_color() == kl.get_color() != norm.get_color()

@@ -13,8 +13,9 @@ from conftest import ROOT, TINY, differences, finished, refused, saved, small_di
 
 import tasks
 from common import checkpoint, resume, thresholds
-from common.checkpoint import find_run, load_checkpoint, open_run, save_checkpoint
+from common.checkpoint import load_checkpoint, open_run, save_checkpoint
 from common.files import new_file, write_json
+from common.run_folder import find_run
 from exits import make_exit
 from model import GPT
 

@@ -22,7 +22,7 @@ from conftest import ROOT, TINY, finished, log_of, saved
 from pretend import NAME
 
 import decode
-from common import plots, report
+from common import plots, training_log
 from common.checkpoint import load_checkpoint
 from exits import make_exit
 from loops import Plan
@@ -152,7 +152,7 @@ def test_training_finds_what_it_finds_on_the_cpu(here, monkeypatch):
              '--eval_windows=2', '--lr_decay_iters=6', '--compile=False', '--overwrite']
     monkeypatch.setattr(plots, 'losses', lambda *_: None)
     marks = []
-    monkeypatch.setattr(report, 'is_spike', lambda *_: marks.append(totals(pretend.counts)))
+    monkeypatch.setattr(training_log, 'is_spike', lambda *_: marks.append(totals(pretend.counts)))
     for n, device in (2, 'auto'), (4, 'cpu'), (6, 'auto'):
         with pretend.device() if device == 'auto' else nullcontext():
             finished(*(flags if n == 2 else ['--resume']), f'--max_iters={n}', f'--device={device}')

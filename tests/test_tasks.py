@@ -11,7 +11,7 @@ from conftest import ROOT, finished
 
 import data
 import tasks
-from common import report
+from common import training_log
 from common.checkpoint import Run
 from common.resume import check_same_data
 
@@ -269,5 +269,5 @@ def test_a_loss_that_is_not_finite_names_a_checkpoint_if_it_has_learned():
     for saved, advice in (0, 'start again'), (5, 'continue from'):
         run.saved = saved
         with pytest.raises(ValueError, match=f'not finite at iteration 7.*{advice}') as error:
-            report.check_finite(run, math.nan, 1.0, [4], 1e-3)
+            training_log.check_finite(run, math.nan, 1.0, [4], 1e-3)
         assert ('--init_from=out/ckpt.pt' in str(error.value)) == (saved > 0)

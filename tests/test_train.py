@@ -36,8 +36,9 @@ import data
 import loops
 import tasks
 import train
-from common import distributed, plots, report
-from common.checkpoint import load_checkpoint, only_writer
+from common import distributed, plots, training_log
+from common.checkpoint import load_checkpoint
+from common.run_folder import only_writer
 from loops import TrainingNoise
 from model import GPT, flops_per_token
 
@@ -225,7 +226,7 @@ def test_all_graphs_are_compiled_in_the_first_iteration(monkeypatch, flags, core
     torch._dynamo.reset()
     monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend=counter))
     monkeypatch.setattr(distributed, 'can_compile', lambda dev: True)
-    monkeypatch.setattr(report, 'is_spike', lambda *args: graphs.append(counter.frame_count))
+    monkeypatch.setattr(training_log, 'is_spike', lambda *args: graphs.append(counter.frame_count))
     monkeypatch.setattr(plots, 'depth', lambda *args: None)
     finished(*flags[:1], '--dataset=book', '--n_head=2', '--n_embd=16', '--block_size=16',
              '--batch_size=2', '--max_iters=12', '--eval_interval=5', '--eval_windows=8',
@@ -327,13 +328,13 @@ def test_resume_refuses_other_data_and_weights_alone(whole):
 
 def test_a_signal_that_is_ignored_stays_so(whole, monkeypatch):
     """As under nohup, and in the background of a script."""
-    is_spike = report.is_spike
+    is_spike = training_log.is_spike
 
     def spy(loss, trend):
         for number in signal.SIGHUP, signal.SIGINT:
             signal.raise_signal(number)
         return is_spike(loss, trend)
-    monkeypatch.setattr(report, 'is_spike', spy)
+    monkeypatch.setattr(training_log, 'is_spike', spy)
     handlers = {number: signal.signal(number, signal.SIG_IGN)
                 for number in (signal.SIGHUP, signal.SIGINT)}
     try:
@@ -375,7 +376,7 @@ def test_a_clock_that_stands_still(monkeypatch):
 
 def move_log_away(monkeypatch, first, last=None):
     """From iteration `first` on log.csv is a directory, until iteration `last`."""
-    is_spike = report.is_spike
+    is_spike = training_log.is_spike
 
     def spy(loss, trend):
         if trend[0] == first:
@@ -385,7 +386,7 @@ def move_log_away(monkeypatch, first, last=None):
             os.rmdir('out/log.csv')
             os.rename('kept.csv', 'out/log.csv')
         return is_spike(loss, trend)
-    monkeypatch.setattr(report, 'is_spike', spy)
+    monkeypatch.setattr(training_log, 'is_spike', spy)
 
 
 def test_rows_that_cannot_be_written_now_are_written_later(whole, monkeypatch):
@@ -691,7 +692,7 @@ TASKS['mine'] = Calc()
 
 @pytest.mark.parametrize('flags', [['--injection=own'], ['--dataset=mine']])
 def test_a_run_remembers_the_file_of_a_part(flags):
-    """And whatever needs it names it: the line of the end, of a stop, and errors."""
+    """And whatever needs it names it: the line of the end, of a stop, and of a start without it."""
     Path('mine.py').write_text(MINE)
 
     def try_it(check, *args, **how):
@@ -699,9 +700,11 @@ def test_a_run_remembers_the_file_of_a_part(flags):
             return check(*args, **how)
     printed = try_it(finished, 'mine.py', *TINY, *flags, '--max_iters=2')
     assert printed.endswith('next: python sample.py mine.py\n')
-    line = try_it(refused, '--out_dir=out', script='sample.py')
-    assert 'mine.py' in line and 'not a whole checkpoint' not in line
-    assert 'mine.py' in try_it(refused, '--resume', '--max_iters=3')
+    for script, args in ('sample.py', ['--out_dir=out']), ('train.py', ['--resume']):
+        done = try_it(run, *args, script=script)
+        assert done.returncode == 2 and done.stderr.count('\n') == 1
+        assert 'trained with mine.py' in done.stdout + done.stderr
+        assert 'not a whole checkpoint' not in done.stderr
     printed = try_it(finished, 'mine.py', '--resume', '--max_iters=3')
     assert 'from iteration 2' in printed and printed.endswith('next: python sample.py mine.py\n')
     printed = try_it(finished, 'mine.py', '--out_dir=out', script='sample.py')

@@ -41,19 +41,13 @@ from torch.nn import functional as F
 
 import data
 import tasks
-from common.checkpoint import (
-    Run,
-    check_free,
-    load_checkpoint,
-    only_writer,
-    save_run,
-    start_over,
-)
+from common.checkpoint import Run, load_checkpoint, save_run
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
 from common.encoding import parse_tokenizer
+from common.evaluation import evaluate, totals_of
 from common.files import check_writable, write_csv
-from common.report import evaluate, totals_of
+from common.run_folder import check_free, only_writer, start_over
 from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
     Looped,
     forget,

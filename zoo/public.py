@@ -21,8 +21,9 @@ import torch.nn as nn
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from common.checkpoint import Run, check_free, class_of, only_writer, save_run, start_over
+from common.checkpoint import Run, class_of, save_run
 from common.configurator import explain
+from common.run_folder import check_free, only_writer, start_over
 from common.tokenizer_json import ENDS, TokenizerJson, check_settings
 from model import GPTConfig
 
