@@ -440,16 +440,20 @@ class GPT(nn.Module):
         steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
         n_loop, exit, noise_seed: see forward. temperature, top_k, seed: see decode.Sampling. cache,
-        ring, stop: see decode.stream. The tokens come one by one (warm_start: see decode.OneByOne),
-        as drafts (draft_loops, draft_tokens: see drafts.Drafts), or as a wave (wave, its width;
-        wave_steps, trace: see wave.Wave). passes: a list, see loops.Plan.
+        ring, stop: see decode.stream; 'auto' and all else that is left open: see
+        decode/defaults.py. The tokens come one by one (warm_start: see decode.OneByOne), as drafts
+        (draft_loops, draft_tokens: see drafts.Drafts), or as a wave (wave, its width; wave_steps,
+        trace: see wave.Wave). passes: a list, see loops.Plan.
         """
         import decode
-        decoder = decode.make_decoder(warm_start, draft_loops, draft_tokens, wave, wave_steps,
-                                      trace)
-        plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed), passes=passes)
+        from decode.defaults import choose
+        decoding = choose(self, exit, n_loop=n_loop, cache=cache, ring=ring,
+                          draft_loops=draft_loops, wave=wave, always_converge=True)
+        plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed), passes=passes)
+        decoder = decode.make_decoder(warm_start, decoding.draft_loops, draft_tokens, wave,
+                                      wave_steps, trace)
         return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),
-                             plan, decoder, cache, ring, stop)
+                             plan, decoder, decoding.cache, ring, stop, decoding.converge)
 
     def generate(self, idx, max_new_tokens, *settings, **more):
         """

@@ -99,18 +99,20 @@ def check_knobs(is_task):
         raise ValueError('--compile needs a cache: leave out --cache=None')
 
 
-def choose_decoding(model, checkpoint, folders, is_task, T):
+def choose_decoding(model, checkpoint, folders, T=None):
     """
     The knobs -> a defaults.Decoding, and its label: the same in words, for the line below a text or
-    problem. folders: where exits.json may be. T: tokens of the prompt or problem.
+    problem. folders: where exits.json may be. T: tokens of a problem, None = a text.
     """
-    may_draft = num_samples == 1 and not warm_start
+    # the rule, the loop budget, the cache policy, and who may wake
     rule = defaults.choose_rule(exit, tau, hits, wave)
-    decoding = defaults.choose(model, rule, is_task, T, wake, n_loop, cache, ring, draft_loops,
-                               wave, may_draft)
+    decoding = defaults.choose(model, rule, T, wake, n_loop, cache, ring, draft_loops, wave,
+                               may_draft=num_samples == 1 and not warm_start)
+    # the threshold, which depends on them
     source = None
     if decoding.exit:
-        rule, source = with_threshold(decoding.exit, decoding.cache, is_task, checkpoint, folders)
+        rule, source = with_threshold(decoding.exit, decoding.cache, T is not None, checkpoint,
+                                      folders)
         decoding = decoding._replace(exit=rule)
     return decoding, label_of(decoding, source)
 
@@ -198,7 +200,7 @@ def answer_problems(model, checkpoint, folders):
         x, y, depth = problems.make(np.random.default_rng(seed), num_samples, block_size)
 
     # the model's answers
-    decoding, label = choose_decoding(model, checkpoint, folders, is_task=True, T=x.shape[1])
+    decoding, label = choose_decoding(model, checkpoint, folders, T=x.shape[1])
     plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
@@ -312,10 +314,8 @@ def write_text(model, checkpoint, folders):
         print(f'the prompt has {len(prompt)} tokens: its last {block_size} (block_size) are used')
 
     # how it is continued
-    T = min(len(prompt), block_size)
-    decoding, label = choose_decoding(model, checkpoint, folders, is_task=False, T=T)
+    decoding, label = choose_decoding(model, checkpoint, folders)
     plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
-    of_prompt = plan_of_prompt(plan, T, decoding.converge)       # stream does the same
     decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
                                   wave_steps=wave_steps)
     stop = encoding.ends if stop_at_end else []
@@ -338,6 +338,8 @@ def write_text(model, checkpoint, folders):
         label = f'plus {time.perf_counter() - begin:.0f} s compiling, {label}'
 
     # the samples, token by token, or side by side
+    T = min(len(prompt), block_size)
+    how_it_is_read = rule_and_budget(plan_of_prompt(plan, T, decoding.converge))
     for i in range(0, num_samples, rows):
         begin = time.perf_counter()
         tokens = new_tokens(max_new_tokens, seed + i)
@@ -348,12 +350,16 @@ def write_text(model, checkpoint, folders):
             steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
             print(f'--- {len(steps) / (time.perf_counter() - begin):.1f} tokens/s, {label}')
             if groups:
-                means = torch.stack(steps).mean(dim=0).tolist()
-                print('mean loop steps ' + ', '.join(
-                    f'{mean:.2f} in group {group}' for mean, group in zip(means, groups)))
-            print(f'prompt: {rule_and_budget(of_prompt)}')
+                print(f'mean loop steps {means_in_words(steps, groups)}')
+            print(f'prompt: {how_it_is_read}')
     if show_steps and groups:
         print_legend()
+
+
+def means_in_words(steps, groups):
+    """The loop steps of each token, a list of (groups,), in words: '3.25 in group [1], 4.00 ...'"""
+    means = torch.stack(steps).mean(dim=0).tolist()
+    return ', '.join(f'{mean:.2f} in group {group}' for mean, group in zip(means, groups))
 
 
 def print_sample(row, stop, encoding, text, with_steps):

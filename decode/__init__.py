@@ -29,10 +29,8 @@ from numbers import Integral
 import torch
 
 from cache import make_cache
-from decode.defaults import choose_cache, choose_converge
 from decode.passes import NewToken, OneByOne, prefill, teacher_forced  # noqa: F401
-from decode.rows import Rows, Sampling
-from loops import Plan
+from decode.rows import Rows, Sampling  # noqa: F401
 
 
 def make_decoder(warm_start=False, draft_loops=None, draft_tokens=4, wave=0, wave_steps=1,
@@ -82,32 +80,26 @@ def check(idx, max_new_tokens, cache, decoder):
 
 
 @torch.no_grad()
-def stream(model, idx, max_new_tokens, sampling=Sampling(), plan=None, decoder=None, cache='auto',
-           ring=8, stop=(), converge=None):
+def stream(model, idx, max_new_tokens, sampling, plan, decoder, cache='exact', ring=8, stop=(),
+           converge=False):
     """
     Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
     idx: prompts (B, T), of which the last block_size tokens are used. With cache 'exact' or None
     each row gets the tokens that it would get alone (without warm_start). sampling: how tokens are
     drawn; a draw depends on the position in the whole prompt. plan: loop budget, exit rule and
-    noise, None = the model's own budget without a rule. decoder: None = OneByOne().
-    cache, ring: the policy and its slots, see defaults.py. stop: the token, or a list of tokens,
-    that end a row, which then yields the first one with 0 steps. converge: does a prompt loop until
-    it has converged? None = under latest, see defaults.py.
+    noise. decoder: see make_decoder. cache, ring: the policy and its slots; None = no cache. stop:
+    the token, or a list of tokens, that end a row, which then yields the first one with 0 steps.
+    converge: does a prompt loop until it has converged? Nothing is left open here: see defaults.py.
 
     ValueError for what is out of range or does not fit together, and for a NaN.
     """
-    plan = plan or Plan(model.loop_counts())
-    decoder = decoder or OneByOne()
-    cache = choose_cache(cache, decoder.cache)
     decoder.start(model, plan)
     check(idx, max_new_tokens, cache, decoder)
     model.check_tokens(idx)
     stop = [stop] if isinstance(stop, Integral) else stop or ()
     rows = Rows(idx, model.config.block_size, sampling, stop)
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
-    if converge is None:
-        converge = choose_converge(cache)
 
     read_from = None            # where the context window began that has been read
     n_new = 0

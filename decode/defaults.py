@@ -1,5 +1,6 @@
 """
-What a decoding does where its caller leaves something open.
+What a decoding does where its caller leaves something open. `choose` decides it, for sample.py and
+for GPT.stream and GPT.generate.
 
                         text                   text, a rule    a task             a task, a rule
     cache='auto'        exact                  exact           exact              exact
@@ -27,17 +28,13 @@ budget.
 Without a cache (None) the context is read anew for every token, which gives what exact gives. A
 rule that reads all tokens of a pass at once reads a problem token by token.
 
-Who asks for what:
-
-                        sample.py                           GPT.stream, GPT.generate
-    asks                choose_rule, choose                 choose_cache
-    drafts              as in the table above               only with draft_loops
-    rule of a wave      norm_rel, if none is given          the one that is given
-    prompt, latest      converges, or stays within n_loop   always converges
+GPT.stream and GPT.generate get a rule, with its own tau and wake, in place of a name. They differ
+from the tables in three points: there are drafts only where draft_loops is given; a wave without a
+rule has none; under `latest` a prompt converges whether n_loop is given or not.
 
 The numbers of loops in the first three columns are those of GPT.loop_counts.
 
-    T    tokens of the prompt or the problem
+    T    tokens of the problem
 """
 from dataclasses import replace
 from typing import NamedTuple
@@ -66,43 +63,48 @@ def choose_rule(name, tau=None, hits=None, wave=0):
     return None
 
 
-def choose(model, rule, is_task, T, wake=None, n_loop=None, cache='auto', ring=8, draft_loops=None,
-           wave=0, may_draft=True):
+def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=8, draft_loops=None,
+           wave=0, may_draft=False, always_converge=False):
     """
     The arguments, None or 'auto' where they are left open -> a Decoding.
 
-    rule: see choose_rule. may_draft: may there be drafts that were not asked for? ValueError for an
-    unknown policy; if `wake` is True, and the cache does not keep every loop step.
+    rule: see choose_rule. T: tokens of a problem, None = a text. may_draft: may there be drafts
+    that were not asked for? always_converge: does a prompt under `latest` converge even if n_loop
+    is given? ValueError for an unknown policy; if `wake` is True, and the cache does not keep every
+    loop step.
     """
-    policy = choose_cache(cache, 'latest' if wave else None)
+    is_task = T is not None
+    has_rule = rule is not None
+    policy = choose_cache(cache, wave)
 
-    # may a token that has exited wake?
-    wakes = rule is not None and (is_task if wake is None else wake)
-    counts = choose_counts(model, n_loop, rule is not None, T if wakes and is_task else None)
+    # a token that may wake has a larger budget on a task
+    wakes = has_rule and (is_task if wake is None else wake)
+    counts = choose_counts(model, n_loop, has_rule, T if wakes else None)
     if wakes and not keeps_every_step(policy, counts, ring):
         if wake:
             raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
                              'does not keep them: leave out --cache and --wave, or --wake')
         wakes = False
-        counts = choose_counts(model, n_loop, rule is not None)
+        counts = choose_counts(model, n_loop, has_rule)
     if wakes:
         rule = replace(rule, wake=True)
 
     # drafts are the fastest decoder that writes the very text of the loop budget
     budget = min(counts, default=1)
-    may_draft = may_draft and rule is None and policy == 'exact' and not is_task
+    may_draft = may_draft and not has_rule and policy == 'exact' and not is_task
     if draft_loops is None and may_draft and budget > 1:
         draft_loops = max(1, round(budget / 4))
-    return Decoding(rule, counts, policy, draft_loops or None, choose_converge(policy, n_loop))
+
+    converge = policy is not None and POLICIES[policy].converge
+    if n_loop is not None and not always_converge:
+        converge = False
+    return Decoding(rule, counts, policy, draft_loops or None, converge)
 
 
-def choose_cache(cache, only=None):
-    """
-    The policy that `cache` stands for, None = no cache. only: the one that a decoder needs, None =
-    any. ValueError for an unknown policy.
-    """
+def choose_cache(cache, wave=0):
+    """The policy that `cache` stands for, None = no cache. ValueError for an unknown policy."""
     if cache == 'auto':
-        return only or 'exact'
+        return 'latest' if wave else 'exact'
     if cache is not None and cache not in POLICIES:
         raise ValueError(f"unknown cache policy '{cache}': choose one of {', '.join(POLICIES)}, "
                          'auto, or None to recompute the context')
@@ -127,8 +129,3 @@ def choose_counts(model, n_loop, has_rule, T=None):
 def keeps_every_step(cache, counts, ring):
     """Are the keys and values of each loop step kept, or no cache used? Waking needs that."""
     return cache is None or all(POLICIES[cache].keeps_every_step(n, ring) for n in counts)
-
-
-def choose_converge(cache, n_loop=None):
-    """Does a prompt loop until it has converged?"""
-    return n_loop is None and cache is not None and POLICIES[cache].converge

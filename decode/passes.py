@@ -23,7 +23,7 @@ CONVERGED = make_exit('norm_rel', 1e-2, wake=True)
 def plan_of_prompt(plan, T, converge):
     """
     The plan by which a prompt of T tokens is read: `plan`, unless the prompt has to converge first,
-    so that the tokens after it read its last states.
+    so that the tokens after it read its last states. sample.py prints it.
     """
     if not converge or T == 1:
         return plan

@@ -337,11 +337,11 @@ def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_what_is_left_open(tiny):
-    """decode/defaults.py: a budget, who may wake, drafts, and the cache."""
+    """decode/defaults.py decides: a budget, who may wake, drafts, and the cache."""
     model, norm = tiny(), make_exit('norm')
 
     def chosen(rule, is_task, **knobs):
-        decoding = defaults.choose(model, rule, is_task, T=10, **knobs)
+        decoding = defaults.choose(model, rule, 10 if is_task else None, **knobs)
         return decoding.counts, decoding.exit and decoding.exit.wake
     assert chosen(norm, True) == ([120, 120], True)
     assert chosen(norm, False) == ([30, 30], False)
@@ -363,12 +363,14 @@ def test_what_is_left_open(tiny):
     for knobs, expected in (
             (dict(), ('exact', 1, False)), (dict(n_loop=12), ('exact', 3, False)),
             (dict(n_loop=1), ('exact', None, False)), (dict(draft_loops=0), ('exact', None, False)),
-            (dict(is_task=True), ('exact', None, False)),
+            (dict(T=9), ('exact', None, False)),
             (dict(cache=None), (None, None, False)), (dict(cache='latest'), ('latest', None, True)),
             (dict(cache='latest', n_loop=4), ('latest', None, False)),
             (dict(rule=norm, draft_loops=2), ('exact', 2, False)),
+            (dict(cache='latest', n_loop=4, always_converge=True), ('latest', None, True)),
+            (dict(may_draft=False), ('exact', None, False)),
             (dict(wave=4), ('latest', None, True))):
-        decoding = defaults.choose(model, T=9, **dict(rule=None, is_task=False) | knobs)
+        decoding = defaults.choose(model, **dict(may_draft=True) | knobs)
         assert (decoding.cache, decoding.draft_loops, decoding.converge) == expected, knobs
     rule = defaults.choose_rule(None, wave=4)
     assert (rule.name, rule.tau) == ('norm_rel', 3e-3)
