@@ -501,14 +501,15 @@ def judge(method, half):
             if not each.prompts:
                 each.prompts = [continue_prompt(each, prompt) for prompt in half.prompts]
         share = identical(point)
-        kept = share >= fidelity
-        return calibration.Verdict(dict(identical=share), kept, surely=kept)
+        keeps = share >= fidelity
+        return calibration.Verdict(dict(identical=share), keeps, keeps)
     not_measured = [each for each in (reference, point) if not each.windows]
     measure_quality(not_measured, half.idx, half.targets)
     cost, low, high = excess(point)
     costs = dict(cost=cost, cost_low=low, cost_high=high,
                  evals=column(point.windows, 'evals').mean())
-    return calibration.Verdict(costs, bool(cost <= calibrate), surely=bool(high <= calibrate))
+    return calibration.Verdict(costs, mean_keeps=bool(cost <= calibrate),
+                               upper_end_keeps=bool(high <= calibrate))
 
 
 # report -------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ that keeps a promise:
 
 Half of the windows choose the threshold, and the other half score it. A threshold may be cheap by
 chance on the windows that choose it, so there the choice is strict: the upper end of the 95%
-interval of the cost must keep the promise. On the other half `kept` says whether the mean cost
-keeps it. A share of texts has no interval, and is compared as it is.
+interval of the cost must keep the promise. On the other half the mean cost is compared: it is
+`kept` of exits.json. A share of texts has no interval, and is compared as it is.
 """
 import math
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from common.thresholds import command_for, save_thresholds, thresholds_of
 
 class Verdict(NamedTuple):
     """What a threshold costs on one half of the windows."""
-    costs: dict         # as exits.json has them
-    kept: bool          # does the mean keep the promise?
-    surely: bool        # does the upper end of its 95% interval keep it too?
+    costs: dict                 # as exits.json has them
+    mean_keeps: bool            # does the mean keep the promise?
+    upper_end_keeps: bool       # does the upper end of its 95% interval keep it too?
 
 
 class Family(NamedTuple):
@@ -58,11 +58,14 @@ def calibrate(families, taus, even, odd, folder, checkpoint):
 
 
 def largest_tau(judge, taus, even, odd):
-    """The largest tau that surely keeps the promise on the even half, and its costs on the odd."""
+    """
+    The largest tau of which even the upper end of the interval keeps the promise on the even half,
+    and its costs on the odd half.
+    """
     for tau in sorted(taus, reverse=True):
-        if judge(tau, even).surely:
+        if judge(tau, even).upper_end_keeps:
             verdict = judge(tau, odd)
-            return dict(tau=tau, **verdict.costs, kept=verdict.kept)
+            return dict(tau=tau, **verdict.costs, kept=verdict.mean_keeps)
     return dict(tau=None)
 
 

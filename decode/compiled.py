@@ -46,49 +46,66 @@ def compile_passes(model, width=5, **options):
 
     options: for torch.compile. If compiling fails, a line says so, and decoding goes on without it.
     """
-    eager, block_size = model.hidden, model.config.block_size
-    end = block_size + width - 1
+    eager = model.hidden
+    block_size = model.config.block_size
+    end = block_size + width - 1                # tokens of the cache
     options = dict(fullgraph=True) | (options or dict(options={'cpp_wrapper': True}))
-    whole = torch.compile(eager, dynamic=False, **options)
+    compiled = torch.compile(eager, dynamic=False, **options)
     compile_layers(model, **options)
 
     def hidden(idx, plan):
         if plan.cache is None or plan.span.start == 0:                          # a prompt
             with torch.compiler.set_stance('force_eager'):
                 return eager(idx, plan)
-        for kv in plan.cache.values():
-            if isinstance(kv, KeysValues) and kv.T_max < end:
-                grow = end - kv.T_max
-                kv.kv = F.pad(kv.kv, (0, 0) * 3 + (0, grow))    # (slots, B, T_max + grow, 2, H, D)
-                kv.T_max = end
-
-        # the pass that is compiled: padded, at any place, and without a list to append to
+        grow_cache(plan.cache, end)
+        # with an exit rule the layers and steps are compiled, not the whole pass
+        run = eager if plan.exit else compiled
         T = idx.shape[1]
         pad = 0 if plan.exit else plan.width - T
-        span = AnyPlace(plan.span.start, T + pad, end, block_size, idx.device)
-        fixed = replace(plan, span=span, passes=None)
-        if pad and plan.warm:
-            fixed = replace(fixed, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
-                            warm_tokens=F.pad(plan.warm_tokens, (0, pad)))
         try:
             # a copy: the strides of a graph's input are those that it was compiled with
             padded = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
-            x, groups = (eager if plan.exit else whole)(padded, fixed)
+            x, groups = run(padded, padded_plan(plan, T, pad, end, block_size))
         except torch._dynamo.exc.TorchDynamoException as error:
             print('compiling failed, so decoding goes on without it:',
                   ' '.join(str(error).split())[:200], file=sys.stderr)
             torch.compiler.set_stance('force_eager')
             return hidden(idx, plan)
-
-        # without the padding
-        groups = [{name: value if value is None else value[:, :T] for name, value in group.items()}
-                  for group in groups]
+        groups = [cut(group, T) for group in groups]
         if plan.passes is not None:
             plan.passes.append(of_groups(groups, 'evals', idx))
         return x[:, :T], groups
+
     model.hidden = hidden
     print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
           file=sys.stderr)
+
+
+def grow_cache(cache, end):
+    """Make room for `end` tokens in the keys and values of every block, if there is less."""
+    for kv in cache.values():
+        if isinstance(kv, KeysValues) and kv.T_max < end:
+            grow = end - kv.T_max
+            kv.kv = F.pad(kv.kv, (0, 0) * 3 + (0, grow))        # (slots, B, T_max + grow, 2, H, D)
+            kv.T_max = end
+
+
+def padded_plan(plan, T, pad, end, block_size):
+    """
+    The plan of T new tokens and `pad` more, at any place in a cache of `end` tokens, and without a
+    list to append to.
+    """
+    span = AnyPlace(plan.span.start, T + pad, end, block_size, plan.span.pos.device)
+    plan = replace(plan, span=span, passes=None)
+    if plan.warm is None or pad == 0:
+        return plan
+    return replace(plan, warm=[F.pad(x, (0, 0, 0, pad)) for x in plan.warm],
+                   warm_tokens=F.pad(plan.warm_tokens, (0, pad)))
+
+
+def cut(group, T):
+    """What a group has found, see RecurrentGroup.forward, of the first T tokens."""
+    return {name: None if value is None else value[:, :T] for name, value in group.items()}
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ from torch.nn import functional as F
 from cache import Span
 from decode.passes import NewToken
 
+UNDEFINED = math.inf        # the signal of a token that has none yet: no threshold calls it small
+
 
 def can_wave(model, rule=None):
     """
@@ -71,9 +73,10 @@ class Token:
         self.age += 1
         if rule:
             # the rule sees the change from pass to pass: none in the first pass with a new input
-            change = signals if self.age > 1 else None
-            self.streak, exits = rule.decide(change, self.streak)
-            self.settled = bool(np.all(exits))
+            if self.age == 1:
+                signals = np.full_like(signals, UNDEFINED)
+            self.streak, still = rule.decide(signals, self.streak)
+            self.settled = bool(still.all())
 
     def new_input(self, word):
         """Another input: the token keeps its states and counts passes from 0 again."""
@@ -178,12 +181,11 @@ class Wave:
 
     def pass_signals(self, states):
         """
-        Store the states after a pass, (1, w, C) of each group -> the rule's signals (w, groups),
-        infinite while they are undefined.
+        Store the states after a pass, (1, w, C) of each group -> the rule's signals (w, groups).
         """
         before, self.states = self.states, states
         n, w = before[0].shape[1], states[0].shape[1]
-        signals = np.full((w, len(states)), np.inf)
+        signals = np.full((w, len(states)), UNDEFINED)
         if n and self.rule:
             by_group = [self.group_signal(g, x0, x1[:, :n])
                         for g, (x0, x1) in enumerate(zip(before, states))]
@@ -206,9 +208,11 @@ class Wave:
         return torch.cat(values)
 
     def signal_and_memo(self, x0, x1, memo):
-        """rule.signal for one row: the value (n,), infinite while it is undefined, and the memo."""
+        """rule.signal for one row: its value (n,), and its memo (1, n, any)."""
         value, memo = self.rule.signal(x0, x1, memo, self.read)
-        return x0.new_full((x0.shape[1],), np.inf) if value is None else value[0], memo
+        if value is None:
+            return x0.new_full((x0.shape[1],), UNDEFINED), memo
+        return value[0], memo
 
 
 # the demonstration --------------------------------------------------------------------------------
