@@ -58,8 +58,9 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 import tasks
-from common.configurator import PathName, check, configure, did_you_mean, explain, run
+from common.configurator import PathName, configure, run
 from common.encoding import documents_in, open_text_encoding, parse_tokenizer, stored_name
+from common.errors import check, did_you_mean, explain
 from common.examples import Examples
 from common.files import read_json, write_json
 from common.fineweb import Stream

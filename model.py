@@ -94,17 +94,21 @@ def check_fields(config):
 
 
 def checked_groups(groups, n_layer):
-    """The groups, sorted. ValueError unless they are disjoint runs of layers 0 ... n_layer - 1."""
+    """
+    The groups in the order of their layers. ValueError unless they are disjoint runs of layers
+    0 ... n_layer - 1.
+    """
     try:
-        found = sorted([index(i) for i in group] for group in groups)
-        layers = sum(found, [])
-        if (all(group == list(range(group[0], group[-1] + 1)) for group in found)
+        in_order = sorted([index(i) for i in group] for group in groups)
+        layers = sum(in_order, [])
+        if (all(group == list(range(group[0], group[-1] + 1)) for group in in_order)
                 and layers == sorted(set(layers)) and set(layers) <= set(range(n_layer))):
-            return found
+            return in_order
     except (TypeError, IndexError):         # a number is not an integer; a group is empty
         pass
-    raise ValueError('the layers of a group must follow one another, from 0 to n_layer - 1 = '
-                     f'{n_layer - 1}, each in one group at most, not groups = {groups}')
+    raise ValueError('groups must be a list of lists such as [[1], [2, 3]]: the layers of a group '
+                     f'must follow one another, from 0 to n_layer - 1 = {n_layer - 1}, each in one '
+                     f'group at most, not groups = {groups}')
 
 
 class Rotary(nn.Module):

@@ -40,8 +40,8 @@ import numpy as np
 import torch
 
 from common import configurator
-from common.configurator import check, did_you_mean, explain
 from common.encoding import open_text_encoding, parse_tokenizer
+from common.errors import check, did_you_mean, explain
 from common.examples import Examples
 from common.tokenizer_json import TokenizerJson
 

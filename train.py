@@ -44,6 +44,7 @@ from common import configurator, distributed, evaluation, training_log
 from common.checkpoint import Run, class_of, load_checkpoint, save_run, say_own_files
 from common.configurator import PathName
 from common.distributed import say
+from common.errors import explain, run
 from common.files import check_writable
 from common.optim import make_optimizers, train_layers
 from common.resume import check_same_data, earlier_run, go_on_from
@@ -121,7 +122,8 @@ def lr_at(it):
     return lowest + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - lowest)
 
 
-# draws: each derives from (seed, purpose, it, micro) and is the same in all processes, but dropout
+# draws: each derives from (seed, purpose, it, micro), and is the same in all processes except
+# dropout
 
 def get_batch(examples, it, micro, dev):
     """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
@@ -139,13 +141,15 @@ def draw_loops(it, micro):
     return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
 
 
-def draw_noise(it, micro, dev):
-    """
-    The noise of x^(0), which the model takes in place of a noise_seed; seeds torch for dropout too.
-    """
-    torch.manual_seed(derived_seed(seed, 'dropout', it, micro, distributed.RANK))
+def noise_of(it, micro, dev):
+    """Where x^(0) comes from in this micro step; the model takes it in place of a noise_seed."""
     generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
     return TrainingNoise(generator, distributed.RANK, distributed.WORLD)
+
+
+def seed_dropout(it, micro):
+    """Seed torch's own generator, from which dropout draws."""
+    torch.manual_seed(derived_seed(seed, 'dropout', it, micro, distributed.RANK))
 
 
 # the start of a run ------------------------------------------------------------------------------
@@ -201,8 +205,6 @@ def make_model(knobs, checkpoint, examples):
             values['vocab_size'] = 64 * math.ceil(examples.vocab_size / 64)
     config = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
                            if field.name in values})
-    if config.groups != knobs['groups']:
-        say(f'groups, in the order of the layers: {config.groups}')
     if knobs['loss_at'] == 'all' and not config.groups:
         raise ValueError('--loss_at=all needs a model with groups: leave it out')
     torch.manual_seed(derived_seed(knobs['seed'], 'init'))
@@ -217,7 +219,7 @@ def make_model(knobs, checkpoint, examples):
 def load_weights(model, weights):
     """Those that fit by name; the others are named. ValueError if a shape does not fit."""
     name = type(model).__name__
-    with configurator.explain(f'the weights do not fit the model class {name}',
+    with explain(f'the weights do not fit the model class {name}',
                               'take another --model_class or --init_from', RuntimeError):
         missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing:                         # such as a gate
@@ -417,7 +419,8 @@ def forward_backward(model, raw, examples, it, dev, autocast):
     for micro in range(gradient_accumulation_steps):
         x, y = get_batch(examples, it, micro, dev)
         n_loop = draw_loops(it, micro)              # one count per group
-        noise = draw_noise(it, micro, dev)
+        noise = noise_of(it, micro, dev)
+        seed_dropout(it, micro)
         if distributed.WORLD > 1:                   # the gradients are averaged once, at the end
             model.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
         with autocast:
@@ -487,5 +490,5 @@ def evaluate_only(knobs):
 # not `configure`, as in other scripts: main reads the arguments itself, so that a notebook calls it
 if __name__ == '__main__':
     configurator.register(globals())
-    configurator.run(distributed.look)
-    configurator.run(lambda: main(*sys.argv[1:]))
+    run(distributed.look)
+    run(lambda: main(*sys.argv[1:]))

@@ -1,8 +1,8 @@
 """
-What the programs share. No file here is run by itself. Nothing here imports a program, except that
-a config file may set any knob of train.py.
+What the programs share. No file here is run by itself, and none imports a program.
 
-    configurator    a command line, config files and one-line errors
+    configurator    a command line and config files
+    errors          what a user has caused is said in one line
     checkpoint      what a ckpt.pt holds; it is written and read
     run_folder      the folder in which it stands
     resume          what a run of train.py goes on from

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import torch
 
 from common import configurator, distributed
-from common.configurator import ROOT, explain
 from common.distributed import say
-from common.files import new_file
+from common.errors import explain, is_out_of_memory
+from common.files import ROOT, new_file
 from common.run_folder import find_run
 
 # what every checkpoint has, that of a converted model too
@@ -133,7 +133,7 @@ def is_of_content(error):
     """Can the content of a file cause this error? Not if a file cannot be opened, for instance."""
     cannot_open = isinstance(error, OSError) and error.filename is not None
     cannot_import = isinstance(error, ImportError)
-    return not (cannot_open or cannot_import or configurator.is_out_of_memory(error))
+    return not (cannot_open or cannot_import or is_out_of_memory(error))
 
 
 def load_checkpoint(path, device='cpu', trusted='', length=None):

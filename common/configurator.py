@@ -6,7 +6,7 @@ with
 
     if __name__ == '__main__':
         config = configure(globals())
-        run(main)
+        run(main)                       # see errors.py
 
 A command line consists of config files (plain Python, which may read the knobs) and flags. They are
 applied in the order given:
@@ -15,6 +15,7 @@ applied in the order given:
 
 A knob takes values of its default's type or, if it has one, of its annotation:
 `n_loop: int | list | None = None`, `pos: Literal['learned', 'rotary'] = 'learned'`.
+
 A config file is run, and the names that it binds are knobs: of the script, or of train.py. Those of
 train.py that the script does not have are ignored, so a config file for train.py works with every
 script. The file may read all of these knobs, as they are so far. If it imports something it may
@@ -23,25 +24,18 @@ with its comment.
 """
 import ast
 import builtins
-import difflib
 import json
 import os
 import re
 import sys
-import traceback
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import deepcopy
-from importlib import import_module
 from types import ModuleType, NoneType
-from typing import get_args
+from typing import Literal, get_args
 
-from common import distributed
+from common.errors import did_you_mean, run
+from common.files import ROOT
 
-# what torch, numpy and Python say if memory is short, or if a size is beyond 64 bits
-OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|Invalid buffer size|"
-                 'overflowed|multiplication overflow|Overflow when|is too big|Maximum allowed|'
-                 'too (large|big) to convert')
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RENAMED = {'past': 'wake'}      # knobs with another name than they had
 # of the last command line that was read
 given = set()       # the knobs that it, or a config file in it, has set
@@ -50,89 +44,6 @@ own_files = []      # its config files with imports: they may have added parts t
 
 class PathName(str):
     """The annotation of a knob that is a path: ~ is expanded, and an empty one is refused."""
-
-
-# errors -------------------------------------------------------------------------------------------
-
-def run(main):
-    """
-    Call main(); errors that a user can cause end the program with one line, not with a traceback.
-
-    The exit status is 2 for bad input (a ValueError or OSError: a knob, a file) and for too little
-    memory, 130 for Ctrl-C, and 128 + the signal's number for a training run that a signal has
-    stopped. TRACEBACK=1 in the environment shows the traceback of an error.
-    """
-    for stream in sys.stdout, sys.stderr:
-        if hasattr(stream, 'reconfigure'):
-            stream.reconfigure(errors='replace')        # an old console lacks some letters
-    try:
-        main()
-        print(end='', flush=True)
-    except KeyboardInterrupt:
-        print('\nstopped', file=sys.stderr)
-        raise SystemExit(130)
-    except distributed.Stopped as stop:
-        raise SystemExit(128 + stop.number)
-    except BrokenPipeError:             # `... | head` has read enough: drop what is not printed yet
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(0)
-    except Exception as error:
-        line = line_of(error)
-        if line is None or os.environ.get('TRACEBACK'):
-            raise
-        # bad input is the same in all processes that torchrun starts on a machine, so only one of
-        # them prints the line; but each has a memory of its own
-        if is_out_of_memory(error) or distributed.LOCAL_RANK == 0:
-            print(f'error: {line}', file=sys.stderr)
-        raise SystemExit(2)
-
-
-def line_of(error):
-    """The line for a user whose input or memory causes this error; None if it is a bug of ours."""
-    if is_out_of_memory(error):
-        return 'not enough memory: lower a size, such as batch_size, n_loop or n_embd'
-    if not isinstance(error, (ValueError, OSError)):
-        return None
-    line = ' '.join(str(error).split())
-    if isinstance(error, ValueError) and not is_on_purpose(error):
-        line += ' (TRACEBACK=1 shows where)'
-    return line
-
-
-def is_on_purpose(error):
-    """Does a `raise` of this project say it, and not Python or a library that failed?"""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    path = os.path.abspath(where.filename)
-    is_ours = path.startswith(ROOT + os.sep) and 'site-packages' not in path        # .venv is there
-    return is_ours and where.line.startswith('raise ')
-
-
-def check(good, message):
-    """ValueError with this message unless `good` is true."""
-    if not good:
-        raise ValueError(message)
-
-
-def is_out_of_memory(error):
-    return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))
-
-
-@contextmanager
-def explain(what, advice, errors=Exception):
-    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
-    try:
-        yield
-    except errors as error:
-        kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
-
-
-def did_you_mean(name, known):
-    """": did you mean 'x'?" with the most similar of the known names; '' if none is similar."""
-    if RENAMED.get(str(name)) in known:
-        return f': it is called {RENAMED[name]} now'
-    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f": did you mean '{nearest[0]}'?" if nearest else ''
 
 
 # the command line ---------------------------------------------------------------------------------
@@ -210,23 +121,43 @@ def read_flag(arg, following, knobs, annotations):
     """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
     key, equals, text = arg[2:].partition('=')
     if key not in knobs:
-        raise ValueError(f'unknown flag --{key}{did_you_mean(key, knobs)} (--help lists all)')
+        raise ValueError(f'unknown flag --{key}{known_as(key, knobs)} (--help lists all)')
     if not equals and bool in types_of(annotations[key]):
         text = 'True'
     elif not equals:
         if not following or following[0].startswith('--'):
             raise ValueError(f'--{key} needs a value: --{key}=VALUE')
         text = following.pop(0)
-    knobs[key] = parse(key, text, annotations[key])
+    knobs[key] = parse(key, text, annotations[key], example=knobs[key])
     given.add(key)
+
+
+def known_as(key, knobs):
+    """How the error for an unknown knob goes on: with its name of today, or a similar one."""
+    if RENAMED.get(key) in knobs:
+        return f': it is called {RENAMED[key]} now'
+    return did_you_mean(key, sorted(knobs))
+
+
+def knobs_of_training():
+    """
+    train.py's knobs and their defaults: its text between two lines of dashes, run as a config file
+    is. To import train.py would load all that it needs, and this file is one of them.
+    """
+    with open(os.path.join(ROOT, 'train.py'), encoding='utf-8') as f:
+        section = re.split('^# -+$', f.read(), flags=re.MULTILINE)[1]
+    names = dict(Literal=Literal, PathName=PathName)        # of annotations
+    exec(section, names)
+    return knobs_of(names)
 
 
 def read_file(path, knobs, annotations):
     """Run a config file, and set the knobs that it binds."""
     if not path.endswith('.py'):
         raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
-    known = import_module('train').DEFAULTS | knobs
-    # names that it reads and has not bound are looked up among its builtins
+    known = knobs_of_training() | knobs
+    # Python looks a name that the file has not bound up among the builtins, so the file reads the
+    # knobs there, and `names` holds what it binds
     readable = deepcopy(known)
     names = dict(__builtins__=vars(builtins) | readable)
     try:
@@ -242,12 +173,12 @@ def read_file(path, knobs, annotations):
     for key, value in (altered | names).items():
         is_part = callable(value) or isinstance(value, ModuleType)
         if key in knobs:
-            knobs[key] = convert(key, value, annotations[key])
+            knobs[key] = convert(key, value, annotations[key], example=knobs[key])
             given.add(key)
         # a name with a capital letter, or an underscore before it, is no knob
         elif key not in known and key[0] != '_' and key == key.lower() and not is_part:
             raise ValueError(f"unknown knob '{key}' in config file '{path}'"
-                             f'{did_you_mean(key, sorted(known))}')
+                             f'{known_as(key, known)}')
 
 
 def show_help(script, knobs, annotations):
@@ -291,8 +222,11 @@ def choices_of(annotation):
     return [member for member in members_of(annotation) if isinstance(member, str)]
 
 
-def parse(key, text, annotation):
-    """A flag's text as a value of the knob `key`: a Python literal that fits it, or the text."""
+def parse(key, text, annotation, example=None):
+    """
+    A flag's text as a value of the knob `key`: a Python literal that fits it, or the text. example:
+    see convert.
+    """
     types = types_of(annotation)
     value = text
     with suppress(Exception):           # no literal
@@ -302,10 +236,10 @@ def parse(key, text, annotation):
     text_fits = str in types or PathName in types
     if text_fits and (type(value) is str or type(value) not in types):          # --name=12
         value = text
-    return convert(key, value, annotation)
+    return convert(key, value, annotation, example)
 
 
-def convert(key, value, annotation):
+def convert(key, value, annotation, example=None):
     """
     The value as the knob `key` takes it. ValueError if it fits no part of the annotation:
 
@@ -315,7 +249,8 @@ def convert(key, value, annotation):
         Literal                 one of its strings
         PathName                a string, in which ~ is expanded
 
-    '' is refused for a PathName, and where None would say the same.
+    '' is refused for a PathName, and where None would say the same. example: a value of the knob,
+    which the error for one that takes a list shows.
     """
     types = types_of(annotation)
     choices = choices_of(annotation)
@@ -331,7 +266,9 @@ def convert(key, value, annotation):
         return value
     if float in types and type(value) is int:
         return float(value)
-    words = {NoneType: 'None', list: 'a list such as [1, 2]'}
+    if not example or not isinstance(example, list):
+        example = [1, 2]
+    words = {NoneType: 'None', list: f'a list such as {example}'}
     wanted = [f"one of {', '.join(choices)}"] if choices else []
     wanted += [words.get(kind, kind.__name__) for kind in types]
     raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"

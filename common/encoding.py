@@ -17,7 +17,7 @@ import os
 
 import tiktoken
 
-from common.configurator import check, explain
+from common.errors import check, explain
 from common.tokenizer_json import EOT, STORED, TokenizerJson, check_settings
 
 

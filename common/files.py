@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from contextlib import contextmanager, suppress
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))      # the project's folder
+
 
 @contextmanager
 def new_file(path, mode='w', keep_old=False, newline=None, encoding='utf-8'):

@@ -14,7 +14,7 @@ import functools
 import os
 import sys
 
-from common.configurator import explain
+from common.errors import explain
 from common.files import read_json, write_json
 
 SAVE_EVERY = 1024

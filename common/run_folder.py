@@ -9,8 +9,7 @@ from contextlib import nullcontext
 from filelock import FileLock, Timeout
 
 from common import distributed
-from common.configurator import ROOT
-from common.files import check_writable
+from common.files import ROOT, check_writable
 
 # what --resume continues from: the last checkpoint, or the one before
 RESUMED = 'ckpt.pt', 'ckpt.old.pt'

@@ -19,7 +19,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from common import configurator
-from common.configurator import explain
+from common.errors import explain
 from common.files import write_json
 
 KEY = 'rule', 'hits', 'keep', 'cache', 'wake', 'ring', 'wave'

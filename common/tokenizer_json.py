@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-from common.configurator import check
+from common.errors import check
 from common.files import new_file, read_json
 
 EOT = '<|endoftext|>'

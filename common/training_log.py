@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from shlex import quote
 
 from common import distributed
-from common.configurator import explain
 from common.distributed import say
+from common.errors import explain
 from common.files import write_csv
 
 

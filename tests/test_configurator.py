@@ -12,6 +12,7 @@ import torch
 from conftest import ROOT, run
 
 import common
+import train
 from common import configurator, distributed
 from common.configurator import configure
 from common.distributed import pick_device
@@ -110,7 +111,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),
     (['--rule='], 'rule must be one of accel, kl or None'),
     (['--word='], 'word is empty: give a value, or leave it out'),
-    (['--layers=1'], 'layers must be a list such as [1, 2], not 1'),
+    (['--layers=1'], 'layers must be a list such as [[1]], not 1'),
     (['--mode=gpu'], "mode must be one of cpu or a list such as [1, 2], not 'gpu': did you mean "
      "'cpu'?"),
     (['nowhere.py'], "config file 'nowhere.py' failed: FileNotFoundError"),
@@ -147,6 +148,10 @@ def test_a_script_that_runs_is_found_under_its_own_name(tmp_path, script):
         sys.modules.pop(name, None)
         done = run(str(tmp_path / 'mine.py'), '--help', script=script)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_knobs_of_training_are_read_from_its_file():
+    assert configurator.knobs_of_training() == train.DEFAULTS
 
 
 def test_help_has_every_knob_with_its_comment(script, capsys):

@@ -91,7 +91,8 @@ def test_every_micro_step_draws_its_noise_dropout_and_loops(tiny):
     model, keys = tiny().train(), [(it, micro) for it in range(5) for micro in range(5)]
 
     def numbers(it, micro):
-        noise = train.draw_noise(it, micro, 'cpu')
+        noise = train.noise_of(it, micro, 'cpu')
+        train.seed_dropout(it, micro)
         of_groups = [group.init_state(torch.zeros(1, 1, 1), noise).item() for group in model.groups]
         return *of_groups, torch.rand(1).item()
 

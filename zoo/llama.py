@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from common.configurator import PathName, check, configure, explain, run
+from common.configurator import PathName, configure, run
+from common.errors import check, explain
 from common.tokenizer_json import ENDS, TokenizerJson
 from model import GPT, Block, CausalSelfAttention
 from zoo import public as hubs

@@ -28,7 +28,8 @@ from torch.nn import functional as F
 
 import tasks
 from common.colours import paint
-from common.configurator import check, configure, run
+from common.configurator import configure, run
+from common.errors import check
 from model import GPT, Block, CausalSelfAttention, GPTConfig, attend_near
 from tasks import NOT_ASKED
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from common.checkpoint import Run, class_of, save_run
-from common.configurator import explain
+from common.errors import explain
 from common.run_folder import check_free, only_writer, start_over
 from common.tokenizer_json import ENDS, TokenizerJson, check_settings
 from model import GPTConfig
