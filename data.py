@@ -39,7 +39,6 @@ fineweb, that of the source for nanoGPT's tokens, and otherwise bytes.
 
 Paper: App. B (FineWeb, 300M tokens).
 """
-import glob
 import hashlib
 import json
 import math
@@ -47,10 +46,11 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,11 +59,20 @@ from tqdm import tqdm
 
 import tasks
 from common.configurator import PathName, configure, run
-from common.encoding import documents_in, open_text_encoding, parse_tokenizer, stored_name
+from common.encoding import open_text_encoding, parse_tokenizer, stored_name
 from common.errors import check, did_you_mean, explain
 from common.examples import Examples
 from common.files import read_json, write_json
-from common.fineweb import Stream
+from common.fineweb import SAVE_EVERY, Stream
+from common.own_text import (
+    SPLITS,
+    default_tokenizer,
+    find_files,
+    has_tokens,
+    nanogpt_documents,
+    own_documents,
+    splits_by_name,
+)
 from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import torch_documents
 
@@ -79,156 +88,9 @@ val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 o
 overwrite = False                   # replace a data set of this name
 # --------------------------------------------------------------------------------------------------
 
-SPLITS = ('train', 'val')
-# words in the name of a file or folder that is held out
-HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 VAL_FRACTION = dict(torchdocs=1 / 48, fineweb=0.0005)       # and 0.05 of own text
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
-
-
-def open_encoding(name, folder=None):
-    """The encoding of a checkpoint or a data set: the words of a task, or of texts."""
-    origin = parse_tokenizer(name)
-    check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
-          'convert it again from a folder that has one')
-    if origin != 'task':
-        return open_text_encoding(name, folder)
-    task = name.partition(':')[0]
-    check(task in tasks.TASKS, f"the task '{task}' is not known: if it is in a file of yours, name "
-          'that file behind the script, as in training')
-    return tasks.Words(name)
-
-
-# where documents come from ------------------------------------------------------------------------
-
-def open_source(name, path, val_fraction):
-    """
-    Where the data set `name` comes from -> its source in words, its documents as (split, text)
-    pairs, and a sha256 of the files that they are read from and of the names' splits.
-    """
-    if name == 'torchdocs':
-        every = one_in(val_fraction)
-        documents = (('train' if number % every else 'val', text)
-                     for number, text in enumerate(torch_documents()))
-        return f'documentation in torch {torch.__version__}', documents, sha256()
-    if has_tokens(path):
-        return path, nanogpt_documents(path), sha256(*(f'{path}/{split}.bin' for split in SPLITS))
-    files = find_files(path)
-    splits = splits_by_name(files)
-    return path, own_text(files, splits, val_fraction), sha256(*files, more=''.join(splits))
-
-
-def one_in(val_fraction):
-    """n, if one of each n documents is held out. ValueError if val_fraction is not near 1 / n."""
-    n = round(1 / val_fraction)
-    check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
-          f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')
-    return n
-
-
-def has_tokens(path, some=all):
-    """Are nanoGPT's train.bin and val.bin in the folder path? some=any: is one of them?"""
-    return some(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
-
-
-def default_tokenizer(path):
-    """The knob `tokenizer` of a data set from this path for which none is given."""
-    if not path or not has_tokens(path):
-        return 'bytes'
-    tokenizer = read_json(f'{path}/meta.json').get('tokenizer', 'gpt2')
-    return f'{path}/tokenizer.json' if parse_tokenizer(tokenizer) == 'stored' else tokenizer
-
-
-def find_files(path):
-    """The text files at path (a file, folder or pattern) by their order, each under one name."""
-    if os.path.isfile(path):
-        files = [path]
-    elif os.path.isdir(path):       # links to folders are not followed
-        inside = [file for file in Path(path).rglob('*') if file.is_symlink() or not file.is_dir()]
-        files = [str(file) for file in inside
-                 if file.suffix == '.txt' and '/.' not in f'/{file.relative_to(path)}']
-        if len(files) < len(inside):
-            print(f'{len(inside) - len(files)} files and linked folders in {path} are left out: '
-                  'only .txt files that are not hidden are read', file=sys.stderr)
-    else:
-        folder, pattern = os.path.split(path)
-        if os.path.isdir(folder):       # brackets in its name are no pattern
-            folder = glob.escape(folder)
-        files = glob.glob(os.path.join(folder, pattern), recursive=True)
-    names = {os.path.realpath(file): file
-             for file in sorted(files, reverse=True) if os.path.isfile(file)}
-    check(names, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files, or "
-          'a glob pattern')
-    return sorted(names.values())
-
-
-def splits_by_name(files):
-    """The split of each text file, 'train' or 'val', or [] if no file is named as held out."""
-    root = os.path.commonpath(files)
-    splits = []
-    for file in files:
-        words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
-        splits.append('val' if HELD_OUT.intersection(words) else 'train')
-    check('train' in splits, 'all files are held out because of their names '
-          f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
-    return splits if 'val' in splits else []
-
-
-def own_text(files, splits, val_fraction):
-    """
-    The documents of text files, [(split, text), ...]. splits: see splits_by_name. A line says what
-    is held out, and why.
-    """
-    texts_of_file = [read_documents(file) for file in files]
-    if splits:
-        by_name = [file for file, split in zip(files, splits) if split == 'val']
-        more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
-        print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)
-        return [(split, text) for split, texts in zip(splits, texts_of_file) for text in texts]
-
-    texts = [text for texts in texts_of_file for text in texts]
-    if len(texts) == 1:
-        print(f'held out: the last {100 * val_fraction:g}% of the text, since it is one document',
-              file=sys.stderr)
-        middle = int(len(texts[0]) * (1 - val_fraction))
-        return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
-
-    n = max(1, round(len(texts) * val_fraction))
-    print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
-          file=sys.stderr)
-    # The first document is often a licence. With this seed it is trained on if there are at most 55
-    # documents and 5% are held out. Another seed would change the splits of existing data sets.
-    drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
-    return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
-
-
-def read_documents(file):
-    """The documents of a text file."""
-    with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
-          open(file, encoding='utf-8-sig') as f):
-        texts = documents_in(f.read())
-        check(texts, 'it is empty')
-        return texts
-
-
-def nanogpt_documents(folder):
-    """The documents of nanoGPT's train.bin and val.bin, tokens of gpt2, with their splits."""
-    check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
-          f'is not read: take their text, --path={quote(folder)}/input.txt')
-    # a folder that data.py has written says what its tokens are
-    tokenizer = read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2')
-    encoding = open_text_encoding(tokenizer, folder)
-    around = {*encoding.start, *encoding.ends}      # they are no text
-    for split in SPLITS:
-        with explain(f"cannot read '{folder}/{split}.bin'",
-                     f'give uint16 tokens of {encoding.name}'):
-            ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
-            ends = np.flatnonzero(ids == encoding.eot_token)
-            for document in np.split(ids, ends + 1):
-                tokens = [token for token in document.tolist() if token not in around]
-                for text in documents_in(encoding.decode(tokens)):
-                    yield split, text
 
 
 # writing a data set -------------------------------------------------------------------------------
@@ -244,17 +106,19 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     check_knobs(name, path, tokenizer, bpe)
     folder = folder_of(name, path)
     val_fraction = fraction_of(name, val_fraction)
+    source = open_source(name, path, val_fraction)
     if bpe is not None:
         tokenizer = 'bytes'         # until the BPE is trained
-    source, documents, files_sha256 = open_source(name, path, val_fraction)
-    tokenizer = tokenizer or default_tokenizer(path)
-    made_of = dict(source=source, tokenizer=stored_name(tokenizer), bpe=bpe,
-                   val_fraction=val_fraction, tokens=None, sha256=files_sha256)
+    elif tokenizer is None:
+        tokenizer = default_tokenizer(path)
+    made_of = dict(source=source.words, tokenizer=stored_name(tokenizer), bpe=bpe,
+                   val_fraction=val_fraction, tokens=None, sha256=source.sha256)
     with only_maker(folder):
         old_meta = meta_of_same(folder, made_of, overwrite)
         if old_meta:
             return old_meta
         encoding = open_text_encoding(tokenizer)
+        documents = source.documents
         if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
         if bpe is not None:
@@ -262,21 +126,23 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
                   file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-        counts = write(f'{folder}/part', documents, encoding)
-        return finish(folder, encoding, made_of, counts)
+        with Writer(f'{folder}/part', encoding) as writer:
+            for split, text in documents:
+                writer.add(split, text)
+        return finish(folder, encoding, made_of, writer.counts)
 
 
 def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, tokens='300M',
                  config='sample-10BT', revision=None):
     """
-    Write data/fineweb, as the knobs of these names say -> its meta. As in make, but it is written
-    while it is read, and an interrupted call is continued: see fineweb.py.
+    Write data/fineweb, as the knobs of these names say -> its meta. As `make`, but of a stream: it
+    ends behind the document that reaches so many tokens, and an interrupted call is continued.
     """
     tokenizer = tokenizer or 'gpt2'
     val_fraction = fraction_of('fineweb', val_fraction)
     most_tokens = count_tokens(tokens)
     folder = folder_of('fineweb', path)
-    stream = Stream(path, one_in(val_fraction), config, revision, source_of(folder, overwrite))
+    stream = Stream(path, one_in(val_fraction), config, revision, earlier_source(folder, overwrite))
     made_of = dict(source=stream.source, tokenizer=stored_name(tokenizer), bpe=None,
                    val_fraction=val_fraction, tokens=most_tokens, sha256=sha256())
     with only_maker(folder):
@@ -285,10 +151,39 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
             return old_meta
         encoding = open_text_encoding(tokenizer)
         part = f'{folder}/part'
-        counts = stream.resume(part, made_of)
-        save = partial(stream.save, part, made_of)
-        counts = write(part, stream, encoding, most_tokens, counts, save)
-        return finish(folder, encoding, made_of, counts)
+        counts = stream.resume(part, made_of)       # of what an interrupted call has written
+        with Writer(part, encoding, counts, most_tokens) as writer:
+            for split, text in stream:
+                writer.add(split, text)
+                if writer.n_tokens >= most_tokens:
+                    break
+                if stream.n_read % SAVE_EVERY == 0:
+                    writer.flush()
+                    stream.save(part, made_of, writer.counts)
+        return finish(folder, encoding, made_of, writer.counts)
+
+
+class Source(NamedTuple):
+    """Where a data set comes from."""
+    words: str              # that say it
+    documents: Iterable     # (split, text) pairs
+    sha256: str             # of the files that they are read from, and of what their names hold out
+
+
+def open_source(name, path, val_fraction):
+    """The Source of the data set `name`, torchdocs or text at path."""
+    if name == 'torchdocs':
+        every = one_in(val_fraction)
+        documents = (('train' if number % every else 'val', text)
+                     for number, text in enumerate(torch_documents()))
+        return Source(f'documentation in torch {torch.__version__}', documents, sha256())
+    if has_tokens(path):
+        bins = [f'{path}/{split}.bin' for split in SPLITS]
+        return Source(path, nanogpt_documents(path), sha256(*bins))
+    files = find_files(path)
+    splits = splits_by_name(files)
+    documents = own_documents(files, splits, val_fraction)
+    return Source(path, documents, sha256(*files, more=''.join(splits)))
 
 
 def folder_of(name, path):
@@ -307,19 +202,22 @@ def meta_of_same(folder, made_of, overwrite):
     if overwrite:
         return {}
     old_meta = read_json(f'{folder}/meta.json')
-    check(old_meta or not has_tokens(folder, any), f'{folder} has tokens, and no '
-          'meta.json that says which: --overwrite replaces them, or choose another name')
-    check(not old_meta or old_meta.get('made_of') == made_of, f'{folder} is there, made of '
-          f"{old_meta.get('source')}, and this is other text or made in another way: --overwrite "
-          'replaces it, or choose another name')
+    if old_meta:
+        check(old_meta.get('made_of') == made_of, f'{folder} is there, made of '
+              f"{old_meta.get('source')}, and this is other text or made in another way: "
+              '--overwrite replaces it, or choose another name')
+    else:
+        check(not any(os.path.exists(f'{folder}/{split}.bin') for split in SPLITS),
+              f'{folder} has tokens, and no meta.json that says which: --overwrite replaces them, '
+              'or choose another name')
     return old_meta
 
 
-def source_of(folder, overwrite):
-    """The source of the data set in folder, or of one that an interrupted call has begun, or ''."""
-    old_meta = {} if overwrite else read_json(f'{folder}/meta.json')
-    begun = old_meta or read_json(f'{folder}/part/progress.json')
-    return begun.get('made_of', {}).get('source', '')
+def earlier_source(folder, overwrite):
+    """The source in words of the data set in folder, or of the one that is begun there, or ''."""
+    meta = {} if overwrite else read_json(f'{folder}/meta.json')
+    begun = read_json(f'{folder}/part/progress.json')
+    return (meta or begun).get('made_of', {}).get('source', '')
 
 
 def check_knobs(name, path, tokenizer, bpe):
@@ -341,6 +239,14 @@ def fraction_of(name, val_fraction):
         val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
     return val_fraction
+
+
+def one_in(val_fraction):
+    """n, if one of each n documents is held out. ValueError if val_fraction is not near 1 / n."""
+    n = round(1 / val_fraction)
+    check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
+          f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')
+    return n
 
 
 def count_tokens(text):
@@ -371,37 +277,55 @@ def only_maker(folder):
             lock.release()
 
 
-def write(part, documents, encoding, most_tokens=None, counts=None, save=None):
+class Writer:
     """
-    Write the tokens of documents, (split, text) pairs, to part/train.bin and part/val.bin, up to
-    the document that reaches most_tokens (None: all) -> counts, {split: dict(documents, tokens,
-    bytes of text)}.
+    `with Writer(part, encoding) as writer:` writes the folder part: the tokens of documents, in
+    train.bin and val.bin.
 
-    counts: of what is there already, to be continued. save: a function, called after each document
-    with the two open files and the counts.
+    counts: {split: dict(documents, tokens, bytes of text)}, what is in them. If it is given, the
+    files are there and are continued. most_tokens: for the progress bar.
     """
-    if not counts:
-        shutil.rmtree(part, ignore_errors=True)
-        os.makedirs(part)
-        counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-    n_tokens = sum(counts[split]['tokens'] for split in SPLITS)
-    with (open(f'{part}/train.bin', 'ab') as train, open(f'{part}/val.bin', 'ab') as val,
-          tqdm(total=most_tokens, initial=n_tokens, unit=' tokens', unit_scale=True,
-               desc=part, leave=False, disable=None) as bar):
-        bins = dict(train=train, val=val)
-        for split, text in documents:
-            ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
-            bins[split].write(np.array(ids, dtype='<u2').tobytes())
-            counts[split]['documents'] += 1
-            counts[split]['tokens'] += len(ids)
-            counts[split]['bytes'] += len(text.encode(errors='replace'))
-            n_tokens += len(ids)
-            bar.update(len(ids))
-            if most_tokens is not None and n_tokens >= most_tokens:
-                break
-            if save:
-                save(bins, counts)
-    return counts
+
+    def __init__(self, part, encoding, counts=None, most_tokens=None):
+        if counts is None:
+            shutil.rmtree(part, ignore_errors=True)
+            os.makedirs(part)
+            counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+        self.encoding = encoding
+        self.counts = counts
+        self.bins = {split: open(f'{part}/{split}.bin', 'ab') for split in SPLITS}
+        self.bar = tqdm(total=most_tokens, initial=self.n_tokens, unit=' tokens', unit_scale=True,
+                        desc=part, leave=False, disable=None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
+        for file in self.bins.values():
+            file.close()
+
+    @property
+    def n_tokens(self):
+        """How many tokens both files have."""
+        return sum(counts['tokens'] for counts in self.counts.values())
+
+    def add(self, split, text):
+        """Write a document."""
+        encoding = self.encoding
+        ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
+        self.bins[split].write(np.array(ids, dtype='<u2').tobytes())
+        counts = self.counts[split]
+        counts['documents'] += 1
+        counts['tokens'] += len(ids)
+        counts['bytes'] += len(text.encode(errors='replace'))
+        self.bar.update(len(ids))
+
+    def flush(self):
+        """All that was added is on the disk from now on."""
+        for file in self.bins.values():
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def finish(folder, encoding, made_of, counts):
@@ -438,6 +362,19 @@ def sha256(*paths, more=''):
 
 
 # reading a data set -------------------------------------------------------------------------------
+
+def open_encoding(name, folder=None):
+    """The encoding of a checkpoint or a data set: the words of a task, or of texts."""
+    origin = parse_tokenizer(name)
+    check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
+          'convert it again from a folder that has one')
+    if origin != 'task':
+        return open_text_encoding(name, folder)
+    task = name.partition(':')[0]
+    check(task in tasks.TASKS, f"the task '{task}' is not known: if it is in a file of yours, name "
+          'that file behind the script, as in training')
+    return tasks.Words(name)
+
 
 def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     """

@@ -13,6 +13,7 @@ What the programs share. No file here is run by itself, and none imports a progr
     examples        what a data set and a task have in common
     encoding        text to tokens and back
     tokenizer_json  the same with the tokenizer.json of a public model
+    own_text        documents of text files, or of nanoGPT's tokens
     fineweb         a stream of documents from Hugging Face's hub
     torchdocs       the text of the first run
     calibration     thresholds that keep a promise

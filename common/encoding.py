@@ -105,11 +105,6 @@ def texts_of(tokens, encoding):
     return [text_of(token, encoding) for token in tokens]
 
 
-def documents_in(text):
-    """The documents of a text file: an EOT ends one, and one of blanks is left out."""
-    return [document for document in text.split(EOT) if document.strip()]
-
-
 class TiktokenEncoding:
     """A tiktoken.Encoding, in which text is text unless told otherwise."""
     start = ()

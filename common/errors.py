@@ -20,7 +20,7 @@ OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|In
                  'too (large|big) to convert')
 
 
-# to raise an error -------------------------------------------------------------------------------
+# to raise an error --------------------------------------------------------------------------------
 
 def check(good, message):
     """ValueError with this message unless `good` is true."""
@@ -44,7 +44,7 @@ def did_you_mean(name, known):
     return f": did you mean '{nearest[0]}'?" if nearest else ''
 
 
-# to end with an error ------------------------------------------------------------------------------
+# to end with an error -----------------------------------------------------------------------------
 
 def run(main):
     """

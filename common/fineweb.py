@@ -1,8 +1,8 @@
 """
 FineWeb, or another data set of Hugging Face's hub with a column `text`: a stream of documents.
 
-300M tokens take hours, so after every SAVE_EVERY documents part/progress.json is written beside the
-tokens, and an interrupted call continues from there. It holds
+300M tokens take hours, so after every SAVE_EVERY documents data.py saves the progress beside the
+tokens, in part/progress.json, and an interrupted call continues from there. It holds
 
     made_of       what the tokens are made of (data.make). Progress of anything else is not used,
                   but a call may ask for another number of tokens
@@ -24,22 +24,25 @@ class Stream:
     """
     The documents as (split, text) pairs; the first of each `every` documents is held out.
 
-    path: '' = FineWeb; a data set, or a folder with the same layout. revision: a commit; None =
-    that of old_source, the source of an earlier call, if it is of the same path and config,
-    otherwise the newest. ValueError if the stream cannot be opened, or breaks off.
+    path: '' = FineWeb; a data set, or a folder with the same layout. revision: a commit of the data
+    set; None = the newest, or that of an earlier call for the same, whose source is earlier_source.
+    ValueError if the stream cannot be opened, or breaks off.
+
+    source: where the documents come from, in words: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'.
     """
 
-    def __init__(self, path, every, config='sample-10BT', revision=None, old_source=''):
+    def __init__(self, path, every, config='sample-10BT', revision=None, earlier_source=''):
         self.path = path or 'HuggingFaceFW/fineweb'
         self.every = every
         self.config = config
         self.revision = revision
-        self.n_read = 0
-        self.source = f'{self.path} {config}'       # for meta.json
+        self.n_read = 0                             # documents
+        self.source = f'{self.path} {config}'
         if os.path.isdir(self.path):
-            return
-        if not revision and old_source.startswith(f'{self.source} at '):
-            self.revision = old_source.removeprefix(f'{self.source} at ')
+            return                                  # it has no commits
+        words, _, commit = earlier_source.partition(' at ')
+        if not revision and words == self.source:
+            self.revision = commit
         if not self.revision:                       # a later call must read the same texts
             with self.explained():
                 import huggingface_hub
@@ -47,11 +50,13 @@ class Stream:
         self.source += f' at {self.revision}'
 
     def explained(self):
+        """For what is done before the first document is read."""
         return explain(f'cannot stream {self.source}', 'no network? If there is one, check --path, '
                        '--config and --revision')
 
     @functools.cached_property
     def rows(self):
+        """The stream of the library, opened when it is first needed."""
         with self.explained():
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
@@ -70,42 +75,42 @@ class Stream:
     def resume(self, part, made_of):
         """
         Continue behind what an interrupted call has saved in the folder part -> its counts of what
-        it wrote, or None if it cannot be used, which a line says. What it wrote after that is
-        removed.
+        it had written by then, to which the files are cut; None to start anew, and a line says why.
         """
         rows = self.rows        # if it cannot be opened, what is there stays
         progress = read_json(f'{part}/progress.json')
         if not progress:
             return None
-        counts = {split: progress[split] for split in ('train', 'val')}
-        sizes = {f'{part}/{split}.bin': 2 * counts[split]['tokens'] for split in counts}
-        n_tokens = sum(counts[split]['tokens'] for split in counts)
-        is_other = progress['made_of'] | dict(tokens=made_of['tokens']) != made_of
-        is_too_long = n_tokens >= made_of['tokens']
-        is_damaged = any(not os.path.exists(file) or os.path.getsize(file) < size
-                         for file, size in sizes.items())
-        reason = ''
-        if is_other:
-            reason = 'made in another way'
-        elif is_too_long:
-            reason = 'not fewer than this call asks for'
-        elif is_damaged:
-            reason = 'damaged'
+        reason = why_useless(progress, part, made_of)
         if reason:
-            print(f"{n_tokens:,} tokens of {progress['made_of']['source']}, left by an interrupted "
-                  f'call, are discarded: they are {reason}', file=sys.stderr)
+            print(f"{n_tokens_in(progress):,} tokens of {progress['made_of']['source']}, left by "
+                  f'an interrupted call, are discarded: they are {reason}', file=sys.stderr)
             return None
-        for file, size in sizes.items():
-            os.truncate(file, size)
         rows.load_state_dict(progress['stream'])
         self.n_read = progress['documents']
+        counts = {split: progress[split] for split in ('train', 'val')}
+        for split in counts:
+            os.truncate(f'{part}/{split}.bin', 2 * counts[split]['tokens'])
         return counts
 
-    def save(self, part, made_of, bins, counts):
-        """Save the progress after every SAVE_EVERY documents. bins: the open files."""
-        if self.n_read % SAVE_EVERY == 0:
-            for file in bins.values():
-                file.flush()
-                os.fsync(file.fileno())
-            write_json(dict(made_of=made_of, documents=self.n_read, stream=self.rows.state_dict(),
-                            **counts), f'{part}/progress.json')
+    def save(self, part, made_of, counts):
+        """Save the progress, when all that was counted is on the disk."""
+        progress = dict(made_of=made_of, documents=self.n_read, stream=self.rows.state_dict())
+        write_json(progress | counts, f'{part}/progress.json')
+
+
+def why_useless(progress, part, made_of):
+    """Why a call for made_of cannot go on from this progress in the folder part; '' if it can."""
+    if progress['made_of'] | dict(tokens=made_of['tokens']) != made_of:
+        return 'made in another way'
+    if n_tokens_in(progress) >= made_of['tokens']:
+        return 'not fewer than this call asks for'
+    for split in 'train', 'val':
+        file = f'{part}/{split}.bin'
+        if not os.path.exists(file) or os.path.getsize(file) < 2 * progress[split]['tokens']:
+            return 'damaged'
+    return ''
+
+
+def n_tokens_in(progress):
+    return progress['train']['tokens'] + progress['val']['tokens']

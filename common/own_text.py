@@ -1,0 +1,152 @@
+"""
+Text of your own: the documents of text files, or of nanoGPT's train.bin and val.bin, each with the
+split to which it belongs. (data.py's docstring has the rules.)
+"""
+import glob
+import os
+import re
+import sys
+from pathlib import Path
+from shlex import quote
+
+import numpy as np
+
+from common.encoding import open_text_encoding, parse_tokenizer
+from common.errors import check, explain
+from common.files import read_json
+from common.tokenizer_json import EOT
+
+SPLITS = 'train', 'val'
+# words in the name of a file or folder that is held out
+HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
+
+
+# text files ---------------------------------------------------------------------------------------
+
+def find_files(path):
+    """The text files at path (a file, folder or pattern), sorted; one with several names, once."""
+    if os.path.isfile(path):
+        files = [path]
+    elif os.path.isdir(path):
+        files = files_in(path)
+    else:
+        folder, pattern = os.path.split(path)
+        if os.path.isdir(folder):       # brackets in its name are no pattern
+            folder = glob.escape(folder)
+        files = glob.glob(os.path.join(folder, pattern), recursive=True)
+    name_of = {}
+    for file in sorted(files):
+        if os.path.isfile(file):
+            name_of.setdefault(os.path.realpath(file), file)
+    check(name_of, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files, "
+          'or a glob pattern')
+    return list(name_of.values())
+
+
+def files_in(folder):
+    """The .txt files in a folder and its folders, links to folders excepted, none hidden."""
+    files = []
+    n_left_out = 0
+    for file in Path(folder).rglob('*'):
+        if file.is_dir() and not file.is_symlink():
+            continue                    # what is in it comes by itself
+        is_hidden = any(part.startswith('.') for part in file.relative_to(folder).parts)
+        if file.suffix == '.txt' and not is_hidden:
+            files.append(str(file))
+        else:
+            n_left_out += 1
+    if n_left_out:
+        print(f'{n_left_out} files and linked folders in {folder} are left out: only .txt files '
+              'that are not hidden are read', file=sys.stderr)
+    return files
+
+
+def splits_by_name(files):
+    """The split of each text file, 'train' or 'val', or [] if no file's name holds it out."""
+    root = os.path.commonpath(files)
+    splits = []
+    for file in files:
+        words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
+        splits.append('val' if HELD_OUT.intersection(words) else 'train')
+    check('train' in splits, 'all files are held out because of their names '
+          f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
+    return splits if 'val' in splits else []
+
+
+def own_documents(files, splits, val_fraction):
+    """
+    The documents of text files, [(split, text), ...]. splits: of splits_by_name. A line says what
+    is held out, and why.
+    """
+    texts_of_file = [read_documents(file) for file in files]
+    if splits:
+        by_name = [file for file, split in zip(files, splits) if split == 'val']
+        more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
+        print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)
+        return [(split, text) for split, texts in zip(splits, texts_of_file) for text in texts]
+
+    texts = [text for texts in texts_of_file for text in texts]
+    if len(texts) == 1:
+        print(f'held out: the last {100 * val_fraction:g}% of the text, since it is one document',
+              file=sys.stderr)
+        middle = int(len(texts[0]) * (1 - val_fraction))
+        return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
+
+    n = max(1, round(len(texts) * val_fraction))
+    print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
+          file=sys.stderr)
+    # The first document is often a licence. With this seed it is trained on if there are at most 55
+    # documents and 5% are held out. Another seed would change the splits of existing data sets.
+    drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
+    return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
+
+
+def read_documents(file):
+    """The documents of a text file."""
+    with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
+          open(file, encoding='utf-8-sig') as f):
+        texts = documents_in(f.read())
+        check(texts, 'it is empty')
+        return texts
+
+
+def documents_in(text):
+    """The documents of a text file: an EOT ends one, and one of blanks is left out."""
+    return [document for document in text.split(EOT) if document.strip()]
+
+
+# nanoGPT's tokens ---------------------------------------------------------------------------------
+
+def has_tokens(path):
+    """Is path a folder with train.bin and val.bin?"""
+    return all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
+
+
+def tokenizer_of(folder):
+    """The name of the tokenizer of a folder's train.bin: gpt2, unless data.py has written it."""
+    return read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2')
+
+
+def default_tokenizer(path):
+    """The knob `tokenizer` if it is not given: bytes, or that of the tokens in the folder path."""
+    if not path or not has_tokens(path):
+        return 'bytes'
+    tokenizer = tokenizer_of(path)
+    return f'{path}/tokenizer.json' if parse_tokenizer(tokenizer) == 'stored' else tokenizer
+
+
+def nanogpt_documents(folder):
+    """The documents of a folder's train.bin and val.bin, (split, text) pairs."""
+    check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
+          f'is not read: take their text, --path={quote(folder)}/input.txt')
+    encoding = open_text_encoding(tokenizer_of(folder), folder)
+    around = {*encoding.start, *encoding.ends}      # they are no text
+    for split in SPLITS:
+        with explain(f"cannot read '{folder}/{split}.bin'",
+                     f'give uint16 tokens of {encoding.name}'):
+            ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
+            ends = np.flatnonzero(ids == encoding.eot_token)
+            for document in np.split(ids, ends + 1):
+                tokens = [token for token in document.tolist() if token not in around]
+                for text in documents_in(encoding.decode(tokens)):
+                    yield split, text
