@@ -20,10 +20,8 @@ stage() {
 # runs, short and easy problems first; and the % right of the last one
 train() {
     local name=$1 cut=$2
-    [ -z "$wanted" ] || [ "$wanted" = "$name" ] || return 0
-    [ -e "$out/$name-cut" ] || python -m zoo.etd --init_from=out-smollm2/ckpt.pt '--keep=[0,1]' \
-        '--block=[14]' --window=16 --dataset=calc:p=5,reset=0.1 --task_words \
-        --out_dir="$out/$name-cut" $cut
+    wanted "$name" || return 0
+    make_cut "$name" "$cut"
     stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
         --mean_recurrence=3 --max_iters=60 --warmup_iters=40 \
         --learning_rate=3e-3 --min_lr=3e-3 '--eval_loops=[4]' "${@:3}"
@@ -32,12 +30,34 @@ train() {
     stage "$name-c" "$name-b" --dataset=calc:p=5,reset=0.15 --block_size=32 --batch_size=32 \
         --mean_recurrence=6 --max_iters=80 --min_lr=5e-3 '--eval_loops=[8]' "${@:3}"
     stage "$name" "$name-c" "${@:3}"
-    [ -e "results/zoo/right/$name-48.csv" ] || {        # the run's own: 512 problems of 48 tokens
-        cp "$out/$name/eval.csv" "results/zoo/right/$name-48.csv"
-        cp "$out/$name/log.csv" "results/zoo/$name.csv"
+    measure "$name"
+}
+
+# at_once NAME CUT FLAGS: the same without short and easy problems before it
+at_once() {
+    wanted "$1" || return 0
+    make_cut "$1" "$2"
+    stage "$1" "$1-cut" "${@:3}"
+    measure "$1"
+}
+
+wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
+
+make_cut() {
+    [ -e "$out/$1-cut" ] || python -m zoo.etd --init_from=out-smollm2/ckpt.pt --window=16 \
+        --dataset=calc:p=5,reset=0.1 --task_words --out_dir="$out/$1-cut" \
+        '--keep=[0,1]' '--block=[14]' $2
+}
+
+# measure NAME: of 512 problems of 48 tokens, and fewer longer ones
+measure() {
+    [ -e "results/zoo/right/$1-48.csv" ] || {
+        cp "$out/$1/eval.csv" "results/zoo/right/$1-48.csv"
+        cp "$out/$1/log.csv" "results/zoo/$1.csv"
     }
-    right "$name" 192 0.02 16 "${LOOPS:-[4,16,64,128]}"
-    [ -n "${LOOPS:-}" ] || rules "$name" 192 0.05
+    right "$1" 192 0.02 16 "${LOOPS:-[4,16,64,128]}"
+    [ -n "${LOOPS:-}" ] || right "$1" 384 0.01 8 '[64,128,256]'
+    [ -n "${LOOPS:-}" ] || rules "$1" 192 0.05
 }
 
 # right NAME LENGTH RESET PROBLEMS LOOPS: % right by depth and loops
@@ -61,17 +81,21 @@ rules() {
     }
 }
 
-wanted=${1:-}
+only=${1:-}
 for seed in 1 2 3; do
     train cut-$seed '' --seed=$seed
     train random-$seed --random=$seed --seed=$seed
 done
-# one pass: no loop, no injection, no norm
-LOOPS='[1]' train noloop-1 '--norm=False --injection=none' --seed=1 --loop_draw=fixed \
-    --mean_recurrence=0.4 '--eval_loops=[1]'
+# one pass: no loop, no injection, no norm; of three layers, and of twelve
+ONE='--seed=1 --loop_draw=fixed --mean_recurrence=0.4 --eval_loops=[1]'
+LOOPS='[1]' train noloop-1 '--norm=False --injection=none' $ONE
+LOOPS='[1]' train plain12-1 "--norm=False --injection=none --keep=[0,1,2,3,26,27,28,29]
+    --block=[12,13,14,15]" $ONE
 # one thing left out, or another
 train noinjection-1 --injection=none --seed=1
 train nonorm-1 --norm=False --seed=1
 train last-1 '' --seed=1 --loss_at=last
 train window8-1 --window=8 --seed=1
-[ -n "$wanted" ] || python -m results.wrong > results/zoo/wrong.txt
+train nowindow-1 --window=None --seed=1
+at_once atonce-1 '' --seed=1 --max_iters=400
+[ -n "$only" ] || python -m results.wrong > results/zoo/wrong.txt
