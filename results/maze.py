@@ -9,7 +9,10 @@ three ways: each room alone, whose exit is for good; all rooms together, until t
 small; asleep until news arrives.
 
     T, K    rooms; loop steps
+    pieces, depth_of_wrong      wrong rooms of the CSV's row: in how many connected pieces they lie,
+                and their mean depth as a share of the deepest room's
 """
+import math
 import os
 from dataclasses import replace
 
@@ -28,7 +31,7 @@ from tasks import NOT_ASKED
 # -------------------------------------------------------------------------------------------------
 out_dir: PathName = 'pretrained/maze'
 sides = [9, 16, 30]
-n_mazes = [64, 24, 5]      # of each side, and of each of the two ways to carve
+n_mazes = [64, 24, 3]      # of each side, and of each of the two ways to carve
 n_loop = [16, 32, 64, 128, 256, 512]    # fixed loops; beyond twice the rooms and 100 none are tried
 rules = [['norm_rel', 0.2], ['accel', 3.0]]
 asked = ['alone', 'together', 'asleep']     # how the rules are asked
@@ -39,10 +42,28 @@ seed = 5                    # of the mazes
 
 
 def mazes(side, n, deep):
-    """n mazes -> tokens and labels (n, T), the deepest room of each (n,)."""
+    """n mazes -> tokens, labels and depths of the rooms, (n, T) each."""
     rng = np.random.default_rng([seed, side, int(deep)])
     x, y, depth = tasks.Problems(f'maze:deep={deep}').make(rng, n, side * side)
-    return torch.from_numpy(x), torch.from_numpy(y), depth.max(axis=1)
+    return torch.from_numpy(x), torch.from_numpy(y), depth
+
+
+def pieces(x, wrong):
+    """In how many pieces the wrong rooms (T,) of a maze x (T,) lie: doors join the rooms of one."""
+    side = math.isqrt(len(x))
+    steps = -side, 1, side, -1                  # behind the doors in the order of a room's bits
+    left = {*np.flatnonzero(wrong).tolist()}
+    n = 0
+    while left:
+        n += 1
+        reached = [left.pop()]
+        while reached:
+            room = reached.pop()
+            for door, step in enumerate(steps):
+                if x[room] >> door & 1 and room + step in left:
+                    left.remove(room + step)
+                    reached.append(room + step)
+    return n
 
 
 def together(rule):
@@ -58,7 +79,7 @@ def together(rule):
 @torch.no_grad()
 def rows_of(model, side, n, deep):
     """Rows of the CSV: what the model makes of n mazes, one after another."""
-    x, y, deepest = mazes(side, n, deep)
+    x, y, depths = mazes(side, n, deep)
     budget = waking_budget(side * side)
     methods = {('fixed', '', loops): None for loops in n_loop if loops <= budget}
     if model.groups:
@@ -70,8 +91,9 @@ def rows_of(model, side, n, deep):
     else:
         methods = {('plain', '', 1): None}
 
-    sums = {method: np.zeros(5) for method in methods}
-    for idx, labels in tqdm(list(zip(x, y)), desc=f'{side} x {side}', leave=False, disable=None):
+    sums = {method: np.zeros(7) for method in methods}
+    problems = tqdm(list(zip(x, y, depths)), desc=f'{side} x {side}', leave=False, disable=None)
+    for idx, labels, depth in problems:
         has_label = labels != NOT_ASKED
         states = []
         if model.groups:        # all fixed counts in one pass: the layers after the loop read each
@@ -92,14 +114,19 @@ def rows_of(model, side, n, deep):
                 logits = model.through_coda(states[method[2]])
             else:
                 logits, _ = model(idx[None])
-            right = (logits[0].argmax(-1) == labels)[has_label]
-            sums[method] += (right.sum(), len(right), right.all(), evals, passes)
+            wrong = ((logits[0].argmax(-1) != labels) & has_label).numpy()
+            sums[method] += (wrong.sum(), has_label.sum(), not wrong.any(), evals, passes,
+                             (depth[wrong] / depth.max()).sum(), pieces(idx.numpy(), wrong))
     rows = []
-    for (name, way, number), (right, labels, whole, evals, passes) in sums.items():
-        rows.append(dict(side=side, deep=deep, mazes=n, deepest=round(deepest.mean(), 1), rule=name,
-                         asked=way, number=number, rooms=round(100 * right / labels, 3),
-                         whole=round(100 * whole / n, 1), steps=round(evals / n, 2),
-                         passes=round(passes / n, 1)))
+    for (name, way, number), totals in sums.items():
+        wrong, labels, whole, evals, passes, depth_of_wrong, n_pieces = totals
+        rooms = round(100 * (1 - wrong / labels), 3)
+        rows.append(dict(side=side, deep=deep, mazes=n, deepest=round(depths.max(axis=1).mean(), 1),
+                         rule=name, asked=way, number=number,
+                         rooms=rooms, whole=round(100 * whole / n, 1),
+                         steps=round(evals / n, 2), passes=round(passes / n, 1),
+                         wrong=int(wrong), pieces=int(n_pieces),
+                         depth_of_wrong=round(depth_of_wrong / wrong, 2) if wrong else ''))
     return rows
 
 
@@ -137,7 +164,7 @@ def draw():
     """The passes over a maze of 16 x 16, as the page shows them -> a GIF."""
     from PIL import Image
     model, *_ = open_run(out_dir, length=256)
-    x, y, deepest = mazes(16, 1, 1.0)
+    x, y, depth = mazes(16, 1, 1.0)
     name, tau = rules[0]
     rule = make_exit(name, tau, wake=True)
     states = []
@@ -171,7 +198,7 @@ def draw():
     frames[0].save(gif, save_all=True, append_images=frames[1:], loop=0, optimize=True,
                    duration=[100] * (len(frames) - 1) + [3000])
     print(f'{gif}: {os.path.getsize(gif) / 1e3:.0f} kB, {len(awake)} loops, the deepest room '
-          f'{deepest[0]} doors away')
+          f'{depth.max()} doors away')
 
 
 def frame(x, doors_taken, sure, awake, change, right):
