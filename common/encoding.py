@@ -54,21 +54,10 @@ def open_text_encoding(name, folder=None):
     tokenizer.json is.
     """
     origin = parse_tokenizer(name)
-    if origin == 'bytes':       # token i is byte i, and 256 is the end of a text
-        ranks = {bytes([i]): i for i in range(256)}
-        encoding = TiktokenEncoding(tiktoken.Encoding(
-            'bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks, special_tokens={EOT: 256}))
-    elif origin in ('file', 'stored'):
-        path = os.path.join(folder, 'tokenizer.json') if folder else name
-        with (explain(f"cannot read '{path}' as a tokenizer.json",
-                      'take the file that came with the weights'),
-              open(path, encoding='utf-8') as f):
-            encoding = TokenizerJson(f.read())
-        if origin == 'file':
-            check_settings(encoding, os.path.dirname(path))
-        elif encoding.name != name:
-            raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 "
-                             'differs): restore it')
+    if origin == 'bytes':
+        encoding = bytes_encoding()
+    elif origin == 'file' or origin == 'stored':
+        encoding = read_tokenizer_json(name, folder)
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'no network? Each of '
                      f"{', '.join(tiktoken.list_encoding_names())} is downloaded once, to "
@@ -76,6 +65,28 @@ def open_text_encoding(name, folder=None):
             encoding = TiktokenEncoding(tiktoken.get_encoding(name))
     check(encoding.n_vocab <= 2 ** 16, f"'{name}' has {encoding.n_vocab} tokens, and uint16 has "
           'room for 65536: use gpt2 or bytes')
+    return encoding
+
+
+def bytes_encoding():
+    """Token i is byte i, and 256 is the end of a text."""
+    ranks = {bytes([i]): i for i in range(256)}
+    return TiktokenEncoding(tiktoken.Encoding(
+        'bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks, special_tokens={EOT: 256}))
+
+
+def read_tokenizer_json(name, folder):
+    """The encoding of the file that open_text_encoding's name and folder say."""
+    path = os.path.join(folder, 'tokenizer.json') if folder else name
+    with (explain(f"cannot read '{path}' as a tokenizer.json",
+                  'take the file that came with the weights'),
+          open(path, encoding='utf-8') as f):
+        encoding = TokenizerJson(f.read())
+    if parse_tokenizer(name) == 'file':
+        check_settings(encoding, os.path.dirname(path))
+    elif encoding.name != name:
+        raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 differs): "
+                         'restore it')
     return encoding
 
 

@@ -24,9 +24,12 @@ class Examples:
     """
 
     def spread(self, n, T):
-        """The numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError: too few"""
-        there = self.n_held_out(T)
-        if n > there:
-            raise ValueError(f'the held-out text has {there} windows of {T} tokens, fewer than '
-                             f'{n}: lower --n_windows')
-        return np.linspace(0, there - 1, n).round().astype(int)
+        """
+        Numbers (n,) of n held-out windows of T tokens, evenly spread. ValueError if there are
+        fewer.
+        """
+        all_windows = self.n_held_out(T)
+        if n > all_windows:
+            raise ValueError(f'the held-out text has {all_windows} windows of {T} tokens, fewer '
+                             f'than {n}: lower --n_windows')
+        return np.linspace(0, all_windows - 1, n).round().astype(int)

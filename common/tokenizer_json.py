@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+from itertools import takewhile
 
 from common.errors import check
 from common.files import new_file, read_json
@@ -13,15 +14,16 @@ EOT = '<|endoftext|>'
 STORED = 'tokenizer.json:'      # and the start of its sha256: the name of a TokenizerJson
 # the names of the end-of-text token in public tokenizers
 ENDS = (EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>')
-# byte-level tokenizers write each byte as a letter: a printable byte as itself (Latin-1), and the
-# others, in order, as the letters from number 256 on
-OTHERS = [*range(33), *range(127, 161), 173]
-BYTES = {chr(256 + OTHERS.index(byte) if byte in OTHERS else byte): bytes([byte])
-         for byte in range(256)}
+# Byte-level tokenizers write each byte as a letter: a printable byte as the letter of that number
+# (Latin-1), the others, in order, as the letters from number 256 on.
+NOT_PRINTABLE = [*range(33), *range(127, 161), 173]
+BYTES = {chr(byte): bytes([byte]) for byte in range(256) if byte not in NOT_PRINTABLE}
+BYTES |= {chr(256 + i): bytes([byte]) for i, byte in enumerate(NOT_PRINTABLE)}
 # The library of tokenizer.json takes 150 bytes of memory for each character of a text. So a long
-# text is encoded in pieces of at least 65,536 characters, cut between two lines.
+# text is encoded in pieces of at least 65,536 characters, cut where a line begins: neither it nor
+# the line before has a blank there.
 PIECE = 2 ** 16
-NEXT_LINE = re.compile(r'(?<=\S\n)(?=\S)')
+LINE_BEGINS = re.compile(r'(?<=\S\n)(?=\S)')
 
 
 class TokenizerJson:
@@ -29,23 +31,23 @@ class TokenizerJson:
     The encoding of a tokenizer.json, from the text of that file. Its name is 'tokenizer.json:' and
     the start of the text's sha256: wherever the file lies, it is the same tokenizer.
 
-    What a file adds before each text (`<s>` in many models) is done: see `start`. ValueError for a
-    file that asks for what we do not do.
+    What the file adds before each text (`<s>` in many models) is `start`, and what it adds behind
+    is the first of `ends`. ValueError for a file that asks for what we do not do.
     """
 
     def __init__(self, text):
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer  # here, since most runs need none
         self.text = text
         self.name = STORED + hashlib.sha256(text.encode()).hexdigest()[:16]
         self.tokenizer = Tokenizer.from_str(as_we_use_it(text))
-        self.tokenizer.encode_special_tokens = True     # as letters
+        self.tokenizer.encode_special_tokens = True     # '<s>' in a text is three letters
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         self.n_vocab = 1 + max(vocab.values())
         self.byte_level = 'ByteLevel' in str(self.tokenizer.decoder)
-        self.added = {token: added.content.encode()
-                      for token, added in self.tokenizer.get_added_tokens_decoder().items()}
-        # would a text have the same tokens if it was cut between two lines? This is a heuristic: it
-        # looks at one example
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.added = {token: added[token].content.encode() for token in added}
+        # does a text have the same tokens if it is cut between two lines? One example answers for
+        # all texts: a heuristic
         self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
 
         self.start, behind = added_around(self.tokenizer)
@@ -62,17 +64,18 @@ class TokenizerJson:
             f.write(self.text)
 
     def ids_of(self, text):
+        """The tokens of a text, in the library's way."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode(self, text, allowed_special=()):
         if not allowed_special:
             return [*self.start, *self.encode_ordinary(text)]
-        self.tokenizer.encode_special_tokens = False
+        self.tokenizer.encode_special_tokens = False    # '<s>' in this text is one token
         tokens = self.ids_of(text)
         self.tokenizer.encode_special_tokens = True
-        # a text for a chat model often begins with these already
-        begins = tokens[:len(self.start)] == [*self.start]
-        return tokens if begins else [*self.start, *tokens]
+        if tokens[:len(self.start)] == self.start:      # as a text for a chat model often begins
+            return tokens
+        return [*self.start, *tokens]
 
     def encode_ordinary(self, text):
         # half of a pair of surrogates is no character: it becomes a ?, as in tiktoken a \ufffd
@@ -99,9 +102,10 @@ class TokenizerJson:
 def added_around(tokenizer):
     """The tokens that a file adds before each text, and those that it adds behind: two lists."""
     example = tokenizer.encode('a')
-    is_added = example.special_tokens_mask
-    n_before = (is_added + [0]).index(0)
-    return example.ids[:n_before], example.ids[n_before + is_added.count(0):]
+    is_added = example.special_tokens_mask              # [1, 0, 1] of <s> a </s>
+    n_before = len([*takewhile(bool, is_added)])
+    n_of_text = is_added.count(0)
+    return example.ids[:n_before], example.ids[n_before + n_of_text:]
 
 
 def end_tokens(behind, vocab):
@@ -114,20 +118,25 @@ def end_tokens(behind, vocab):
 
 
 def as_we_use_it(text):
-    """The text of a tokenizer.json with settings that encode a whole text, always in one way."""
+    """
+    The text of a tokenizer.json with settings that encode a whole text, always in one way, and in
+    which every token that ends a text is a special one.
+    """
     settings = json.loads(text)
-    settings |= dict(truncation=None, padding=None)
+    settings['truncation'] = None
+    settings['padding'] = None
     if settings['model'].get('dropout'):        # leaves out merges by chance, to train a model
         settings['model']['dropout'] = None
     for token in settings.get('added_tokens', []):
-        token['special'] |= token['content'] in ENDS
+        if token['content'] in ENDS:
+            token['special'] = True
     return json.dumps(settings)
 
 
 def pieces_of(text):
-    """A text in pieces of at least PIECE characters, each of which begins a line."""
+    """A text in pieces of at least PIECE characters (the last may be shorter), see LINE_BEGINS."""
     start = 0
-    while cut := NEXT_LINE.search(text, start + PIECE):
+    while cut := LINE_BEGINS.search(text, start + PIECE):
         yield text[start:cut.start()]
         start = cut.start()
     yield text[start:]
@@ -140,9 +149,10 @@ def check_settings(encoding, folder):
     """
     settings = read_json(os.path.join(folder, 'tokenizer_config.json'))
     end = settings.get('eos_token')
-    end = end['content'] if isinstance(end, dict) else end
-    is_added = dict(add_bos_token=encoding.start,
-                    add_eos_token=encoding.tokenizer.id_to_token(encoding.eot_token) == end)
+    if isinstance(end, dict):
+        end = end['content']
+    our_end = encoding.tokenizer.id_to_token(encoding.eot_token)        # we add it ourselves
+    is_added = dict(add_bos_token=bool(encoding.start), add_eos_token=our_end == end)
     for setting in is_added:
         check(is_added[setting] or not settings.get(setting), 'tokenizer_config.json says '
               f'{setting}, but tokenizer.json does not add that token to a text: put it into its '
