@@ -17,11 +17,18 @@ writes data/NAME:
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
 memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
 
-A text file is held out if its name, or the name of a folder in which it lies, contains the word
-val, valid, validation, dev, eval or test. If no file has such a name, 5% of the documents are drawn
-by chance, always the same ones; of a single document the last 5% is held out. Of torchdocs the
-first document and every 48th after it is held out, of FineWeb the first and every 2,000th: there
---val_fraction must be 1/n.
+A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
+tokenizer.json. --bpe trains one on the documents that are not held out. The default is gpt2 for
+fineweb, that of the source for nanoGPT's tokens, and otherwise bytes.
+
+What is held out, as val.bin:
+
+    text files      a file whose name, or the name of a folder in which it lies, contains the word
+                    val, valid, validation, dev, eval or test. If there is none, 5% of the
+                    documents, drawn by chance, always the same ones; of a single document its last
+                    5%
+    torchdocs       the first document and every 48th after it: --val_fraction must be 1/n
+    FineWeb         the first document and every 2,000th after it, as above
 
 From there to a model:
 
@@ -32,10 +39,6 @@ From there to a model:
 
 A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
 The batches of a task are made, not read: tasks.py.
-
-A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
-tokenizer.json. --bpe trains one on the documents that are not held out. The default is gpt2 for
-fineweb, that of the source for nanoGPT's tokens, and otherwise bytes.
 
 Paper: App. B (FineWeb, 300M tokens).
 """
@@ -165,7 +168,7 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
 
 class Source(NamedTuple):
     """Where a data set comes from."""
-    words: str              # that say it
+    words: str              # that say so, for a reader of meta.json
     documents: Iterable     # (split, text) pairs
     sha256: str             # of the files that they are read from, and of what their names hold out
 
@@ -214,10 +217,14 @@ def meta_of_same(folder, made_of, overwrite):
 
 
 def earlier_source(folder, overwrite):
-    """The source in words of the data set in folder, or of the one that is begun there, or ''."""
-    meta = {} if overwrite else read_json(f'{folder}/meta.json')
-    begun = read_json(f'{folder}/part/progress.json')
-    return (meta or begun).get('made_of', {}).get('source', '')
+    """
+    The source, in words, of the data set that is in folder, or else of the one that an interrupted
+    call has begun there; '' if there is none.
+    """
+    earlier = {} if overwrite else read_json(f'{folder}/meta.json')
+    if not earlier:
+        earlier = read_json(f'{folder}/part/progress.json')
+    return earlier.get('made_of', {}).get('source', '')
 
 
 def check_knobs(name, path, tokenizer, bpe):
@@ -252,7 +259,10 @@ def one_in(val_fraction):
 def count_tokens(text):
     """'300M' -> 300_000_000; also K and B."""
     match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
-    n = int(float(match[1]) * dict(K=1e3, M=1e6, B=1e9).get(match[2], 1)) if match else 0
+    n = 0
+    if match:
+        number, unit = match.groups()
+        n = int(float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit])
     check(n >= 1, f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
     return n
 
@@ -433,10 +443,15 @@ class Text(Examples):
                 self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
+        if name == 'torchdocs':
+            self.warn_of_other_torch()
+
+    def warn_of_other_torch(self):
+        """A line if torchdocs, made as by default, is the text of another version of torch."""
         val_fraction = self.meta.get('made_of', {}).get('val_fraction')
-        is_default = self.tokenizer == 'bytes' and val_fraction == VAL_FRACTION.get(name)
-        if name == 'torchdocs' and is_default and self.sha256 != TORCHDOCS:
-            print(f'warning: {folder} is not the text of torch 2.13.0 (this is torch '
+        is_default = self.tokenizer == 'bytes' and val_fraction == VAL_FRACTION['torchdocs']
+        if is_default and self.sha256 != TORCHDOCS:
+            print('warning: data/torchdocs is not the text of torch 2.13.0 (this is torch '
                   f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 
     def check_fits(self, T, rows=1):
