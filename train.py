@@ -252,15 +252,15 @@ def main(*args):
     `python train.py --max_iters=300`.
     """
     distributed.stop_signals.clear()                # those of an earlier call
-    # the knobs, which this file reads as its globals; a run that goes on has its own
-    names = '__annotations__', '__doc__', '__file__'
-    script = DEFAULTS | {name: globals()[name] for name in names}
+    # the knobs as they stand above, since an earlier call has changed the globals; and what else
+    # read_arguments needs of a script
+    script = DEFAULTS | dict(__annotations__=__annotations__, __doc__=__doc__, __file__=__file__)
     knobs = configurator.read_arguments(script, args, more=fields_of_model)
     if knobs['eval_only']:
         return evaluate_only(knobs)
     if knobs['length'] is not None:
         raise ValueError('--length is for --eval_only: training takes --block_size')
-    start = earlier_run(knobs, configurator.given)
+    start = earlier_run(knobs, configurator.given)      # a run that goes on has knobs of its own
     globals().update(start.knobs)
     check_knobs()
 

@@ -141,8 +141,8 @@ def known_as(key, knobs):
 
 def knobs_of_training():
     """
-    train.py's knobs and their defaults: its text between two lines of dashes, run as a config file
-    is. To import train.py would load all that it needs, and this file is one of them.
+    train.py's knobs with their defaults: its text between the two lines of dashes, run like a
+    config file. An import of train.py would load all that it imports, this file too.
     """
     with open(os.path.join(ROOT, 'train.py'), encoding='utf-8') as f:
         section = re.split('^# -+$', f.read(), flags=re.MULTILINE)[1]
@@ -171,12 +171,12 @@ def read_file(path, knobs, annotations):
     # it may also append to a list that it reads
     altered = {key: value for key, value in readable.items() if value != known[key]}
     for key, value in (altered | names).items():
+        is_own = key != key.lower() or key[0] == '_'        # LIMIT, _half: for the file itself
         is_part = callable(value) or isinstance(value, ModuleType)
         if key in knobs:
             knobs[key] = convert(key, value, annotations[key], example=knobs[key])
             given.add(key)
-        # a name with a capital letter, or an underscore before it, is no knob
-        elif key not in known and key[0] != '_' and key == key.lower() and not is_part:
+        elif key not in known and not is_own and not is_part:
             raise ValueError(f"unknown knob '{key}' in config file '{path}'"
                              f'{known_as(key, known)}')
 

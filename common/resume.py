@@ -1,7 +1,8 @@
 """
 What a run of train.py goes on from: the run in its folder, or the weights of another.
 
-Not run by itself. The run's knobs come along, and those that a run cannot change are refused.
+Not run by itself. The earlier run's knobs come along, and one that is given is refused if it has
+another value and cannot change.
 """
 import os
 from shlex import quote
@@ -16,25 +17,6 @@ FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'e
               'log_interval', 'save_interval', 'keep_iters', 'device', 'compile'}
 # what may differ from the model whose weights a run starts from; a class of its own must fit them
 FREE_FIELDS = {'model_class', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
-
-
-def last_checkpoint(out_dir, trusted=None):
-    """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
-    paths = [f'{out_dir}/{name}' for name in RESUMED if os.path.exists(f'{out_dir}/{name}')]
-    for path in paths:
-        try:
-            _, checkpoint = load_checkpoint(path, trusted=trusted)
-        except NotWhole as error:
-            if path == paths[-1]:
-                raise
-            say(f'warning: {error}; resuming {paths[-1]}')
-            continue
-        if 'optimizer' not in checkpoint:
-            raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with "
-                             f'--init_from={quote(path)} and another --out_dir')
-        say_own_files(checkpoint)
-        return checkpoint, path
-    return {}, ''
 
 
 class Start(NamedTuple):
@@ -67,24 +49,52 @@ def earlier_run(knobs, given):
     if knobs['resume']:
         checkpoint, path = last_checkpoint(out_dir, knobs['model_class'])
         if path:
-            earlier = knobs_in(checkpoint) | dict(out_dir=out_dir)
-            knobs = with_earlier(knobs, given, earlier, FREE_KNOBS, path)
-            if checkpoint['iter_num'] > knobs['max_iters']:
-                raise ValueError(f"the run in {out_dir} has {checkpoint['iter_num']} iterations "
-                                 'already: --max_iters may not be smaller')
-            return Start(knobs, checkpoint, path)
-
+            return from_last(knobs, given, checkpoint, path)
     check_free(out_dir, knobs['overwrite'], init_from)
     if knobs['resume']:
         say(f'no checkpoint in {out_dir} yet: starting a new run')
-    if not init_from:
-        return Start(knobs, {}, '')
+    if init_from:
+        return from_weights(knobs, given, init_from)
+    return Start(knobs, {}, '')
+
+
+def from_last(knobs, given, checkpoint, path):
+    """The Start of a run that is continued: all its knobs come along."""
+    earlier = knobs_in(checkpoint) | dict(out_dir=knobs['out_dir'])
+    knobs = with_earlier(knobs, given, earlier, FREE_KNOBS, path)
+    if checkpoint['iter_num'] > knobs['max_iters']:
+        raise ValueError(f"the run in {knobs['out_dir']} has {checkpoint['iter_num']} iterations "
+                         'already: --max_iters may not be smaller')
+    return Start(knobs, checkpoint, path)
+
+
+def from_weights(knobs, given, init_from):
+    """The Start of a new run from the weights of another: the fields of its model come along."""
     _, checkpoint = load_checkpoint(init_from, trusted=knobs['model_class'])
     earlier = checkpoint['model_args'] | dict(model_class=checkpoint['model_class'])
     free = FREE_FIELDS
     if earlier['pos'] == 'rotary':              # no weight depends on the length of a window
         free = free | {'block_size'}
     return Start(with_earlier(knobs, given, earlier, free, init_from), checkpoint, '')
+
+
+def last_checkpoint(out_dir, trusted=None):
+    """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
+    paths = [f'{out_dir}/{name}' for name in RESUMED if os.path.exists(f'{out_dir}/{name}')]
+    for path in paths:
+        try:
+            _, checkpoint = load_checkpoint(path, trusted=trusted)
+        except NotWhole as error:
+            if path == paths[-1]:
+                raise
+            say(f'warning: {error}; resuming {paths[-1]}')
+            continue
+        if 'optimizer' not in checkpoint:
+            raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with "
+                             f'--init_from={quote(path)} and another --out_dir')
+        say_own_files(checkpoint)
+        return checkpoint, path
+    return {}, ''
 
 
 def knobs_in(checkpoint):
