@@ -9,41 +9,27 @@ And how do other models compare, with loops or without?
     python bench.py --calibrate=0.005       find thresholds instead, for sample.py --exit
 
 A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
-of bench.csv. Its *reference* is the point with which it is compared: the *full budget* of the same
-model, n_loop fixed loops under the policy `exact`.
+of bench.csv. It is compared with its *reference*, the *full budget* of the same model: n_loop fixed
+loops under the policy `exact`.
 
-Start at main(). The four sections are independent:
+Start at main(). The sections before it:
 
-    quality         loss and accuracy on held-out windows; of drafts and waves it is that of the
-                    texts that they write
+    methods         which ways to decode the knobs ask for
+    windows         held-out text or problems, and their beginnings, the prompts
+    quality         loss and accuracy on the windows; of drafts and waves it is that of the texts
+                    that they write
     time            of the text after a prompt, and whether it is the text of the full budget. On a
                     task: of reading a problem
     calibration     instead of these two: the largest threshold of each rule that keeps a promise
                     (common/calibration.py)
-    report          bench.csv, the table at the end, figure_4.png and ledger.png; bench.json has the
-                    settings of bench.csv
+    knobs           what is refused
 
-The columns of bench.csv, besides those that say what the method is (a share lies between 0 and 1):
-
-    ce, ppl, accuracy           nats per token, exp(ce), share of labels that are right
-    ce_minus_full               ce above that of the full budget (diff_low, diff_high)
-    mean_evals, evals_GROUP     block maps (loop steps) computed for a token in a group
-    most_evals, last_step       of a window: the most for one of its tokens; the last loop step that
-                                one of them keeps
-    deepest                     of a problem: the depth of its deepest label
-    identical                   share of texts that are those of the full budget
-    passes, blocks              for a new token: passes of the model, layers computed in the groups
-    ms_per_token                milliseconds, the median over the prompts, whose reading is not
-                                timed (ms_low, ms_high); on a task that of reading problems.
-                                Where prompt_tokens + new_tokens are more than block_size, the
-                                window moves on, and reading it again is timed
+common/points.py has the points and the columns of bench.csv, common/comparison.py the table at the
+end, figure_4.png and ledger.png. On Ctrl-C bench.csv has what was measured until then.
 
 Under `latest` two columns are not of the same decoding. For ce and accuracy the tokens of a window
 are read one after another, each with the method's loops; for identical and ms_per_token the prompt
 is read at once and loops until it has converged, as GPT.stream does it.
-
-In brackets: the ends of a 95% interval, bootstrapped over the windows or prompts. An empty cell:
-not measured. On Ctrl-C bench.csv has what was measured until then.
 
 Paper: sec. 4, App. D, Fig. 4.
 
@@ -52,25 +38,33 @@ Paper: sec. 4, App. D, Fig. 4.
 """
 import os
 import time
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 import data
 from cache import POLICIES, make_cache
-from common import calibration, configurator, plots
+from common import calibration, comparison, configurator
 from common.checkpoint import open_run
 from common.configurator import PathName, given
 from common.distributed import pick_device
 from common.evaluation import windows_at_once
 from common.files import check_writable, write_csv, write_json
-from common.tables import print_rows
+from common.points import (
+    Kind,
+    Method,
+    Point,
+    PromptResult,
+    WindowResult,
+    column,
+    excess,
+    identical,
+    row_of,
+)
 from common.thresholds import threshold_key
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
@@ -107,107 +101,31 @@ device = 'auto'
 dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
-# columns of bench.csv, and how the table prints them. To add one, write it here, and add its value
-# to what is measured on a window (WindowResult) or on a prompt (PromptResult)
-OF_WINDOWS = dict(ce='.4f', ppl='.3f', ce_minus_full='+.4f', diff_low='+.4f', diff_high='+.4f',
-                  accuracy='.3f', mean_evals='.2f', most_evals='.1f', last_step='.1f')
-OF_PROMPTS = dict(identical='.3f', passes='.2f', blocks='.2f', ms_per_token='.2f', ms_low='.2f',
-                  ms_high='.2f')
 LEAST_TO_CALIBRATE = 16     # windows: each half needs some for an interval
-IN_TABLE = 'ce_minus_full', 'accuracy', 'mean_evals', 'identical', 'blocks', 'ms_per_token'
 
 
 # methods ------------------------------------------------------------------------------------------
 
-class Kind(StrEnum):
-    """What a method is, and the word for it in bench.csv."""
-    PLAIN = 'no loops'          # the model has no groups
-    FIXED = 'fixed loops'
-    RULE = 'exit rules'
-    DRAFTS = 'drafts'
-    WAVE = 'waves'
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to decode. To add a kind, name it above, and make its methods below."""
-    kind: Kind
-    family: str             # in words, but for loops and threshold: the table has the best of each
-    label: str              # in words
-    decoding: dict          # the arguments of GPT.stream
-
-
-def fixed(n, policy='exact'):
-    return Method(Kind.FIXED, f'fixed loops, {policy}', f'fixed {n}, {policy}',
-                  dict(n_loop=n, cache=policy, ring=ring))
-
-
-def with_rule(tau, name, waking, policy, budget):
-    rule = make_exit(name, tau, wake=waking)
-    family = f'{rule.name}, {policy}' + (', wake' if waking else '')
-    return Method(Kind.RULE, family, f'{family}, tau {rule.tau:g}',
-                  dict(n_loop=budget, exit=rule, cache=policy, ring=ring))
-
-
-def drafted(loops, n, tokens):
-    """Drafts of some tokens with few loops, that n loops check."""
-    return Method(Kind.DRAFTS, str(Kind.DRAFTS), f'drafts {tokens} x {loops}, check {n}',
-                  dict(n_loop=n, cache='exact', draft_loops=loops, draft_tokens=tokens))
-
-
-def waved(tau, name, width, steps, budget):
-    rule = make_exit(name, tau)
-    family = f'wave {width} x {steps}, {rule.name}'
-    return Method(Kind.WAVE, family, f'{family}, tau {rule.tau:g}',
-                  dict(n_loop=budget, exit=rule, cache='latest', wave=width, wave_steps=steps))
-
-
-def as_list(knob):
-    return knob if isinstance(knob, list) else [knob]
-
-
-def wakes(policy, budget, is_task):
-    """
-    The values of `wake` to measure under a policy. To wake, a rule needs a policy that keeps every
-    loop step. Under another one it does not wake; ValueError if it was to do nothing else.
-    """
-    if POLICIES[policy].keeps_every_step(budget, ring):
-        return [is_task] if wake is None else as_list(wake)
-    if wake is not None and as_list(wake) == [True]:
-        raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
-                         'not: give --wake=False, or --cache=exact')
-    return [False] if wake is None or False in as_list(wake) else []
+def points_of(folder, model, is_task, T):
+    """The points of a run, each once; the first is the reference of the others."""
+    reference = Point(folder, model, full_budget(model, is_task, T))
+    methods = [reference.method]
+    for method in methods_of(model, reference.method.n_loop, is_task):
+        if method not in methods:
+            methods.append(method)
+    return [reference, *(Point(folder, model, method, reference) for method in methods[1:])]
 
 
 def full_budget(model, is_task, T):
     """Fixed loops, as many as a rule may use; as one that wakes may use, if any rule here does."""
     if not model.groups:            # nothing loops: a pass is all there is
-        return Method(Kind.PLAIN, str(Kind.PLAIN), str(Kind.PLAIN), dict(n_loop=1, cache='exact'))
-    return fixed(full_budget_loops(model, is_task, T))
-
-
-def full_budget_loops(model, is_task, T):
-    """Its number of loop steps, the same in each group."""
+        return Method(Kind.PLAIN, n_loop=1, cache='exact')
+    budget, *_ = choose_counts(model, n_loop, has_rule=True)
     if is_task:
-        budget, *_ = choose_counts(model, n_loop, True, T)      # True: as for a rule
-        if any(True in wakes(policy, budget, is_task) for policy in as_list(cache)):
-            return budget
-    budget, *_ = choose_counts(model, n_loop, True)
-    return budget
-
-
-def families_of_rules(budget, is_task):
-    """For each rule and policy a function tau -> Method, with and without waking (see wakes)."""
-    return [partial(with_rule, name=name, waking=waking, policy=policy, budget=budget)
-            for policy in as_list(cache) for waking in wakes(policy, budget, is_task)
-            for name in rules]
-
-
-def families_of_waves(model, budget):
-    """For each wave, and each rule that can decide for a wave, a function tau -> Method."""
-    can_decide = [name for name in rules if can_wave(model, make_exit(name))]
-    return [partial(waved, name=name, width=width, steps=steps, budget=budget)
-            for width, steps in waves for name in can_decide]
+        waking_budget, *_ = choose_counts(model, n_loop, True, T)
+        if any(True in wakes(policy, waking_budget, is_task) for policy in as_list(cache)):
+            budget = waking_budget
+    return Method(Kind.FIXED, budget, 'exact')
 
 
 def methods_of(model, budget, is_task):
@@ -220,76 +138,108 @@ def methods_of(model, budget, is_task):
         return []
     for policy in as_list(cache):
         make_cache(model, model.loop_counts(budget), policy, ring)
-    methods = [fixed(n, policy) for policy in as_list(cache) for n in (*budgets, budget)]
-    methods += [family(tau) for family in families_of_rules(budget, is_task) for tau in taus]
-    if n_prompts and not is_task:   # these two write texts
-        methods += [drafted(*draft) for draft in drafts]
-        methods += [family(tau) for family in families_of_waves(model, budget) for tau in taus]
+    methods = [Method(Kind.FIXED, n, policy)
+               for policy in as_list(cache) for n in (*budgets, budget)]
+    of_rules = rules_to_measure(budget, is_task)
+    methods += [with_tau(method, tau) for method in of_rules for tau in taus]
+    if n_prompts and not is_task:       # these two write texts
+        methods += [Method(Kind.DRAFTS, n, 'exact', draft_loops=loops, draft_tokens=tokens)
+                    for loops, n, tokens in drafts]
+        of_waves = waves_to_measure(model, budget)
+        methods += [with_tau(method, tau) for method in of_waves for tau in taus]
     for method in methods:
-        model.loop_counts(method.decoding['n_loop'])
+        model.loop_counts(method.n_loop)
     return methods
 
 
-# points: what is measured -------------------------------------------------------------------------
-
-class WindowResult(NamedTuple):
-    """What is measured of a point on one window."""
-    nats: float                 # the sum over its labels
-    right: float                # how many of its labels are right
-    labels: float               # how many there are
-    evals: np.ndarray           # (groups,) block maps computed for a token, on average
-    most_evals: int | None      # the most for one of its tokens; None = nothing loops
-    last_step: int | None       # the last loop step that one of them keeps
+def rules_to_measure(budget, is_task):
+    """A method for each rule and policy, with and without waking; each with its own threshold."""
+    return [Method(Kind.RULE, budget, policy, make_exit(name, wake=waking))
+            for policy in as_list(cache) for waking in wakes(policy, budget, is_task)
+            for name in rules]
 
 
-class PromptResult(NamedTuple):
-    """What is measured of a point on the text after one prompt; on a task, on one problem."""
-    ms: float                           # milliseconds per token
-    passes: float | None = None         # of the model, for a new token; None = a problem
-    blocks: float | None = None         # layers computed in the groups for a new token
-    text: torch.Tensor | None = None    # the new tokens (1, new)
+def waves_to_measure(model, budget):
+    """A method for each wave, and each rule that can decide for it, with its own threshold."""
+    can_decide = [rule for rule in map(make_exit, rules) if can_wave(model, rule)]
+    return [Method(Kind.WAVE, budget, 'latest', rule, wave=width, wave_steps=steps)
+            for width, steps in waves for rule in can_decide]
 
 
-@dataclass(eq=False)
-class Point:
-    """A method of one model, and what has been measured of it so far."""
-    run: str                        # the folder of the model
-    model: torch.nn.Module
-    method: Method
-    reference: 'Point | None' = None    # the full budget of this model; None = this point itself
-    deepest: float | None = None    # the deepest label of a problem, on average; None = text
-    windows: list = field(default_factory=list)     # a WindowResult for each
-    prompts: list = field(default_factory=list)     # a PromptResult for each
-
-    def __post_init__(self):
-        self.reference = self.reference or self
-
-
-def column(measured, name):
-    """One field of a list of WindowResult or PromptResult -> an array."""
-    return np.array([getattr(of_one, name) for of_one in measured])
-
-
-def points_of(folder, model, is_task, T):
-    """The points of a run, each once; the first is the reference of the others."""
-    reference = Point(folder, model, full_budget(model, is_task, T))
-    methods = [reference.method]
-    for method in methods_of(model, reference.method.decoding['n_loop'], is_task):
-        if method not in methods:
-            methods.append(method)
-    return [reference, *(Point(folder, model, method, reference) for method in methods[1:])]
-
-
-def decode_given(point, idx):
+def wakes(policy, budget, is_task):
     """
-    Decode given idx (B, T) -> logits (B, T, V), loop steps kept and block maps (B, T, groups):
-    under `exact` all tokens in one pass, elsewhere one by one.
+    The values of `wake` to measure under a policy. To wake, a rule needs a policy that keeps every
+    loop step; under another one it does not wake. ValueError if it was to do nothing else.
     """
-    decoding = point.method.decoding
-    torch.manual_seed(seed)         # for rules that toss a coin
-    counts = point.model.loop_counts(decoding['n_loop'])
-    plan = Plan(counts, decoding.get('exit'), as_noise(seed))
-    return teacher_forced(point.model, idx, plan, decoding['cache'], ring)
+    can_wake = POLICIES[policy].keeps_every_step(budget, ring)
+    if wake is None:
+        return [is_task and can_wake]
+    if as_list(wake) == [True] and not can_wake:
+        raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
+                         'not: give --wake=False, or --cache=exact')
+    return [value for value in as_list(wake) if can_wake or not value]
+
+
+def with_tau(method, tau):
+    """The same method, whose rule has this threshold."""
+    rule = make_exit(method.exit.name, tau, wake=method.exit.wake)
+    return replace(method, exit=rule)
+
+
+def as_list(knob):
+    return knob if isinstance(knob, list) else [knob]
+
+
+# windows and prompts ------------------------------------------------------------------------------
+
+class HeldOut(NamedTuple):
+    """What all is measured on."""
+    idx: torch.Tensor               # windows (N, T)
+    targets: torch.Tensor           # (N, T), below 0 = no label
+    prompts: torch.Tensor           # the beginnings of the first n windows, (n, 1, any)
+    is_task: bool                   # a window is a problem, and a prompt the whole of it
+    deepest: float | None = None    # the depth of the deepest label of a problem, on average
+
+    def half(self, i):
+        """Every second window and prompt, from window i on."""
+        return self._replace(idx=self.idx[i::2], targets=self.targets[i::2],
+                             prompts=self.prompts[i::2])
+
+
+def read_held_out(checkpoint, dev):
+    """The HeldOut that the knobs ask for."""
+    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
+    kept = have_labels(targets)                                                     # (N,)
+    idx, targets = idx[kept], targets[kept]                                         # (N, T)
+    N, T = idx.shape
+    end = T if text.is_task else prompt_tokens or max(1, T // 2)
+    n = n_prompts if calibrate is None else N
+    prompts = idx[:n, None, :end]                                                   # (n, 1, end)
+    if len(prompts) < n or end > T:
+        print(f'windows are {N} of {T} tokens: there are {len(prompts)} prompts of '
+              f'{prompts.shape[2]} tokens')
+    deepest = depth[kept.cpu().numpy()].max(axis=1).mean() if text.is_task else None
+    return HeldOut(idx, targets, prompts, text.is_task, deepest)
+
+
+def have_labels(targets):
+    """
+    Which windows have a label: targets (N, T) -> bool (N,). A line says if some have none.
+
+    ValueError if none is left, or too few for two halves of a calibration.
+    """
+    has_label = (targets >= 0).any(dim=1)
+    left = int(has_label.sum())
+    without = len(targets) - left
+    if left == 0:
+        raise ValueError(f'none of the {without} windows has a label, so there is nothing to '
+                         'measure: choose another --dataset, or more --n_windows')
+    if calibrate is not None and left < LEAST_TO_CALIBRATE:
+        raise ValueError(f'--calibrate needs {LEAST_TO_CALIBRATE} windows with a label, and there '
+                         f'are {left}: choose more --n_windows, or another --dataset')
+    if without:
+        print(f'{without} of {len(targets)} windows have no label, and are left out')
+    return has_label
 
 
 # quality ------------------------------------------------------------------------------------------
@@ -316,14 +266,26 @@ def quality_of(point, idx, targets):
     return list(map(WindowResult, *sums, means, most, last))
 
 
-def seconds_of_quality(points, idx, targets, is_task):
+def decode_given(point, idx):
+    """
+    Decode given idx (B, T) -> logits (B, T, V), loop steps kept and block maps (B, T, groups):
+    under `exact` all tokens in one pass, elsewhere one by one.
+    """
+    method = point.method
+    torch.manual_seed(seed)         # for rules that toss a coin
+    plan = Plan(point.model.loop_counts(method.n_loop), method.exit, as_noise(seed))
+    return teacher_forced(point.model, idx, plan, method.cache, ring)
+
+
+def seconds_of_quality(points, held_out):
     """Measure a part of the windows, and forget it -> the seconds that all of them will take."""
     part = (slice(None), slice(8))          # 8 tokens of each window
-    if is_task:
+    if held_out.is_task:
         part = (slice(4), slice(None))      # 4 problems
+    idx, targets = held_out.idx[part], held_out.targets[part]
     begin = time.perf_counter()
-    measure_quality([replace(point, windows=[]) for point in points], idx[part], targets[part])
-    return (time.perf_counter() - begin) * idx.numel() / idx[part].numel()
+    measure_quality([replace(point, windows=[]) for point in points], idx, targets)
+    return (time.perf_counter() - begin) * held_out.idx.numel() / idx.numel()
 
 
 # time ---------------------------------------------------------------------------------------------
@@ -349,7 +311,7 @@ def continue_prompt(point, prompt, number=0, new=None):
     passes = []
     torch.manual_seed(seed)         # for rules that toss a coin
     stream = point.model.stream(prompt, new, temperature, seed=seed + number, noise_seed=seed,
-                                passes=passes, **point.method.decoding)
+                                ring=ring, passes=passes, **point.method.arguments())
     tokens = [next(stream)[0]]      # this also reads the prompt
     passes.clear()
     begin = time.perf_counter()
@@ -358,7 +320,7 @@ def continue_prompt(point, prompt, number=0, new=None):
     # of each pass the block maps (1, T, groups), times the layers of a group
     blocks = sum((evals.cpu() * layers).sum().item() for evals in passes)
     return PromptResult(ms / (new - 1), len(passes) / (new - 1), blocks / (new - 1),
-                    torch.cat(tokens, dim=1))
+                        torch.cat(tokens, dim=1))
 
 
 def read_problem(point, problem):
@@ -387,11 +349,8 @@ def models_to_compile(points, is_task):
     The models with passes after the first one. ValueError if there are none: a problem may be read
     in one pass, which stays as it is.
     """
-    models = set()
-    for point in points:
-        decoding = point.method.decoding
-        if not is_task or not reads_whole(decoding.get('exit'), decoding['cache']):
-            models.add(point.model)
+    models = {point.model for point in points
+              if not is_task or not reads_whole(point.method.exit, point.method.cache)}
     if not models:
         raise ValueError('--compile is for passes after a prompt, and these problems are read in '
                          'one pass: leave it out, or give --cache=latest')
@@ -406,238 +365,63 @@ def compile_all(points, prompt, is_task):
     seconds_of_time(points, prompt, is_task)
 
 
-# comparison with the reference --------------------------------------------------------------------
-
-def per_label(point, name):
-    """A sum over windows, such as nats, divided by the number of their labels."""
-    return column(point.windows, name).sum() / column(point.windows, 'labels').sum()
-
-
-def excess(point):
-    """
-    Nats per label above those of the reference, which may be some windows ahead: the mean, and the
-    ends of its 95% interval.
-    """
-    labels = column(point.windows, 'labels')
-    of_reference = column(point.reference.windows, 'nats')[:len(labels)]
-    difference = column(point.windows, 'nats') - of_reference
-    low, high = interval(np.stack((difference, labels), axis=1), ratio_of_sums)
-    return difference.sum() / labels.sum(), low, high
-
-
-def identical(point):
-    """
-    The share of texts that are those of the reference, which may be a prompt ahead; None on a task.
-    """
-    if any(of_prompt.text is None for of_prompt in point.prompts):
-        return None
-    pairs = zip(point.prompts, point.reference.prompts)
-    return float(np.mean([torch.equal(own.text, other.text) for own, other in pairs]))
-
-
-def ratio_of_sums(windows):
-    """(draws, N, 2) -> (draws,): the sum of the first column over that of the second."""
-    sums = windows.sum(axis=1)
-    return sums[:, 0] / sums[:, 1]
-
-
-def interval(values, statistic, draws=2000):
-    """
-    The ends of the 95% bootstrap interval of a statistic of values (N, ...); None, None for a
-    single value. statistic: (draws, N, ...) -> (draws,).
-    """
-    if len(values) < 2:
-        return None, None
-    picks = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
-    return np.percentile(statistic(values[picks]), [2.5, 97.5])
-
-
 # calibration --------------------------------------------------------------------------------------
 
-@dataclass
-class Half:
-    """Half of the windows (N, T), their beginnings (N, 1, n), and the full budget on them."""
-    reference: Point            # it is measured when it is first needed
-    idx: torch.Tensor
-    targets: torch.Tensor
-    prompts: torch.Tensor
+class Half(NamedTuple):
+    """Half of the windows, and the full budget on them, which is measured when it is needed."""
+    held_out: HeldOut
+    reference: Point
 
 
-def calibrate_all(full, idx, targets, prompts, is_task, checkpoint, folder):
+def calibrate_all(full, held_out, checkpoint, folder):
     """
     Find the threshold of each rule and wave -> calibrated families, and their rows in
-    folder/exits.json. full: the point of the full budget; windows (N, T), and prompts (N, 1, n).
+    folder/exits.json. full: the point of the full budget.
     """
-    even, odd = (Half(Point('', full.model, full.method), idx[i::2], targets[i::2], prompts[i::2])
-                 for i in (0, 1))
-    budget = full.method.decoding['n_loop']
-    methods = families_of_rules(budget, is_task)
-    if not is_task:
-        methods += families_of_waves(full.model, budget)
+    even, odd = (Half(held_out.half(i), Point('', full.model, full.method)) for i in (0, 1))
+    methods = rules_to_measure(full.method.n_loop, held_out.is_task)
+    if not held_out.is_task:
+        methods += waves_to_measure(full.model, full.method.n_loop)
     families = [family_of(method) for method in methods]
     return families, calibration.calibrate(families, taus, even, odd, folder, checkpoint)
 
 
-def family_of(method_of):
-    """A function that makes a Method of a tau -> a calibration.Family."""
-    method = method_of(taus[0])         # its key is the same at every tau
-    decoding = method.decoding
-    wave, promise = None, dict(nats=calibrate)
+def family_of(method):
+    """A method, whatever its threshold -> a calibration.Family."""
     if method.kind is Kind.WAVE:
-        wave = [decoding['wave'], decoding['wave_steps']]
-        promise = dict(texts=fidelity)
-    key = threshold_key(decoding['exit'], decoding['cache'], ring, wave)
-    return calibration.Family(method.family, key, promise,
-                              judge=lambda tau, half: judge(method_of(tau), half))
+        key = threshold_key(method.exit, method.cache, ring, [method.wave, method.wave_steps])
+        return calibration.Family(method.family, key, promise=dict(texts=fidelity),
+                                  judge=partial(judge_texts, method))
+    key = threshold_key(method.exit, method.cache, ring)
+    return calibration.Family(method.family, key, promise=dict(nats=calibrate),
+                              judge=partial(judge_loss, method))
 
 
-def judge(method, half):
-    """What a method costs on half of the windows: a rule by its loss, a wave by its texts."""
-    reference = half.reference
-    point = Point('', reference.model, method, reference)
-    if method.kind is Kind.WAVE:
-        use_one_thread(point.model)
-        for each in reference, point:
-            if not each.prompts:
-                each.prompts = [continue_prompt(each, prompt) for prompt in half.prompts]
-        share = identical(point)
-        keeps = share >= fidelity
-        return calibration.Verdict(dict(identical=share), keeps, keeps)
-    not_measured = [each for each in (reference, point) if not each.windows]
-    measure_quality(not_measured, half.idx, half.targets)
-    cost, low, high = excess(point)
-    costs = dict(cost=cost, cost_low=low, cost_high=high,
-                 evals=column(point.windows, 'evals').mean())
+def judge_loss(method, tau, half):
+    """What a rule with this threshold costs on half of the windows: nats per label."""
+    point = Point('', half.reference.model, with_tau(method, tau), half.reference)
+    not_measured = [each for each in (half.reference, point) if not each.windows]
+    measure_quality(not_measured, half.held_out.idx, half.held_out.targets)
+    cost, low, high = excess(point, seed)
+    evals = column(point.windows, 'evals').mean()
+    costs = dict(cost=cost, cost_low=low, cost_high=high, evals=evals)
     return calibration.Verdict(costs, mean_keeps=bool(cost <= calibrate),
                                upper_end_keeps=bool(high <= calibrate))
 
 
-# report -------------------------------------------------------------------------------------------
-
-def row_of(point):
-    """The row of bench.csv of a point: what is known of it so far, and None for the rest."""
-    method = point.method
-    groups = [f"evals_{'-'.join(map(str, layers))}" for layers in point.model.config.groups]
-    row = dict(run=point.run, name=method.label, family=method.family, kind=method.kind)
-    row |= dict.fromkeys(['cache', 'n_loop', 'rule', 'tau', 'wake', 'draft_loops', 'draft_tokens',
-                          'wave', 'wave_steps', 'windows', 'deepest', *OF_WINDOWS, *groups,
-                          'prompts', *OF_PROMPTS])
-    row |= {name: value for name, value in method.decoding.items() if name in row}
-    rule = method.decoding.get('exit')
-    if rule:
-        row |= dict(rule=rule.name, tau=rule.tau, wake=rule.wake)
-    # the means of fields that have a column, then what is computed of several
-    for measured in point.windows, point.prompts:
-        for name in measured[0]._fields if measured else ():
-            if name in row and getattr(measured[0], name) is not None:
-                row[name] = column(measured, name).mean()
-    if point.windows:
-        ce = per_label(point, 'nats')
-        above, low, high = excess(point)
-        evals = column(point.windows, 'evals').mean(axis=0)                         # (groups,)
-        row |= dict(windows=len(point.windows), ce=ce, ppl=np.exp(ce), ce_minus_full=above,
-                    diff_low=low, diff_high=high, accuracy=per_label(point, 'right'),
-                    mean_evals=evals.mean() if groups else None, **dict(zip(groups, evals)),
-                    deepest=point.deepest)
-    if point.prompts:
-        ms = column(point.prompts, 'ms')
-        low, high = interval(ms, lambda draws: np.median(draws, axis=1))
-        row |= dict(prompts=len(ms), ms_per_token=np.median(ms), ms_low=low, ms_high=high,
-                    identical=identical(point))
-    return row
+def judge_texts(method, tau, half):
+    """How many texts of half of the prompts a wave with this threshold leaves as they are."""
+    point = Point('', half.reference.model, with_tau(method, tau), half.reference)
+    use_one_thread(point.model)
+    for each in half.reference, point:
+        if not each.prompts:
+            each.prompts += [continue_prompt(each, prompt) for prompt in half.held_out.prompts]
+    share = identical(point)
+    return calibration.Verdict(dict(identical=share), mean_keeps=share >= fidelity,
+                               upper_end_keeps=share >= fidelity)
 
 
-def settings_of(checkpoint, dev, idx, prompts):
-    """What the numbers of bench.csv depend on, besides the method: a dict for bench.json."""
-    names = ('dataset', 'ring', 'new_tokens', 'temperature', 'fidelity', 'compile', 'seed', 'dtype')
-    return dict(iteration=checkpoint['iter_num'], device=dev, tokens_of_window=idx.shape[1],
-                prompt_tokens=prompts.shape[2], **{name: globals()[name] for name in names})
-
-
-def save(points, folder, settings):
-    """Write folder/bench.csv and its bench.json with what is known so far, if anything is."""
-    rows = [row_of(point) for point in points if point.windows or point.prompts]
-    if rows:
-        columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
-        write_csv([dict.fromkeys(columns) | row for row in rows],
-                  os.path.join(folder, 'bench.csv'), list(columns))
-        write_json(settings | dict(threads=torch.get_num_threads()),
-                   os.path.join(folder, 'bench.json'))
-
-
-def rows_of_table(rows, is_task):
-    """
-    Of each run the full budget, and the fastest of each family with at least a share `fidelity` of
-    the full budget's texts; of a task, of its right answers. rows: {point: its row}.
-    """
-    table = []
-    for reference in dict.fromkeys(point.reference for point in rows):
-        full = rows[reference]
-        of_run = [row for point, row in rows.items() if point.reference is reference]
-        fastest = {}
-        for row in sorted(of_run, key=lambda row: row['ms_per_token']):
-            enough = row['identical'] is not None and row['identical'] >= fidelity
-            if is_task:
-                enough = row['accuracy'] >= fidelity * full['accuracy']
-            if enough:
-                fastest.setdefault(row['family'], row)
-        table += [full, *(row for row in fastest.values() if row is not full)]
-    return table
-
-
-def dots_of(rows, is_task):
-    """
-    The dots of ledger.png: quality against time. Drafts have the quality of the loops that check
-    them, whose texts they write, and waves that of the full budget, if enough of their texts are
-    its own. Other waves, and drafts whose loops are no point, have no dot.
-    """
-    quality = 'accuracy' if is_task else 'ce'
-    of_loops = {(row['run'], row['n_loop']): row[quality] for row in rows
-                if row['kind'] is Kind.FIXED and row['cache'] == 'exact'}
-    dots = []
-    for row in rows:
-        height = row[quality]
-        is_faithful = row['kind'] is Kind.WAVE and row['identical'] >= fidelity
-        if row['kind'] is Kind.DRAFTS or is_faithful:
-            height = of_loops.get((row['run'], row['n_loop']))
-        words = row['kind']
-        if row['kind'] in (Kind.FIXED, Kind.RULE):
-            words += f", {row['cache']}" + (', wake' if row['wake'] else '')
-        if height is not None:
-            dots.append(dict(run=row['run'], kind=words, ms=row['ms_per_token'], height=height,
-                             plain=row['kind'] is Kind.PLAIN))
-    return dots
-
-
-def report(points, folder, is_task):
-    """The figures of all points, and the table."""
-    rows = {point: row_of(point) for point in points}
-    timed = {point: row for point, row in rows.items() if point.prompts}
-    of_rules = [row for row in rows.values() if row['kind'] is Kind.RULE]
-    if of_rules:
-        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
-    if timed:
-        plots.ledger(dots_of(list(timed.values()), is_task), os.path.join(folder, 'ledger.png'),
-                     'share of right answers' if is_task else 'held-out loss (nats per token)',
-                     is_task)
-    print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
-
-    formats = dict(run='', name='') if beside else dict(name='')
-    formats |= {name: (OF_WINDOWS | OF_PROMPTS)[name] for name in IN_TABLE}
-    if not timed:
-        print_rows('quality:', rows.values(), formats)
-        return
-    table = rows_of_table(timed, is_task)
-    share = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
-    shown = {row['family'] for row in table}
-    families = dict.fromkeys(row['family'] for row in timed.values())
-    without = [words for words in families if words not in shown]
-    if without:
-        print(f'at no threshold or loop count {share}: {"; ".join(without)}')
-    print_rows(f'the full budget, and the fastest of each kind with {share}:', table, formats)
-
-
-# the run ------------------------------------------------------------------------------------------
+# knobs: what is refused ---------------------------------------------------------------------------
 
 def check_knobs():
     """ValueError for a knob that makes no sense; methods_of finds the others."""
@@ -661,25 +445,34 @@ def check_knobs():
         if policy not in POLICIES:
             raise ValueError(f"unknown cache policy '{policy}': choose one of "
                              f'{", ".join(POLICIES)}')
-    for draft in drafts:
-        if not are_counts(draft, 3):
-            raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
-                             f'[[2,8,4]], not {drafts}')
-    for wave in waves:
-        if not are_counts(wave, 2):
-            raise ValueError('waves must be lists of two whole numbers from 1 on, such as [[8,1]], '
-                             f'not {waves}')
+    if not all(are_counts(draft, 3) for draft in drafts):
+        raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
+                         f'[[2,8,4]], not {drafts}')
+    if not all(are_counts(wave, 2) for wave in waves):
+        raise ValueError('waves must be lists of two whole numbers from 1 on, such as [[8,1]], '
+                         f'not {waves}')
     if calibrate is not None:
-        if not (rules and taus):
-            raise ValueError('calibrate looks for thresholds: give --rules and --taus')
-        for knob in 'beside', 'compile', 'n_prompts':
-            if knob in given:
-                raise ValueError('--calibrate measures all windows of one run, not compiled: leave '
-                                 f'out --{knob}')
-        # a config file may give them for another run without --calibrate
-        unused = [f'--{knob}' for knob in ('budgets', 'drafts') if knob in given]
-        if unused:
-            print(f'{" and ".join(unused)} have no threshold, and are not measured')
+        check_calibration()
+
+
+def check_calibration():
+    """The same for knobs that do not go with --calibrate."""
+    if not (rules and taus):
+        raise ValueError('calibrate looks for thresholds: give --rules and --taus')
+    for knob in 'beside', 'compile', 'n_prompts':
+        if knob in given:
+            raise ValueError('--calibrate measures all windows of one run, not compiled: leave '
+                             f'out --{knob}')
+    # a config file may give them for another run without --calibrate
+    unused = [f'--{knob}' for knob in ('budgets', 'drafts') if knob in given]
+    if unused:
+        print(f'{" and ".join(unused)} have no threshold, and are not measured')
+
+
+def are_counts(values, n):
+    """Is this a list of n whole numbers from 1 on?"""
+    return (isinstance(values, list) and len(values) == n
+            and all(type(value) is int and value >= 1 for value in values))
 
 
 def check_results(folder):
@@ -691,31 +484,7 @@ def check_results(folder):
             raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
 
 
-def are_counts(values, n):
-    """Is this a list of n whole numbers from 1 on?"""
-    return (isinstance(values, list) and len(values) == n
-            and all(type(value) is int and value >= 1 for value in values))
-
-
-def have_labels(targets):
-    """
-    Which windows have a label: targets (N, T) -> bool (N,). A line says if some have none.
-
-    ValueError if none is left, or too few for two halves of a calibration.
-    """
-    has_label = (targets >= 0).any(dim=1)
-    left = int(has_label.sum())
-    without = len(targets) - left
-    if left == 0:
-        raise ValueError(f'none of the {without} windows has a label, so there is nothing to '
-                         'measure: choose another --dataset, or more --n_windows')
-    if calibrate is not None and left < LEAST_TO_CALIBRATE:
-        raise ValueError(f'--calibrate needs {LEAST_TO_CALIBRATE} windows with a label, and there '
-                         f'are {left}: choose more --n_windows, or another --dataset')
-    if without:
-        print(f'{without} of {len(targets)} windows have no label, and are left out')
-    return has_label
-
+# the run ------------------------------------------------------------------------------------------
 
 def points_of_others(checkpoint, is_task, T):
     """The points of the runs `beside`. ValueError for a run on other data."""
@@ -729,16 +498,36 @@ def points_of_others(checkpoint, is_task, T):
     return points
 
 
-def measure(points, idx, targets, prompts, is_task, folder, settings):
+def save(points, deepest, folder, settings):
+    """Write folder/bench.csv and its bench.json with what is known so far, if anything is."""
+    rows = [row_of(point, deepest, seed) for point in points if point.windows or point.prompts]
+    if rows:
+        columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
+        write_csv([dict.fromkeys(columns) | row for row in rows],
+                  os.path.join(folder, 'bench.csv'), list(columns))
+        write_json(settings | dict(threads=torch.get_num_threads()),
+                   os.path.join(folder, 'bench.json'))
+
+
+def settings_of(checkpoint, dev, held_out):
+    """What the numbers of bench.csv depend on, besides the method: a dict for bench.json."""
+    names = ('dataset', 'ring', 'new_tokens', 'temperature', 'fidelity', 'compile', 'seed', 'dtype')
+    return dict(iteration=checkpoint['iter_num'], device=dev,
+                tokens_of_window=held_out.idx.shape[1], prompt_tokens=held_out.prompts.shape[2],
+                **{name: globals()[name] for name in names})
+
+
+def measure(points, held_out, folder, settings):
     """
     Quality, then time. folder/bench.csv has what is known, even after Ctrl-C, with the settings
     beside it. What cannot be done fails in the first seconds, in which each point is tried.
     """
+    idx, targets, prompts, is_task, deepest = held_out
     print(f'{len(points)} points on {len(idx)} windows and {len(prompts)} prompts. Trying each for '
           'a moment ...', flush=True)
     # drafts and waves write the texts of a budget, and have no quality of their own
     of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
-    seconds = seconds_of_quality(of_windows, idx, targets, is_task)
+    seconds = seconds_of_quality(of_windows, held_out)
     if len(prompts):
         seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task)
     print(f'all of it will take about {seconds:.0f} s' + (', and compiling' if compile else ''))
@@ -746,7 +535,7 @@ def measure(points, idx, targets, prompts, is_task, folder, settings):
         for words, members in groupby(of_windows, lambda point: point.method.family):
             print(f'quality: {words}', flush=True)
             measure_quality(list(members), idx, targets)
-            save(points, folder, settings)
+            save(points, deepest, folder, settings)
 
         # all points have equally many threads: those that are best for the widest model
         models = [point.model for point in points]
@@ -756,9 +545,9 @@ def measure(points, idx, targets, prompts, is_task, folder, settings):
         for number, prompt in enumerate(prompts):
             print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
             measure_time(points, prompt, number, is_task)
-            save(points, folder, settings)
+            save(points, deepest, folder, settings)
     finally:
-        save(points, folder, settings)
+        save(points, deepest, folder, settings)
 
 
 def main():
@@ -772,19 +561,9 @@ def main():
     model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length)
     check_results(results)
 
-    # on what: held-out windows, and their beginnings as prompts; problems are read whole
-    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
-    kept = have_labels(targets)                                                     # (N,)
-    idx, targets = idx[kept], targets[kept]                                         # (N, T)
-    is_task = text.is_task
-    deepest = depth[kept.cpu().numpy()].max(axis=1).mean() if is_task else None
-    T = idx.shape[1]
-    end = T if is_task else prompt_tokens or max(1, T // 2)
-    n = n_prompts if calibrate is None else len(idx)
-    prompts = idx[:n, None, :end]                                          # (n, 1, end)
-    if len(prompts) < n or end > T:
-        print(f'windows are {len(idx)} of {T} tokens: there are {len(prompts)} prompts of '
-              f'{prompts.shape[2]} tokens')
+    # on what
+    held_out = read_held_out(checkpoint, dev)
+    is_task, T = held_out.is_task, held_out.idx.shape[1]
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}')
@@ -794,16 +573,13 @@ def main():
     with autocast:
         if calibrate is None:
             points += points_of_others(checkpoint, is_task, T)
-            for point in points:
-                point.deepest = deepest
             if compile and n_prompts:
                 models_to_compile(points, is_task)          # or an error, before the work
-            measure(points, idx, targets, prompts, is_task, results,
-                    settings_of(checkpoint, dev, idx, prompts))
-            report(points, results, is_task)
+            measure(points, held_out, results, settings_of(checkpoint, dev, held_out))
+            rows = [row_of(point, held_out.deepest, seed) for point in points]
+            comparison.report(rows, results, is_task, fidelity)
         else:
-            families, rows = calibrate_all(points[0].reference, idx, targets, prompts, is_task,
-                                           checkpoint, results)
+            families, rows = calibrate_all(points[0], held_out, checkpoint, results)
             flag_of_rule = {make_exit(name).name: name for name in rules}
             calibration.report(families, rows, results, folder, is_task, flag_of_rule)
 

@@ -26,6 +26,8 @@ what is learned
     tokenizer_json  the same with the tokenizer.json of a public model
 
 decoding, and what is drawn
+    points          what bench.py measures, and its row of bench.csv
+    comparison      its table and figures, from these rows
     calibration     thresholds that keep a promise
     thresholds      these in a file
     plots           matplotlib: what all figures share

@@ -16,7 +16,7 @@ from conftest import TINY, finished, read_csv, refused
 import bench
 import data
 import tasks
-from common import calibration, plots
+from common import calibration, comparison, plots, points
 from common.checkpoint import load_checkpoint
 from exits import EXITS, make_exit
 
@@ -28,7 +28,14 @@ TO_CALIBRATE = [flag for flag in SMALL if not flag.startswith('--n_prompts')] + 
 TAUS = 0, 0.3, 100
 SIX = ['fixed 5, exact', 'fixed 1, exact', 'fixed 2, exact',
          *(f'accel, exact, tau {tau:g}' for tau in TAUS)]       # of ONE_RULE, with a quality
+OF_WINDOWS = ['ce', 'ppl', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy', 'mean_evals',
+              'most_evals', 'last_step']
+OF_PROMPTS = ['identical', 'passes', 'blocks', 'ms_per_token', 'ms_low', 'ms_high']
 DRAFTS_AND_WAVES = ['drafts 4 x 1, check 3', *(f'wave 3 x 2, accel, tau {tau:g}' for tau in TAUS)]
+
+
+def fixed(n):
+    return points.Method(points.Kind.FIXED, n, 'exact')
 
 
 def names(rows):
@@ -91,7 +98,7 @@ def test_every_point_once(benched, run_folder):
     assert sorted(names(row for row in rows if not row['windows'])) == sorted(others)
     assert {row['prompts'] for row in rows} == {'2'}
     for row in rows:
-        columns = [*bench.OF_PROMPTS, *(bench.OF_WINDOWS if row['windows'] else ())]
+        columns = [*OF_PROMPTS, *(OF_WINDOWS if row['windows'] else ())]
         assert all(math.isfinite(float(row[column])) for column in columns), row['name']
     for name in ('figure_4', 'ledger'):
         assert os.path.getsize(run_folder / 'out' / f'{name}.png') > 5000
@@ -150,7 +157,7 @@ def test_the_table_has_the_fastest_of_each_family(benched):
 def test_what_continuations_cost(benched, held_out):
     rows, _ = benched
     model, idx, _ = held_out
-    of = {row['name']: {name: float(row[name]) for name in (*bench.OF_PROMPTS, 'prompts')}
+    of = {row['name']: {name: float(row[name]) for name in (*OF_PROMPTS, 'prompts')}
           for row in rows}
     full, two = of['fixed 5, exact'], of['fixed 2, exact']
     assert full['identical'] == full['passes'] == 1
@@ -211,10 +218,10 @@ def test_each_label_counts_once(held_out, monkeypatch):
     model, idx, targets = held_out
     idx, targets = some_labels(idx, targets)
     monkeypatch.setattr(bench, 'windows_at_once', lambda config, most: 4)
-    full = bench.Point('', model, bench.fixed(5))
-    point = bench.Point('', model, bench.fixed(1), full)
+    full = points.Point('', model, fixed(5))
+    point = points.Point('', model, fixed(1), full)
     bench.measure_quality([full, point], idx, targets)
-    row = bench.row_of(point)
+    row = points.row_of(point)
     logits, loss = model(idx, targets, n_loop=1)
     right = (logits.argmax(-1) == targets)[targets >= 0].double().mean()
     assert row['ce'] == pytest.approx(loss.item(), rel=1e-6)
@@ -259,7 +266,7 @@ def test_windows_without_a_label_have_no_depth(here, calc, monkeypatch):
 
 def windows_of(nats, labels):
     """What is measured on windows, made by hand."""
-    return [bench.WindowResult(n, 0, n_labels, np.ones(2), 1, 1)
+    return [points.WindowResult(n, 0, n_labels, np.ones(2), 1, 1)
             for n, n_labels in zip(nats, labels)]
 
 
@@ -272,11 +279,11 @@ def test_the_interval_is_paired_and_of_a_ratio():
     labels = rng.choice([1, 9], size=400)
     nats = 100 * rng.standard_normal(400)
     difference = labels * (5e-4 + 1e-4 * rng.standard_normal(400))
-    full, point = (bench.Point('', None, bench.fixed(n)) for n in (5, 1))
+    full, point = (points.Point('', None, fixed(n)) for n in (5, 1))
     point.reference = full
     full.windows = windows_of([*nats, 9.0], [*labels, 1])
     point.windows = windows_of(nats + difference, labels)
-    mean, low, high = bench.excess(point)
+    mean, low, high = points.excess(point)
     assert mean == pytest.approx(difference.sum() / labels.sum())
     reach = 1.96 * (difference - mean * labels).std() / 400 ** 0.5 / labels.mean()
     assert [mean - low, high - mean] == pytest.approx([reach, reach], rel=0.06)
@@ -356,7 +363,7 @@ def by_hand(points, idx, targets):
     odd = number % 2
     for point in points:
         nats = np.zeros(len(idx))
-        rule = point.method.decoding.get('exit')
+        rule = point.method.exit
         if rule:
             name, tau = rule.name, rule.tau
             nats = dict(accel=tau / 10 * (1 + odd), kl=tau + 9 + odd,
@@ -371,8 +378,9 @@ def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monke
         monkeypatch.setattr(bench, name, value)
     monkeypatch.chdir(tmp_path)
     idx, stored = torch.arange(16)[:, None], dict(model=tiny().state_dict())
-    full = bench.Point('', tiny(), bench.fixed(5))
-    families, rows = bench.calibrate_all(full, idx, idx, [], False, stored, 'out')
+    full = points.Point('', tiny(), fixed(5))
+    held_out = bench.HeldOut(idx, idx, prompts=idx, is_task=False)
+    families, rows = bench.calibrate_all(full, held_out, stored, 'out')
     accel, kl, norm = rows
     assert accel.items() >= dict(cache='exact', rule='accel', wake=True, tau=1.0, nats=0.1,
                                  evals=1).items()
@@ -506,8 +514,8 @@ def test_on_a_task_a_rule_wakes_where_it_can(tiny, monkeypatch, cache, expected)
     """Nobody gave --wake. The budget is for waking if a policy lets a rule wake."""
     for knob, value in dict(cache=cache, budgets=[], taus=[0.3], rules=['accel']).items():
         monkeypatch.setattr(bench, knob, value)
-    points = bench.points_of('', tiny(), is_task=True, T=8)
-    assert [point.method.label for point in points] == expected
+    labels = [point.method.label for point in bench.points_of('', tiny(), is_task=True, T=8)]
+    assert labels == expected
     monkeypatch.setattr(bench, 'wake', True)
     with pytest.raises(ValueError, match='--wake needs a cache that keeps every loop step'):
         bench.points_of('', tiny(), is_task=True, T=8)
@@ -547,7 +555,7 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
     """The draws of prompt i have seed + i."""
     model = tiny(adapter_init='random')
     monkeypatch.setattr(bench, 'temperature', 1.5)
-    point = bench.Point('', model, bench.fixed(3))
+    point = points.Point('', model, fixed(3))
     for seed, number in ((0, 0), (4, 0), (4, 2)):
         monkeypatch.setattr(bench, 'seed', seed)
         new = bench.continue_prompt(point, idx[:1, :6], number, new=7).text
@@ -558,8 +566,8 @@ def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
 
 def test_a_coin_falls_the_same_way_each_time(tiny, idx):
     """A rule may draw random numbers; the points measured before it do not change them."""
-    coin = bench.with_rule(0.3, 'random', False, 'exact', 9)
-    point = bench.Point('', tiny(), coin)
+    coin = points.Method(points.Kind.RULE, 9, 'exact', make_exit('random', 0.3))
+    point = points.Point('', tiny(), coin)
     (logits, _, evals), _, again = (bench.decode_given(point, idx[rows]) for rows in (
         slice(None), slice(2), slice(None)))
     assert torch.equal(evals, again[1]) and len(evals.unique()) > 2
@@ -577,11 +585,11 @@ def test_a_dot_has_the_quality_of_its_texts():
     def row(kind, n_loop, ce, same, cache='exact'):
         return dict(run='a', kind=kind, n_loop=n_loop, ce=ce, identical=same, cache=cache,
                     ms_per_token=1.0, wake=None)
-    Kind = bench.Kind
+    Kind = points.Kind
     rows = [row(Kind.FIXED, 9, 1.0, 1), row(Kind.FIXED, 4, 2.0, 0.1),
             row(Kind.FIXED, 4, 7.0, 0.1, 'latest'), row(Kind.DRAFTS, 4, None, 0.1),
             row(Kind.WAVE, 9, None, 0.99, 'latest'), row(Kind.WAVE, 9, None, 0.5, 'latest')]
-    heights = [dot['height'] for dot in bench.dots_of(rows, is_task=False)]
+    heights = [dot['height'] for dot in comparison.dots_of(rows, False, 0.95)]
     assert heights == [1, 2, 7, 2, 1]
 
 

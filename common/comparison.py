@@ -1,0 +1,89 @@
+"""
+Comparison: the table at the end of bench.py, figure_4.png and ledger.png, from rows of bench.csv.
+
+Not run by itself. The first row of a run is its full budget, with which the others are compared.
+"""
+import os
+
+from common import plots
+from common.points import Kind
+from common.tables import print_rows
+
+# columns of the table, and how they are printed
+FORMATS = dict(ce_minus_full='+.4f', accuracy='.3f', mean_evals='.2f', identical='.3f',
+               blocks='.2f', ms_per_token='.2f')
+
+
+def report(rows, folder, is_task, fidelity):
+    """
+    The figures of all rows, and the table. fidelity: the share of texts, on a task of right
+    answers, that a row needs for the table.
+    """
+    timed = [row for row in rows if row['prompts']]
+    of_rules = [row for row in rows if row['kind'] is Kind.RULE]
+    if of_rules:
+        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
+    if timed:
+        plots.ledger(dots_of(timed, is_task, fidelity), os.path.join(folder, 'ledger.png'),
+                     'share of right answers' if is_task else 'held-out loss (nats per token)',
+                     is_task)
+    print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
+
+    several_runs = len({row['run'] for row in rows}) > 1
+    formats = (dict(run='') if several_runs else {}) | dict(name='') | FORMATS
+    if not timed:
+        print_rows('quality:', rows, formats)
+        return
+    table = rows_of_table(timed, is_task, fidelity)
+    share = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
+    shown = {row['family'] for row in table}
+    families = dict.fromkeys(row['family'] for row in timed)
+    without = [family for family in families if family not in shown]
+    if without:
+        print(f'at no threshold or loop count {share}: {"; ".join(without)}')
+    print_rows(f'the full budget, and the fastest of each kind with {share}:', table, formats)
+
+
+def rows_of_table(rows, is_task, fidelity):
+    """Of each run the full budget, and the fastest row of each family that is faithful to it."""
+    table = []
+    for run in dict.fromkeys(row['run'] for row in rows):
+        of_run = [row for row in rows if row['run'] == run]
+        full = of_run[0]
+        fastest = {}
+        for row in sorted(of_run, key=lambda row: row['ms_per_token']):
+            if is_faithful(row, full, is_task, fidelity):
+                fastest.setdefault(row['family'], row)
+        table += [full, *(row for row in fastest.values() if row is not full)]
+    return table
+
+
+def is_faithful(row, full, is_task, fidelity):
+    """Has it enough of the full budget's texts; on a task, of its right answers?"""
+    if is_task:
+        return row['accuracy'] >= fidelity * full['accuracy']
+    return row['identical'] >= fidelity
+
+
+def dots_of(rows, is_task, fidelity):
+    """
+    The dots of ledger.png: quality against time. Drafts have the quality of the loops that check
+    them, whose texts they write, and waves that of the full budget, if enough of their texts are
+    its own. Other waves, and drafts whose loops have no row, have no dot.
+    """
+    quality = 'accuracy' if is_task else 'ce'
+    of_loops = {(row['run'], row['n_loop']): row[quality] for row in rows
+                if row['kind'] is Kind.FIXED and row['cache'] == 'exact'}
+    dots = []
+    for row in rows:
+        kind = row['kind']
+        height = row[quality]
+        if kind is Kind.DRAFTS or kind is Kind.WAVE and row['identical'] >= fidelity:
+            height = of_loops.get((row['run'], row['n_loop']))
+        words = kind
+        if kind in (Kind.FIXED, Kind.RULE):
+            words += f", {row['cache']}" + (', wake' if row['wake'] else '')
+        if height is not None:
+            dots.append(dict(run=row['run'], kind=words, ms=row['ms_per_token'], height=height,
+                             plain=kind is Kind.PLAIN))
+    return dots
