@@ -220,7 +220,7 @@ def load_weights(model, weights):
     """Those that fit by name; the others are named. ValueError if a shape does not fit."""
     name = type(model).__name__
     with explain(f'the weights do not fit the model class {name}',
-                              'take another --model_class or --init_from', RuntimeError):
+                 'take another --model_class or --init_from', RuntimeError):
         missing, unexpected = model.load_state_dict(weights, strict=False)
     if missing:                         # such as a gate
         say(f"not in the checkpoint, so from scratch: {', '.join(missing)}")
@@ -273,7 +273,7 @@ def main(*args):
         check_same_data(examples, start.checkpoint, dataset, out_dir)
     distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
     run = make_run(start, examples, dev)
-    resumed = start.resumed
+    resumed = start.resumed                         # the path of its checkpoint, or ''
     del start                                       # frees some GB if the model is large
 
     # its files: from the first save on, --resume continues this run and no other

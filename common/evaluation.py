@@ -6,6 +6,7 @@ Losses are nats per token. Geiping App. C.3: the two collapses of the state.
     examples    a data set or a task: data.Text or tasks.Problems
     loops       the loop counts to evaluate at
     sums        what evaluate returns
+    columns     of a table: the first and the last depth of each, see depths_of; [] for a text
 """
 import math
 import os
@@ -19,35 +20,6 @@ from common.distributed import say
 from common.files import write_csv
 
 MOST_COLUMNS = 10       # of a table by depth
-
-
-def windows_at_once(config, most=64):
-    """
-    How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits, or of
-    attention weights where the windows are long.
-    """
-    of_a_token = max(config.vocab_size, config.n_head * config.block_size)
-    return max(1, min(most, 2 ** 27 // (config.block_size * of_a_token)))
-
-
-def depths_of(examples, T):
-    """
-    The depths of held-out labels, in at most ten columns of a table: the first and the last depth
-    of each. Where there are more depths the columns double: (0, 0), (1, 1), (2, 2), (3, 4), (5, 8)
-    ... A text has no depths: [].
-    """
-    if not examples.is_task:
-        return []
-    deepest = int(examples.depths(T).max())
-    if deepest < MOST_COLUMNS:
-        return [(depth, depth) for depth in range(deepest + 1)]
-    n_doublings = math.ceil(math.log2(deepest))                 # from 1 to the deepest
-    last = 2 ** max(0, n_doublings - (MOST_COLUMNS - 2))
-    columns = [(0, 0), (1, last)]
-    while last < deepest:
-        columns.append((last + 1, min(2 * last, deepest)))
-        last *= 2
-    return columns
 
 
 @torch.no_grad()
@@ -96,15 +68,48 @@ def sums_of(model, examples, numbers, columns, n_loop, dev, autocast):
     return torch.zeros(3, len(columns), dtype=torch.float64).index_add_(1, column, of_labels)
 
 
+def windows_at_once(config, most=64):
+    """
+    How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits, or of
+    attention weights where the windows are long.
+    """
+    of_a_token = max(config.vocab_size, config.n_head * config.block_size)
+    return max(1, min(most, 2 ** 27 // (config.block_size * of_a_token)))
+
+
 def share_and_loss(sums):
     """Sums (3,) of labels, right ones and nats -> the share of right labels, nats per label."""
     labels, right, nats = sums.tolist()
-    return (right / labels, nats / labels) if labels else (math.nan, math.nan)
+    if labels == 0:
+        return math.nan, math.nan
+    return right / labels, nats / labels
 
 
 def totals_of(sums):
     """evaluate's sums -> {n_loop: (share of all labels that is right, nats per label)}."""
     return {n_loop: share_and_loss(of_columns.sum(dim=1)) for n_loop, of_columns in sums.items()}
+
+
+# tables by depth ----------------------------------------------------------------------------------
+
+def depths_of(examples, T):
+    """
+    The depths of held-out labels, in at most ten columns of a table: the first and the last depth
+    of each. Where there are more depths the columns double: (0, 0), (1, 1), (2, 2), (3, 4), (5, 8)
+    ... A text has no depths: [].
+    """
+    if not examples.is_task:
+        return []
+    deepest = int(examples.depths(T).max())
+    if deepest < MOST_COLUMNS:
+        return [(depth, depth) for depth in range(deepest + 1)]
+    n_doublings = math.ceil(math.log2(deepest))                 # from 1 to the deepest
+    last = 2 ** max(0, n_doublings - (MOST_COLUMNS - 2))
+    columns = [(0, 0), (1, last)]
+    while last < deepest:
+        columns.append((last + 1, min(2 * last, deepest)))
+        last *= 2
+    return columns
 
 
 def with_labels(sums, columns):
@@ -158,7 +163,7 @@ def save_table(sums, columns, folder):
         plots.depth(rows, os.path.join(folder, 'depth.png'))
 
 
-# an evaluation during training --------------------------------------------------------------------
+# during training ----------------------------------------------------------------------------------
 
 def evaluate_run(run, examples, n_windows, loops, dev, autocast):
     """
@@ -201,6 +206,8 @@ def columns_of(totals, values, is_task):
         columns[name] = '/'.join(f'{value:.3f}' for value in of_groups)
     return columns
 
+
+# the health of the states -------------------------------------------------------------------------
 
 @torch.no_grad()
 def health(model, idx, autocast=nullcontext()):

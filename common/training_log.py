@@ -1,5 +1,6 @@
 """
-The log of a training run: log.csv, its lines on the screen, loss.png, loss spikes, bad numbers.
+The log of a training run: log.csv, its lines on the screen, loss.png; spikes and numbers in it that
+a user must know of.
 """
 import csv
 import math
@@ -12,6 +13,7 @@ from common.distributed import say
 from common.errors import explain
 from common.files import write_csv
 
+# log.csv ------------------------------------------------------------------------------------------
 
 @contextmanager
 def or_warn(what):
@@ -83,6 +85,7 @@ class Log:
         seconds = max(1e-6, sum(seconds for seconds, _, _ in self.steps))       # a coarse clock
         tokens = sum(tokens for _, tokens, _ in self.steps)
         flops = sum(flops for _, _, flops in self.steps)
+        # the time that is left: the FLOPs that are left, at the speed of these steps
         flops_left = (self.max_iters - it - 1) * flops / n_steps + evaluation_flops
         seconds_left = flops_left * seconds / flops
         dt_ms = 1e3 * seconds / n_steps
@@ -117,6 +120,16 @@ class Log:
         else:
             self.unwritten.clear()
 
+
+def draw_losses(log, loops, out_dir):
+    """loss.png from log.csv."""
+    if distributed.RANK == 0:
+        with or_warn(f'no {out_dir}/loss.png'):
+            from common import plots  # here, since matplotlib takes a second to import
+            plots.losses(read_log(log.path), loops, os.path.join(out_dir, 'loss.png'))
+
+
+# spikes, and numbers that are not finite ----------------------------------------------------------
 
 def is_spike(loss, trend):
     """Is this loss far above those before it? trend: see next_trend; not before 50 of them."""
@@ -155,11 +168,3 @@ def check_finite(run, loss, norm, n_loop, lr):
         raise ValueError(f'not finite at iteration {run.done}: loss {loss}, gradient norm {norm}, '
                          f'loops {n_loop}, learning rate {lr:.2e}. No weight was touched: {advice} '
                          'with a lower learning rate')
-
-
-def draw_losses(log, loops, out_dir):
-    """loss.png from log.csv."""
-    if distributed.RANK == 0:
-        with or_warn(f'no {out_dir}/loss.png'):
-            from common import plots  # here, since matplotlib takes a second to import
-            plots.losses(read_log(log.path), loops, os.path.join(out_dir, 'loss.png'))
