@@ -1,4 +1,3 @@
-import io
 import os
 import re
 import subprocess
@@ -6,14 +5,13 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, run
 
 import common
 import train
-from common import configurator, distributed
+from common import configurator
 from common.configurator import configure
 from common.distributed import pick_device
 
@@ -44,7 +42,6 @@ if __name__ == '__main__':
     config = configure(globals())
     run(main)
 '''
-SIZE = 2 ** 62
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
                 loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[],
                 word=None)
@@ -166,58 +163,6 @@ def test_help_has_every_knob_with_its_comment(script, capsys):
         assert knob in knobs
 
 
-@pytest.mark.parametrize('main', [
-    lambda: bytearray(SIZE), lambda: torch.empty(10 ** 17), lambda: torch.empty(SIZE, SIZE),
-    lambda: torch.empty(10 ** 20), lambda: np.zeros((SIZE, SIZE)), lambda: np.zeros(10 ** 20),
-    lambda: fail(torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.'))])
-def test_out_of_memory_is_one_line_that_names_knobs_to_lower(main, capsys):
-    """The errors of Python, torch and numpy themselves, and one that only a GPU raises."""
-    with pytest.raises(SystemExit, match='2'):
-        configurator.run(main)
-    error = capsys.readouterr().err
-    assert error.startswith('error: not enough memory: lower a size') and error.count('\n') == 1
-
-
-def fail(error):
-    raise error
-
-
-def test_errors_that_are_raised(monkeypatch):
-    """Those that are bugs, and with TRACEBACK=1 all."""
-    for error, traceback in (RuntimeError('shapes do not fit'), ''), (ValueError('bad'), '1'):
-        monkeypatch.setenv('TRACEBACK', traceback)
-        with pytest.raises(type(error), match=str(error)):
-            configurator.run(lambda: fail(error))
-
-
-@pytest.mark.parametrize('fails', [lambda: int('x'), lambda: np.zeros(3).reshape(2, 2)])
-def test_a_value_error_that_nobody_raised_on_purpose_says_how_to_see_where(capsys, fails):
-    with pytest.raises(SystemExit, match='2'):
-        configurator.run(fails)
-    assert capsys.readouterr().err.endswith(' (TRACEBACK=1 shows where)\n')
-
-
-def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
-    """But each process has its own memory."""
-    monkeypatch.setattr(distributed, 'LOCAL_RANK', 1)
-    for error, lines in (ValueError('bad'), 0), (MemoryError(), 1):
-        with pytest.raises(SystemExit, match='2'):
-            configurator.run(lambda: fail(error))
-        assert capsys.readouterr().err.count('\n') == lines
-
-
-@pytest.mark.parametrize('error, status, line', [
-    (KeyboardInterrupt(), 130, '\nstopped\n'),
-    (ValueError('two\nlines'), 2, 'error: two lines\n')])
-def test_how_a_script_ends(capsys, error, status, line):
-    def main():
-        print('printed before')
-        raise error
-    with pytest.raises(SystemExit, match=str(status)):
-        configurator.run(main)
-    assert capsys.readouterr() == ('printed before\n', line)
-
-
 def test_a_reader_that_has_gone(script):
     """`... | head` has read enough: no traceback, and the script does not go on."""
     reader, writer = os.pipe()
@@ -249,11 +194,3 @@ def test_pick_device():
         device, context = pick_device('cpu', dtype)
         with context:
             assert device == 'cpu' and (x @ x).dtype == wanted
-
-
-def test_a_console_that_lacks_letters(monkeypatch):
-    """U+FFFD is no letter of cp1252."""
-    console = io.TextIOWrapper(io.BytesIO(), encoding='cp1252')
-    monkeypatch.setattr(sys, 'stdout', console)
-    configurator.run(lambda: print('\ufffd'))
-    assert console.buffer.getvalue() == b'?\n'
