@@ -388,20 +388,25 @@ def open_encoding(name, folder=None):
 
 def open_data(name, reads=None, vocab_size=math.inf, folder=None):
     """
-    The data set or task `name`, for a model with this tokenizer (reads) and vocabulary. A task is
-    written in the tokens of a model that reads text; folder: that of its tokenizer.json. torchdocs
-    is made if it is missing.
+    The data set or task `name` -> a Text or a tasks.Problems. torchdocs is made if it is missing.
+
+    reads, vocab_size: the tokenizer and the vocabulary of the model that is to read it; ValueError
+    if they do not fit. For a model that reads text, a task is written in its tokens. folder: that
+    of its tokenizer.json.
     """
     check(name, 'this model came without a data set: name one with --dataset')
     if name == 'torchdocs' and not os.path.exists(f'data/{name}/meta.json'):
         make(name)
-    text = tasks.open_problems(name, reads, folder) if tasks.is_task(name) else Text(name)
-    check(reads in (None, text.tokenizer), f"the model reads tokens of {reads}, but data set "
-          f"'{name}' has those of {text.tokenizer}: choose another --dataset")
-    check(text.vocab_size <= vocab_size, f"the model has {vocab_size} tokens, but data set "
-          f"'{name}' has {text.vocab_size}, of {text.tokenizer}: choose another --dataset, or in "
-          'training another --vocab_size')
-    return text
+    if tasks.is_task(name):
+        examples = tasks.open_problems(name, reads, folder)
+    else:
+        examples = Text(name)
+    check(reads in (None, examples.tokenizer), f"the model reads tokens of {reads}, but data set "
+          f"'{name}' has those of {examples.tokenizer}: choose another --dataset")
+    check(examples.vocab_size <= vocab_size, f"the model has {vocab_size} tokens, but data set "
+          f"'{name}' has {examples.vocab_size}, of {examples.tokenizer}: choose another --dataset, "
+          'or in training another --vocab_size')
+    return examples
 
 
 def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
@@ -412,13 +417,13 @@ def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
     of each label, otherwise None.
     """
     args = checkpoint['model_args']
-    text = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                     args['vocab_size'], checkpoint['folder'])
+    examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
+                         args['vocab_size'], checkpoint['folder'])
     T = args['block_size']
-    numbers = text.spread(n, T)
-    idx, targets = text.held_out(numbers, T)
-    depth = text.depths(T)[numbers] if text.is_task else None
-    return text, idx.to(dev), targets.to(dev), depth
+    numbers = examples.spread(n, T)
+    idx, targets = examples.held_out(numbers, T)
+    depth = examples.depths(T)[numbers] if examples.is_task else None
+    return examples, idx.to(dev), targets.to(dev), depth
 
 
 class Text(Examples):
@@ -482,9 +487,9 @@ def read_bin(path, wanted):
     return np.memmap(path, dtype='<u2', mode='r')
 
 
-def windows(data, starts, block_size):
+def windows(ids, starts, T):
     """Inputs (B, T) and targets (B, T), the next tokens, int64: one row from each of the starts."""
-    rows = np.lib.stride_tricks.sliding_window_view(data, block_size + 1)[starts]   # (B, T + 1)
+    rows = np.lib.stride_tricks.sliding_window_view(ids, T + 1)[starts]             # (B, T + 1)
     rows = torch.from_numpy(rows.astype(np.int64))
     return rows[:, :-1], rows[:, 1:]
 

@@ -345,9 +345,7 @@ def train(run, examples, dev, autocast):
         run.done = it + 1
 
         # log
-        if training_log.is_spike(loss, run.trend):
-            run.spikes.append([loss, it])
-        run.trend = training_log.next_trend(run.trend, loss)
+        training_log.note_loss(run, loss, it)
         tokens = gradient_accumulation_steps * batch_size * block_size
         log.steps.append((time.perf_counter() - step_began, tokens, flops))
         if it % log_interval == 0 or it == max_iters - 1 or evaluated:

@@ -131,6 +131,13 @@ def draw_losses(log, loops, out_dir):
 
 # spikes, and numbers that are not finite ----------------------------------------------------------
 
+def note_loss(run, loss, it):
+    """Follow the loss of a run: note it if it is a spike, and update the trend."""
+    if is_spike(loss, run.trend):
+        run.spikes.append([loss, it])
+    run.trend = next_trend(run.trend, loss)
+
+
 def is_spike(loss, trend):
     """Is this loss far above those before it? trend: see next_trend; not before 50 of them."""
     count, mean, variance = trend
