@@ -257,13 +257,18 @@ def quality_of(point, idx, targets):
     logits, steps, evals = decode_given(point, idx)
     nats = cross_entropy(logits.float().transpose(1, 2), targets, reduction='none')     # (B, T)
     right = logits.argmax(-1) == targets
-    sums = [each.cpu().double().sum(dim=1).tolist() for each in (nats, right, targets >= 0)]
     means = evals.cpu().double().mean(dim=1).numpy()                            # (B, groups)
     most = last = [None] * len(idx)
     if point.model.groups:
         most = evals.amax(dim=(1, 2)).tolist()
         last = steps.amax(dim=(1, 2)).tolist()
-    return list(map(WindowResult, *sums, means, most, last))
+    fields = zip(sums(nats), sums(right), sums(targets >= 0), means, most, last)
+    return [WindowResult(*of_window) for of_window in fields]
+
+
+def sums(values):
+    """(B, T) -> the sum over each window, a list."""
+    return values.cpu().double().sum(dim=1).tolist()
 
 
 def decode_given(point, idx):
@@ -359,9 +364,11 @@ def models_to_compile(points, is_task):
 
 def compile_all(points, prompt, is_task):
     """Compile the passes of the models. The first calls do the work, so they are made here."""
-    width = max([1, *(width for width, _ in waves), *(1 + ahead for *_, ahead in drafts)])
+    widths = [1]                # tokens of a pass
+    widths += [width for width, _ in waves]
+    widths += [1 + tokens for _, _, tokens in drafts]       # the drafts, and the token before them
     for model in models_to_compile(points, is_task):
-        compile_passes(model, width)
+        compile_passes(model, max(widths))
     seconds_of_time(points, prompt, is_task)
 
 
@@ -435,8 +442,9 @@ def check_knobs():
         raise ValueError(f'fidelity is a share, so it lies between 0 and 1, not at {fidelity}')
     if not 0 <= seed < 2 ** 32:
         raise ValueError(f'seed must lie between 0 and 2^32 - 1, not at {seed}')
-    for knob, example in dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
-                              beside=['out-plain']).items():
+    examples = dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
+                    beside=['out-plain'])
+    for knob, example in examples.items():
         value = globals()[knob]
         fits = all(type(part) is type(example[0]) for part in as_list(value))
         if value is not None and not fits:

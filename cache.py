@@ -51,8 +51,11 @@ class Span:
     """
 
     def __init__(self, start=0, T=1, device='cpu'):
-        self.start, self.end, self.index = start, start + T, slice(start, start + T)
-        self.pos, self.mask = torch.arange(start, self.end, device=device), None
+        self.start = start
+        self.end = start + T
+        self.index = slice(start, self.end)
+        self.pos = torch.arange(start, self.end, device=device)
+        self.mask = None
         if T > 1 and start > 0:
             self.mask = torch.arange(self.end, device=device) <= self.pos[:, None]
 
@@ -78,7 +81,9 @@ class KeysValues:
     """
 
     def __init__(self, slots, T_max):
-        self.slots, self.T_max, self.kv = slots, T_max, None
+        self.slots = slots
+        self.T_max = T_max
+        self.kv = None
 
     def allocate(self, B, new):
         """Make room for B rows of keys and values like new (..., H, D)."""
@@ -98,8 +103,8 @@ class KeysValues:
         if slot >= len(self.kv):
             # twice as many slots. In all of them earlier tokens have their last keys, which stand
             # in the last slot
-            more = self.kv[-1:].expand(min(len(self.kv), self.slots - len(self.kv)),
-                                       *self.kv.shape[1:])
+            n_more = min(len(self.kv), self.slots - len(self.kv))
+            more = self.kv[-1:].expand(n_more, *self.kv.shape[1:])
             self.kv = torch.cat((self.kv, more))
         if awake is not None:
             # the last keys of a token that is not computed stand one slot back. In a ring that has
@@ -146,13 +151,15 @@ class Moves:
     """
 
     def __init__(self, T_max):
-        self.T_max, self.moved = T_max, None
+        self.T_max = T_max
+        self.moved = None
 
     def begin(self, B, T, start):
         """Begin a pass of new tokens (B, T): forget what an earlier pass stored for them."""
         if self.moved is None:
             self.moved = np.zeros((B, self.T_max, FIRST_SLOTS), dtype=bool)
-        self.start, self.end = start, start + T
+        self.start = start
+        self.end = start + T
         self.moved[:, start:self.end] = False
 
     def step(self, moved, k, readers):
@@ -228,10 +235,10 @@ def main():
     if not 1 <= n_loop <= 100 or ring < 1:
         raise ValueError('n_loop must lie between 1 and 100 to be shown, and ring be at least 1, '
                          f'not {n_loop} and {ring}')
-    exited = max(1, n_loop // 2), n_loop
+    exited = max(1, n_loop // 2), n_loop        # the last steps of two tokens
     print('slots of a looped layer, and which keys a new token reads at its steps, of two tokens '
-          f'that exited\nafter {exited[0]} and {exited[1]}\n\npolicy   slots   step '
-          + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
+          f'that exited\nafter {exited[0]} and {exited[1]}\n')
+    print('policy   slots   step ' + ' '.join(f'{k:5d}' for k in range(1, n_loop + 1)))
     for name, policy in POLICIES.items():
         kv = policy.make(n_loop, ring, 3)
         for position, steps in enumerate(exited):

@@ -368,23 +368,17 @@ def main():
     # a spiral in the plane, whose two coordinates stand for logits
     angle = math.radians(turn)
     rotate = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    f, start, columns = lambda x: shrink * rotate @ x, torch.tensor([16.0, 0.0]), []
-    # the signals of each rule, step by step until it exits
-    for name in EXITS:
-        rule, values = make_exit(name, TAUS.get(name)), []
+    start = torch.tensor([16.0, 0.0])
 
-        def signal(x0, x1, memo, read):
-            value, memo = rule.signal(x0, x1, memo, read)
-            values.append('' if value is None else f'{value.item():.2e}')
-            return value, memo
-        _, kept, evals, _ = loop(lambda x, k, awake: (f(x[0, 0]))[None, None], start[None, None],
-                                 n_loop, replace(rule, signal=signal), read=lambda x: x)
-        columns.append([name, *values, *[''] * (n_loop - len(values)), f'{rule.tau:g}',
-                        kept.item(), evals.item()])
+    def f(x):
+        return shrink * rotate @ x
+
     print(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees')
+    columns = [['k', *range(1, n_loop + 1), 'tau', 'kept', 'evals']]
+    columns += [signals_of(make_exit(name, TAUS.get(name)), f, start) for name in EXITS]
     width = 2 + max(9, *map(len, EXITS))
-    for what, *line in zip(('k', *range(1, n_loop + 1), 'tau', 'kept', 'evals'), *columns):
-        print(f'{what:>7}' + ''.join(f'{cell:>{width}}' for cell in line))
+    for head, *cells in zip(*columns):
+        print(f'{head:>7}' + ''.join(f'{cell:>{width}}' for cell in cells))
     _, k = algorithm_1(f, start, TAUS['accel'], n_loop)
     print(f'algorithm_1 keeps {k} steps, like `accel`. A column ends where the rule exits; kept: '
           'steps in the\nresult; evals: block maps. Every step shrinks by the same factor, so '
@@ -392,9 +386,28 @@ def main():
     show_waking()
 
 
+def signals_of(rule, f, start):
+    """The column of a rule: its name, its signals until it exits, tau, and steps kept, computed."""
+    values = []
+
+    def signal(x0, x1, memo, read):
+        value, memo = rule.signal(x0, x1, memo, read)
+        values.append('' if value is None else f'{value.item():.2e}')
+        return value, memo
+
+    def step(x, k, awake):
+        return f(x[0, 0])[None, None]
+
+    _, kept, evals, _ = loop(step, start[None, None], n_loop, replace(rule, signal=signal),
+                             read=lambda x: x)
+    blanks = [''] * (n_loop - len(values))
+    return [rule.name, *values, *blanks, f'{rule.tau:g}', kept.item(), evals.item()]
+
+
 def show_waking():
     """A chain of tokens, each of which copies the one before it: who is awake in each step?"""
-    T, lines = 12, []
+    T = 12
+    lines = []
 
     def copy(x, k, awake):
         lines.append('o' * T if awake is None else ''.join('.o'[one] for one in awake[0].tolist()))

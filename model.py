@@ -453,11 +453,11 @@ class GPT(nn.Module):
         from decode.defaults import choose
         decoding = choose(self, exit, n_loop=n_loop, cache=cache, ring=ring,
                           draft_loops=draft_loops, wave=wave, always_converge=True)
-        plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed), passes=passes)
         decoder = decode.make_decoder(warm_start, decoding.draft_loops, draft_tokens, wave,
                                       wave_steps, trace)
         return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),
-                             plan, decoder, decoding.cache, ring, stop, decoding.converge)
+                             decoding.plan(noise_seed, passes), decoder, decoding.cache, ring, stop,
+                             decoding.converge)
 
     def generate(self, idx, max_new_tokens, *settings, **more):
         """

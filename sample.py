@@ -36,7 +36,6 @@ from data import open_encoding
 from decode import defaults
 from decode.passes import plan_of_prompt, reads_whole
 from exits import make_exit
-from loops import Plan, as_noise
 from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ tau: float | None = None    # threshold; None = what bench.py --calibrate found,
 hits: int | None = None     # small values in a row before a token exits; None = the rule's own
 wake: bool | None = None    # may a token that has exited wake? None = on a task
 n_loop: int | list | None = None    # for all groups or each; None: see decode/defaults.py
-cache: str | None = 'auto'  # a policy in cache.POLICIES; None = no cache; auto = exact
+cache: str | None = 'auto'  # a policy of cache.POLICIES; None = no cache; auto: see n_loop
 ring = 8                    # slots of cache='ring'
 warm_start = False          # a token's loops start from the last state of the token before it
 draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = a quarter of the budget
@@ -106,8 +105,9 @@ def choose_decoding(model, checkpoint, folders, T=None):
     """
     # the rule, the loop budget, the cache policy, and who may wake
     rule = defaults.choose_rule(exit, tau, hits, wave)
-    decoding = defaults.choose(model, rule, T, wake, n_loop, cache, ring, draft_loops, wave,
-                               may_draft=num_samples == 1 and not warm_start)
+    decoding = defaults.choose(
+        model, rule, T, wake=wake, n_loop=n_loop, cache=cache, ring=ring, draft_loops=draft_loops,
+        wave=wave, may_draft=num_samples == 1 and not warm_start)
     # the threshold, which depends on them
     source = None
     if decoding.exit:
@@ -201,10 +201,10 @@ def answer_problems(model, checkpoint, folders):
 
     # the model's answers
     decoding, label = choose_decoding(model, checkpoint, folders, T=x.shape[1])
-    plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
-    logits, *per_token = decode.teacher_forced(model, idx, plan, decoding.cache, ring)
+    logits, *per_token = decode.teacher_forced(model, idx, decoding.plan(noise_seed),
+                                                decoding.cache, ring)
     guesses = logits.argmax(-1).cpu().numpy()                                   # (B, T)
     steps_used, evals = (array.cpu().numpy() for array in per_token)        # (B, T, groups) each
 
@@ -315,34 +315,25 @@ def write_text(model, checkpoint, folders):
 
     # how it is continued
     decoding, label = choose_decoding(model, checkpoint, folders)
-    plan = Plan(decoding.counts, decoding.exit, as_noise(noise_seed))
-    decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
-                                  wave_steps=wave_steps)
     stop = encoding.ends if stop_at_end else []
     # waves and drafts work on one row; otherwise all samples are decoded side by side
     rows = 1 if wave or decoding.draft_loops else num_samples
     prompts = torch.tensor([prompt] * rows, device=model.lm_head.weight.device)
-
-    def new_tokens(n, seed):
-        torch.manual_seed(seed)         # for a rule that tosses coins
-        sampling = decode.Sampling(temperature, top_k, seed)
-        return decode.stream(model, prompts, n, sampling, plan, decoder, decoding.cache, ring, stop,
-                             decoding.converge)
 
     decode.use_one_thread(model)
     if compile:
         from decode.compiled import compile_passes
         begin = time.perf_counter()
         compile_passes(model, max(wave, 5))     # 5: four drafts and a token
-        list(new_tokens(8, seed))               # the first passes compile; these are thrown away
+        # the first passes compile; these tokens are thrown away
+        list(new_tokens(model, prompts, 8, seed, decoding, stop))
         label = f'plus {time.perf_counter() - begin:.0f} s compiling, {label}'
 
     # the samples, token by token, or side by side
-    T = min(len(prompt), block_size)
-    how_it_is_read = rule_and_budget(plan_of_prompt(plan, T, decoding.converge))
+    of_prompt = plan_of_prompt(decoding.plan(), min(len(prompt), block_size), decoding.converge)
     for i in range(0, num_samples, rows):
         begin = time.perf_counter()
-        tokens = new_tokens(max_new_tokens, seed + i)
+        tokens = new_tokens(model, prompts, max_new_tokens, seed + i, decoding, stop)
         if rows > 1:        # they come together, so they are printed when all are there
             tokens = list(tokens)
         for b in range(rows):
@@ -351,9 +342,19 @@ def write_text(model, checkpoint, folders):
             print(f'--- {len(steps) / (time.perf_counter() - begin):.1f} tokens/s, {label}')
             if groups:
                 print(f'mean loop steps {means_in_words(steps, groups)}')
-            print(f'prompt: {how_it_is_read}')
+            print(f'prompt: {rule_and_budget(of_prompt)}')
     if show_steps and groups:
         print_legend()
+
+
+def new_tokens(model, prompts, n, seed, decoding, stop):
+    """n new tokens after prompts (B, T), one after another, and their loop steps."""
+    torch.manual_seed(seed)         # for a rule that tosses coins
+    sampling = decode.Sampling(temperature, top_k, seed)
+    decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
+                                  wave_steps=wave_steps)
+    return decode.stream(model, prompts, n, sampling, decoding.plan(noise_seed), decoder,
+                         decoding.cache, ring, stop, decoding.converge)
 
 
 def means_in_words(steps, groups):

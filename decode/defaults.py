@@ -41,6 +41,7 @@ from typing import NamedTuple
 
 from cache import POLICIES
 from exits import Exit, make_exit
+from loops import Plan, as_noise
 
 WAVE_RULE, WAVE_TAU = 'norm_rel', 3e-3      # of a wave without a rule of its own
 
@@ -52,6 +53,10 @@ class Decoding(NamedTuple):
     cache: str | None           # the policy; None = no cache
     draft_loops: int | None     # None = no drafts
     converge: bool              # does a prompt loop until it has converged?
+
+    def plan(self, noise_seed=0, passes=None):
+        """A loops.Plan of its passes, still without a cache. passes: a list, see there."""
+        return Plan(self.counts, self.exit, as_noise(noise_seed), passes=passes)
 
 
 def choose_rule(name, tau=None, hits=None, wave=0):
