@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
@@ -57,9 +58,11 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture(scope='module')
 def processes():
-    """Where processes of their own come from: copies of one that has imported torch."""
+    """Where processes of their own come from: copies of one that has imported what they need."""
     context = multiprocessing.get_context('forkserver')
-    context.set_forkserver_preload(['torch._dynamo', 'torch.nn.parallel', 'matplotlib.figure'])
+    context.set_forkserver_preload(['test_train', 'torch.nn.parallel', 'matplotlib.figure'])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
     return context
 
 
