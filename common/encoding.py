@@ -117,7 +117,7 @@ def texts_of(tokens, encoding):
 
 
 class TiktokenEncoding:
-    """A tiktoken.Encoding, in which text is text unless told otherwise."""
+    """One of tiktoken's; a special token's name in a text is letters, see encode above."""
     start = ()
 
     def __init__(self, encoding):

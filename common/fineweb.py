@@ -24,11 +24,12 @@ class Stream:
     """
     The documents as (split, text) pairs; the first of each `every` documents is held out.
 
-    path: '' = FineWeb; a data set, or a folder with the same layout. revision: a commit of the data
-    set; None = the newest, or that of an earlier call for the same, whose source is earlier_source.
-    ValueError if the stream cannot be opened, or breaks off.
+    path: '' = FineWeb; a data set, or a folder with the same layout. config: its part. revision: a
+    commit of the data set; None = that of an earlier call for the same path and config, or else the
+    newest. ValueError if the stream cannot be opened, or breaks off.
 
     source: where the documents come from, in words: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'.
+    earlier_source: that of the earlier call, '' if there was none.
     """
 
     def __init__(self, path, every, config='sample-10BT', revision=None, earlier_source=''):
@@ -74,8 +75,9 @@ class Stream:
 
     def resume(self, part, made_of):
         """
-        Continue behind what an interrupted call has saved in the folder part -> its counts of what
-        it had written by then, to which the files are cut; None to start anew, and a line says why.
+        Continue behind the progress that an interrupted call has saved in the folder part. Returns
+        its counts, and cuts the files to what they count. None if there is no progress, or if it
+        is useless, which a line says.
         """
         rows = self.rows        # if it cannot be opened, what is there stays
         progress = read_json(f'{part}/progress.json')
