@@ -68,7 +68,7 @@ from common.points import (
 from common.thresholds import threshold_key
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
-from decode.defaults import choose_counts
+from decode.defaults import choose_counts, choose_wake, keeps_every_step
 from decode.passes import reads_whole
 from decode.wave import can_wave
 from exits import make_exit
@@ -120,11 +120,9 @@ def full_budget(model, is_task, T):
     """Fixed loops, as many as a rule may use; as one that wakes may use, if any rule here does."""
     if not model.groups:            # nothing loops: a pass is all there is
         return Method(Kind.PLAIN, n_loop=1, cache='exact')
-    budget, *_ = choose_counts(model, n_loop, has_rule=True)
-    if is_task:
-        waking_budget, *_ = choose_counts(model, n_loop, True, T)
-        if any(True in wakes(policy, waking_budget, is_task) for policy in as_list(cache)):
-            budget = waking_budget
+    budget, *_ = choose_counts(model, n_loop, has_rule=True, T=T if is_task else None)
+    if not any(True in wakes(policy, budget, is_task) for policy in as_list(cache)):
+        budget, *_ = choose_counts(model, n_loop, has_rule=True)
     return Method(Kind.FIXED, budget, 'exact')
 
 
@@ -171,9 +169,9 @@ def wakes(policy, budget, is_task):
     The values of `wake` to measure under a policy. To wake, a rule needs a policy that keeps every
     loop step; under another one it does not wake. ValueError if it was to do nothing else.
     """
-    can_wake = POLICIES[policy].keeps_every_step(budget, ring)
     if wake is None:
-        return [is_task and can_wake]
+        return [choose_wake(None, is_task, policy, [budget], ring)]
+    can_wake = keeps_every_step(policy, [budget], ring)
     if as_list(wake) == [True] and not can_wake:
         raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
                          'not: give --wake=False, or --cache=exact')

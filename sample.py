@@ -129,7 +129,8 @@ def label_of(decoding, source):
         label = f'at most {budget}' if rule else budget
     if rule:
         label += f', {rule.name} with tau = {rule.tau:g} ({source})'
-        label += ', waking' if rule.wake else ''
+        if rule.wake:
+            label += ', waking'
     return label
 
 
@@ -153,10 +154,10 @@ def with_threshold(rule, policy, is_task, checkpoint, folders):
         return replace(rule, tau=threshold.tau), source
     if rule.hits != make_exit(exit or rule.name).hits:
         return rule, "the default: bench.py calibrates only a rule's own number of hits"
-    return rule, f'the default; {calibration(rule, key, is_task)} finds one'
+    return rule, f'the default; {command_to_calibrate(rule, key, is_task)} finds one'
 
 
-def calibration(rule, key, is_task):
+def command_to_calibrate(rule, key, is_task):
     """The command that looks for a threshold with this threshold_key."""
     flags = ['--calibrate=0.005']
     if out_dir:

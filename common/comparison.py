@@ -35,13 +35,13 @@ def report(rows, folder, is_task, fidelity):
         print_rows('quality:', rows, formats)
         return
     table = rows_of_table(timed, is_task, fidelity)
-    share = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
+    enough = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
     shown = {row['family'] for row in table}
     families = dict.fromkeys(row['family'] for row in timed)
     without = [family for family in families if family not in shown]
     if without:
-        print(f'at no threshold or loop count {share}: {"; ".join(without)}')
-    print_rows(f'the full budget, and the fastest of each kind with {share}:', table, formats)
+        print(f'at no threshold or loop count {enough}: {"; ".join(without)}')
+    print_rows(f'the full budget, and the fastest of each kind with {enough}:', table, formats)
 
 
 def rows_of_table(rows, is_task, fidelity):

@@ -75,7 +75,7 @@ def check(idx, max_new_tokens, cache, decoder):
         raise ValueError(f"{decoder.name} needs cache='{decoder.cache}', not {cache!r}")
     if decoder.cache and len(idx) > 1:
         raise ValueError(f'{decoder.name} needs one row, not {len(idx)}')
-    if getattr(decoder, 'warm_start', False) and cache is None:
+    if cache is None and isinstance(decoder, OneByOne) and decoder.warm_start:
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
 
 
@@ -97,8 +97,9 @@ def stream(model, idx, max_new_tokens, sampling, plan, decoder, cache='exact', r
     decoder.start(model, plan)
     check(idx, max_new_tokens, cache, decoder)
     model.check_tokens(idx)
-    stop = [stop] if isinstance(stop, Integral) else stop or ()
-    rows = Rows(idx, model.config.block_size, sampling, stop)
+    if isinstance(stop, Integral):
+        stop = [stop]
+    rows = Rows(idx, model.config.block_size, sampling, stop or ())
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
 
     read_from = None            # where the context window began that has been read

@@ -32,6 +32,8 @@ GPT.stream and GPT.generate get a rule, with its own tau and wake, in place of a
 from the tables in three points: there are drafts only where draft_loops is given; a wave without a
 rule has none; under `latest` a prompt converges whether n_loop is given or not.
 
+bench.py takes one budget for all its methods: the largest that `choose` would take for one of them.
+
 The numbers of loops in the first three columns are those of GPT.loop_counts.
 
     T    tokens of the problem
@@ -82,17 +84,12 @@ def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=
     has_rule = rule is not None
     policy = choose_cache(cache, wave)
 
-    # a token that may wake has a larger budget on a task
-    wakes = has_rule and (is_task if wake is None else wake)
-    counts = choose_counts(model, n_loop, has_rule, T if wakes else None)
-    if wakes and not keeps_every_step(policy, counts, ring):
-        if wake:
-            raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' "
-                             'does not keep them: leave out --cache and --wave, or --wake')
-        wakes = False
-        counts = choose_counts(model, n_loop, has_rule)
-    if wakes:
+    # on a task the budget is larger, if tokens wake with it
+    counts = choose_counts(model, n_loop, has_rule, T)
+    if has_rule and choose_wake(wake, is_task, policy, counts, ring):
         rule = replace(rule, wake=True)
+    else:
+        counts = choose_counts(model, n_loop, has_rule)
 
     # drafts are the fastest decoder that writes the very text of the loop budget
     budget = min(counts, default=1)
@@ -116,6 +113,15 @@ def choose_cache(cache, wave=0):
     return cache
 
 
+def choose_wake(wake, is_task, policy, counts, ring):
+    """May a token that has exited wake? ValueError if `wake` is True, and it cannot."""
+    can_wake = keeps_every_step(policy, counts, ring)
+    if wake and not can_wake:
+        raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
+                         'not keep them: leave out --cache and --wave, or --wake')
+    return can_wake and (is_task if wake is None else wake)
+
+
 def waking_budget(T):
     """Loop steps for a problem of T tokens: news may have to pass through all of them."""
     return 2 * T + 100
@@ -124,13 +130,13 @@ def waking_budget(T):
 def choose_counts(model, n_loop, has_rule, T=None):
     """
     The loop budget of each group. has_rule: may tokens exit? T: tokens of a problem, if tokens may
-    wake in it.
+    wake in it, None otherwise.
     """
     if n_loop is None and T is not None:
         n_loop = waking_budget(T)
     return model.loop_counts(n_loop, has_rule)
 
 
-def keeps_every_step(cache, counts, ring):
+def keeps_every_step(policy, counts, ring):
     """Are the keys and values of each loop step kept, or no cache used? Waking needs that."""
-    return cache is None or all(POLICIES[cache].keeps_every_step(n, ring) for n in counts)
+    return policy is None or all(POLICIES[policy].keeps_every_step(n, ring) for n in counts)
