@@ -107,13 +107,12 @@ LEAST_TO_CALIBRATE = 16     # windows: each half needs some for an interval
 # methods ------------------------------------------------------------------------------------------
 
 def points_of(folder, model, is_task, T):
-    """The points of a run, each once; the first is the reference of the others."""
-    reference = Point(folder, model, full_budget(model, is_task, T))
-    methods = [reference.method]
-    for method in methods_of(model, reference.method.n_loop, is_task):
-        if method not in methods:
-            methods.append(method)
-    return [reference, *(Point(folder, model, method, reference) for method in methods[1:])]
+    """The points of a run. The first is the full budget, the reference of the others."""
+    full = full_budget(model, is_task, T)
+    reference = Point(folder, model, full)
+    methods = methods_of(model, full.n_loop, is_task)
+    others = [Point(folder, model, method, reference) for method in methods if method != full]
+    return [reference, *others]
 
 
 def full_budget(model, is_task, T):
@@ -128,7 +127,7 @@ def full_budget(model, is_task, T):
 
 def methods_of(model, budget, is_task):
     """
-    The methods that the knobs ask for, with this budget. Some may be there twice.
+    The methods that the knobs ask for, with this budget.
 
     ValueError for a knob that is out of range, an unknown rule or an unknown policy.
     """
@@ -147,7 +146,7 @@ def methods_of(model, budget, is_task):
         methods += [with_tau(method, tau) for method in of_waves for tau in taus]
     for method in methods:
         model.loop_counts(method.n_loop)
-    return methods
+    return list(dict.fromkeys(methods))         # each once
 
 
 def rules_to_measure(budget, is_task):
@@ -430,6 +429,13 @@ def judge_texts(method, tau, half):
 
 def check_knobs():
     """ValueError for a knob that makes no sense; methods_of finds the others."""
+    check_numbers()
+    check_lists()
+    if calibrate is not None:
+        check_calibration()
+
+
+def check_numbers():
     least = dict(calibrate=1e-6, n_prompts=0, prompt_tokens=1, new_tokens=2,
                  n_windows=1 if calibrate is None else LEAST_TO_CALIBRATE)
     for knob, smallest in least.items():
@@ -440,6 +446,9 @@ def check_knobs():
         raise ValueError(f'fidelity is a share, so it lies between 0 and 1, not at {fidelity}')
     if not 0 <= seed < 2 ** 32:
         raise ValueError(f'seed must lie between 0 and 2^32 - 1, not at {seed}')
+
+
+def check_lists():
     examples = dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
                     beside=['out-plain'])
     for knob, example in examples.items():
@@ -457,12 +466,10 @@ def check_knobs():
     if not all(are_counts(wave, 2) for wave in waves):
         raise ValueError('waves must be lists of two whole numbers from 1 on, such as [[8,1]], '
                          f'not {waves}')
-    if calibrate is not None:
-        check_calibration()
 
 
 def check_calibration():
-    """The same for knobs that do not go with --calibrate."""
+    """The knobs that do not go with --calibrate."""
     if not (rules and taus):
         raise ValueError('calibrate looks for thresholds: give --rules and --taus')
     for knob in 'beside', 'compile', 'n_prompts':
@@ -528,9 +535,10 @@ def measure(points, held_out, folder, settings):
     Quality, then time. folder/bench.csv has what is known, even after Ctrl-C, with the settings
     beside it. What cannot be done fails in the first seconds, in which each point is tried.
     """
-    idx, targets, prompts, is_task, deepest = held_out
-    print(f'{len(points)} points on {len(idx)} windows and {len(prompts)} prompts. Trying each for '
-          'a moment ...', flush=True)
+    prompts = held_out.prompts
+    is_task = held_out.is_task
+    print(f'{len(points)} points on {len(held_out.idx)} windows and {len(prompts)} prompts. Trying '
+          'each for a moment ...', flush=True)
     # drafts and waves write the texts of a budget, and have no quality of their own
     of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
     seconds = seconds_of_quality(of_windows, held_out)
@@ -540,8 +548,8 @@ def measure(points, held_out, folder, settings):
     try:
         for words, members in groupby(of_windows, lambda point: point.method.family):
             print(f'quality: {words}', flush=True)
-            measure_quality(list(members), idx, targets)
-            save(points, deepest, folder, settings)
+            measure_quality(list(members), held_out.idx, held_out.targets)
+            save(points, held_out.deepest, folder, settings)
 
         # all points have equally many threads: those that are best for the widest model
         models = [point.model for point in points]
@@ -551,9 +559,9 @@ def measure(points, held_out, folder, settings):
         for number, prompt in enumerate(prompts):
             print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
             measure_time(points, prompt, number, is_task)
-            save(points, deepest, folder, settings)
+            save(points, held_out.deepest, folder, settings)
     finally:
-        save(points, deepest, folder, settings)
+        save(points, held_out.deepest, folder, settings)
 
 
 def main():
