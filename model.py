@@ -446,8 +446,8 @@ class GPT(nn.Module):
         n_loop, exit, noise_seed: see forward. temperature, top_k, seed: see decode.Sampling. cache,
         ring, stop: see decode.stream; 'auto' and all else that is left open: see
         decode/defaults.py. The tokens come one by one (warm_start: see decode.OneByOne), as drafts
-        (draft_loops, draft_tokens: see drafts.Drafts), or as a wave (wave, its width; wave_steps,
-        trace: see wave.Wave). passes: a list, see loops.Plan.
+        (draft_loops, draft_tokens: see drafts.Drafts; 0 loops = no drafts), or as a wave (wave, its
+        width; wave_steps, trace: see wave.Wave). passes: a list, see loops.Plan.
         """
         import decode
         from decode.defaults import choose

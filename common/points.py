@@ -137,7 +137,7 @@ def row_of(point, deepest=None, seed=0):
         # quality
         windows=len(windows) or None,
         deepest=deepest if windows else None,       # of a problem: the depth of its deepest label
-        ce=ce,                                      # nats per label
+        ce=ce,                                      # nats per token that has a label
         ppl=np.exp(ce) if windows else None,
         ce_minus_full=ce_minus_full,                # ce above that of the full budget
         diff_low=diff_low,
