@@ -57,7 +57,7 @@ measure() {
     }
     right "$1" 192 0.02 16 "${LOOPS:-[4,16,64,128]}"
     [ -n "${LOOPS:-}" ] || right "$1" 384 0.01 8 '[64,128,256]'
-    [ -n "${LOOPS:-}" ] || rules "$1" 192 0.05
+    [[ $1 != cut-* ]] || rules "$1" 192 0.05
 }
 
 # right NAME LENGTH RESET PROBLEMS LOOPS: % right by depth and loops
