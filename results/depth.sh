@@ -46,10 +46,12 @@ calc bptt1-1 --seed=1 --bptt_k=1
 calc norm-1 --seed=1 --norm_inside=False
 calc r4-1 --seed=1 --mean_recurrence=4
 # a task that looks far back
-for window in None 16; do
-    train hop-window$window-1 config/hop.py --window=$window --seed=1
-    for length in 40 80 160; do
-        right hop-window$window-1 $length hop hop-window$window-$length-1
+for seed in 1 2 3; do
+    for window in None 16; do
+        train hop-window$window-$seed config/hop.py --window=$window --seed=$seed
+        for length in 40 80 160; do
+            right hop-window$window-$seed $length hop hop-window$window-$length-$seed
+        done
     done
 done
 
@@ -71,11 +73,10 @@ for seed in 1 2 3; do
     rules calc-192-0.05-$seed 192 0.05 8 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[24,32,40,48,56,64,80]'
     rules calc-192-0.01-$seed 192 0.01 8 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[64,96,128,144,160,192]'
     rules calc-512-0.004-$seed 512 0.004 4 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[160,192,224,256,320,384]'
-    [ $seed = 1 ] && rules calc-2048-0.002-1 2048 0.002 2 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[384,512,640,768]' --n_loop=1400
+    rules calc-2048-0.002-$seed 2048 0.002 2 "$RULES" "$TAUS" '--wake=[False,True]' '--budgets=[384,512,640,768]' --n_loop=1400
     # waiting: a token goes on looping until all earlier ones are still
     for problem in '192 0.2 8' '192 0.05 8' '192 0.01 8' '512 0.004 4' '2048 0.002 2'; do
         set -- $problem
-        [ $1 = 2048 ] && [ $seed != 1 ] && continue     # hours of fixed loops
         FILE=results/waiting.py rules waiting-$1-$2-$seed $1 $2 $3 "$RULES" "$TAUS" '--wake=True' \
             '--budgets=[]' $([ $1 = 2048 ] && echo --n_loop=1400)
     done
@@ -91,6 +92,9 @@ for seed in 1 2 3; do
             --dataset=calc:reset=$2 | tail -n 3 > results/depth/long-$1-$seed.txt
     done
 done
+# does a larger tau let the tokens rest that never do in seed 2?
+python sample.py --out_dir=out-depth/looped-2 --exit=accel --tau=2 --length=65536 \
+    --dataset=calc:reset=0.0001 | tail -n 3 > results/depth/long-65536-2-tau2.txt
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
