@@ -1,15 +1,27 @@
 #!/usr/bin/env bash
 # The tables and the picture of README.md, measured with today's programs.
 #     bash results/README.sh          a day of one core; what is there is not made again
-# Checkpoints lie in out-results/. The CSVs are results/ledger/bench-SEED.csv, compiled-SEED.csv
+# Checkpoints lie in out-results/. The CSVs are results/text/longer.csv and results/ledger/bench-SEED.csv, compiled-SEED.csv
 # (with torch.compile) and NAME-SEED.csv (the loss by loops).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 . results/train.sh
 
+# the loss against the work of training
 for seed in $SEEDS; do
-    for name in default recipe loop3 plain6 plain3 one_loop one_loop_zero loop3_long plain3_long; do
+    for name in plain3 plain6 loop3 cheap plain3_long loop3_long plain3_slow loop3_slow plain3_fast \
+        loop3_fast; do
+        trained $name-$seed
+    done
+done
+for name in plain6_long cheap_long plain3_longest loop3_longest; do
+    trained $name-1337
+done
+python -m results.longer
+
+for seed in $SEEDS; do
+    for name in default recipe loop3 plain6 plain3 one_loop one_loop_zero; do
         trained $name-$seed
         [ -e results/ledger/$name-$seed.csv ] ||
             cp out-results/$name-$seed/eval.csv results/ledger/$name-$seed.csv
