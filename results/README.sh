@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The tables and the picture of README.md, measured with today's programs.
 #     bash results/README.sh          a day of one core; what is there is not made again
-# Checkpoints lie in out-results/. The CSVs are results/text/longer.csv and results/ledger/bench-SEED.csv, compiled-SEED.csv
-# (with torch.compile) and NAME-SEED.csv (the loss by loops).
+# Checkpoints lie in out-results/. The CSVs are results/text/longer.csv and, in results/ledger/,
+# bench-SEED.csv, compiled-SEED.csv (with torch.compile) and NAME-SEED.csv (the loss by loops).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
