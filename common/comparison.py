@@ -5,7 +5,6 @@ Not run by itself. The first row of a run is its full budget, with which the oth
 """
 import os
 
-from common import plots
 from common.points import Kind
 from common.tables import print_rows
 
@@ -19,6 +18,7 @@ def report(rows, folder, is_task, fidelity):
     The figures of all rows, and the table. fidelity: the share of texts, on a task of right
     answers, that a row needs for the table.
     """
+    from common import plots  # here, since matplotlib takes a second to import
     timed = [row for row in rows if row['prompts']]
     of_rules = [row for row in rows if row['kind'] is Kind.RULE]
     if of_rules:

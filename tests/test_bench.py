@@ -3,6 +3,8 @@ import contextlib
 import json
 import math
 import os
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from unittest import mock
@@ -11,7 +13,7 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, finished, read_csv, refused
+from conftest import ROOT, TINY, finished, read_csv, refused
 
 import bench
 import data
@@ -53,6 +55,11 @@ def here(here, monkeypatch):
     monkeypatch.setattr(plots.Figure, 'savefig', lambda *how, **more: None)
     for name in ('bench.csv', 'exits.json'):
         Path('out', name).unlink(missing_ok=True)
+
+
+def test_matplotlib_is_loaded_at_the_end_alone():
+    code = "import sys, bench; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
 
 
 @pytest.fixture(scope='module')
