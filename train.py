@@ -361,8 +361,8 @@ def train(run, examples, dev, autocast):
     # the end: all held-out windows
     sums, evaluated = evaluation.evaluate_run(run, examples, all_windows, counts, dev, autocast)
     columns = evaluation.depths_of(examples, block_size)
-    evaluation.print_table(sums, columns)
     save_run(run, f'{out_dir}/ckpt.pt')
+    evaluation.print_table(sums, columns)
     log.add(dict(iter=max_iters) | evaluated)
     training_log.draw_losses(log, counts, out_dir)
     with training_log.or_warn(f'no {out_dir}/eval.csv'):

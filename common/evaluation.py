@@ -118,6 +118,9 @@ def with_labels(sums, columns):
         return sums, columns
     labels, _, _ = next(iter(sums.values()))        # as many at all loop counts
     held = [number for number in range(len(columns)) if labels[number] > 0]
+    if not held:
+        raise ValueError('no held-out window has a label: give a larger --eval_windows, or longer '
+                         'windows')
     return ({n_loop: of_columns[:, held] for n_loop, of_columns in sums.items()},
             [columns[number] for number in held])
 

@@ -15,7 +15,8 @@ def new_file(path, mode='w', keep_old=False, newline=None, encoding='utf-8'):
     `with new_file(path) as f:` writes a file that becomes `path` once it is complete.
 
     If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
-    keep_old: the earlier file becomes NAME.old.EXT. mode, newline, encoding: see open().
+    keep_old: the earlier file becomes NAME.old.EXT. That takes two renames, and a kill between them
+    leaves NAME.old.EXT alone. mode, newline, encoding: see open().
     """
     stem, ending = os.path.splitext(path)
     old = f'{stem}.old{ending}'
@@ -64,10 +65,19 @@ def write_json(value, path):
 
 
 def read_json(path):
-    """The dict in a JSON file, {} if there is none."""
-    with suppress(OSError, ValueError, TypeError), open(path, encoding='utf-8') as f:
-        return dict(json.load(f))
-    return {}
+    """The dict in a JSON file, {} if there is no such file. ValueError if it is damaged."""
+    try:
+        with open(path, encoding='utf-8') as f:
+            value = json.load(f)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise ValueError(f"'{path}' is damaged ({error}): restore it, or remove it and start "
+                         'again') from error
+    if not isinstance(value, dict):
+        raise ValueError(f"'{path}' is damaged (it holds no dict): restore it, or remove it and "
+                         'start again')
+    return value
 
 
 def write_csv(rows, path, columns=None):

@@ -35,10 +35,11 @@ def earlier_run(knobs, given):
     """
     out_dir = knobs['out_dir']
     init_from = knobs['init_from']
-    if init_from == 'resume':           # nanoGPT's words
+    is_file = os.path.exists(init_from)
+    if init_from == 'resume' and not is_file:       # nanoGPT's words, and its gpt2-xl
         raise ValueError('--init_from=resume is not a file: continue the run in --out_dir with '
                          '--resume')
-    if init_from.startswith('gpt2'):
+    if init_from.startswith('gpt2') and not is_file:
         raise ValueError(f'--init_from={init_from} is not a file: a GPT-2 has no groups that loop; '
                          '--init_from takes a ckpt.pt, and zoo/ other models')
     folder, _ = find_run(out_dir)       # pretrained/ is found from anywhere

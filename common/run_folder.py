@@ -5,6 +5,7 @@ a new run starts over. checkpoint.py reads and writes the ckpt.pt in it.
 import glob
 import os
 from contextlib import nullcontext
+from shlex import quote
 
 from filelock import FileLock, Timeout
 
@@ -67,7 +68,11 @@ def check_free(out_dir, overwrite, init_from=''):
     files = files_of_run(out_dir)
     if files and not overwrite:
         first = os.path.relpath(files[0], out_dir)
-        resumes = 'python train.py --resume continues it, ' if first in RESUMED else ''
+        resumes = ''
+        # a converted model has no log.csv and cannot be continued
+        if first in RESUMED and os.path.exists(os.path.join(out_dir, 'log.csv')):
+            folder = '' if out_dir == 'out' else f' --out_dir={quote(out_dir)}'
+            resumes = f'python train.py --resume{folder} continues it, '
         raise ValueError(f'{out_dir} holds a run ({first}): --overwrite starts over, {resumes}or '
                          'give another --out_dir')
 

@@ -4,6 +4,7 @@ import glob
 import inspect
 import os
 import re
+from pathlib import Path
 
 import torch
 
@@ -12,7 +13,8 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
     """The documentation in torch's own Python files, each file a document, and each text once."""
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
-        if path.startswith('testing/') or path == 'version.py':     # version.py names the build
+        name = Path(path).as_posix()        # with / on Windows, too
+        if name.startswith('testing/') or name == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
             texts = [text for text in dict.fromkeys(strings(ast.parse(f.read())))

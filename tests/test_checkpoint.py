@@ -14,8 +14,8 @@ from conftest import ROOT, TINY, differences, finished, refused, saved, small_di
 import tasks
 from common import checkpoint, resume, thresholds
 from common.checkpoint import load_checkpoint, open_run, save_checkpoint
-from common.files import new_file, write_json
-from common.run_folder import find_run
+from common.files import new_file, read_json, write_json
+from common.run_folder import check_free, find_run
 from exits import make_exit
 from model import GPT
 
@@ -252,6 +252,39 @@ def test_a_file_is_whole_or_as_it_was(monkeypatch):
     write_json(2, 'link.json')
     assert os.path.islink('link.json') and Path('new/file.json').read_text() == '2'
     assert os.stat('new/file.json').st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize('text', ['', '{"tokenizer": "by', '[1', '5'])
+def test_a_damaged_json_file_is_an_error_and_a_missing_one_is_empty(text):
+    assert read_json('meta.json') == {}
+    Path('meta.json').write_text(text)
+    with pytest.raises(ValueError, match="'meta.json' is damaged"):
+        read_json('meta.json')
+
+
+def test_the_folder_of_a_run_says_how_to_continue_it():
+    """With its --out_dir; and a converted model, which has no log.csv, cannot be continued."""
+    for folder in 'out', 'my run':
+        os.mkdir(folder)
+        Path(folder, 'ckpt.pt').touch()
+        with pytest.raises(ValueError, match='--overwrite starts over, or give another'):
+            check_free(folder, False)
+        Path(folder, 'log.csv').touch()
+    with pytest.raises(ValueError, match='python train.py --resume continues it'):
+        check_free('out', False)
+    with pytest.raises(ValueError, match="train.py --resume --out_dir='my run' continues it"):
+        check_free('my run', False)
+
+
+def test_a_checkpoint_may_be_called_gpt2():
+    """Only where there is no such file does the name mean nanoGPT's --init_from=gpt2."""
+    knobs = dict(out_dir='out', init_from='gpt2.pt', resume=False, overwrite=False,
+                 model_class=None)
+    with pytest.raises(ValueError, match='a GPT-2 has no groups'):
+        resume.earlier_run(knobs, set())
+    Path('gpt2.pt').write_text('no checkpoint')
+    with pytest.raises(ValueError, match='not a whole checkpoint'):
+        resume.earlier_run(knobs, set())
 
 
 def test_a_link_stays_one_and_the_file_before_is_another():

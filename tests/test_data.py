@@ -570,11 +570,17 @@ def test_a_stream_continues_where_it_broke_off(web):
     done = web.texts[2047]          # 1,024 documents before the second error, and before the third
     assert web.read == web.rows[web.rows.index(done) + 1:]
     check_web(web)
-    # progress that cannot be used is no progress
-    for text in progress, progress[:9]:
-        Path('data/fineweb/part').mkdir()
-        Path('data/fineweb/part/progress.json').write_text(text)
-        assert make_web(overwrite=True)['train'] == meta['train']
+    # progress that cannot be used is no progress, and a damaged file of it discards nothing
+    part = Path('data/fineweb/part')
+    part.mkdir()
+    (part / 'progress.json').write_text(progress)
+    assert make_web(overwrite=True)['train'] == meta['train']
+    part.mkdir()
+    (part / 'train.bin').write_bytes(b'hours')
+    (part / 'progress.json').write_text(progress[:9])
+    with pytest.raises(ValueError, match='progress.json. is damaged'):
+        make_web(overwrite=True)
+    assert (part / 'train.bin').read_bytes() == b'hours'
 
 
 def test_two_makers_of_the_same_data(web, monkeypatch, capsys):

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import data
 import tasks
 from common import distributed, evaluation, plots
+from common.tables import print_rows
 
 
 @pytest.fixture
@@ -99,6 +100,20 @@ def test_a_column_without_labels_is_left_out(monkeypatch, tmp_path, capsys):
     rows = read_csv(tmp_path / 'eval.csv')
     assert [(row['first'], row['labels'], row['loss']) for row in rows] == [
         ('0', '2', '1.5'), ('9', '4', '0.75')]
+
+
+def test_a_task_none_of_whose_windows_has_a_label_is_refused(tmp_path):
+    """It is not taken for a text, which has one row per loop count."""
+    sums = {4: torch.zeros(3, 2, dtype=torch.float64)}
+    with pytest.raises(ValueError, match='no held-out window has a label'):
+        evaluation.print_table(sums, [(0, 0), (1, 1)])
+    with pytest.raises(ValueError, match='no held-out window has a label'):
+        evaluation.save_table(sums, [(0, 0), (1, 1)], tmp_path)
+
+
+def test_a_table_of_rows_without_a_value(capsys):
+    print_rows('quality:', [dict(ce=None)], dict(ce='.2f'))
+    assert capsys.readouterr().out == '\nquality: no values\n'
 
 
 def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
