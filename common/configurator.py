@@ -268,7 +268,7 @@ def convert(key, value, annotation, example=None):
         return float(value)
     if not example or not isinstance(example, list):
         example = [1, 2]
-    words = {NoneType: 'None', list: f'a list such as {example}'}
+    words = {NoneType: 'None', list: f'a list such as {example}', PathName: 'a path'}
     wanted = [f"one of {', '.join(choices)}"] if choices else []
     wanted += [words.get(kind, kind.__name__) for kind in types]
     raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"

@@ -33,6 +33,8 @@ def explain(what, advice, errors=Exception):
     """Raise an error of another library as a ValueError: what failed, why, and what to do."""
     try:
         yield
+    except MemoryError:
+        raise
     except errors as error:
         kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
         raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
@@ -100,4 +102,7 @@ def is_on_purpose(error):
 
 
 def is_out_of_memory(error):
+    """Is memory short, or a size beyond 64 bits? Only errors of Python and libraries say so."""
+    if isinstance(error, ValueError) and is_on_purpose(error):
+        return False
     return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))

@@ -17,7 +17,7 @@ from common.distributed import pick_device
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal
-from common.configurator import configure, run
+from common.configurator import PathName, configure, run
 # ---
 rate = 1e-3                 # how fast
 count = 3                   # how many
@@ -34,6 +34,7 @@ pos: Literal['learned', 'rotary'] = 'learned'       # positions
 rule: Literal['accel', 'kl'] | None = None
 mode: Literal['cpu'] | list = []
 word: str | None = None
+folder: PathName = 'out'
 # ---
 LIMIT = 5
 def main():
@@ -44,7 +45,7 @@ if __name__ == '__main__':
 '''
 DEFAULTS = dict(rate=1e-3, count=3, name='x', layers=[[1]], on=False, n_embd=64, top=None,
                 loops=None, maybe=None, what='all', tau='auto', pos='learned', rule=None, mode=[],
-                word=None)
+                word=None, folder='out')
 FILES = dict(
     bom='\ufeffcount = 7\n',
     a='import math\nrate = count * 2\nlayers = [[0], [i for i in (1, 2)]]\n_private = 1\n',
@@ -56,7 +57,7 @@ FILES = dict(
           '    return step * x\ncount = twice(count)\ndel step\n',
     appends='layers.append([2])\nkeep_iters.append(500)\n',
     same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
-    bad_type="count = 'three'", raises='rate = 1 / 0')
+    bad_type="count = 'three'", raises='rate = 1 / 0', no_path='folder = 5')
 
 
 @pytest.fixture
@@ -103,6 +104,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['--cuont=3'], "unknown flag --cuont: did you mean 'count'? (--help lists all)"),
     (['--LIMIT=3'], 'unknown flag --LIMIT (--help lists all)'),
     (['--count=2.5'], 'count must be int, not 2.5'),
+    (['no_path.py'], 'folder must be a path, not 5'),
     (['--top=2.5'], 'top must be int or None, not 2.5'),
     (['--count', '--on'], '--count needs a value: --count=VALUE'),
     (['--pos=rotray'], "pos must be one of learned, rotary, not 'rotray': did you mean 'rotary'?"),

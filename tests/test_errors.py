@@ -42,6 +42,14 @@ def test_a_value_error_that_nobody_raised_on_purpose_says_how_to_see_where(capsy
     assert capsys.readouterr().err.endswith(' (TRACEBACK=1 shows where)\n')
 
 
+def test_an_error_of_our_own_is_not_taken_for_one_of_memory(capsys):
+    def main():
+        raise ValueError('the board is too big: give a smaller one')
+    with pytest.raises(SystemExit, match='2'):
+        errors.run(main)
+    assert capsys.readouterr().err == 'error: the board is too big: give a smaller one\n'
+
+
 def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
     """But each process has its own memory."""
     monkeypatch.setattr(distributed, 'LOCAL_RANK', 1)
