@@ -56,7 +56,8 @@ class Log:
         token_corr      see evaluation.health, one number per group
         state_use       the same
 
-    The last row is the evaluation after the last step, and has no other columns.
+    The last row is the evaluation after the last step, and has no other columns. If a larger
+    max_iters continues the run, it stays.
     """
 
     def __init__(self, path, loops, start, max_iters, accuracy=False):
@@ -71,8 +72,17 @@ class Log:
                         *(f'{measure}_{n}' for measure in measures for n in loops),
                         'token_corr', 'state_use']
         if distributed.RANK == 0:
-            rows = read_log(path, start) if start and os.path.exists(path) else []
+            rows = []
+            if start and os.path.exists(path):
+                rows = read_log(path, start) + self.evaluation_at_the_end(start)
             write_csv(rows, path, self.columns)
+
+    def evaluation_at_the_end(self, start):
+        """The row of a run that ended at `start` and goes on; [] if it is evaluated again there."""
+        if start == self.max_iters:
+            return []
+        rows = read_log(self.path, start + 1)
+        return [row for row in rows if int(row['iter']) == start and not row['loss']][:1]
 
     def step(self, run, it, loss, lr, norm, n_loop, evaluated, evaluation_flops):
         """

@@ -25,6 +25,22 @@ def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     assert rows[1]['val_loss_1'] == '2.125'
 
 
+def test_the_evaluation_at_the_end_stays_if_the_run_goes_on(tmp_path):
+    """Not if the end is where it was: it is evaluated again there."""
+    path = str(tmp_path / 'log.csv')
+    for max_iters in 9, 12, 9:
+        log = training_log.Log(path, [1], start=0, max_iters=9)
+        log.add(dict(iter=8, loss=2.5))
+        log.add(dict(iter=9, val_loss_1=2.25))
+        training_log.Log(path, [1], start=9, max_iters=max_iters)
+        wanted = ['8', '9'] if max_iters == 12 else ['8']
+        assert [row['iter'] for row in training_log.read_log(path)] == wanted
+    # the row of an iteration at which the run was killed has a loss, and is written again
+    training_log.Log(path, [1], start=9, max_iters=12).add(dict(iter=9, loss=2.5, val_loss_1=2.25))
+    training_log.Log(path, [1], start=9, max_iters=12)
+    assert [row['iter'] for row in training_log.read_log(path)] == ['8']
+
+
 def test_time_that_is_left(tmp_path, capsys):
     """Of steps that take a second each, and of evaluations: 2 + 10 FLOPs are left, 0.5 a second."""
     run = SimpleNamespace(spikes=[], trend=[0, 0, 0])
