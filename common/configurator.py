@@ -55,6 +55,15 @@ def knobs_of(script):
             if isinstance(value, plain_types) and name == name.lower() and name[0] != '_'}
 
 
+def annotations_of(script):
+    """The annotations of a script's globals. From Python 3.14 on a function there returns them."""
+    if '__annotations__' in script:
+        return script['__annotations__']
+    if '__annotate__' in script:
+        return script['__annotate__'](1)        # annotationlib.Format.VALUE
+    return {}
+
+
 def configure(script, positional=None):
     """
     Set the knobs among a script's globals from the command line; returns {knob: value} of all.
@@ -93,7 +102,7 @@ def read_arguments(script, args, positional=None, more=lambda knobs: {}):
     """
     knobs = knobs_of(script)
     annotations = {key: type(value) for key, value in knobs.items()}
-    annotations |= script.get('__annotations__', {})
+    annotations |= annotations_of(script)
     given.clear()
     own_files.clear()
     if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files

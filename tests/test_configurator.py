@@ -153,6 +153,22 @@ def test_the_knobs_of_training_are_read_from_its_file():
     assert configurator.knobs_of_training() == train.DEFAULTS
 
 
+def test_annotations_as_python_3_14_has_them():
+    """A function makes them, and __annotations__ is no global."""
+    annotations = dict(top=int | None)
+    script = dict(__name__='script', top=None, __annotate__=lambda format: annotations)
+    assert configurator.annotations_of(script) == annotations
+    assert configurator.read_arguments(script, ['--top=3']) == dict(top=3)
+    assert configurator.annotations_of(dict(script, __annotations__={})) == {}
+    assert configurator.annotations_of(dict(__name__='script')) == {}
+    # train.py in a notebook
+    wanted = vars(train)['__annotations__']
+    with mock.patch.dict(vars(train), __annotate__=lambda format: wanted):
+        del vars(train)['__annotations__']
+        with pytest.raises(ValueError, match='--length is for --eval_only'):
+            train.main('--length=64')
+
+
 def test_help_has_every_knob_with_its_comment(script, capsys):
     with pytest.raises(SystemExit, match='0'):
         script('a.py', '--help')
