@@ -30,6 +30,7 @@ import math
 import os
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from shlex import quote
 from typing import Literal
@@ -106,7 +107,7 @@ save_interval = 200         # iterations between two ckpt.pt
 keep_iters = [0, 100, 300, 700]     # iterations whose weights to keep, for geometry.py
 # machine
 device = 'auto'             # cuda, mps or cpu; auto = the best there is
-dtype = 'auto'              # of matrix products: float32, bfloat16; auto = bfloat16 on cuda
+dtype = 'auto'              # of products: float32, bfloat16; on cuda auto and Muon take bfloat16
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
 DEFAULTS = configurator.knobs_of(globals())     # the knobs above
@@ -231,9 +232,12 @@ def load_weights(model, weights):
 def make_run(start, examples, dev):
     """A new run, or the one that goes on. start: see common/resume.py."""
     model = make_model(start.knobs, start.checkpoint, examples).to(dev)
-    half = dtype == 'bfloat16' or dev.startswith('cuda')
+    # bfloat16 on cuda whatever the dtype of the model's products is: Muon needs no more
+    muon_dtype = torch.float32
+    if dtype == 'bfloat16' or dev.startswith('cuda'):
+        muon_dtype = torch.bfloat16
     optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2),
-                                 torch.bfloat16 if half else torch.float32)
+                                 muon_dtype)
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = start.knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
     own_files = dict.fromkeys([*start.checkpoint.get('own_files', []), *configurator.own_files])
@@ -254,7 +258,8 @@ def main(*args):
     distributed.stop_signals.clear()                # those of an earlier call
     # the knobs as they stand above, since an earlier call has changed the globals; and what else
     # read_arguments needs of a script
-    script = DEFAULTS | dict(__annotations__=__annotations__, __doc__=__doc__, __file__=__file__)
+    script = DEFAULTS | dict(__annotations__=configurator.annotations_of(globals()),
+                             __doc__=__doc__, __file__=__file__)
     knobs = configurator.read_arguments(script, args, more=fields_of_model)
     if knobs['eval_only']:
         return evaluate_only(knobs)
@@ -266,7 +271,6 @@ def main(*args):
 
     # machine, data and model
     dev, autocast = distributed.join(device, dtype)
-    torch.backends.cuda.matmul.allow_tf32 = True    # only in training: small taus need true float32
     examples = open_examples(start.checkpoint, vocab_size or math.inf)
     examples.check_fits(block_size, batch_size)
     if start.resumed:
@@ -278,7 +282,7 @@ def main(*args):
 
     # its files: from the first save on, --resume continues this run and no other
     last = f'{out_dir}/ckpt.pt'
-    with only_writer(out_dir), distributed.listen():
+    with only_writer(out_dir), distributed.listen(), allow_tf32():
         if not resumed:
             start_over(out_dir, overwrite)
             save_run(run, last)
@@ -299,6 +303,20 @@ def main(*args):
             raise
         finally:
             distributed.leave()
+
+
+@contextmanager
+def allow_tf32():
+    """
+    In this context float32 products on CUDA may be TF32, which is faster. Decoding needs true
+    float32, for a small tau.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def flags_of(run, *flags):
@@ -449,8 +467,8 @@ def flops_of_window(model, counts):
 
 def evaluate_only(knobs):
     """
-    The held-out table of a checkpoint, and eval.csv. The run's knobs hold where none are given:
-    --dataset=calc:reset=0.02 has deeper problems of the same task.
+    The held-out table of a checkpoint, and eval.csv. dataset and eval_loops are those of the run
+    unless they are given: --dataset=calc:reset=0.02 has deeper problems of the same task.
     """
     given = configurator.given
     folder = knobs['out_dir']

@@ -316,7 +316,9 @@ def test_resume_takes_the_knobs_of_its_run():
     resumed, long = saved('out'), saved('out-long')
     for key in ('model', 'optimizer', 'trend', 'iter_num', 'val_loss'):
         assert same(resumed[key], long[key]), key
-    assert (log_of('out')[-2]['lr'], log_of('out')[-1]['iter']) == ('5.000e-04', '8')
+    rows = log_of('out')
+    assert (rows[-2]['lr'], rows[-1]['iter']) == ('5.000e-04', '8')
+    assert [row['iter'] for row in rows if row['val_loss_1']] == ['5', '8']     # both ends
 
 
 def test_resume_refuses_other_data_and_weights_alone(whole):
@@ -738,6 +740,7 @@ def test_main_is_called_and_called_again(whole):
             train.main('--norm_eps=1e-4')
         with pytest.raises(ValueError, match="unknown flag --max_itres: did you mean 'max_iters'"):
             train.main('--max_itres=1')
+        assert not torch.backends.cuda.matmul.allow_tf32        # in decoding, after a training
     # the same draws; an end at iteration 7 has a row more
     rows = [row for row in log_of('out') if row['iter'] not in ('6', '7')]
     assert [row['loops'] for row in rows] == [row['loops'] for row in log_of(whole)]
