@@ -24,9 +24,9 @@ fineweb, that of the source for nanoGPT's tokens, and otherwise bytes.
 What is held out, as val.bin:
 
     text files      a file whose name, or the name of a folder in which it lies, contains the word
-                    val, valid, validation, dev, eval or test. If there is none, 5% of the
-                    documents, drawn by chance, always the same ones; of a single document its last
-                    5%
+                    val, valid, validation, dev, eval or test. The name of a folder in which all of
+                    them lie does not count. If there is no such file, 5% of the documents, drawn by
+                    chance, always the same ones; of a single document its last 5%
     torchdocs       the first document and every 48th after it: --val_fraction must be 1/n
     FineWeb         the first document and every 2,000th after it, as above
 
@@ -61,6 +61,7 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 import tasks
+from common import configurator
 from common.configurator import PathName, configure, run
 from common.encoding import open_text_encoding, parse_tokenizer, stored_name
 from common.errors import check, did_you_mean, explain
@@ -163,6 +164,9 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
                 if stream.n_read % SAVE_EVERY == 0:
                     writer.flush()
                     stream.save(part, made_of, writer.counts)
+        if writer.n_tokens < most_tokens:
+            print(f'{stream.source} ends after {writer.n_tokens:,} tokens, fewer than the '
+                  f'{most_tokens:,} of --tokens', file=sys.stderr)
         return finish(folder, encoding, made_of, writer.counts)
 
 
@@ -186,7 +190,7 @@ def open_source(name, path, val_fraction):
     files = find_files(path)
     splits = splits_by_name(files)
     documents = own_documents(files, splits, val_fraction)
-    return Source(path, documents, sha256(*files, more=''.join(splits)))
+    return Source(path, documents, sha256(*files, more=''.join(splits or [])))
 
 
 def folder_of(name, path):
@@ -236,8 +240,8 @@ def check_knobs(name, path, tokenizer, bpe):
     check(path or name == 'torchdocs',
           f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
     check(name != 'fineweb', 'only make_fineweb writes data/fineweb: choose another name')
-    check(bpe is None or not tokenizer,
-          '--bpe trains a tokenizer on text of your own: give its --path, and no --tokenizer')
+    if bpe is not None and tokenizer:
+        raise ValueError('--bpe trains a tokenizer of its own: leave out --tokenizer')
 
 
 def fraction_of(name, val_fraction):
@@ -271,9 +275,10 @@ def count_tokens(text):
 def only_maker(folder):
     """
     `with only_maker('data/NAME'):` no other program writes data/NAME meanwhile: it waits. An
-    OSError in it, such as a full disk, is one line.
+    OSError in it, such as a full disk or a file that cannot be read, is one line.
     """
-    with explain(f'cannot write {folder}', 'make room, then run the command again', OSError):
+    with explain(f'cannot make {folder}', 'if the disk is full, make room; then run the command '
+                 'again', OSError):
         lock = FileLock(f'{folder}.lock')
         try:
             lock.acquire(blocking=False)
@@ -345,7 +350,8 @@ def finish(folder, encoding, made_of, counts):
     for split in SPLITS:
         file = f'{folder}/part/{split}.bin'
         n = counts[split]['tokens']
-        check(n, f"{made_of['source']} is too small for a training and a held-out split")
+        if n == 0:
+            raise ValueError(why_a_split_is_empty(made_of, counts))
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
         meta[split] = counts[split] | dict(sha256=sha256(file))
@@ -358,6 +364,16 @@ def finish(folder, encoding, made_of, counts):
     write_json(meta, f'{folder}/meta.json')
     shutil.rmtree(f'{folder}/part')
     return meta
+
+
+def why_a_split_is_empty(made_of, counts):
+    """The text is too small, or of a stream the number of tokens that was asked for."""
+    most_tokens = made_of['tokens']
+    n_tokens = sum(counts[split]['tokens'] for split in SPLITS)
+    if most_tokens is not None and n_tokens >= most_tokens:
+        return (f'--tokens={most_tokens} is too small for a training and a held-out split: give '
+                'more, such as 1M')
+    return f"{made_of['source']} is too small for a training and a held-out split"
 
 
 def sha256(*paths, more=''):
@@ -496,16 +512,23 @@ def windows(ids, starts, T):
 
 def main():
     if name == 'fineweb':
-        check(bpe is None, '--bpe trains a tokenizer on text of your own: give --tokenizer here')
+        if bpe is not None:
+            raise ValueError('--bpe trains a tokenizer on text of your own: give --tokenizer here')
         meta = make_fineweb(path, tokenizer, val_fraction, overwrite, tokens, config, revision)
     else:
+        for knob in 'tokens', 'config', 'revision':
+            if knob in configurator.given:
+                raise ValueError(f'--{knob} is for fineweb alone: leave it out')
         meta = make(name, path, tokenizer, val_fraction, bpe, overwrite)
     for split in SPLITS:
         counts = meta[split]
         print(f"data/{name}/{split}.bin: {counts['documents']:,} documents, "
               f"{counts['bytes'] / 1e6:.1f} MB of text, {counts['tokens']:,} tokens "
               f"({meta['tokenizer']})")
-    print(f'next: python train.py --dataset={name} --out_dir=out-{name}')
+    if name == 'fineweb':       # the paper's model; the default one is for a laptop
+        print('next: python train.py config/groups.py')
+    else:
+        print(f'next: python train.py --dataset={name} --out_dir=out-{name}')
 
 
 if __name__ == '__main__':

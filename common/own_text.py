@@ -62,15 +62,27 @@ def files_in(folder):
 
 
 def splits_by_name(files):
-    """The split of each text file, 'train' or 'val', or [] if no file's name holds it out."""
+    """
+    The split of each text file, 'train' or 'val', or None if no file's name holds it out. The name
+    of a folder in which all of them lie holds out nothing.
+    """
     root = os.path.commonpath(files)
-    splits = []
-    for file in files:
-        words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
-        splits.append('val' if HELD_OUT.intersection(words) else 'train')
-    check('train' in splits, 'all files are held out because of their names '
-          f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename some")
-    return splits if 'val' in splits else []
+    splits = ['val' if is_held_out(os.path.relpath(file, root)) else 'train' for file in files]
+    if 'train' not in splits:
+        raise ValueError('all files are held out because of their names '
+                         f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename "
+                         'some')
+    if 'val' in splits:
+        return splits
+    if len(files) > 1 and is_held_out(root):
+        print(f'all files lie in {root}, so the name of that folder holds out none of them',
+              file=sys.stderr)
+    return None
+
+
+def is_held_out(path):
+    """Is there one of the words of HELD_OUT in a path?"""
+    return not HELD_OUT.isdisjoint(re.findall('[a-z]+', path.lower()))
 
 
 def own_documents(files, splits, val_fraction):
@@ -79,7 +91,7 @@ def own_documents(files, splits, val_fraction):
     is held out, and why.
     """
     texts_of_file = [read_documents(file) for file in files]
-    if splits:
+    if splits is not None:
         by_name = [file for file, split in zip(files, splits) if split == 'val']
         more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
         print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)

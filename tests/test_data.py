@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tiktoken
 import torch
-from conftest import ROOT, refused, small_disk
+from conftest import ROOT, finished, refused, small_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
@@ -395,6 +395,12 @@ def test_what_is_held_out_otherwise(capsys):
         os.remove(f"two/{'train' if file == 'valid' else 'zebra'}.txt")
     with pytest.raises(ValueError, match='all files are held out because of their names .*rename'):
         data.make('none', 'two')
+    # a folder in which all files lie
+    os.makedirs('corpus/test')
+    for file in 'a', 'b':
+        Path(f'corpus/test/{file}.txt').write_text(f'this is {file}')
+    assert data.make('corpus', 'corpus')['train']['documents'] == 1
+    assert 'all files lie in corpus/test, so the name of that folder' in capsys.readouterr().err
 
 
 def test_an_end_of_text_in_a_text_ends_a_document():
@@ -534,13 +540,13 @@ def check_web(web):
     assert sorted(os.listdir('data/fineweb')) == WHOLE
 
 
-def test_fineweb_schema(web):
+def test_fineweb_schema(web, capsys):
     # it stops after the document that reaches so many tokens, in the middle of a batch
     assert [*map(data.count_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
     meta = make_web(tokens='1K')
     lengths = np.cumsum([len(text) + 1 for text in web.texts])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
-    with pytest.raises(ValueError, match='web sample-10BT is too small for a training'):
+    with pytest.raises(ValueError, match='--tokens=5 is too small for a training .*: give more'):
         make_web(tokens=5, overwrite=True)
     for changes in dict(tokens='2K'), dict(tokens='1K', val_fraction=0.2):
         with pytest.raises(ValueError, match='data/fineweb is there, made of web .*--overwrite'):
@@ -548,8 +554,11 @@ def test_fineweb_schema(web):
     web.breaks()
     assert make_web(tokens='1K') == meta and not web.read       # it is there
     # and all of it
+    assert 'ends after' not in capsys.readouterr().err
     meta = make_web(overwrite=True)
     check_web(web)
+    said = f'web sample-10BT ends after {lengths[-1]:,} tokens, fewer than the 300,000,000 of --'
+    assert said in capsys.readouterr().err
     assert meta['source'] == 'web sample-10BT'
     with pytest.raises(ValueError, match='cannot stream .*CC-MAIN-2013-20.*check --path, --config'):
         make_web(config='CC-MAIN-2013-20', overwrite=True)
@@ -661,7 +670,7 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
 
 def test_a_full_disk(web):
     """What is done is kept."""
-    message = 'cannot write data/fineweb .*: make room, then run the command again'
+    message = 'cannot make data/fineweb .*: if the disk is full, make room; then run the command'
     with small_disk(90_000), pytest.raises(ValueError, match=message):
         make_web()
     web.breaks()
@@ -740,7 +749,7 @@ def test_text_under_a_name_in_use():
     ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "cannot read 'empty.txt' .it is empty"),
     ('latin.txt', {}, "cannot read 'latin.txt' .* position 3.*UTF-8"),
     ('good.txt', dict(bpe=256), 'from 257 to 65536, not 256'),
-    ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'and no --tokenizer')])
+    ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')])
 def test_bad_text_and_nothing_lost(path, knobs, words):
     before = make_good()
     Path('empty.txt').write_text(' \n')
@@ -774,6 +783,20 @@ def test_fineweb_has_a_tokenizer_that_is_there(monkeypatch):
     monkeypatch.setattr(data, 'bpe', 300)
     with pytest.raises(ValueError, match='--bpe trains a tokenizer on text of your own'):
         data.main()
+
+
+def test_flags_of_fineweb_alone():
+    for flag in '--tokens=1M', '--revision=abc', '--config=default':
+        line = refused('own', '--path=good.txt', flag, script='data.py')
+        assert f"{flag.partition('=')[0]} is for fineweb alone: leave it out" in line
+
+
+def test_the_next_command(web, capsys, monkeypatch):
+    make_good()
+    assert finished('own', '--path=good.txt', script='data.py').endswith(
+        'next: python train.py --dataset=own --out_dir=out-own\n')
+    assert finished('fineweb', '--path=web', '--tokenizer=bytes', script='data.py').endswith(
+        'next: python train.py config/groups.py\n')
 
 
 def test_a_data_set_and_a_task_have_what_examples_lists():
