@@ -377,14 +377,14 @@ def train(run, examples, dev, autocast):
             raise distributed.Stopped
 
     # the end: all held-out windows
-    sums, evaluated = evaluation.evaluate_run(run, examples, all_windows, counts, dev, autocast)
-    columns = evaluation.depths_of(examples, block_size)
+    scores, evaluated = evaluation.evaluate_run(run, examples, all_windows, counts, dev, autocast)
+    bins = evaluation.depth_bins(examples, block_size)
     save_run(run, f'{out_dir}/ckpt.pt')
-    evaluation.print_table(sums, columns)
+    evaluation.print_table(scores, bins)
     log.add(dict(iter=max_iters) | evaluated)
     training_log.draw_losses(log, counts, out_dir)
     with training_log.or_warn(f'no {out_dir}/eval.csv'):
-        evaluation.save_table(sums, columns, out_dir)
+        evaluation.save_table(scores, bins, out_dir)
     say(f'done in {time.perf_counter() - run_began:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
         f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
 
@@ -495,10 +495,10 @@ def evaluate_only(knobs):
     counts = eval_loops if model.groups else [1]
     say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {examples.description}')
     with distributed.listen():
-        sums = evaluation.evaluate(model, examples, n_windows, counts, dev, autocast)
-    columns = evaluation.depths_of(examples, T)
-    evaluation.print_table(sums, columns)
-    evaluation.save_table(sums, columns, results)
+        scores = evaluation.evaluate(model, examples, n_windows, counts, dev, autocast)
+    bins = evaluation.depth_bins(examples, T)
+    evaluation.print_table(scores, bins)
+    evaluation.save_table(scores, bins, results)
     say(f'{results}/eval.csv')
     distributed.leave()
 

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 import data
 import tasks
 from common import distributed, evaluation, plots
+from common.evaluation import Score
 from common.tables import print_rows
 
 
@@ -28,11 +29,11 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, window
     """Fewer are spread evenly."""
     monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 3)
     model = tiny()
-    sums = evaluation.evaluate(model, text, n_windows, [1, 4], 'cpu')
+    scores = evaluation.evaluate(model, text, n_windows, [1, 4], 'cpu')
     x, y = text.held_out(windows, 16)
-    assert list(sums) == [1, 4]
-    for n_loop, (_, loss) in evaluation.totals_of(sums).items():
-        assert math.isclose(loss, model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
+    assert list(scores) == [1, 4]
+    for n_loop, score in scores.items():
+        assert math.isclose(score.loss.item(), model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
 
 
 def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
@@ -40,11 +41,11 @@ def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
     monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 7)
     monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
     model, problems = tiny(vocab_size=13), tasks.Problems('last', n_problems=40)
-    sums = evaluation.evaluate(model, problems, 40, [1, 3], 'cpu')
+    scores = evaluation.evaluate(model, problems, 40, [1, 3], 'cpu')
     x, y = problems.held_out(range(40), 16)
-    for n_loop, (share, _) in evaluation.totals_of(sums).items():
+    for n_loop, score in scores.items():
         right = model(x, n_loop=n_loop)[0][:, -1].argmax(-1) == y[:, -1]
-        assert math.isclose(share, right.double().mean(), abs_tol=1e-6)
+        assert math.isclose(score.total().accuracy, right.double().mean(), abs_tol=1e-6)
 
 
 def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
@@ -52,16 +53,16 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(plots, 'depth', lambda rows, path: None)
     for T in 16, 40:
         model, problems = tiny(vocab_size=13, block_size=T), tasks.Problems('calc', n_problems=30)
-        sums = evaluation.evaluate(model, problems, 30, [1, 2], 'cpu')
-        columns = evaluation.depths_of(problems, T)
+        scores = evaluation.evaluate(model, problems, 30, [1, 2], 'cpu')
+        bins = evaluation.depth_bins(problems, T)
         x, y, depth = (torch.from_numpy(values) for values in problems.all_held_out(T))
-        assert columns[:3] == [(0, 0), (1, 1), (2, 2)]
-        assert len(columns) <= 10 and columns[-2][1] < depth.max() <= columns[-1][1]
-        evaluation.print_table(sums, columns)
+        assert bins[:3] == [(0, 0), (1, 1), (2, 2)]
+        assert len(bins) <= 10 and bins[-2][1] < depth.max() <= bins[-1][1]
+        evaluation.print_table(scores, bins)
         _, header, *printed = capsys.readouterr().out.splitlines()
-        evaluation.save_table(sums, columns, tmp_path)
+        evaluation.save_table(scores, bins, tmp_path)
         rows = read_csv(tmp_path / 'eval.csv')
-        assert len(rows) == 2 * len(columns)
+        assert len(rows) == 2 * len(bins)
         for row in rows:
             logits = model(x, n_loop=int(row['loops']))[0]
             at = (depth >= int(row['first'])) & (depth <= int(row['last']))
@@ -76,27 +77,28 @@ def test_the_table_by_depth(tiny, monkeypatch, tmp_path, capsys):
             assert (first if first == last else f'{first}-{last}') in header.split()
 
 
-def test_columns_of_few_depths_and_of_none(text):
+def test_bins_of_few_depths_and_of_none(text):
     hop = tasks.Problems('hop:hops=3', n_problems=30)
-    assert evaluation.depths_of(hop, 16) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert evaluation.depths_of(text, 16) == []
+    assert evaluation.depth_bins(hop, 16) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert evaluation.depth_bins(text, 16) == []
     deep = tasks.Problems('calc:reset=0.001', n_problems=20)
-    assert evaluation.depths_of(deep, 14) == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 13)]
-    assert evaluation.depths_of(deep, 1200) == [
+    assert evaluation.depth_bins(deep, 14) == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 13)]
+    assert evaluation.depth_bins(deep, 1200) == [
         (0, 0), (1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512),
         (513, 1024), (1025, 1199)]
 
 
-def test_a_column_without_labels_is_left_out(monkeypatch, tmp_path, capsys):
+def test_a_bin_without_labels_is_left_out(monkeypatch, tmp_path, capsys):
     """Of the table and of eval.csv."""
     monkeypatch.setattr(plots, 'depth', lambda rows, path: None)
-    sums = {4: torch.tensor([[2.0, 0.0, 4.0], [1.0, 0.0, 4.0], [3.0, 0.0, 3.0]])}
-    columns = [(0, 0), (1, 8), (9, 16)]
-    evaluation.print_table(sums, columns)
+    scores = {4: Score(labels=torch.tensor([2.0, 0.0, 4.0]), right=torch.tensor([1.0, 0.0, 4.0]),
+                       nats=torch.tensor([3.0, 0.0, 3.0]))}
+    bins = [(0, 0), (1, 8), (9, 16)]
+    evaluation.print_table(scores, bins)
     *_, header, line = capsys.readouterr().out.splitlines()
     assert header.split() == ['loops', 'loss', '%', 'right', '0', '9-16']
     assert line.split() == ['4', '1.0000', '83.33', '50.00', '100.00']
-    evaluation.save_table(sums, columns, tmp_path)
+    evaluation.save_table(scores, bins, tmp_path)
     rows = read_csv(tmp_path / 'eval.csv')
     assert [(row['first'], row['labels'], row['loss']) for row in rows] == [
         ('0', '2', '1.5'), ('9', '4', '0.75')]
@@ -104,11 +106,11 @@ def test_a_column_without_labels_is_left_out(monkeypatch, tmp_path, capsys):
 
 def test_a_task_none_of_whose_windows_has_a_label_is_refused(tmp_path):
     """It is not taken for a text, which has one row per loop count."""
-    sums = {4: torch.zeros(3, 2, dtype=torch.float64)}
+    scores = {4: Score(*torch.zeros(3, 2))}
     with pytest.raises(ValueError, match='no held-out window has a label'):
-        evaluation.print_table(sums, [(0, 0), (1, 1)])
+        evaluation.print_table(scores, [(0, 0), (1, 1)])
     with pytest.raises(ValueError, match='no held-out window has a label'):
-        evaluation.save_table(sums, [(0, 0), (1, 1)], tmp_path)
+        evaluation.save_table(scores, [(0, 0), (1, 1)], tmp_path)
 
 
 def test_a_table_of_rows_without_a_value(capsys):
@@ -126,9 +128,9 @@ def test_labels_count_alike_where_rows_have_more_or_fewer(tiny, monkeypatch):
             return x, y, depth
 
     model, problems = tiny(vocab_size=13), Uneven('calc', n_problems=9)
-    sums = evaluation.evaluate(model, problems, 9, [2], 'cpu')
+    scores = evaluation.evaluate(model, problems, 9, [2], 'cpu')
     x, y, _ = (torch.from_numpy(values) for values in problems.all_held_out(16))
-    _, loss = evaluation.totals_of(sums)[2]
+    loss = scores[2].total().loss
     assert math.isclose(loss, model(x, y, n_loop=2)[1].item(), rel_tol=1e-5)
 
 
@@ -150,13 +152,13 @@ def test_two_processes_share_the_windows(tiny, text, monkeypatch):
     monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 2)
     whole = evaluation.evaluate(model, text, 9, [4], 'cpu')[4]
     monkeypatch.setattr(distributed, 'WORLD', 2)
-    monkeypatch.setattr(distributed, 'add_up', lambda sums, dev: sums)
+    monkeypatch.setattr(distributed, 'add_up', lambda tensor, dev: tensor)
     for rank in range(2):
         monkeypatch.setattr(distributed, 'RANK', rank)
         monkeypatch.setattr(distributed, 'check_stopped', lambda dev: looks.append(rank))
-        parts.append(evaluation.evaluate(model, text, 9, [4], 'cpu')[4])
+        parts.append(torch.stack(evaluation.evaluate(model, text, 9, [4], 'cpu')[4]))
     assert [part[0].item() for part in parts] == [5 * 16, 4 * 16]
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=0)
+    torch.testing.assert_close(sum(parts), torch.stack(whole), rtol=1e-5, atol=0)
     assert looks == [0] * 3 + [1] * 3
 
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import geometry
 from common.checkpoint import load_checkpoint
+from common.evaluation import Score
 from decode import teacher_forced
 from decode.wave import can_wave
 from exits import make_exit
@@ -553,8 +554,9 @@ def test_the_block_is_chosen(tiny, idx, monkeypatch, capsys):
     """By the knees, which may say little; of the candidates the one with the least mean loss."""
     nats = iter([{1: 2.0, 2: 2.5}, {1: 2.0, 2: 2.1}, {1: 2.0, 2: 3.0}] * 9)
     for name, value in dict(
-            loops=[1, 2], thinking_block=lambda curve: [1, 2, 3], evaluate=lambda *_: None,
-            totals_of=lambda _: {n: (0.5, loss) for n, loss in next(nats).items()}).items():
+            loops=[1, 2], thinking_block=lambda curve: [1, 2, 3],
+            evaluate=lambda *_: {n: Score(torch.ones(1), torch.ones(1), torch.tensor([loss]))
+                                 for n, loss in next(nats).items()}).items():
         monkeypatch.setattr(etd, name, value)
     assert etd.choose(tiny(groups=[]), None, idx, 'cpu')[0] == [1, 2, 3]
     assert 'the knees say little: their block is 3 of 5 layers' in capsys.readouterr().out

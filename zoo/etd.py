@@ -45,7 +45,7 @@ from common.checkpoint import Run, load_checkpoint, save_run
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
 from common.encoding import parse_tokenizer
-from common.evaluation import evaluate, totals_of
+from common.evaluation import evaluate
 from common.files import check_writable, write_csv
 from common.run_folder import check_free, only_writer, start_over
 from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
@@ -135,9 +135,9 @@ def choose(model, text, idx, dev):
     rows = []
     for layers in blocks:
         looping = looped(model, layers, injection or 'none')
-        totals = totals_of(evaluate(looping, text, n_windows, loops, dev))
+        scores = evaluate(looping, text, n_windows, loops, dev)
         rows.append(dict(block=f'{layers[0]}-{layers[-1]}', layers=len(layers))
-                    | {f'loss_{n}': loss for n, (_, loss) in totals.items()})
+                    | {f'loss_{n}': score.total().loss.item() for n, score in scores.items()})
     columns = [f'loss_{n}' for n in loops]
     means = [sum(row[column] for column in columns) for row in rows]
     best = blocks[means.index(min(means))]
