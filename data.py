@@ -58,7 +58,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 import tasks
 from common import configurator
@@ -79,6 +78,14 @@ from common.own_text import (
 )
 from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import torch_documents
+from common.writer import (
+    Writer,
+    in_words,
+    is_same,
+    made_of_in,
+    n_tokens_in,
+    usable_progress,
+)
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
@@ -101,31 +108,30 @@ TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
 def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False):
     """
-    Write data/NAME, torchdocs or text of your own, as the knobs of these names say -> its meta.
+    Write data/NAME, torchdocs or text of your own -> its meta. The arguments are the knobs.
 
-    made_of is every choice that the tokens depend on. If that of the data set which is there is
-    equal, its meta is returned and nothing is written; if not, --overwrite is needed (ValueError).
-    New tokens are written to data/NAME/part, and moved when they are complete.
+    meta['made_of'] has every choice on which the tokens depend. If the data set that is there is
+    made of the same, nothing is written and its meta is returned; if of something else, overwrite
+    must be given (ValueError). New tokens are written to data/NAME/part, and moved when complete.
     """
     check_knobs(name, path, tokenizer, bpe)
     folder = folder_of(name, path)
     val_fraction = fraction_of(name, val_fraction)
     source = open_source(name, path, val_fraction)
-    if bpe is not None:
-        tokenizer = 'bytes'         # until the BPE is trained
-    elif tokenizer is None:
+    if tokenizer is None and bpe is None:
         tokenizer = default_tokenizer(path)
-    made_of = dict(source=source.words, tokenizer=stored_name(tokenizer), bpe=bpe,
+    made_of = dict(source=source.words, revision=None, tokenizer=stored_name(tokenizer), bpe=bpe,
                    val_fraction=val_fraction, tokens=None, sha256=source.sha256)
     with only_maker(folder):
         old_meta = meta_of_same(folder, made_of, overwrite)
         if old_meta:
             return old_meta
-        encoding = open_text_encoding(tokenizer)
-        documents = source.documents
         if name == 'torchdocs':
             print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
-        if bpe is not None:
+        documents = source.documents
+        if bpe is None:
+            encoding = open_text_encoding(tokenizer)
+        else:
             print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
                   file=sys.stderr)
             documents = list(documents)
@@ -139,31 +145,34 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
 def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, tokens='300M',
                  config='sample-10BT', revision=None):
     """
-    Write data/fineweb, as the knobs of these names say -> its meta. As `make`, but of a stream: it
-    ends behind the document that reaches so many tokens, and an interrupted call is continued.
+    Write data/fineweb -> its meta. The arguments are the knobs; see `make`. Documents are taken
+    from a stream until they have as many tokens as asked for. An interrupted call is continued.
     """
     tokenizer = tokenizer or 'gpt2'
     val_fraction = fraction_of('fineweb', val_fraction)
     most_tokens = count_tokens(tokens)
     folder = folder_of('fineweb', path)
-    stream = Stream(path, one_in(val_fraction), config, revision, earlier_source(folder, overwrite))
-    made_of = dict(source=stream.source, tokenizer=stored_name(tokenizer), bpe=None,
-                   val_fraction=val_fraction, tokens=most_tokens, sha256=sha256())
+    part = f'{folder}/part'
+    earlier = earlier_made_of(folder, overwrite)
+    stream = Stream(path, one_in(val_fraction), config, revision, earlier)
+    made_of = dict(source=stream.source, revision=stream.revision, tokenizer=stored_name(tokenizer),
+                   bpe=None, val_fraction=val_fraction, tokens=most_tokens, sha256=None)
     with only_maker(folder):
         old_meta = meta_of_same(folder, made_of, overwrite)
         if old_meta:
             return old_meta
         encoding = open_text_encoding(tokenizer)
-        part = f'{folder}/part'
-        counts = stream.resume(part, made_of)       # of what an interrupted call has written
-        with Writer(part, encoding, counts, most_tokens) as writer:
+        stream.open()                   # if it cannot be opened, what is in the folder stays
+        progress = usable_progress(part, made_of)
+        if progress:
+            stream.skip(progress)
+        with Writer(part, encoding, progress, most_tokens) as writer:
             for split, text in stream:
                 writer.add(split, text)
                 if writer.n_tokens >= most_tokens:
                     break
                 if stream.n_read % SAVE_EVERY == 0:
-                    writer.flush()
-                    stream.save(part, made_of, writer.counts)
+                    writer.save(made_of, stream.state())
         if writer.n_tokens < most_tokens:
             print(f'{stream.source} ends after {writer.n_tokens:,} tokens, fewer than the '
                   f'{most_tokens:,} of --tokens', file=sys.stderr)
@@ -171,10 +180,10 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
 
 
 class Source(NamedTuple):
-    """Where a data set comes from."""
-    words: str              # that say so, for a reader of meta.json
+    """Where a data set comes from, unless it is a stream."""
+    words: str              # the path, or what else says so in meta.json
     documents: Iterable     # (split, text) pairs
-    sha256: str             # of the files that they are read from, and of what their names hold out
+    sha256: str | None      # of the text files and of their splits; None = made of no such files
 
 
 def open_source(name, path, val_fraction):
@@ -183,7 +192,7 @@ def open_source(name, path, val_fraction):
         every = one_in(val_fraction)
         documents = (('train' if number % every else 'val', text)
                      for number, text in enumerate(torch_documents()))
-        return Source(f'documentation in torch {torch.__version__}', documents, sha256())
+        return Source(f'documentation in torch {torch.__version__}', documents, None)
     if has_tokens(path):
         bins = [f'{path}/{split}.bin' for split in SPLITS]
         return Source(path, nanogpt_documents(path), sha256(*bins))
@@ -196,8 +205,9 @@ def open_source(name, path, val_fraction):
 def folder_of(name, path):
     """The folder data/NAME. ValueError if path is that folder itself."""
     folder = f'data/{name}'
-    check(not path or os.path.realpath(path) != os.path.realpath(folder),
-          f'{folder} cannot be made of what is in {folder} itself: choose another name')
+    if path and os.path.realpath(path) == os.path.realpath(folder):
+        raise ValueError(f'{folder} cannot be made of what is in {folder} itself: choose another '
+                         'name')
     return folder
 
 
@@ -210,7 +220,7 @@ def meta_of_same(folder, made_of, overwrite):
         return {}
     old_meta = read_json(f'{folder}/meta.json')
     if old_meta:
-        check(old_meta.get('made_of') == made_of, f'{folder} is there, made of '
+        check(is_same(made_of_in(old_meta), made_of), f'{folder} is there, made of '
               f"{old_meta.get('source')}, and this is other text or made in another way: "
               '--overwrite replaces it, or choose another name')
     else:
@@ -220,26 +230,27 @@ def meta_of_same(folder, made_of, overwrite):
     return old_meta
 
 
-def earlier_source(folder, overwrite):
+def earlier_made_of(folder, overwrite):
     """
-    The source, in words, of the data set that is in folder, or else of the one that an interrupted
-    call has begun there; '' if there is none.
+    What the data set in folder is made of, or else the one that an interrupted call has begun
+    there; {} if there is none.
     """
     earlier = {} if overwrite else read_json(f'{folder}/meta.json')
-    if not earlier:
-        earlier = read_json(f'{folder}/part/progress.json')
-    return earlier.get('made_of', {}).get('source', '')
+    return made_of_in(earlier or read_json(f'{folder}/part/progress.json'))
 
 
 def check_knobs(name, path, tokenizer, bpe):
     """ValueError if these knobs of make do not go together."""
-    check(re.fullmatch(r'\w[\w.-]*', name) and name not in tasks.TASKS, f"'{name}' cannot be the "
-          'name of a data set: use letters, digits, _ . and -, and not the name of a task')
-    check(not path or name != 'torchdocs',
-          f'text of your own needs a name of its own: python data.py NAME --path={quote(path)}')
-    check(path or name == 'torchdocs',
-          f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    check(name != 'fineweb', 'only make_fineweb writes data/fineweb: choose another name')
+    if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
+        raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
+                         '-, and not the name of a task')
+    if name == 'torchdocs' and path:
+        raise ValueError('text of your own needs a name of its own: python data.py NAME '
+                         f'--path={quote(path)}')
+    if name != 'torchdocs' and not path:
+        raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+    if name == 'fineweb':
+        raise ValueError('only make_fineweb writes data/fineweb: choose another name')
     if bpe is not None and tokenizer:
         raise ValueError('--bpe trains a tokenizer of its own: leave out --tokenizer')
 
@@ -292,61 +303,10 @@ def only_maker(folder):
             lock.release()
 
 
-class Writer:
-    """
-    `with Writer(part, encoding) as writer:` writes the folder part: the tokens of documents, in
-    train.bin and val.bin.
-
-    counts: {split: dict(documents, tokens, bytes of text)}, what is in them. If it is given, the
-    files are there and are continued. most_tokens: for the progress bar.
-    """
-
-    def __init__(self, part, encoding, counts=None, most_tokens=None):
-        if counts is None:
-            shutil.rmtree(part, ignore_errors=True)
-            os.makedirs(part)
-            counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
-        self.encoding = encoding
-        self.counts = counts
-        self.bins = {split: open(f'{part}/{split}.bin', 'ab') for split in SPLITS}
-        self.bar = tqdm(total=most_tokens, initial=self.n_tokens, unit=' tokens', unit_scale=True,
-                        desc=part, leave=False, disable=None)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.bar.close()
-        for file in self.bins.values():
-            file.close()
-
-    @property
-    def n_tokens(self):
-        """How many tokens both files have."""
-        return sum(counts['tokens'] for counts in self.counts.values())
-
-    def add(self, split, text):
-        """Write a document."""
-        encoding = self.encoding
-        ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
-        self.bins[split].write(np.array(ids, dtype='<u2').tobytes())
-        counts = self.counts[split]
-        counts['documents'] += 1
-        counts['tokens'] += len(ids)
-        counts['bytes'] += len(text.encode(errors='replace'))
-        self.bar.update(len(ids))
-
-    def flush(self):
-        """All that was added is on the disk from now on."""
-        for file in self.bins.values():
-            file.flush()
-            os.fsync(file.fileno())
-
-
 def finish(folder, encoding, made_of, counts):
     """Move the tokens from folder/part to folder, instead of those that are there -> their meta."""
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=made_of['source'], made_of=made_of)
+                source=in_words(made_of), made_of=made_of)
     for split in SPLITS:
         file = f'{folder}/part/{split}.bin'
         n = counts[split]['tokens']
@@ -369,8 +329,7 @@ def finish(folder, encoding, made_of, counts):
 def why_a_split_is_empty(made_of, counts):
     """The text is too small, or of a stream the number of tokens that was asked for."""
     most_tokens = made_of['tokens']
-    n_tokens = sum(counts[split]['tokens'] for split in SPLITS)
-    if most_tokens is not None and n_tokens >= most_tokens:
+    if most_tokens is not None and n_tokens_in(counts) >= most_tokens:
         return (f'--tokens={most_tokens} is too small for a training and a held-out split: give '
                 'more, such as 1M')
     return f"{made_of['source']} is too small for a training and a held-out split"

@@ -22,6 +22,7 @@ what is learned
     own_text        documents of text files, or of nanoGPT's tokens
     fineweb         a stream of documents from Hugging Face's hub
     torchdocs       the text of the first run
+    writer          tokens while they are written, and how far an interrupted call came
     encoding        text to tokens and back
     tokenizer_json  the same with the tokenizer.json of a public model
 

@@ -21,7 +21,7 @@ from conftest import ROOT, finished, refused, small_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
-from common import fineweb, tokenizer_json
+from common import tokenizer_json, writer
 from common.encoding import EOT, parse_tokenizer
 from common.examples import Examples
 
@@ -621,7 +621,7 @@ def test_tokens_that_another_wrote_are_noticed(web):
     def after_a_batch(progress, path):
         with open('data/fineweb/part/train.bin', 'ab') as f:
             f.write(bytes(100))
-    with mock.patch.object(fineweb, 'write_json', after_a_batch):
+    with mock.patch.object(writer, 'write_json', after_a_batch):
         with pytest.raises(ValueError, match='train.bin has other tokens than the .* wrote'):
             make_web()
 
@@ -632,6 +632,18 @@ def test_without_a_network(tmp_path, monkeypatch):
     message = refused('fineweb', script='data.py')
     assert 'cannot stream HuggingFaceFW/fineweb' in message and 'no network?' in message
     assert 'tokenizer' not in message
+
+
+def as_before(record):
+    """made_of of a meta.json or progress.json as an earlier version wrote it."""
+    made_of = dict(record['made_of'])
+    revision = made_of.pop('revision')
+    if revision:
+        made_of['source'] += f' at {revision}'
+    if made_of['bpe']:
+        made_of['tokenizer'] = 'bytes'
+    made_of['sha256'] = made_of['sha256'] or data.sha256()
+    return made_of
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
@@ -654,6 +666,18 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
     assert make_web(path='') == meta and len(calls) == 3        # it is there: no network
     assert 'discarded' not in capsys.readouterr().err
+    assert (meta['made_of']['source'], meta['made_of']['revision']) == (
+        'HuggingFaceFW/fineweb sample-10BT', 'a')
+    # an earlier version wrote the commit into the source, here and in the progress
+    earlier = meta | dict(made_of=as_before(meta))
+    Path('data/fineweb/meta.json').write_text(json.dumps(earlier))
+    assert make_web(path='') == earlier and len(calls) == 3
+    os.remove('data/fineweb/meta.json')
+    path = Path(shutil.copytree(part, 'data/fineweb/part'), 'progress.json')
+    progress = json.loads(path.read_text())
+    path.write_text(json.dumps(progress | dict(made_of=as_before(progress))))
+    web.breaks()
+    assert make_web(path='', overwrite=True) == meta and len(web.read) < len(web.rows) - 1024
     # another commit, fewer tokens than are there, or a file that is too short
     for changes, reason in ((dict(revision='b'), 'made in another way'),
                             (dict(tokens='1K'), 'not fewer than this call asks for'),
@@ -731,9 +755,24 @@ def test_windows_of_a_text_and_what_fits_it():
             data.open_data('own', reads, vocab_size)
 
 
+@pytest.mark.parametrize('name, knobs', [
+    ('own', dict(path='good.txt')), ('own', dict(path='good.txt', bpe=300)), ('torchdocs', {})])
+def test_a_data_set_of_an_earlier_version_is_the_same(monkeypatch, name, knobs):
+    make_good()
+    monkeypatch.setattr(data, 'torch_documents', lambda: ['one', 'two', 'three'])
+    meta = data.make(name, **knobs, overwrite=True)
+    earlier = meta | dict(made_of=as_before(meta))
+    Path(f'data/{name}/meta.json').write_text(json.dumps(earlier))
+    assert data.make(name, **knobs) == earlier
+    with pytest.raises(ValueError, match='is there, made of'):
+        data.make(name, **knobs, val_fraction=0.5)
+
+
 def test_text_under_a_name_in_use():
     before = make_good()
     assert make_good() == before        # the same again
+    for path in './good.txt', os.path.abspath('good.txt'), 'data/../good.txt':
+        assert data.make('own', path) == before
     Path('good.txt').write_text('another text')
     with pytest.raises(ValueError, match='data/own is there, made of good.txt, .*--overwrite'):
         data.make('own', 'good.txt')

@@ -1,0 +1,149 @@
+"""
+The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME/part.
+For a stream progress.json is beside them, with which an interrupted call is continued. It holds
+
+    made_of       what the tokens are made of (data.make). Progress of anything else is not used,
+                  but a call may ask for another number of tokens
+    documents     how many were read
+    stream        the state of the stream behind the last of them
+    train, val    how many documents, tokens and bytes of text were written
+"""
+import hashlib
+import os
+import re
+import shutil
+import sys
+
+import numpy as np
+from tqdm import tqdm
+
+from common.files import read_json, write_json
+from common.own_text import SPLITS
+
+
+class Writer:
+    """
+    `with Writer(part, encoding) as writer:` writes train.bin and val.bin into the folder part: the
+    tokens of documents.
+
+    counts: {split: dict(documents, tokens, bytes of text)}, what is in them. progress: that of
+    usable_progress, which is continued; {} starts anew. most_tokens: for the progress bar.
+    """
+
+    def __init__(self, part, encoding, progress=None, most_tokens=None):
+        self.part = part
+        self.encoding = encoding
+        if progress:
+            self.counts = {split: progress[split] for split in SPLITS}
+            for split in SPLITS:        # what was written after the progress was saved
+                os.truncate(f'{part}/{split}.bin', 2 * self.counts[split]['tokens'])
+        else:
+            shutil.rmtree(part, ignore_errors=True)
+            os.makedirs(part)
+            self.counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+        self.bins = {split: open(f'{part}/{split}.bin', 'ab') for split in SPLITS}
+        self.bar = tqdm(total=most_tokens, initial=self.n_tokens, unit=' tokens', unit_scale=True,
+                        desc=part, leave=False, disable=None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.bar.close()
+        for file in self.bins.values():
+            file.close()
+
+    @property
+    def n_tokens(self):
+        """How many tokens both files have."""
+        return n_tokens_in(self.counts)
+
+    def add(self, split, text):
+        """Write a document."""
+        encoding = self.encoding
+        ids = [*encoding.start, *encoding.encode_ordinary(text), encoding.eot_token]
+        self.bins[split].write(np.array(ids, dtype='<u2').tobytes())
+        counts = self.counts[split]
+        counts['documents'] += 1
+        counts['tokens'] += len(ids)
+        counts['bytes'] += len(text.encode(errors='replace'))
+        self.bar.update(len(ids))
+
+    def save(self, made_of, state):
+        """Save the progress, once all that it counts is on the disk. state: that of the stream."""
+        for file in self.bins.values():
+            file.flush()
+            os.fsync(file.fileno())
+        write_json(dict(made_of=made_of) | state | self.counts, f'{self.part}/progress.json')
+
+
+# what an interrupted call has written -------------------------------------------------------------
+
+def usable_progress(part, made_of):
+    """
+    The progress in the folder part, for a call for made_of. {} if there is none, or if that call
+    cannot go on from it, which a line says.
+    """
+    progress = read_json(f'{part}/progress.json')
+    if not progress:
+        return {}
+    reason = why_useless(progress, part, made_of)
+    if reason:
+        print(f'{n_tokens_in(progress):,} tokens of {in_words(made_of_in(progress))}, left by an '
+              f'interrupted call, are discarded: they are {reason}', file=sys.stderr)
+        return {}
+    return progress
+
+
+def why_useless(progress, part, made_of):
+    """Why a call for made_of cannot go on from this progress in the folder part; '' if it can."""
+    most_tokens = made_of['tokens']
+    if not is_same(made_of_in(progress) | dict(tokens=most_tokens), made_of):
+        return 'made in another way'
+    if n_tokens_in(progress) >= most_tokens:
+        return 'not fewer than this call asks for'
+    for split in SPLITS:
+        file = f'{part}/{split}.bin'
+        if not os.path.exists(file) or os.path.getsize(file) < 2 * progress[split]['tokens']:
+            return 'damaged'
+    return ''
+
+
+def n_tokens_in(counts):
+    """How many tokens are counted, of both splits."""
+    return sum(counts[split]['tokens'] for split in SPLITS)
+
+
+# what tokens are made of --------------------------------------------------------------------------
+
+def made_of_in(record):
+    """
+    made_of of a meta.json or progress.json, as this version writes it; {} if it has none. An
+    earlier version put the commit of a stream behind its source, the sha256 of nothing where no
+    file was read, and 'bytes' as the tokenizer where a BPE was trained.
+    """
+    made_of = dict(record.get('made_of', {}))
+    if not made_of or 'revision' in made_of:
+        return made_of
+    made_of['revision'] = None
+    if made_of.get('bpe') is not None:
+        made_of['tokenizer'] = None
+    if made_of.get('sha256') == hashlib.sha256().hexdigest():
+        made_of['sha256'] = None
+        with_commit = re.fullmatch(r'(.+) at (\S+)', made_of['source'])
+        if with_commit:
+            made_of['source'], made_of['revision'] = with_commit.groups()
+    return made_of
+
+
+def is_same(made_of, other):
+    """Are tokens of made_of those of the other one? A path may have two spellings."""
+    path = os.path.abspath(made_of.get('source', ''))
+    other_path = os.path.abspath(other['source'])
+    return made_of | dict(source=path) == other | dict(source=other_path)
+
+
+def in_words(made_of):
+    """Where the text comes from: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'."""
+    revision = made_of['revision']
+    return f"{made_of['source']} at {revision}" if revision else made_of['source']
