@@ -62,7 +62,7 @@ from filelock import FileLock, Timeout
 import tasks
 from common import configurator
 from common.configurator import PathName, configure, run
-from common.encoding import open_text_encoding, parse_tokenizer, stored_name
+from common.encoding import kind_of, open_text_encoding, stored_name
 from common.errors import check, did_you_mean, explain
 from common.examples import Examples
 from common.files import read_json, write_json
@@ -350,7 +350,7 @@ def sha256(*paths, more=''):
 
 def open_encoding(name, folder=None):
     """The encoding of a checkpoint or a data set: the words of a task, or of texts."""
-    origin = parse_tokenizer(name)
+    origin = kind_of(name)
     check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
     if origin != 'task':
@@ -419,7 +419,7 @@ class Text(Examples):
             self.val = read_bin(f'{folder}/val.bin', self.meta['val'])
             self.tokenizer = self.meta['tokenizer']
             self.vocab_size = self.meta['vocab_size']
-            if parse_tokenizer(self.tokenizer) == 'stored':
+            if kind_of(self.tokenizer) == 'stored':
                 self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'

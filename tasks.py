@@ -40,7 +40,7 @@ import numpy as np
 import torch
 
 from common import configurator
-from common.encoding import open_text_encoding, parse_tokenizer
+from common.encoding import kind_of, open_text_encoding
 from common.errors import check, did_you_mean, explain
 from common.examples import Examples
 from common.tokenizer_json import TokenizerJson
@@ -259,7 +259,7 @@ def open_problems(dataset, reads=None, folder=None):
     problems = Problems(dataset)
     if reads in (None, problems.tokenizer):
         return problems
-    check(parse_tokenizer(reads) != 'task', f'the model knows the words of {reads}, and {dataset} '
+    check(kind_of(reads) != 'task', f'the model knows the words of {reads}, and {dataset} '
           f'has those of {problems.tokenizer}: choose a task with the same words')
     return Problems(dataset, open_text_encoding(reads, folder))
 

@@ -47,8 +47,8 @@ from common.configurator import PathName
 from common.distributed import say
 from common.errors import explain, run
 from common.files import check_writable
-from common.optim import make_optimizers, train_layers
-from common.resume import check_same_data, earlier_run, go_on_from
+from common.optim import freeze_all_but, make_optimizers
+from common.resume import check_same_data, restore, where_to_start
 from common.run_folder import find_run, only_writer, start_over
 from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
@@ -159,7 +159,7 @@ def fields_of_model(knobs):
     """The fields of the model's Config that are no knobs above, see configurator.read_arguments."""
     if not knobs['model_class']:
         return {}
-    config = class_of(knobs['model_class'], trusted=True).Config
+    config = class_of(knobs['model_class'], from_anywhere=True).Config
     return {field.name: (field.default, field.type) for field in fields(config)
             if field.name not in knobs and field.default is not MISSING}
 
@@ -197,7 +197,7 @@ def open_examples(checkpoint, vocab):
 
 def make_model(knobs, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
-    cls = class_of(knobs['model_class'] or 'model:GPT', trusted=True)
+    cls = class_of(knobs['model_class'] or 'model:GPT', from_anywhere=True)
     # a field of its Config is the knob of that name, or else what the checkpoint has
     values = checkpoint.get('model_args', {}) | knobs
     if knobs['vocab_size'] is None:
@@ -213,7 +213,7 @@ def make_model(knobs, checkpoint, examples):
     if checkpoint:
         load_weights(model, checkpoint['model'])
     if knobs['train_only']:
-        train_layers(model, knobs['train_only'])
+        freeze_all_but(model, knobs['train_only'])
     return model
 
 
@@ -244,7 +244,7 @@ def make_run(start, examples, dev):
     run = Run(knobs, model, optimizers, examples.tokenizer, examples.sha256,
               own_files=list(own_files))
     if start.resumed:
-        go_on_from(start.checkpoint, run)
+        restore(start.checkpoint, run)
     return run
 
 
@@ -265,12 +265,13 @@ def main(*args):
         return evaluate_only(knobs)
     if knobs['length'] is not None:
         raise ValueError('--length is for --eval_only: training takes --block_size')
-    start = earlier_run(knobs, configurator.given)      # a run that goes on has knobs of its own
+    # a run that goes on has knobs of its own
+    start = where_to_start(knobs, configurator.given)
     globals().update(start.knobs)
     check_knobs()
 
     # machine, data and model
-    dev, autocast = distributed.join(device, dtype)
+    dev, autocast = distributed.start_processes(device, dtype)
     examples = open_examples(start.checkpoint, vocab_size or math.inf)
     examples.check_fits(block_size, batch_size)
     if start.resumed:
@@ -302,7 +303,7 @@ def main(*args):
             save_run(run, last)
             raise
         finally:
-            distributed.leave()
+            distributed.end_processes()
 
 
 @contextmanager
@@ -350,7 +351,7 @@ def train(run, examples, dev, autocast):
         if it > first and it % save_interval == 0:
             save_run(run, f'{out_dir}/ckpt.pt')
         if it in keep_iters:
-            save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', whole=False)
+            save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', with_optimizer=False)
 
         # a step. `agree` waits for the device; no weight is touched unless its numbers are finite
         step_began = time.perf_counter()
@@ -365,7 +366,7 @@ def train(run, examples, dev, autocast):
         # log
         training_log.note_loss(run, loss, it)
         tokens = gradient_accumulation_steps * batch_size * block_size
-        log.steps.append((time.perf_counter() - step_began, tokens, flops))
+        log.timings.append((time.perf_counter() - step_began, tokens, flops))
         if it % log_interval == 0 or it == max_iters - 1 or evaluated:
             evaluations_left = (max_iters - 1) // eval_interval - it // eval_interval
             windows_left = evaluations_left * some_windows + all_windows
@@ -476,7 +477,7 @@ def evaluate_only(knobs):
         folder = os.path.dirname(knobs['init_from']) or '.'
     folder, results = find_run(folder)
     path = knobs['init_from'] or f'{folder}/ckpt.pt'
-    dev, autocast = distributed.join(knobs['device'], knobs['dtype'])
+    dev, autocast = distributed.start_processes(knobs['device'], knobs['dtype'])
     model, checkpoint = load_checkpoint(path, dev, knobs['model_class'], knobs['length'])
     say_own_files(checkpoint)
     for knob in ('dataset', 'eval_loops'):
@@ -500,11 +501,11 @@ def evaluate_only(knobs):
     evaluation.print_table(scores, bins)
     evaluation.save_table(scores, bins, results)
     say(f'{results}/eval.csv')
-    distributed.leave()
+    distributed.end_processes()
 
 
 # not `configure`, as in other scripts: main reads the arguments itself, so that a notebook calls it
 if __name__ == '__main__':
     configurator.register(globals())
-    run(distributed.look)
+    run(distributed.read_environment)
     run(lambda: main(*sys.argv[1:]))

@@ -54,9 +54,9 @@ class Run:
     own_files: list = field(default_factory=list)       # config files with imports
 
 
-def save_run(run, path, whole=True):
-    """A run -> path. whole: with all that it takes to resume."""
-    if whole:
+def save_run(run, path, with_optimizer=True):
+    """A run -> path. with_optimizer: with all that it takes to resume, not only the weights."""
+    if with_optimizer:
         run.saved = run.done
     if distributed.RANK > 0:
         return
@@ -65,11 +65,11 @@ def save_run(run, path, whole=True):
                       model_class=f'{cls.__module__}:{cls.__name__}', config=run.knobs,
                       iter_num=run.done, tokenizer=run.tokenizer, data=run.data,
                       val_loss=run.val_loss, own_files=run.own_files)
-    if whole:
+    if with_optimizer:
         for name, optimizer in run.optimizers.items():
             checkpoint[name] = optimizer.state_dict()['state']
         checkpoint |= dict(trend=run.trend, spikes=run.spikes)
-    save_checkpoint(checkpoint, path, keep_old=whole)
+    save_checkpoint(checkpoint, path, keep_old=with_optimizer)
 
 
 def save_checkpoint(checkpoint, path, keep_old=False):
@@ -90,13 +90,13 @@ class NotWhole(ValueError):
     """A file that is no checkpoint, or not a whole one."""
 
 
-def class_of(name, trusted=False):
+def class_of(name, from_anywhere=False):
     """
-    'MODULE:CLASS' -> the class, a GPT in model.py or zoo/. Importing a file runs it, so others must
-    be named on the command line (trusted).
+    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so a class outside model.py and
+    zoo/ is refused, unless the user has named it on the command line (from_anywhere).
     """
     module, _, attribute = name.rpartition(':')
-    if not trusted and module != 'model' and not module.startswith('zoo.'):
+    if not from_anywhere and module != 'model' and not module.startswith('zoo.'):
         raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
                          f'put its file there, or continue with train.py --model_class={name}')
     with explain(f"cannot import the model class '{name}'",
@@ -136,34 +136,50 @@ def is_of_content(error):
     return not (cannot_open or cannot_import or is_out_of_memory(error))
 
 
-def load_checkpoint(path, device='cpu', trusted='', length=None):
+def load_checkpoint(path, device='cpu', named_class='', length=None):
     """
     out_dir/ckpt.pt -> model (float32, in evaluation), dict.
 
-    trusted: the name of a class outside zoo/ that may be imported. length: another block_size, in
-    tokens; ValueError if the positions are learned ones, which end where training's did.
+    named_class: the model class that the user has named, which may stand outside zoo/. length:
+    another block_size, in tokens; ValueError if the positions are learned ones, which end where
+    training's did.
     """
     checkpoint = read_checkpoint(path)
     name = str(checkpoint['model_class'])
-    cls = class_of(name, trusted=name == trusted)
-    unfit = f"the model in '{path}' does not fit this program"
+    cls = class_of(name, from_anywhere=name == named_class)
+    config = config_in(checkpoint, cls, path)
+    if length is not None:
+        config = at_length(config, length, path)
+    model = build_model(cls, config, checkpoint, path)
+    checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
+    checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
+    return model.to(device), checkpoint
+
+
+def config_in(checkpoint, cls, path):
+    """The Config of a checkpoint's model. ValueError if the class does not have its fields."""
+    with explain_unfit(checkpoint, path, (TypeError, ValueError)):
+        return cls.Config(**checkpoint['model_args'])
+
+
+def build_model(cls, config, checkpoint, path):
+    """A checkpoint's model, on the CPU and in evaluation. ValueError if its weights do not fit."""
+    with torch.device('meta'):          # shapes alone: the weights are those that were read
+        model = cls(config)
+    with explain_unfit(checkpoint, path, (RuntimeError, TypeError)):        # which keys or shapes
+        model.load_state_dict(checkpoint['model'], assign=True)
+    model.tie()
+    return model.float().eval()
+
+
+def explain_unfit(checkpoint, path, errors):
+    """errors.explain for a checkpoint whose model this program cannot build."""
     advice = note_on_files(checkpoint)
     if not advice:
         advice = ('if it has a part of your own, name its file behind the script, as in `python '
                   'sample.py mine.py`')
-    advice += '; if its class has changed, train again'
-    with explain(unfit, advice, (TypeError, ValueError)):
-        config = cls.Config(**checkpoint['model_args'])
-    if length is not None:
-        config = at_length(config, length, path)
-    with torch.device('meta'):          # shapes alone: the weights are those that were read
-        model = cls(config)
-    with explain(unfit, advice, (RuntimeError, TypeError)):         # which keys or shapes
-        model.load_state_dict(checkpoint['model'], assign=True)
-    model.tie()
-    checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
-    checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
-    return model.float().to(device).eval(), checkpoint
+    return explain(f"the model in '{path}' does not fit this program",
+                   f'{advice}; if its class has changed, train again', errors)
 
 
 def note_on_files(checkpoint):
@@ -226,18 +242,19 @@ class OpenRun(NamedTuple):
     results: str                # where results are written, see run_folder.find_run
 
 
-def open_run(out_dir, dev='cpu', if_plain='', quiet=False, length=None):
+def open_run(out_dir, dev='cpu', needs_groups='', quiet=False, length=None):
     """
     The run in out_dir (None: see run_folder.find_run) -> OpenRun.
 
-    if_plain: how the ValueError for a model without recurrent groups ends; '' = no error. length:
-    tokens of context, if not those of training, see load_checkpoint.
+    needs_groups: if the model must have recurrent groups, the end of the ValueError for one without
+    them; '' if it need not. length: tokens of context, if not those of training, see
+    load_checkpoint.
     """
     folder, results = find_run(out_dir, quiet)
     path = os.path.join(folder, 'ckpt.pt')
     model, checkpoint = load_checkpoint(path, dev, length=length)
-    if if_plain and not model.groups:
-        raise ValueError(f'the model in {folder} has no recurrent groups, so {if_plain}')
+    if needs_groups and not model.groups:
+        raise ValueError(f'the model in {folder} has no recurrent groups, so {needs_groups}')
     if not quiet:
         say_own_files(checkpoint)
     return OpenRun(model, checkpoint, folder, results)

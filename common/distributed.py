@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 
-# of a process that is alone; `look` sets them, so read them as distributed.RANK
+# of a process that is alone; `read_environment` sets them, so read them as distributed.RANK
 RANK = 0
 WORLD = 1
 LOCAL_RANK = 0
@@ -32,7 +32,7 @@ class Stopped(Exception):
         return stop_signals[0] if stop_signals else signal.SIGTERM
 
 
-def look():
+def read_environment():
     """
     Take RANK, WORLD and LOCAL_RANK from the environment, where torchrun puts them; only train.py
     does. ValueError if they are there without what several processes need to find each other.
@@ -103,8 +103,11 @@ def can_compile(dev):
 
 # the processes ------------------------------------------------------------------------------------
 
-def join(device, dtype):
-    """pick_device; each of several processes takes a card (nccl), or all share the CPU (gloo)."""
+def start_processes(device, dtype):
+    """
+    pick_device, and connect the processes if there are several: each takes a card (nccl), or all
+    share the CPU (gloo).
+    """
     if WORLD > 1 and device.startswith('cuda:'):
         raise ValueError(f'device = {device} puts every process on one card: give --device=cuda')
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
@@ -116,7 +119,8 @@ def join(device, dtype):
     return dev, autocast
 
 
-def leave():
+def end_processes():
+    """Disconnect the processes, if there are several."""
     if WORLD > 1:
         dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
 """
 Text into tokens and back: bytes, tiktoken's encodings, and the tokenizer.json of public models.
 
-The name of an encoding says what it is (parse_tokenizer). An encoding has
+The name of an encoding says what it is, see kind_of. An encoding has
 
     name, n_vocab               its tokens are the numbers below n_vocab, and fit in uint16
     eot_token, ends             the token that ends a text; all tokens that do
@@ -17,18 +17,18 @@ import os
 
 import tiktoken
 
-from common.errors import check, explain
+from common.errors import explain
 from common.tokenizer_json import EOT, STORED, TokenizerJson, check_settings
 
 
-def parse_tokenizer(name):
+def kind_of(name):
     """
-    What the name of a tokenizer says:
+    What kind of tokenizer has this name:
 
         'bytes'       bytes
         'file'        the path of a tokenizer.json
         'stored'      tokenizer.json:SHA256, the copy in the folder of a checkpoint or data set
-        'task'        calc:p=5, the words of a task (tasks.Words)
+        'task'        the words of a task (tasks.Words), named as calc:p=5 is
         'tiktoken'    any other name, such as gpt2
         None          no name: a model that came without a tokenizer
     """
@@ -43,28 +43,29 @@ def parse_tokenizer(name):
 
 def stored_name(tokenizer):
     """The name of the encoding that the knob `tokenizer` asks for. Only a file is opened."""
-    is_file = parse_tokenizer(tokenizer) == 'file'
+    is_file = kind_of(tokenizer) == 'file'
     return open_text_encoding(tokenizer).name if is_file else tokenizer
 
 
 def open_text_encoding(name, folder=None):
     """
-    The encoding of texts that has this name, see parse_tokenizer. ValueError if it is unavailable,
+    The encoding of texts that has this name, see kind_of. ValueError if it is unavailable,
     or has too many tokens for uint16. folder: that of a checkpoint or a data set, where its
     tokenizer.json is.
     """
-    origin = parse_tokenizer(name)
-    if origin == 'bytes':
+    kind = kind_of(name)
+    if kind == 'bytes':
         encoding = bytes_encoding()
-    elif origin == 'file' or origin == 'stored':
+    elif kind == 'file' or kind == 'stored':
         encoding = read_tokenizer_json(name, folder)
     else:
         with explain(f"cannot load the tokenizer '{name}'", 'no network? Each of '
                      f"{', '.join(tiktoken.list_encoding_names())} is downloaded once, to "
                      'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
             encoding = TiktokenEncoding(tiktoken.get_encoding(name))
-    check(encoding.n_vocab <= 2 ** 16, f"'{name}' has {encoding.n_vocab} tokens, and uint16 has "
-          'room for 65536: use gpt2 or bytes')
+    if encoding.n_vocab > 2 ** 16:
+        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
+                         'use gpt2 or bytes')
     return encoding
 
 
@@ -82,7 +83,7 @@ def read_tokenizer_json(name, folder):
                   'take the file that came with the weights'),
           open(path, encoding='utf-8') as f):
         encoding = TokenizerJson(f.read())
-    if parse_tokenizer(name) == 'file':
+    if kind_of(name) == 'file':
         check_settings(encoding, os.path.dirname(path))
     elif encoding.name != name:
         raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 differs): "

@@ -9,7 +9,7 @@ class Examples:
         name                        of the data set, or of the task without its knobs
         description                 what is trained on, in words
         sha256                      of what is trained on: a run goes on with the same alone
-        tokenizer                   the name of its encoding, see encoding.parse_tokenizer
+        tokenizer                   the name of its encoding, see encoding.kind_of
         tokenizer_json              the TokenizerJson of that name, or None if it is another kind
         vocab_size                  its tokens are the numbers below
         is_task                     do only some tokens have a label, and is the measure accuracy?

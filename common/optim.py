@@ -7,10 +7,10 @@ from collections import defaultdict
 import torch
 
 
-def train_layers(model, layers):
+def freeze_all_but(model, layers):
     """
-    Leave all weights of a model as they are but those of `layers`, such as '12-29', layers counted
-    from 0. A group with one of these layers is trained whole. ValueError if no gradient would come.
+    Freeze all weights of a model but those of `layers`, such as '12-29', layers counted from 0. A
+    group with one of these layers is trained whole. ValueError if no gradient would reach them.
     """
     config = model.config
     first, _, last = layers.partition('-')
@@ -39,29 +39,31 @@ def make_optimizers(model, kind, lr, weight_decay, betas, dtype=torch.float32):
     for the matrices of blocks and adapters, its steps as large as AdamW's, and AdamW for the rest.
     dtype: of Muon's products.
     """
-    decayed = []        # by AdamW
-    free = []           # of decay
-    inner = []          # of blocks and adapters, by Muon
+    decayed = []        # by AdamW with decay
+    undecayed = []      # by AdamW without decay
+    by_muon = []        # the matrices of blocks and adapters
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         if p.dim() < 2:
-            free.append(p)
+            undecayed.append(p)
         elif kind == 'muon' and name.startswith('h.'):
-            inner.append(p)
+            by_muon.append(p)
         else:
             decayed.append(p)
-    groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=free, weight_decay=0.0)]
+    groups = [dict(params=decayed, weight_decay=weight_decay),
+              dict(params=undecayed, weight_decay=0.0)]
     optimizers = dict(optimizer=torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True))
-    if inner:
-        optimizers['muon'] = Muon(inner, lr, weight_decay, dtype)
+    if by_muon:
+        optimizers['muon'] = Muon(by_muon, lr, weight_decay, dtype)
     return optimizers
 
 
 class Muon(torch.optim.Muon):
     """
-    torch's Muon with adjust_lr_fn='match_rms_adamw'; batches matrices of one shape. dtype: of its
-    products, which are bfloat16 in torch.
+    torch's Muon with adjust_lr_fn='match_rms_adamw', with a step of our own. torch's step takes one
+    matrix at a time and always multiplies in bfloat16. Ours takes all matrices of one shape at
+    once, and multiplies in `dtype`.
     """
 
     def __init__(self, params, lr, weight_decay, dtype=torch.float32):
@@ -86,9 +88,9 @@ class Muon(torch.optim.Muon):
             means = [self.state[p]['momentum_buffer'] for p in weights]
             torch._foreach_lerp_(means, grads, 1 - momentum)
             ahead = torch.stack(torch._foreach_lerp(grads, means, momentum))
-            # 0.2: the usual root mean square of an entry of AdamW's step
             step = orthogonal(ahead, *group['ns_coefficients'], group['ns_steps'], self.dtype)
             torch._foreach_mul_(weights, 1 - lr * group['weight_decay'])
+            # 0.2: the usual root mean square of an entry of AdamW's step
             torch._foreach_add_(weights, step.unbind(), alpha=-0.2 * lr * max(shape) ** 0.5)
 
 

@@ -11,7 +11,7 @@ from shlex import quote
 
 import numpy as np
 
-from common.encoding import open_text_encoding, parse_tokenizer
+from common.encoding import kind_of, open_text_encoding
 from common.errors import check, explain
 from common.files import read_json
 from common.tokenizer_json import EOT
@@ -144,7 +144,7 @@ def default_tokenizer(path):
     if not path or not has_tokens(path):
         return 'bytes'
     tokenizer = tokenizer_of(path)
-    return f'{path}/tokenizer.json' if parse_tokenizer(tokenizer) == 'stored' else tokenizer
+    return f'{path}/tokenizer.json' if kind_of(tokenizer) == 'stored' else tokenizer
 
 
 def nanogpt_documents(folder):

@@ -1,8 +1,9 @@
 """
-What a run of train.py goes on from: the run in its folder, or the weights of another.
+Where a run of train.py starts: from new weights, from the last checkpoint in its own folder
+(--resume), or from the weights of another run (--init_from).
 
-Not run by itself. The earlier run's knobs come along, and one that is given is refused if it has
-another value and cannot change.
+Not run by itself. A run that continues has the knobs of the earlier one. A knob that the user gives
+with another value is refused, unless it may change (FREE_KNOBS, FREE_FIELDS).
 """
 import os
 from shlex import quote
@@ -26,12 +27,13 @@ class Start(NamedTuple):
     resumed: str        # its path if that very run is continued, '' otherwise
 
 
-def earlier_run(knobs, given):
+def where_to_start(knobs, given):
     """
-    What a run goes on from, as its knobs resume, init_from and out_dir say -> Start.
+    Where a run starts, as its knobs resume, init_from and out_dir say -> Start.
 
     knobs: {name: value} of train.py; given: the names of those that the user has set. ValueError
-    if one of these cannot change, or if a run that is not continued would be lost.
+    if one of these differs from the earlier run's and may not, or if a run in out_dir would be
+    lost.
     """
     out_dir = knobs['out_dir']
     init_from = knobs['init_from']
@@ -71,7 +73,7 @@ def from_last(knobs, given, checkpoint, path):
 
 def from_weights(knobs, given, init_from):
     """The Start of a new run from the weights of another: the fields of its model come along."""
-    _, checkpoint = load_checkpoint(init_from, trusted=knobs['model_class'])
+    _, checkpoint = load_checkpoint(init_from, named_class=knobs['model_class'])
     earlier = checkpoint['model_args'] | dict(model_class=checkpoint['model_class'])
     free = FREE_FIELDS
     if earlier['pos'] == 'rotary':              # no weight depends on the length of a window
@@ -79,12 +81,15 @@ def from_weights(knobs, given, init_from):
     return Start(with_earlier(knobs, given, earlier, free, init_from), checkpoint, '')
 
 
-def last_checkpoint(out_dir, trusted=None):
-    """What --resume continues from, its dict and path: ckpt.pt, or ckpt.old.pt if damaged."""
+def last_checkpoint(out_dir, named_class=None):
+    """
+    What --resume continues from, a dict and its path: ckpt.pt, or ckpt.old.pt if ckpt.pt is damaged
+    or missing; {} and '' if there is neither. named_class: see load_checkpoint.
+    """
     paths = [f'{out_dir}/{name}' for name in RESUMED if os.path.exists(f'{out_dir}/{name}')]
     for path in paths:
         try:
-            _, checkpoint = load_checkpoint(path, trusted=trusted)
+            _, checkpoint = load_checkpoint(path, named_class=named_class)
         except NotWhole as error:
             if path == paths[-1]:
                 raise
@@ -99,15 +104,16 @@ def last_checkpoint(out_dir, trusted=None):
 
 
 def knobs_in(checkpoint):
-    """All knobs of its run, with fields of the model that are newer than the file."""
+    """All knobs of a checkpoint's run, with the model's fields that are newer than the file."""
     model_class = dict(model_class=checkpoint['model_class'])
     return checkpoint['model_args'] | checkpoint['config'] | model_class
 
 
 def with_earlier(knobs, given, earlier, free, path):
     """
-    The knobs, where those not given have their earlier values, those of the checkpoint in `path`.
-    ValueError if one that is given has another value than before and is not free to change.
+    The knobs, with their earlier values where the user has given none. path: the checkpoint that
+    has the earlier values. ValueError if a knob that is given has another value than earlier and is
+    not free to change.
     """
     taken = {}
     changed = []
@@ -122,8 +128,11 @@ def with_earlier(knobs, given, earlier, free, path):
     return knobs | taken
 
 
-def go_on_from(checkpoint, run):
-    """Give a run with the checkpoint's weights the rest of it: optimizers, iterations, losses."""
+def restore(checkpoint, run):
+    """
+    Give a run the rest of what its checkpoint holds: optimizers, iterations, losses. It has the
+    weights already.
+    """
     for name, optimizer in run.optimizers.items():
         optimizer.load_state_dict(optimizer.state_dict() | dict(state=checkpoint[name]))
     run.done = checkpoint['iter_num']
@@ -134,7 +143,7 @@ def go_on_from(checkpoint, run):
 
 
 def check_same_data(examples, checkpoint, dataset, out_dir):
-    """ValueError unless the run that goes on had this very data set or task (knob dataset)."""
+    """ValueError unless the run that continues had this very data set or task, the knob dataset."""
     if checkpoint['data'] == examples.sha256:
         return
     advice = 'restore that text'

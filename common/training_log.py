@@ -64,7 +64,8 @@ class Log:
         """loops: the evaluated counts. Rows from `start` on, left by a killed run, are dropped."""
         self.path = path
         self.max_iters = max_iters
-        self.steps = []         # (seconds, tokens, FLOPs of all processes) of each step since a row
+        # (seconds, tokens, FLOPs of all processes) of each step since the last row
+        self.timings = []
         self.unwritten = []     # rows
         measures = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
@@ -91,10 +92,10 @@ class Log:
         evaluated: the columns of an evaluation before its step, {} without one. evaluation_flops:
         of the evaluations to come, which take time, too.
         """
-        n_steps = len(self.steps)
-        seconds = max(1e-6, sum(seconds for seconds, _, _ in self.steps))       # a coarse clock
-        tokens = sum(tokens for _, tokens, _ in self.steps)
-        flops = sum(flops for _, _, flops in self.steps)
+        n_steps = len(self.timings)
+        seconds = max(1e-6, sum(seconds for seconds, _, _ in self.timings))       # a coarse clock
+        tokens = sum(tokens for _, tokens, _ in self.timings)
+        flops = sum(flops for _, _, flops in self.timings)
         # the time that is left: the FLOPs that are left, at the speed of these steps
         flops_left = (self.max_iters - it - 1) * flops / n_steps + evaluation_flops
         seconds_left = flops_left * seconds / flops
@@ -108,7 +109,7 @@ class Log:
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{tokens / seconds:.0f}',
             tflops=f'{flops / seconds / 1e12 / distributed.WORLD:.4f}', spikes=len(run.spikes)))
         run.spikes.clear()
-        self.steps.clear()
+        self.timings.clear()
 
     def add(self, row):
         """Append a row to log.csv. What cannot be written now is written with the next row."""

@@ -21,7 +21,7 @@ import tasks
 from common import plots
 from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName, configure, given, run
-from common.encoding import parse_tokenizer, read_prompt, texts_of
+from common.encoding import kind_of, read_prompt, texts_of
 from common.files import new_file
 from data import open_encoding
 from decode.defaults import waking_budget
@@ -75,7 +75,7 @@ def main():
     if length is not None and not 1 <= length <= MOST_WORDS:
         raise ValueError(f'length must lie between 1 and {MOST_WORDS}, not {length}')
     model, checkpoint, folder, results = open_run(
-        out_dir, if_plain='there is no loop to watch: choose another --out_dir', length=length)
+        out_dir, needs_groups='there is no loop to watch: choose another --out_dir', length=length)
     file = os.path.join(folder, 'ckpt.pt')
     longest = None              # a model for so many tokens has the noise for the longest problem
     if type(model).__name__ == 'Maze':
@@ -83,7 +83,7 @@ def main():
         model, _ = load_checkpoint(file, length=length or ROOMS)
         record = of_maze(model, checkpoint)
         longest = MOST_ROOMS
-    elif parse_tokenizer(checkpoint['tokenizer']) == 'task':     # not a task in bytes
+    elif kind_of(checkpoint['tokenizer']) == 'task':     # not a task in bytes
         if start:
             refuse('seed')
         record = of_task(model, checkpoint)

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 import data
 from common import tokenizer_json, writer
-from common.encoding import EOT, parse_tokenizer
+from common.encoding import EOT, kind_of
 from common.examples import Examples
 
 datasets = pytest.importorskip('datasets')
@@ -213,7 +213,7 @@ def test_tokens_that_tokenizer_config_asks_for(settings, missing):
     ('texts/tokenizer.json', 'file'), ('C:\\texts\\bpe.json', 'file'), ('calc:p=5', 'task'),
     ('parity:', 'task'), (None, None)])
 def test_the_name_of_a_tokenizer_says_what_it_is(name, origin):
-    assert parse_tokenizer(name) == origin
+    assert kind_of(name) == origin
 
 
 def test_a_long_text_is_encoded_in_pieces(monkeypatch):

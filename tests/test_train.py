@@ -355,8 +355,8 @@ def test_a_signal_before_the_first_iteration():
     def started(*args):
         distributed.stop_signals.append(signal.SIGTERM)
         return start(*args)
-    start = train.earlier_run
-    with mock.patch.dict(vars(train), earlier_run=started):
+    start = train.where_to_start
+    with mock.patch.dict(vars(train), where_to_start=started):
         with pytest.raises(distributed.Stopped):
             train.main(*TINY)
     assert saved('out')['iter_num'] == 1
@@ -668,9 +668,10 @@ def test_ranks_left_in_the_environment(monkeypatch, variables, ranks):
         name, value = next(iter(variables.items()))
         assert f'the environment has {name}={value}' in refused(*TINY)
         return
-    fresh['look']()
-    assert (fresh['look'].__globals__['RANK'], fresh['look'].__globals__['WORLD'],
-            fresh['look'].__globals__['LOCAL_RANK']) == ranks
+    read_environment = fresh['read_environment']
+    read_environment()
+    names = read_environment.__globals__
+    assert (names['RANK'], names['WORLD'], names['LOCAL_RANK']) == ranks
 
 
 def test_without_a_compiler_training_goes_on(monkeypatch):

@@ -45,7 +45,7 @@ def test_time_that_is_left(tmp_path, capsys):
     """Of steps that take a second each, and of evaluations: 2 + 10 FLOPs are left, 0.5 a second."""
     run = SimpleNamespace(spikes=[], trend=[0, 0, 0])
     log = training_log.Log(str(tmp_path / 'log.csv'), [1], start=0, max_iters=6)
-    log.steps = [(2.0, 100, 1), (2.0, 100, 1)]
+    log.timings = [(2.0, 100, 1), (2.0, 100, 1)]
     log.step(run, 3, 5.5, 1e-3, 1.0, [4], {}, evaluation_flops=10)
     assert '2000 ms, 0.1k tok/s, 24 s left' in capsys.readouterr().out
 
@@ -101,7 +101,7 @@ def test_spikes_from_before_a_resumption_are_told(tmp_path, capsys):
     """They are those since the last row, in an earlier call, too."""
     run = SimpleNamespace(spikes=[[4.5, 7], [3.0, 9]], trend=[99, 2.0, 0.1])
     log = training_log.Log(str(tmp_path / 'log.csv'), [1], start=9, max_iters=20)
-    log.steps = [(1.0, 100, 1)]
+    log.timings = [(1.0, 100, 1)]
     log.step(run, 9, 2.0, 1e-3, 1.0, [4], {}, evaluation_flops=0)
     assert ('loss spikes since the last row of log.csv: 2, the highest 4.50 at iteration 7 '
             in capsys.readouterr().out)

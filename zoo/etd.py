@@ -44,7 +44,7 @@ import tasks
 from common.checkpoint import Run, load_checkpoint, save_run
 from common.configurator import PathName, configure, run
 from common.distributed import pick_device
-from common.encoding import parse_tokenizer
+from common.encoding import kind_of
 from common.evaluation import evaluate
 from common.files import check_writable, write_csv
 from common.run_folder import check_free, only_writer, start_over
@@ -229,7 +229,7 @@ def save(looping, checkpoint, chosen, encoding, out):
     if encoding:
         encoding.save(out)
     save_run(Run(knobs, looping, {}, tokenizer, checkpoint['data']),
-             os.path.join(out, 'ckpt.pt'), whole=False)
+             os.path.join(out, 'ckpt.pt'), with_optimizer=False)
 
 
 def main():
@@ -241,7 +241,7 @@ def main():
     check_free(out, overwrite, init_from)
     check_writable(out)
     encoding = None
-    if parse_tokenizer(checkpoint['tokenizer']) == 'stored':
+    if kind_of(checkpoint['tokenizer']) == 'stored':
         encoding = data.open_encoding(checkpoint['tokenizer'], checkpoint['folder'])
 
     # held-out text or problems. A block that was given needs none, but the norm's scale does

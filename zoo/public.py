@@ -222,7 +222,7 @@ def convert(model_class, translate, path, out_dir, overwrite=False, dry_run=Fals
         if encoding:
             encoding.save(out_dir)
         save_run(Run(dict(dataset='', out_dir=out_dir), model, {}, tokenizer=name, data=''),
-                 os.path.join(out_dir, 'ckpt.pt'), whole=False)
+                 os.path.join(out_dir, 'ckpt.pt'), with_optimizer=False)
     if encoding:
         print(f'{out_dir}/ckpt.pt: python sample.py --out_dir={quote(out_dir)}')
     else:
