@@ -68,7 +68,7 @@ from common.points import (
 from common.thresholds import threshold_key
 from decode import teacher_forced, use_one_thread
 from decode.compiled import compile_passes
-from decode.defaults import choose_counts, choose_wake, keeps_every_step
+from decode.defaults import budget_and_wake
 from decode.passes import reads_whole
 from decode.wave import can_wave
 from exits import make_exit
@@ -106,26 +106,31 @@ LEAST_TO_CALIBRATE = 16     # windows: each half needs some for an interval
 
 # methods ------------------------------------------------------------------------------------------
 
-def points_of(folder, model, is_task, T):
-    """The points of a run. The first is the full budget, the reference of the others."""
-    full = full_budget(model, is_task, T)
+def points_of(folder, model, T=None):
+    """
+    The points of a run. The first is the full budget, the reference of the others. T, here and
+    below: tokens of a problem, None = a text.
+    """
+    full = full_budget(model, T)
     reference = Point(folder, model, full)
-    methods = methods_of(model, full.n_loop, is_task)
+    methods = methods_of(model, full.n_loop, T)
     others = [Point(folder, model, method, reference) for method in methods if method != full]
     return [reference, *others]
 
 
-def full_budget(model, is_task, T):
-    """Fixed loops, as many as a rule may use; as one that wakes may use, if any rule here does."""
+def full_budget(model, T=None):
+    """Fixed loops, as many as a rule may use under any of the policies."""
     if not model.groups:            # nothing loops: a pass is all there is
         return Method(Kind.PLAIN, n_loop=1, cache='exact')
-    budget, *_ = choose_counts(model, n_loop, has_rule=True, T=T if is_task else None)
-    if not any(True in wakes(policy, budget, is_task) for policy in as_list(cache)):
-        budget, *_ = choose_counts(model, n_loop, has_rule=True)
-    return Method(Kind.FIXED, budget, 'exact')
+    budgets = []
+    for policy in as_list(cache):
+        for may_wake in as_list(wake):
+            counts, _ = budget_and_wake(model, policy, ring, T, may_wake, n_loop)
+            budgets += counts
+    return Method(Kind.FIXED, max(budgets), 'exact')
 
 
-def methods_of(model, budget, is_task):
+def methods_of(model, budget, T=None):
     """
     The methods that the knobs ask for, with this budget.
 
@@ -137,9 +142,9 @@ def methods_of(model, budget, is_task):
         make_cache(model, model.loop_counts(budget), policy, ring)
     methods = [Method(Kind.FIXED, n, policy)
                for policy in as_list(cache) for n in (*budgets, budget)]
-    of_rules = rules_to_measure(budget, is_task)
+    of_rules = rules_to_measure(model, budget, T)
     methods += [with_tau(method, tau) for method in of_rules for tau in taus]
-    if n_prompts and not is_task:       # these two write texts
+    if n_prompts and T is None:       # these two write texts
         methods += [Method(Kind.DRAFTS, n, 'exact', draft_loops=loops, draft_tokens=tokens)
                     for loops, n, tokens in drafts]
         of_waves = waves_to_measure(model, budget)
@@ -149,11 +154,22 @@ def methods_of(model, budget, is_task):
     return list(dict.fromkeys(methods))         # each once
 
 
-def rules_to_measure(budget, is_task):
-    """A method for each rule and policy, with and without waking; each with its own threshold."""
-    return [Method(Kind.RULE, budget, policy, make_exit(name, wake=waking))
-            for policy in as_list(cache) for waking in wakes(policy, budget, is_task)
-            for name in rules]
+def rules_to_measure(model, budget, T=None):
+    """
+    A method for each rule and policy, with this budget and the rule's own threshold. With
+    --wake=[False,True] it is two, one that wakes, where the policy lets tokens wake.
+    ValueError if all rules have to wake, and a policy does not let them.
+    """
+    methods = []
+    for policy in as_list(cache):
+        for may_wake in as_list(wake):
+            _, wakes = budget_and_wake(model, policy, ring, T, may_wake, n_loop)
+            if as_list(wake) == [True] and not wakes:
+                raise ValueError('--wake needs a cache that keeps every loop step, and '
+                                 f"'{policy}' does not: give --wake=False, or --cache=exact")
+            methods += [Method(Kind.RULE, budget, policy, make_exit(name, wake=wakes))
+                        for name in rules]
+    return list(dict.fromkeys(methods))         # each once
 
 
 def waves_to_measure(model, budget):
@@ -161,20 +177,6 @@ def waves_to_measure(model, budget):
     can_decide = [rule for rule in map(make_exit, rules) if can_wave(model, rule)]
     return [Method(Kind.WAVE, budget, 'latest', rule, wave=width, wave_steps=steps)
             for width, steps in waves for rule in can_decide]
-
-
-def wakes(policy, budget, is_task):
-    """
-    The values of `wake` to measure under a policy. To wake, a rule needs a policy that keeps every
-    loop step; under another one it does not wake. ValueError if it was to do nothing else.
-    """
-    if wake is None:
-        return [choose_wake(None, is_task, policy, [budget], ring)]
-    can_wake = keeps_every_step(policy, [budget], ring)
-    if as_list(wake) == [True] and not can_wake:
-        raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
-                         'not: give --wake=False, or --cache=exact')
-    return [value for value in as_list(wake) if can_wake or not value]
 
 
 def with_tau(method, tau):
@@ -196,6 +198,11 @@ class HeldOut(NamedTuple):
     prompts: torch.Tensor           # the beginnings of the first n windows, (n, 1, any)
     is_task: bool                   # a window is a problem, and a prompt the whole of it
     deepest: float | None = None    # the depth of the deepest label of a problem, on average
+
+    @property
+    def problem_tokens(self):
+        """Tokens of a problem, None = a text."""
+        return self.idx.shape[1] if self.is_task else None
 
     def half(self, i):
         """Every second window and prompt, from window i on."""
@@ -383,7 +390,7 @@ def calibrate_all(full, held_out, checkpoint, folder):
     folder/exits.json. full: the point of the full budget.
     """
     even, odd = (Half(held_out.half(i), Point('', full.model, full.method)) for i in (0, 1))
-    methods = rules_to_measure(full.method.n_loop, held_out.is_task)
+    methods = rules_to_measure(full.model, full.method.n_loop, held_out.problem_tokens)
     if not held_out.is_task:
         methods += waves_to_measure(full.model, full.method.n_loop)
     families = [family_of(method) for method in methods]
@@ -499,15 +506,23 @@ def check_results(folder):
 
 # the run ------------------------------------------------------------------------------------------
 
-def points_of_others(checkpoint, is_task, T):
-    """The points of the runs `beside`. ValueError for a run on other data."""
+def points_of_others(checkpoint, held_out):
+    """
+    The points of the runs `beside`. checkpoint: of the first run. ValueError for a run on other
+    data, with another tokenizer, or on shorter windows.
+    """
     points = []
+    window = held_out.idx.shape[1]
     for folder in beside:
         model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length)
-        if other['data'] != checkpoint['data'] or model.config.block_size < T:
-            raise ValueError(f'{folder} was trained on other data, or shorter windows, than the '
-                             'first run: only runs on the same data can be compared')
-        points += points_of(folder, model, is_task, T)
+        # public models have no data of ours, ''; their tokenizers differ
+        if other['data'] != checkpoint['data'] or other['tokenizer'] != checkpoint['tokenizer']:
+            raise ValueError(f'{folder} was trained on other data, or with another tokenizer, than '
+                             'the first run: only runs on the same tokens can be compared')
+        if model.config.block_size < window:
+            raise ValueError(f'{folder} reads {model.config.block_size} tokens, and the windows '
+                             f'have {window}: give --length={model.config.block_size}')
+        points += points_of(folder, model, held_out.problem_tokens)
     return points
 
 
@@ -542,8 +557,14 @@ def measure(points, held_out, folder, settings):
     # drafts and waves write the texts of a budget, and have no quality of their own
     of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
     seconds = seconds_of_quality(of_windows, held_out)
+    # texts are timed with the threads that are best for the widest model; batches of windows are
+    # read with all of them
+    widest = max((point.model for point in points), key=lambda model: model.config.n_embd)
+    threads = torch.get_num_threads()
     if len(prompts):
+        use_one_thread(widest)
         seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task)
+        torch.set_num_threads(threads)
     print(f'all of it will take about {seconds:.0f} s' + (', and compiling' if compile else ''))
     try:
         for words, members in groupby(of_windows, lambda point: point.method.family):
@@ -551,9 +572,7 @@ def measure(points, held_out, folder, settings):
             measure_quality(list(members), held_out.idx, held_out.targets)
             save(points, held_out.deepest, folder, settings)
 
-        # all points have equally many threads: those that are best for the widest model
-        models = [point.model for point in points]
-        use_one_thread(max(models, key=lambda model: model.config.n_embd))
+        use_one_thread(widest)
         if compile and len(prompts):
             compile_all(points, prompts[0], is_task)
         for number, prompt in enumerate(prompts):
@@ -577,16 +596,16 @@ def main():
 
     # on what
     held_out = read_held_out(checkpoint, dev)
-    is_task, T = held_out.is_task, held_out.idx.shape[1]
+    is_task = held_out.is_task
     card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}{card}, {dtype}, seed {seed}')
 
     # what: each point, that is each method of the model, or thresholds
-    points = points_of(folder, model, is_task, T)
+    points = points_of(folder, model, held_out.problem_tokens)
     with autocast:
         if calibrate is None:
-            points += points_of_others(checkpoint, is_task, T)
+            points += points_of_others(checkpoint, held_out)
             if compile and n_prompts:
                 models_to_compile(points, is_task)          # or an error, before the work
             measure(points, held_out, results, settings_of(checkpoint, dev, held_out))

@@ -199,6 +199,15 @@ POLICIES = {
 }
 
 
+def check_policy(policy, ring):
+    """ValueError for an unknown policy, or a ring without a slot."""
+    if policy not in POLICIES:
+        raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
+                         'or None to recompute the context')
+    if ring < 1:
+        raise ValueError(f'the ring must have at least 1 slot, not {ring}')
+
+
 def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     """
     An empty cache: {block: KeysValues} for every block of the model and, where each loop step has a
@@ -208,11 +217,7 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     block_size by default and at most. ValueError for an unknown policy, a ring without a slot, or
     more tokens.
     """
-    if policy not in POLICIES:
-        raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
-                         'or None to recompute the context')
-    if ring < 1:
-        raise ValueError(f'the ring must have at least 1 slot, not {ring}')
+    check_policy(policy, ring)
     block_size = model.config.block_size
     T_max = T_max or block_size
     if T_max > block_size:

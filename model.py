@@ -349,13 +349,16 @@ class GPT(nn.Module):
                              'that was trained with it (see zoo/)')
         return partial(method, plan=plan)
 
-    def loop_counts(self, n_loop=None, exit=None, knob='n_loop'):
-        """n_loop, as forward takes it -> a list, one count per group. knob: its name in errors."""
+    def loop_counts(self, n_loop=None, has_rule=False, knob='n_loop'):
+        """
+        n_loop, as forward takes it -> a list, one count per group. has_rule: may tokens exit? knob:
+        the name of n_loop in errors.
+        """
         n_groups = len(self.config.groups)
         if n_loop is None and self.training:        # train.py draws them itself
             return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
         if n_loop is None:      # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
-            n_loop = 30 if exit else max(1, round(self.config.mean_recurrence))
+            n_loop = 30 if has_rule else max(1, round(self.config.mean_recurrence))
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
         right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
         if len(counts) != n_groups or not right:
@@ -387,8 +390,9 @@ class GPT(nn.Module):
         """
         if not self.training or idx.device.type == 'cpu':       # training on a GPU never waits here
             self.check_tokens(idx)
-        plan = Plan(self.loop_counts(n_loop, exit), exit, as_noise(noise_seed, self.training),
-                    Span(0, idx.shape[1], idx.device), keep_states=trace is not None)
+        plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
+                    as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
+                    keep_states=trace is not None)
         x, found = self.hidden(idx, plan)
         if trace is not None:
             trace += found
@@ -440,7 +444,7 @@ class GPT(nn.Module):
                cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
                draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None, passes=None):
         """
-        Yield the new tokens after prompts idx (B, T) and their loop steps: (token (B, 1),
+        A generator of the new tokens after prompts idx (B, T) and their loop steps: (token (B, 1),
         steps_used (B, groups)), max_new_tokens times or until all rows have ended.
 
         n_loop, exit, noise_seed: see forward. temperature, top_k, seed: see decode.Sampling. cache,
@@ -456,8 +460,8 @@ class GPT(nn.Module):
         decoder = decode.make_decoder(warm_start, decoding.draft_loops, draft_tokens, wave,
                                       wave_steps, trace)
         return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),
-                             decoding.plan(noise_seed, passes), decoder, decoding.cache, ring, stop,
-                             decoding.converge)
+                             decoding.plan(noise_seed, passes), decoder, decoding.policy, ring,
+                             stop, decoding.converge)
 
     def generate(self, idx, max_new_tokens, *settings, **more):
         """

@@ -110,17 +110,17 @@ def choose_decoding(model, checkpoint, folders, T=None):
         wave=wave, may_draft=num_samples == 1 and not warm_start)
     # the threshold, which depends on them
     source = None
-    if decoding.exit:
-        rule, source = with_threshold(decoding.exit, decoding.cache, T is not None, checkpoint,
+    if decoding.rule:
+        rule, source = with_threshold(decoding.rule, decoding.policy, T is not None, checkpoint,
                                       folders)
-        decoding = decoding._replace(exit=rule)
+        decoding = decoding._replace(rule=rule)
     return decoding, label_of(decoding, source)
 
 
 def label_of(decoding, source):
     """A Decoding in words. source: where its threshold comes from, None = there is no rule."""
     budget = loops_in_words(decoding.counts)
-    rule = decoding.exit
+    rule = decoding.rule
     if decoding.draft_loops:
         label = f'drafts of {loops_in_words([decoding.draft_loops])}, checked by {budget}'
     elif wave:
@@ -205,7 +205,7 @@ def answer_problems(model, checkpoint, folders):
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
     logits, *per_token = decode.teacher_forced(model, idx, decoding.plan(noise_seed),
-                                                decoding.cache, ring)
+                                                decoding.policy, ring)
     guesses = logits.argmax(-1).cpu().numpy()                                   # (B, T)
     steps_used, evals = (array.cpu().numpy() for array in per_token)        # (B, T, groups) each
 
@@ -224,19 +224,19 @@ def answer_problems(model, checkpoint, folders):
         marked = 'a ! beside wrong ones' if picture else 'wrong ones as !word!'
         print(f'--- {right.sum()} of {right.size} answers right, {100 * right.mean():.1f}%; '
               f'{marked}')
-    side_by_side = reads_whole(decoding.exit, decoding.cache)
+    side_by_side = reads_whole(decoding.rule, decoding.policy)
     if model.groups:
         # None: read one after another, a token's steps do not say when its answer was found,
         # because those of the tokens before it come first
         steps_or_none = steps_used if side_by_side else None
-        print(in_a_sentence(y, guesses, depth, steps_or_none, evals, decoding.exit))
-    if decoding.exit and (steps_used == decoding.counts).any():
+        print(in_a_sentence(y, guesses, depth, steps_or_none, evals, decoding.rule))
+    if decoding.rule and (steps_used == decoding.counts).any():
         # a token whose rule triggered in the very last step is among them
         budget = loops_in_words(decoding.counts)
         print(f'some tokens took the whole budget of {budget}: a larger --n_loop may change them')
     order = 'all tokens together'
     if not side_by_side:
-        order = f"one token after another ({decoding.cache or 'exact'})"
+        order = f"one token after another ({decoding.policy or 'exact'})"
     print(f'read: {order}, {label}')
     if in_colour:
         print_legend()
@@ -355,7 +355,7 @@ def new_tokens(model, prompts, n, seed, decoding, stop):
     decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
                                   wave_steps=wave_steps)
     return decode.stream(model, prompts, n, sampling, decoding.plan(noise_seed), decoder,
-                         decoding.cache, ring, stop, decoding.converge)
+                         decoding.policy, ring, stop, decoding.converge)
 
 
 def means_in_words(steps, groups):

@@ -28,7 +28,7 @@ from numbers import Integral
 
 import torch
 
-from cache import make_cache
+from cache import check_policy, make_cache
 from decode.passes import NewToken, OneByOne, prefill, teacher_forced  # noqa: F401
 from decode.rows import Rows, Sampling  # noqa: F401
 
@@ -63,54 +63,65 @@ def use_one_thread(model):
         torch.set_num_threads(1)
 
 
-def check(idx, max_new_tokens, cache, decoder):
-    """ValueError for what does not fit together."""
+def check(idx, max_new_tokens, policy, ring, decoder):
+    """ValueError for what is out of range or does not fit together."""
+    if policy is not None:
+        check_policy(policy, ring)
     if not isinstance(idx, torch.Tensor) or idx.dim() != 2:
         raise ValueError('the prompts must be one tensor (B, T): B rows of T tokens each')
     if idx.numel() == 0:
         raise ValueError('the prompt is empty: give every row at least one token')
     if max_new_tokens <= 0:
         raise ValueError(f'max_new_tokens must be positive, not {max_new_tokens}')
-    if decoder.cache and cache != decoder.cache:
-        raise ValueError(f"{decoder.name} needs cache='{decoder.cache}', not {cache!r}")
-    if decoder.cache and len(idx) > 1:
+    if decoder.policy and policy != decoder.policy:
+        raise ValueError(f"{decoder.name} needs cache='{decoder.policy}', not {policy!r}")
+    if decoder.policy and len(idx) > 1:
         raise ValueError(f'{decoder.name} needs one row, not {len(idx)}')
-    if cache is None and isinstance(decoder, OneByOne) and decoder.warm_start:
+    if policy is None and isinstance(decoder, OneByOne) and decoder.warm_start:
         raise ValueError("warm_start needs a cache: cache='exact', 'ring' or 'latest'")
 
 
-@torch.no_grad()
-def stream(model, idx, max_new_tokens, sampling, plan, decoder, cache='exact', ring=8, stop=(),
+def stream(model, idx, max_new_tokens, sampling, plan, decoder, policy='exact', ring=8, stop=(),
            converge=False):
     """
-    Yield (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows have ended.
+    A generator of (token (B, 1), steps_used (B, groups)), max_new_tokens times or until all rows
+    have ended.
 
-    idx: prompts (B, T), of which the last block_size tokens are used. With cache 'exact' or None
-    each row gets the tokens that it would get alone (without warm_start). sampling: how tokens are
-    drawn; a draw depends on the position in the whole prompt. plan: loop budget, exit rule and
-    noise. decoder: see make_decoder. cache, ring: the policy and its slots; None = no cache. stop:
-    the token, or a list of tokens, that end a row, which then yields the first one with 0 steps.
-    converge: does a prompt loop until it has converged? Nothing is left open here: see defaults.py.
+    idx: prompts (B, T), of which the last block_size tokens are used. With the policy 'exact' or
+    None each row gets the tokens that it would get alone (without warm_start). sampling: how tokens
+    are drawn; a draw depends on the position in the whole prompt. plan: loop budget, exit rule and
+    noise. decoder: see make_decoder. policy, ring: of the cache, and its slots; None = no cache.
+    stop: the token, or a list of tokens, that end a row, which then yields the first one with 0
+    steps. converge: does a prompt loop until it has converged? Nothing is left open here: see
+    defaults.py.
 
-    ValueError for what is out of range or does not fit together, and for a NaN.
+    ValueError at once for what is out of range or does not fit together; for a NaN when the
+    generator comes upon it.
     """
     decoder.start(model, plan)
-    check(idx, max_new_tokens, cache, decoder)
+    check(idx, max_new_tokens, policy, ring, decoder)
     model.check_tokens(idx)
+    if plan.exit:
+        model.reader(plan.exit)         # a ValueError if the model has not what the rule reads
     if isinstance(stop, Integral):
         stop = [stop]
     rows = Rows(idx, model.config.block_size, sampling, stop or ())
-    T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
+    return continue_rows(model, rows, max_new_tokens, plan, decoder, policy, ring, converge)
 
+
+@torch.no_grad()
+def continue_rows(model, rows, max_new_tokens, plan, decoder, policy, ring, converge):
+    """Yield the new tokens of rows, see stream."""
+    T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
     read_from = None            # where the context window began that has been read
     n_new = 0
     while n_new < max_new_tokens:
-        if cache is None or read_from != rows.start:
+        if policy is None or read_from != rows.start:
             # the first time round, and whenever the context window has moved (or there is no
             # cache): read it at once
             read_from = rows.start
-            if cache is not None:
-                plan = replace(plan, cache=make_cache(model, plan.counts, cache, ring, T_max))
+            if policy is not None:
+                plan = replace(plan, cache=make_cache(model, plan.counts, policy, ring, T_max))
             logits, steps_used, states = prefill(model, rows.context, plan, converge)
             token = rows.draw(logits[:, None])
             new_tokens = [NewToken(token, steps_used, rows.numbers(token))]

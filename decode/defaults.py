@@ -50,15 +50,15 @@ WAVE_RULE, WAVE_TAU = 'norm_rel', 3e-3      # of a wave without a rule of its ow
 
 class Decoding(NamedTuple):
     """The arguments of a decoding, with nothing left open."""
-    exit: Exit | None           # the rule
+    rule: Exit | None           # who exits and wakes, and when; None = fixed loops
     counts: list                # the loop budget of each group
-    cache: str | None           # the policy; None = no cache
+    policy: str | None          # of the cache; None = no cache
     draft_loops: int | None     # None = no drafts
     converge: bool              # does a prompt loop until it has converged?
 
     def plan(self, noise_seed=0, passes=None):
         """A loops.Plan of its passes, still without a cache. passes: a list, see there."""
-        return Plan(self.counts, self.exit, as_noise(noise_seed), passes=passes)
+        return Plan(self.counts, self.rule, as_noise(noise_seed), passes=passes)
 
 
 def choose_rule(name, tau=None, hits=None, wave=0):
@@ -77,30 +77,37 @@ def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=
 
     rule: see choose_rule. T: tokens of a problem, None = a text. may_draft: may there be drafts
     that were not asked for? always_converge: does a prompt under `latest` converge even if n_loop
-    is given? ValueError for an unknown policy; if `wake` is True, and the cache does not keep every
-    loop step.
+    is given? ValueError for an unknown policy, and for a rule that must wake (wake or rule.wake is
+    True) with a cache that does not keep every loop step.
     """
     is_task = T is not None
     has_rule = rule is not None
     policy = choose_cache(cache, wave)
 
-    # on a task the budget is larger, if tokens wake with it
-    counts = choose_counts(model, n_loop, has_rule, T)
-    if has_rule and choose_wake(wake, is_task, policy, counts, ring):
-        rule = replace(rule, wake=True)
+    if has_rule:
+        if rule.wake:
+            wake = True
+        counts, wakes = budget_and_wake(model, policy, ring, T, wake, n_loop)
+        if wake and not wakes:
+            raise ValueError('waking needs a cache that keeps every loop step, and '
+                             f"'{policy}' does not keep them: choose cache='exact' without a "
+                             'wave, or a rule that does not wake')
+        rule = replace(rule, wake=wakes)
     else:
-        counts = choose_counts(model, n_loop, has_rule)
+        counts = model.loop_counts(n_loop)
 
     # drafts are the fastest decoder that writes the very text of the loop budget
     budget = min(counts, default=1)
-    may_draft = may_draft and not has_rule and policy == 'exact' and not is_task
-    if draft_loops is None and may_draft and budget > 1:
+    drafts_fit = not has_rule and not is_task and policy == 'exact' and budget > 1
+    if draft_loops is None and may_draft and drafts_fit:
         draft_loops = max(1, round(budget / 4))
+    if draft_loops == 0:            # asked for: no drafts
+        draft_loops = None
 
     converge = policy is not None and POLICIES[policy].converge
     if n_loop is not None and not always_converge:
         converge = False
-    return Decoding(rule, counts, policy, draft_loops or None, converge)
+    return Decoding(rule, counts, policy, draft_loops, converge)
 
 
 def choose_cache(cache, wave=0):
@@ -113,28 +120,27 @@ def choose_cache(cache, wave=0):
     return cache
 
 
-def choose_wake(wake, is_task, policy, counts, ring):
-    """May a token that has exited wake? ValueError if `wake` is True, and it cannot."""
-    can_wake = keeps_every_step(policy, counts, ring)
-    if wake and not can_wake:
-        raise ValueError(f"--wake needs a cache that keeps every loop step, and '{policy}' does "
-                         'not keep them: leave out --cache and --wave, or --wake')
-    return can_wake and (is_task if wake is None else wake)
+def budget_and_wake(model, policy, ring, T=None, wake=None, n_loop=None):
+    """
+    The loop budget of each group with a rule, and whether tokens that have exited wake.
+
+    Tokens wake only if the policy keeps the keys of every loop step of the budget. T: tokens of a
+    problem, None = a text. wake: None = on a task. n_loop: None = 30, or on a task waking_budget if
+    tokens wake with it.
+    """
+    if wake is None:
+        wake = T is not None
+    if wake:
+        longer = waking_budget(T) if n_loop is None and T is not None else n_loop
+        counts = model.loop_counts(longer, has_rule=True)
+        if keeps_every_step(policy, counts, ring):
+            return counts, True
+    return model.loop_counts(n_loop, has_rule=True), False
 
 
 def waking_budget(T):
     """Loop steps for a problem of T tokens: news may have to pass through all of them."""
     return 2 * T + 100
-
-
-def choose_counts(model, n_loop, has_rule, T=None):
-    """
-    The loop budget of each group. has_rule: may tokens exit? T: tokens of a problem, if tokens may
-    wake in it, None otherwise.
-    """
-    if n_loop is None and T is not None:
-        n_loop = waking_budget(T)
-    return model.loop_counts(n_loop, has_rule)
 
 
 def keeps_every_step(policy, counts, ring):

@@ -21,7 +21,7 @@ class Drafts:
     """
     loops: int
     tokens: int = 4
-    cache, name = 'exact', 'draft_loops'
+    policy, name = 'exact', 'draft_loops'
 
     def start(self, model, plan):
         if not 1 <= self.loops < min(plan.counts, default=1):

@@ -90,7 +90,7 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
 
 # decoders: OneByOne, drafts.Drafts, wave.Wave ----------------------------------------------------
 #
-#     cache                     the only cache policy that it works with, None = any
+#     policy                    the only cache policy that it works with, None = any
 #     name                      the knob that chooses it, for errors
 #     start(model, plan)        called first. ValueError if they do not fit
 #     begin(token, states)      a context window has been read: its first new token (B, 1), and what
@@ -111,7 +111,7 @@ class OneByOne:
     the token before it, not from noise (Geiping App. D.6).
     """
     warm_start: bool = False
-    cache, name = None, 'one token a pass'
+    policy, name = None, 'one token a pass'
 
     def start(self, model, plan):
         if self.warm_start and not all(group.adapter.reads_e for group in model.groups):

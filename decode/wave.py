@@ -102,7 +102,7 @@ class Wave:
     width: int
     steps: int | list = 1
     trace: list | None = None
-    cache, name = 'latest', 'wave'
+    policy, name = 'latest', 'wave'
 
     def start(self, model, plan):
         """ValueError for a width or steps below 1, and a model or rule that can_wave excludes."""

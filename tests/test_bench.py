@@ -20,6 +20,7 @@ import data
 import tasks
 from common import calibration, comparison, plots, points
 from common.checkpoint import load_checkpoint
+from decode import defaults
 from exits import EXITS, make_exit
 
 SMALL = ['--taus=[0,0.3,100.0]', '--budgets=[1,2,5,2]', '--n_loop=5', '--n_windows=6',
@@ -129,7 +130,8 @@ def test_runs_beside(benched, held_out, here, monkeypatch):
     monkeypatch.setattr('decode.use_one_thread', lambda model: widths.append(model.config.n_embd))
     finished(*TINY, '--groups=[]', '--out_dir=plain', '--max_iters=2', '--n_embd=32')
     finished(*ONE_RULE, "--beside=['plain']", script='bench.py')
-    assert widths == [32]       # the widest model decides on the threads of all
+    # the widest model decides on the threads of all: for the estimate, and for the times
+    assert widths == [32, 32]
     *together, plain = read_csv('out/bench.csv')
     alone = {row['name']: row for row in benched[0]}
     for row in together:
@@ -320,6 +322,18 @@ def test_a_task_has_no_blank_rows(here, calc):
         _, loss = model(idx, targets, n_loop=2)
     assert value(rows, 'fixed 2, exact') == pytest.approx(loss.item(), rel=1e-5)
     assert 'learned positions' in refused('--length=24', script='bench.py')
+
+
+@pytest.mark.parametrize('tokenizer, fits', [('gpt2', True), ('chars', False)])
+def test_public_models_of_other_tokens_cannot_be_compared(tiny, monkeypatch, tokenizer, fits):
+    """They have no data of ours, so that only their tokenizers say what they read."""
+    other = tiny(), dict(data='', tokenizer=tokenizer), 'other', ''
+    monkeypatch.setattr(bench, 'open_run', lambda *args, **how: other)
+    monkeypatch.setattr(bench, 'beside', ['other'])
+    held_out = bench.HeldOut(torch.zeros(2, 8), None, None, is_task=False)
+    refusal = pytest.raises(ValueError, match='other was trained on other data, or with another')
+    with contextlib.nullcontext() if fits else refusal:
+        assert bench.points_of_others(dict(data='', tokenizer='gpt2'), held_out)
 
 
 # interrupted --------------------------------------------------------------------------------------
@@ -521,11 +535,25 @@ def test_on_a_task_a_rule_wakes_where_it_can(tiny, monkeypatch, cache, expected)
     """Nobody gave --wake. The budget is for waking if a policy lets a rule wake."""
     for knob, value in dict(cache=cache, budgets=[], taus=[0.3], rules=['accel']).items():
         monkeypatch.setattr(bench, knob, value)
-    labels = [point.method.label for point in bench.points_of('', tiny(), is_task=True, T=8)]
+    labels = [point.method.label for point in bench.points_of('', tiny(), T=8)]
     assert labels == expected
     monkeypatch.setattr(bench, 'wake', True)
     with pytest.raises(ValueError, match='--wake needs a cache that keeps every loop step'):
-        bench.points_of('', tiny(), is_task=True, T=8)
+        bench.points_of('', tiny(), T=8)
+
+
+@pytest.mark.parametrize('cache, ring', [('ring', 64), ('ring', 8), ('ring', 116), ('exact', 8),
+                                         ('latest', 8)])
+def test_a_rule_of_a_task_is_measured_as_sample_decodes_it(tiny, monkeypatch, cache, ring):
+    """A ring of 64 keeps 30 loops, but not the 116 with which tokens of this problem wake."""
+    for knob, value in dict(cache=cache, ring=ring, rules=['accel']).items():
+        monkeypatch.setattr(bench, knob, value)
+    model = tiny()
+    decoding = defaults.choose(model, make_exit('accel'), T=8, cache=cache, ring=ring)
+    full = bench.full_budget(model, T=8)
+    method, = bench.rules_to_measure(model, full.n_loop, T=8)
+    assert [full.n_loop] * 2 == decoding.counts
+    assert method.exit.wake == decoding.rule.wake
 
 
 def test_what_is_not_measured_is_said(here, monkeypatch):

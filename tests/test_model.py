@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from exits import Exit, make_exit
+from exits import Exit
 from loops import INJECTIONS, Injection
 from model import GPT, GPTConfig, flops_per_token
 
@@ -139,7 +139,7 @@ def test_loop_counts(tiny):
     model = tiny()
     assert model.loop_counts() == [3, 3]                                # mean_recurrence
     assert tiny(mean_recurrence=0.3).loop_counts() == [1, 1]
-    assert model.loop_counts(exit=make_exit('norm')) == [30, 30]
+    assert model.loop_counts(has_rule=True) == [30, 30]
     assert model.loop_counts(4) == [4, 4] and model.loop_counts(10_000) == [10_000, 10_000]
     assert model.loop_counts([1, 2]) == [1, 2]
     # in training a draw for each group

@@ -310,7 +310,7 @@ def test_a_plain_model_answers(capsys, terminal):
     ('--length=32', 'learned positions for 16 tokens'),
     ('--out_dir={wave}/out --draft_loops=2 --special_tokens',
      'answers problems of its task: leave out --special_tokens, --draft_loops'),
-    ('--out_dir={wave}/out --exit=norm --wake --cache=latest', '--wake needs a cache'),
+    ('--out_dir={wave}/out --exit=norm --wake --cache=latest', 'waking needs a cache'),
     ('--out_dir={wave}/out --dataset=hop', 'those of hop'),
     # what others refuse, one for each knob of which no other test sees that it gets there
     ('--device=tpu', 'not available'), ('--top_k=0', 'top_k'),
@@ -342,7 +342,7 @@ def test_what_is_left_open(tiny):
 
     def chosen(rule, is_task, **knobs):
         decoding = defaults.choose(model, rule, 10 if is_task else None, **knobs)
-        return decoding.counts, decoding.exit and decoding.exit.wake
+        return decoding.counts, decoding.rule and decoding.rule.wake
     assert chosen(norm, True) == ([120, 120], True)
     assert chosen(norm, False) == ([30, 30], False)
     assert chosen(norm, True, wake=False) == ([30, 30], False)
@@ -371,7 +371,7 @@ def test_what_is_left_open(tiny):
             (dict(may_draft=False), ('exact', None, False)),
             (dict(wave=4), ('latest', None, True))):
         decoding = defaults.choose(model, **dict(may_draft=True) | knobs)
-        assert (decoding.cache, decoding.draft_loops, decoding.converge) == expected, knobs
+        assert (decoding.policy, decoding.draft_loops, decoding.converge) == expected, knobs
     rule = defaults.choose_rule(None, wave=4)
     assert (rule.name, rule.tau) == ('norm_rel', 3e-3)
     assert defaults.choose_rule('norm_rel', wave=4).tau == 1e-2

@@ -47,7 +47,7 @@ def by_hand(model, prompt, new, width, steps, rule, n_loop, seed):
     A wave within one window, token by token, each a dict: the new tokens, their loop steps, and
     what happens in each pass.
     """
-    counts, steps = model.loop_counts(n_loop, rule), model.loop_counts(steps)
+    counts, steps = model.loop_counts(n_loop, rule is not None), model.loop_counts(steps)
     most, end = max(-(-n // k) for n, k in zip(counts, steps)), len(prompt) + new
     groups, cache = range(len(steps)), make_cache(model, counts, 'latest')
 

@@ -83,7 +83,7 @@ class Gated(GPT):
         """As in GPT, but in training mode the loss is the mean of stage_loss over the groups."""
         if not self.training or targets is None:
             return super().forward(idx, targets, n_loop, exit, noise_seed, trace)
-        counts = self.loop_counts(n_loop, exit)
+        counts = self.loop_counts(n_loop, exit is not None)
         plan = Plan(counts, exit, as_noise(noise_seed, self.training),
                     Span(0, idx.shape[1], idx.device), keep_states=True)
         _, entries = self.hidden(idx, plan)
