@@ -456,7 +456,8 @@ class GPT(nn.Module):
         import decode
         from decode.defaults import choose
         decoding = choose(self, exit, n_loop=n_loop, cache=cache, ring=ring,
-                          draft_loops=draft_loops, wave=wave, always_converge=True)
+                          warm_start=warm_start, draft_loops=draft_loops, wave=wave,
+                          wave_steps=wave_steps, always_converge=True)
         decoder = decode.make_decoder(warm_start, decoding.draft_loops, draft_tokens, wave,
                                       wave_steps, trace)
         return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),

@@ -35,7 +35,6 @@ from common.thresholds import calibrated, command_for, threshold_key
 from data import open_encoding
 from decode import defaults
 from decode.passes import plan_of_prompt, reads_whole
-from exits import make_exit
 from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
@@ -106,13 +105,12 @@ def choose_decoding(model, checkpoint, folders, T=None):
     # the rule, the loop budget, the cache policy, and who may wake
     rule = defaults.choose_rule(exit, tau, hits, wave)
     decoding = defaults.choose(
-        model, rule, T, wake=wake, n_loop=n_loop, cache=cache, ring=ring, draft_loops=draft_loops,
-        wave=wave, may_draft=num_samples == 1 and not warm_start)
+        model, rule, T, wake=wake, n_loop=n_loop, cache=cache, ring=ring, warm_start=warm_start,
+        draft_loops=draft_loops, wave=wave, wave_steps=wave_steps, may_draft=num_samples == 1)
     # the threshold, which depends on them
     source = None
     if decoding.rule:
-        rule, source = with_threshold(decoding.rule, decoding.policy, T is not None, checkpoint,
-                                      folders)
+        rule, source = with_threshold(decoding, T is not None, checkpoint, folders)
         decoding = decoding._replace(rule=rule)
     return decoding, label_of(decoding, source)
 
@@ -123,8 +121,8 @@ def label_of(decoding, source):
     rule = decoding.rule
     if decoding.draft_loops:
         label = f'drafts of {loops_in_words([decoding.draft_loops])}, checked by {budget}'
-    elif wave:
-        label = f'waves of {wave} x {wave_steps}'
+    elif decoding.wave:
+        label = f'waves of {decoding.wave} x {decoding.wave_steps}'
     else:
         label = f'at most {budget}' if rule else budget
     if rule:
@@ -134,14 +132,16 @@ def label_of(decoding, source):
     return label
 
 
-def with_threshold(rule, policy, is_task, checkpoint, folders):
+def with_threshold(decoding, is_task, checkpoint, folders):
     """
-    The rule with its threshold, and in words where that comes from: --tau, or the first exits.json
-    of the folders that has a row for it (bench.py --calibrate), or a default.
+    The rule of a Decoding with its threshold, and in words where that comes from: --tau, or the
+    first exits.json of the folders that has a row for it (bench.py --calibrate), or a default.
     """
+    rule = decoding.rule
     if tau is not None:
         return rule, '--tau'
-    key = threshold_key(rule, policy, ring, [wave, wave_steps] if wave else None)
+    of_wave = [decoding.wave, decoding.wave_steps] if decoding.wave else None
+    key = threshold_key(rule, decoding.policy, decoding.ring, of_wave)
     for folder in folders:
         threshold = calibrated(folder, checkpoint, key)
         if threshold is None:
@@ -152,19 +152,19 @@ def with_threshold(rule, policy, is_task, checkpoint, folders):
         if not threshold.kept:
             source += ', which breaks its promise on other windows'
         return replace(rule, tau=threshold.tau), source
-    if rule.hits != make_exit(exit or rule.name).hits:
-        return rule, "the default: bench.py calibrates only a rule's own number of hits"
-    return rule, f'the default; {command_to_calibrate(rule, key, is_task)} finds one'
+    if hits is not None:
+        return rule, 'the default: bench.py calibrates rules without --hits'
+    return rule, f'the default; {command_to_calibrate(key, is_task)} finds one'
 
 
-def command_to_calibrate(rule, key, is_task):
+def command_to_calibrate(key, is_task):
     """The command that looks for a threshold with this threshold_key."""
     flags = ['--calibrate=0.005']
     if out_dir:
         flags.append(f'--out_dir={out_dir}')
-    flags.append(f'--rules={json.dumps([exit or rule.name])}')
-    if wave:
-        flags.append(f'--waves={json.dumps([[wave, wave_steps]])}')
+    flags.append(f'--rules={json.dumps([exit or key["rule"]])}')
+    if key['wave']:
+        flags.append(f'--waves={json.dumps([key["wave"]])}')
     if key['ring'] and isinstance(n_loop, int):     # a ring keeps every step of a small budget
         flags.append(f'--n_loop={n_loop}')
     return command_for('bench.py', key, is_task, *flags)
@@ -204,20 +204,25 @@ def answer_problems(model, checkpoint, folders):
     decoding, label = choose_decoding(model, checkpoint, folders, T=x.shape[1])
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
-    logits, *per_token = decode.teacher_forced(model, idx, decoding.plan(noise_seed),
-                                                decoding.policy, ring)
+    logits, steps_used, evals = decode.teacher_forced(
+        model, idx, decoding.plan(noise_seed), decoding.policy, decoding.ring)
     guesses = logits.argmax(-1).cpu().numpy()                                   # (B, T)
-    steps_used, evals = (array.cpu().numpy() for array in per_token)        # (B, T, groups) each
+    steps_used = steps_used.cpu().numpy()                                       # (B, T, groups)
+    evals = evals.cpu().numpy()                                                 # (B, T, groups)
 
     # both, then how they were found
     picture = getattr(problems.task, 'picture', None)
-    in_colour = bool(model.groups) and (show_steps or picture and show_steps is None)
-    for row in range(len(x)):
+    in_colour = show_steps
+    if show_steps is None:
+        in_colour = picture is not None
+    if not model.groups:            # there are no steps to show
+        in_colour = False
+    for b in range(len(x)):
         if picture:
-            steps = evals[row].mean(axis=1) if in_colour else None
-            print(picture(x[row], y[row], guesses[row], steps))
+            steps = evals[b].mean(axis=1) if in_colour else None
+            print(picture(x[b], y[b], guesses[b], steps))
         else:
-            print_problem(problems.encoding, x[row], y[row], guesses[row], evals[row])
+            print_problem(problems.encoding, x[b], y[b], guesses[b], evals[b], in_colour)
     asked = y != NOT_ASKED
     if asked.any():
         right = (guesses == y)[asked]
@@ -226,10 +231,10 @@ def answer_problems(model, checkpoint, folders):
               f'{marked}')
     side_by_side = reads_whole(decoding.rule, decoding.policy)
     if model.groups:
-        # None: read one after another, a token's steps do not say when its answer was found,
-        # because those of the tokens before it come first
-        steps_or_none = steps_used if side_by_side else None
-        print(in_a_sentence(y, guesses, depth, steps_or_none, evals, decoding.rule))
+        # if tokens are read one after another, a token's steps do not say when its answer was
+        # found: those of the tokens before it come first
+        found_after = steps_used if side_by_side else None
+        print(in_a_sentence(y, guesses, depth, found_after, evals, decoding.rule))
     if decoding.rule and (steps_used == decoding.counts).any():
         # a token whose rule triggered in the very last step is among them
         budget = loops_in_words(decoding.counts)
@@ -242,10 +247,11 @@ def answer_problems(model, checkpoint, folders):
         print_legend()
 
 
-def print_problem(encoding, x, y, guesses, evals):
+def print_problem(encoding, x, y, guesses, evals, in_colour=False):
     """
     A problem x, right answers y and guesses (T,), wrapped to the width of the terminal; below each
     token the loop steps that it was computed for, the mean over groups. evals: (T, groups).
+    in_colour: guesses on the colour of their loop steps.
     """
     # lines of words; one without any word is left out
     asked = y != NOT_ASKED
@@ -276,16 +282,16 @@ def print_problem(encoding, x, y, guesses, evals):
             line = ''
             for word, n in zip(words[block], steps[block]):
                 word = word.rjust(width)
-                line += paint(word, n) if show_steps and name == 'model' else word
+                line += paint(word, n) if in_colour and name == 'model' else word
             print(name.ljust(name_width) + line)
         print()
 
 
-def in_a_sentence(y, guesses, depth, steps_used, evals, rule):
+def in_a_sentence(y, guesses, depth, found_after, evals, rule):
     """
     How deep the deepest answer is, whether and when it was found, and what a token took. y, guesses
-    and depth (B, T); steps_used, evals (B, T, groups). None: depth is not known; steps_used do not
-    tell when it was found.
+    (B, T); depth (B, T), None = not known; found_after (B, T, groups), the loop steps after which
+    an answer was there, None = not known; evals (B, T, groups).
     """
     computed = f'a token was computed {evals.mean():.1f} times'
     if depth is None:
@@ -293,8 +299,8 @@ def in_a_sentence(y, guesses, depth, steps_used, evals, rule):
     deepest = np.unravel_index(np.where(y == NOT_ASKED, -1, depth).argmax(), y.shape)
     is_right = guesses[deepest] == y[deepest]
     outcome = 'found' if is_right else 'not found'
-    if steps_used is not None:
-        outcome += f' in {loops_in_words([steps_used[deepest].max()])}'
+    if found_after is not None:
+        outcome += f' in {loops_in_words([found_after[deepest].max()])}'
     sentence = f'deepest answer {depth[deepest]} steps away, {outcome}; {computed}'
     if not is_right and rule is None:
         sentence += ' (more loops may find it: a larger --n_loop, or --exit=accel)'
@@ -318,33 +324,43 @@ def write_text(model, checkpoint, folders):
     decoding, label = choose_decoding(model, checkpoint, folders)
     stop = encoding.ends if stop_at_end else []
     # waves and drafts work on one row; otherwise all samples are decoded side by side
-    rows = 1 if wave or decoding.draft_loops else num_samples
-    prompts = torch.tensor([prompt] * rows, device=model.lm_head.weight.device)
+    n_rows = 1 if decoding.wave or decoding.draft_loops else num_samples
+    prompts = torch.tensor([prompt] * n_rows, device=model.lm_head.weight.device)
+    in_colour = bool(show_steps and groups)
 
     decode.use_one_thread(model)
     if compile:
         from decode.compiled import compile_passes
         begin = time.perf_counter()
-        compile_passes(model, max(wave, 5))     # 5: four drafts and a token
+        compile_passes(model, max(decoding.wave, 5))     # 5: four drafts and a token
         # the first passes compile; these tokens are thrown away
         list(new_tokens(model, prompts, 8, seed, decoding, stop))
         label = f'plus {time.perf_counter() - begin:.0f} s compiling, {label}'
 
-    # the samples, token by token, or side by side
+    # decode.stream makes this plan again when it reads the prompt; here it is for the last line
     of_prompt = plan_of_prompt(decoding.plan(), min(len(prompt), block_size), decoding.converge)
-    for i in range(0, num_samples, rows):
+    for first in range(0, num_samples, n_rows):
         begin = time.perf_counter()
-        tokens = new_tokens(model, prompts, max_new_tokens, seed + i, decoding, stop)
-        if rows > 1:        # they come together, so they are printed when all are there
+        tokens = new_tokens(model, prompts, max_new_tokens, seed + first, decoding, stop)
+        if n_rows > 1:      # they are written side by side, so they are printed when all are there
             tokens = list(tokens)
-        for b in range(rows):
-            row = ((token[b].item(), steps_used[b]) for token, steps_used in tokens)
-            steps = print_sample(row, stop, encoding, text, show_steps and bool(groups))
-            print(f'--- {len(steps) / (time.perf_counter() - begin):.1f} tokens/s, {label}')
+            seconds = time.perf_counter() - begin
+        n_tokens = 0
+        for b in range(n_rows):
+            of_row = ((token[b].item(), steps_used[b]) for token, steps_used in tokens)
+            steps = print_sample(of_row, stop, encoding, text, in_colour)
+            n_tokens += len(steps)
+            if n_rows > 1:
+                speed = f'{len(steps)} tokens'      # in the time of all rows, see below
+            else:
+                speed = f'{len(steps) / (time.perf_counter() - begin):.1f} tokens/s'
+            print(f'--- {speed}, {label}')
             if groups:
                 print(f'mean loop steps {means_in_words(steps, groups)}')
             print(f'prompt: {rule_and_budget(of_prompt)}')
-    if show_steps and groups:
+        if n_rows > 1:
+            print(f'all {n_rows} samples side by side: {n_tokens / seconds:.1f} tokens/s')
+    if in_colour:
         print_legend()
 
 
@@ -352,10 +368,10 @@ def new_tokens(model, prompts, n, seed, decoding, stop):
     """n new tokens after prompts (B, T), one after another, and their loop steps."""
     torch.manual_seed(seed)         # for a rule that tosses coins
     sampling = decode.Sampling(temperature, top_k, seed)
-    decoder = decode.make_decoder(warm_start, decoding.draft_loops, wave=wave,
-                                  wave_steps=wave_steps)
+    decoder = decode.make_decoder(decoding.warm_start, decoding.draft_loops, wave=decoding.wave,
+                                  wave_steps=decoding.wave_steps)
     return decode.stream(model, prompts, n, sampling, decoding.plan(noise_seed), decoder,
-                         decoding.policy, ring, stop, decoding.converge)
+                         decoding.policy, decoding.ring, stop, decoding.converge)
 
 
 def means_in_words(steps, groups):
@@ -364,20 +380,20 @@ def means_in_words(steps, groups):
     return ', '.join(f'{mean:.2f} in group {group}' for mean, group in zip(means, groups))
 
 
-def print_sample(row, stop, encoding, text, with_steps):
+def print_sample(tokens, stop, encoding, text, in_colour):
     """
-    Print the prompt and each token as it comes, up to one in `stop` -> their loop steps, a list of
-    (groups,). row: (a token's number, its loop steps (groups,)), one after another.
+    Print the prompt `text` and each token as it comes, up to one in `stop` -> their loop steps, a
+    list of (groups,). tokens: of one row, (a token's number, its loop steps (groups,)) each.
     """
     utf8 = codecs.getincrementaldecoder('utf-8')('replace')
     steps = []
-    for token, used in row:
+    for token, steps_used in tokens:
         if not steps:
             print(text, end='')
-        steps.append(used.float())
+        steps.append(steps_used.float())
         has_text = token < encoding.n_vocab         # some tokens of a padded vocabulary have none
         piece = utf8.decode(encoding.decode_single_token_bytes(token)) if has_text else ''
-        if with_steps:
+        if in_colour:
             piece = paint(piece, steps[-1].mean().item())
         print(piece, end='', flush=True)
         if token in stop:

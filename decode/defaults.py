@@ -49,12 +49,16 @@ WAVE_RULE, WAVE_TAU = 'norm_rel', 3e-3      # of a wave without a rule of its ow
 
 
 class Decoding(NamedTuple):
-    """The arguments of a decoding, with nothing left open."""
+    """The arguments of a decoding, with nothing left open; for some of them see make_decoder."""
     rule: Exit | None           # who exits and wakes, and when; None = fixed loops
     counts: list                # the loop budget of each group
     policy: str | None          # of the cache; None = no cache
-    draft_loops: int | None     # None = no drafts
+    ring: int                   # slots of the policy `ring`
     converge: bool              # does a prompt loop until it has converged?
+    warm_start: bool
+    draft_loops: int | None     # None = no drafts
+    wave: int                   # 0 = no wave
+    wave_steps: int | list
 
     def plan(self, noise_seed=0, passes=None):
         """A loops.Plan of its passes, still without a cache. passes: a list, see there."""
@@ -70,8 +74,9 @@ def choose_rule(name, tau=None, hits=None, wave=0):
     return None
 
 
-def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=8, draft_loops=None,
-           wave=0, may_draft=False, always_converge=False):
+def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=8,
+           warm_start=False, draft_loops=None, wave=0, wave_steps=1, may_draft=False,
+           always_converge=False):
     """
     The arguments, None or 'auto' where they are left open -> a Decoding.
 
@@ -98,8 +103,8 @@ def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=
 
     # drafts are the fastest decoder that writes the very text of the loop budget
     budget = min(counts, default=1)
-    drafts_fit = not has_rule and not is_task and policy == 'exact' and budget > 1
-    if draft_loops is None and may_draft and drafts_fit:
+    drafts_fit = not has_rule and not is_task and not warm_start and policy == 'exact'
+    if draft_loops is None and may_draft and drafts_fit and budget > 1:
         draft_loops = max(1, round(budget / 4))
     if draft_loops == 0:            # asked for: no drafts
         draft_loops = None
@@ -107,7 +112,8 @@ def choose(model, rule=None, T=None, wake=None, n_loop=None, cache='auto', ring=
     converge = policy is not None and POLICIES[policy].converge
     if n_loop is not None and not always_converge:
         converge = False
-    return Decoding(rule, counts, policy, draft_loops, converge)
+    return Decoding(rule, counts, policy, ring, converge, warm_start, draft_loops, wave,
+                    wave_steps)
 
 
 def choose_cache(cache, wave=0):

@@ -112,6 +112,14 @@ def test_samples_side_by_side_are_those_of_their_seeds():
     assert drafted.count('tokens/s') == 2
 
 
+def test_the_speed_of_samples_side_by_side_is_that_of_all():
+    """A sample may end early, and the time is that of the longest: so its own line has no rate."""
+    printed = sample('--start=The ', '--exit=norm', '--num_samples=3')
+    lengths = re.findall(r'--- (\d+) tokens, at most', printed)
+    assert lengths == ['6'] * 3 and printed.count('tokens/s') == 1
+    assert re.search(r'\nall 3 samples side by side: [\d.]+ tokens/s\n$', printed)
+
+
 def test_special_tokens_are_text_unless_asked_for():
     """Twice the 13 letters of this name are more than the context of 16 tokens."""
     start = '--start=<|endoftext|><|endoftext|>'
@@ -144,14 +152,15 @@ def test_a_threshold_that_broke_its_promise(monkeypatch):
             in sample('--exit=norm'))
 
 
-def test_a_calibration_that_found_nothing_is_no_missing_one(monkeypatch):
+def test_a_calibration_that_found_nothing_is_no_missing_one(tiny, monkeypatch):
     """The row in the results counts; that of the pretrained folder is older and looser."""
     key = thresholds.threshold_key(make_exit('norm'), 'exact', 8)
     rows = {'new': [key | dict(tau=None)], 'old': [key | dict(tau=9.0)], 'other': []}
     monkeypatch.setattr(thresholds, 'thresholds_of', lambda folder, checkpoint: rows[folder])
 
     def source(*folders):
-        rule, words = script.with_threshold(make_exit('norm'), 'exact', False, {}, folders)
+        decoding = defaults.choose(tiny(), make_exit('norm'))
+        rule, words = script.with_threshold(decoding, False, {}, folders)
         return rule.tau, words
     assert source('other', 'old') == (9, 'old/exits.json')
     assert source('new', 'old') == (
@@ -178,7 +187,7 @@ def test_the_command_that_is_advised_finds_a_threshold(run_folder, monkeypatch):
              script='bench.py')
     assert 'rank with tau = 7 (out/exits.json)' in sample(*flags)
     Path('out/exits.json').unlink()
-    words = "(the default: bench.py calibrates only a rule's own number of hits)"
+    words = "(the default: bench.py calibrates rules without --hits)"
     assert words in sample('--exit=accel', '--hits=3')
 
 
