@@ -53,6 +53,7 @@ from common.run_folder import find_run, only_writer, start_over
 from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
 
+# The knobs. common/configurator.py reads what is between the two dashed lines, for other scripts.
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
 out_dir: PathName = 'out'       # checkpoints, log and figure
@@ -143,7 +144,7 @@ def draw_loops(it, micro):
 
 
 def noise_of(it, micro, dev):
-    """Where x^(0) comes from in this micro step; the model takes it in place of a noise_seed."""
+    """Where x^(0) comes from in this micro step: what the model takes as its noise_seed."""
     generator = torch.Generator(dev).manual_seed(derived_seed(seed, 'noise', it, micro))
     return TrainingNoise(generator, distributed.RANK, distributed.WORLD)
 
@@ -198,7 +199,8 @@ def open_examples(checkpoint, vocab):
 def make_model(knobs, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
     cls = class_of(knobs['model_class'] or 'model:GPT', from_anywhere=True)
-    # a field of its Config is the knob of that name, or else what the checkpoint has
+    # each field of its Config has the value of the knob with that name; one that is no knob has the
+    # checkpoint's value, or else its default
     values = checkpoint.get('model_args', {}) | knobs
     if knobs['vocab_size'] is None:
         values['vocab_size'] = examples.vocab_size
@@ -243,7 +245,7 @@ def make_run(start, examples, dev):
     own_files = dict.fromkeys([*start.checkpoint.get('own_files', []), *configurator.own_files])
     run = Run(knobs, model, optimizers, examples.tokenizer, examples.sha256,
               own_files=list(own_files))
-    if start.resumed:
+    if start.resumed_from:
         restore(start.checkpoint, run)
     return run
 
@@ -267,29 +269,30 @@ def main(*args):
         raise ValueError('--length is for --eval_only: training takes --block_size')
     # a run that goes on has knobs of its own
     start = where_to_start(knobs, configurator.given)
-    globals().update(start.knobs)
+    globals().update(start.knobs)       # from here on the knobs above have the values of this run
     check_knobs()
 
     # machine, data and model
     dev, autocast = distributed.start_processes(device, dtype)
     examples = open_examples(start.checkpoint, vocab_size or math.inf)
     examples.check_fits(block_size, batch_size)
-    if start.resumed:
+    if start.resumed_from:
         check_same_data(examples, start.checkpoint, dataset, out_dir)
     distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
     run = make_run(start, examples, dev)
-    resumed = start.resumed                         # the path of its checkpoint, or ''
+    resumed_from = start.resumed_from               # the path of its checkpoint, or ''
     del start                                       # frees some GB if the model is large
 
     # its files: from the first save on, --resume continues this run and no other
     last = f'{out_dir}/ckpt.pt'
     with only_writer(out_dir), distributed.listen(), allow_tf32():
-        if not resumed:
+        if not resumed_from:
             start_over(out_dir, overwrite)
-            save_run(run, last)
-        elif resumed != last and distributed.RANK == 0:   # it was ckpt.old.pt
-            os.replace(resumed, last)
-        if distributed.RANK == 0 and examples.tokenizer_json:   # sample.py needs it beside ckpt.pt
+            save_run(run, last)         # so a run that is killed in its first steps can be resumed
+        elif resumed_from != last and distributed.RANK == 0:
+            os.replace(resumed_from, last)              # it was ckpt.old.pt
+        # sample.py needs the tokenizer beside ckpt.pt
+        if distributed.RANK == 0 and examples.tokenizer_json:
             examples.tokenizer_json.save(out_dir)
         try:
             train(run, examples, dev, autocast)
@@ -299,7 +302,8 @@ def main(*args):
             say(f'stopped after iteration {run.done - 1} and saved; resume with '
                 f"{' '.join([command, 'train.py', *flags_of(run, '--resume')])}")
             raise
-        except OSError:         # such as a file of the text that is gone: what was learned stays
+        except OSError:
+            # a disk that fails, or a network drive that is away: what was learned is saved
             save_run(run, last)
             raise
         finally:
@@ -340,6 +344,7 @@ def train(run, examples, dev, autocast):
     some_windows = min(eval_windows, all_windows)
     log = training_log.Log(f'{out_dir}/log.csv', counts, first, max_iters, examples.is_task)
 
+    model.train()
     for it in range(first, max_iters):
         # held-out losses, as columns of the log
         evaluated = {}
@@ -347,18 +352,19 @@ def train(run, examples, dev, autocast):
             _, evaluated = evaluation.evaluate_run(run, examples, some_windows, counts, dev,
                                                    autocast)
 
-        # checkpoints
+        # checkpoints, before the step: ckpt_000000.pt has the weights as they are drawn
         if it > first and it % save_interval == 0:
             save_run(run, f'{out_dir}/ckpt.pt')
         if it in keep_iters:
             save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', with_optimizer=False)
 
-        # a step. `agree` waits for the device; no weight is touched unless its numbers are finite
+        # a step
         step_began = time.perf_counter()
         loss, n_loop, flops = forward_backward(model, raw, examples, it, dev, autocast)
         norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
-        loss, norm, n_stop_signals = distributed.agree(loss, norm)
+        loss, norm, n_stop_signals = distributed.mean_and_stops(loss, norm)     # waits for the GPU
         lr = lr_at(it)
+        # an error, before any weight has changed, if the loss or the norm is NaN or infinite
         training_log.check_finite(run, loss, norm, n_loop, lr)
         update(run.optimizers, lr)
         run.done = it + 1
@@ -366,12 +372,10 @@ def train(run, examples, dev, autocast):
         # log
         training_log.note_loss(run, loss, it)
         tokens = gradient_accumulation_steps * batch_size * block_size
-        log.timings.append((time.perf_counter() - step_began, tokens, flops))
+        log.note_step(time.perf_counter() - step_began, tokens, flops)
         if it % log_interval == 0 or it == max_iters - 1 or evaluated:
-            evaluations_left = (max_iters - 1) // eval_interval - it // eval_interval
-            windows_left = evaluations_left * some_windows + all_windows
             log.step(run, it, loss, lr, norm, n_loop, evaluated,
-                     windows_left * flops_of_window(raw, counts))
+                     flops_of_evaluations(raw, counts, it, some_windows, all_windows))
         if evaluated:
             training_log.draw_losses(log, counts, out_dir)
         if n_stop_signals:
@@ -452,16 +456,19 @@ def forward_backward(model, raw, examples, it, dev, autocast):
 
 def update(optimizers, lr):
     """A step of each optimizer; the gradients are gone then."""
-    for stepper in optimizers.values():
-        for group in stepper.param_groups:
+    for adamw_or_muon in optimizers.values():
+        for group in adamw_or_muon.param_groups:
             group['lr'] = lr
-        stepper.step()
-        stepper.zero_grad(set_to_none=True)
+        adamw_or_muon.step()
+        adamw_or_muon.zero_grad(set_to_none=True)
 
 
-def flops_of_window(model, counts):
-    """FLOPs of evaluating one window at these loop counts."""
-    return block_size * sum(flops_per_token(model, [n] * len(model.groups)) for n in counts)
+def flops_of_evaluations(model, counts, it, some_windows, all_windows):
+    """FLOPs of the evaluations after iteration `it`, at these loop counts; the last is over all."""
+    n_before_the_end = (max_iters - 1) // eval_interval - it // eval_interval
+    n_windows = n_before_the_end * some_windows + all_windows
+    of_token = sum(flops_per_token(model, [n] * len(model.groups)) for n in counts)
+    return n_windows * block_size * of_token
 
 
 # --eval_only -------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def add_up(tensor, dev=None):
     return there.to(tensor.device)
 
 
-def agree(loss, norm):
+def mean_and_stops(loss, norm):
     """
     This process's loss and gradient norm, tensors -> the mean loss, the norm (all have the same),
     and how often the processes were asked to stop, as numbers. Waits for the device.

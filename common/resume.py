@@ -24,7 +24,7 @@ class Start(NamedTuple):
     """Where a run starts from."""
     knobs: dict         # of train.py; those that are not given are the earlier run's
     checkpoint: dict    # the earlier one, {} if there is none
-    resumed: str        # its path if that very run is continued, '' otherwise
+    resumed_from: str   # its path if that very run is continued, '' otherwise
 
 
 def where_to_start(knobs, given):

@@ -85,6 +85,10 @@ class Log:
         rows = read_log(self.path, start + 1)
         return [row for row in rows if int(row['iter']) == start and not row['loss']][:1]
 
+    def note_step(self, seconds, tokens, flops):
+        """Every iteration calls this, for the speed in the next row. flops: of all processes."""
+        self.timings.append((seconds, tokens, flops))
+
     def step(self, run, it, loss, lr, norm, n_loop, evaluated, evaluation_flops):
         """
         Print a line and add a row: this iteration, and the speed since the last row.
