@@ -1,41 +1,44 @@
 """
 What the programs share. No file here is run by itself, and none imports a program.
 
+The second column says which programs need a file: train.py, bench.py, data.py with tasks.py,
+sample.py, or all.
+
 every program
-    configurator    a command line and config files
-    errors          what a user has caused is said in one line
-    files           files that are whole or not there at all
+    configurator    all             a command line and config files
+    errors          all             an error that a user has caused is said in one line
+    files           all             files that are whole or not there at all
 
 a run
-    run_folder      the folder of a run
-    checkpoint      what its ckpt.pt holds, how it is written and read
-    resume          what a run of train.py goes on from
+    run_folder      all             the folder of a run: which one is meant, who may write into it
+    checkpoint      all             what a ckpt.pt holds, how it is written and read
+    resume          train           where a run starts: anew, or from an earlier checkpoint
 
 training
-    distributed     the device, several processes, signals
-    optim           which weights are trained; AdamW and Muon
-    training_log    log.csv, the lines on the screen, loss spikes
-    evaluation      held-out losses, the health of the states
+    distributed     all             the device; several processes, and signals that stop them
+    optim           train           which weights are trained; AdamW and Muon
+    training_log    train           log.csv, the lines on the screen, loss spikes
+    evaluation      train, bench    held-out losses, the health of the states
 
 what is learned
-    examples        what a data set and a task have in common
-    own_text        documents of text files, or of nanoGPT's tokens
-    fineweb         a stream of documents from Hugging Face's hub
-    torchdocs       the text of the first run
-    writer          tokens while they are written, and how far an interrupted call came
-    encoding        text to tokens and back
-    tokenizer_json  the same with the tokenizer.json of a public model
+    examples        data            what a data set and a task have in common
+    own_text        data            documents of text files, or of nanoGPT's tokens
+    fineweb         data            a stream of documents from Hugging Face's hub
+    torchdocs       data            the text of the first run
+    writer          data            tokens while they are written; interrupted calls go on
+    encoding        all             text to tokens and back
+    tokenizer_json  all             text to tokens with the tokenizer.json of a public model
 
 decoding, and what is drawn
-    points          what bench.py measures, and its row of bench.csv
-    comparison      its table and figures, from these rows
-    calibration     thresholds that keep a promise
-    thresholds      these in a file
-    plots           matplotlib: what all figures share
-    tables          a table in the terminal
-    colours         text on the colour of its loop steps
+    points          bench           what bench.py measures, and a row of bench.csv
+    comparison      bench           bench.py's table and figures, from the rows of bench.csv
+    calibration     bench           chooses thresholds of exit rules that keep a promise
+    thresholds      bench, sample   reads and writes exits.json, which holds calibrated thresholds
+    plots           all             matplotlib: what all figures share
+    tables          bench           a table in the terminal
+    colours         sample          text on the colour of its loop steps
 
 A figure is drawn where its numbers come from: geometry.py and results/figures.py draw their own.
-In plots.py are those of bench.py and train.py, which load matplotlib at their end alone, and the
-two GIFs.
+The figures of bench.py and train.py are in plots.py, with the two GIFs. These two programs load
+matplotlib only when they draw, at an evaluation or at the end.
 """

@@ -36,9 +36,9 @@ from typing import Literal, get_args
 from common.errors import did_you_mean, run
 from common.files import ROOT
 
-RENAMED = {'past': 'wake'}      # knobs with another name than they had
-# of the last command line that was read
-given = set()       # the knobs that it, or a config file in it, has set
+RENAMED = {'past': 'wake'}      # {a knob's former name: its name}
+# what read_arguments has found in the last command line that it read, for other files to look up
+given = set()       # the names of the knobs that its flags and config files have set
 own_files = []      # its config files with imports: they may have added parts to the tables
 
 
@@ -81,9 +81,12 @@ def configure(script, positional=None):
 
 def register(script):
     """
-    Let `import NAME` find the script that runs, which Python knows as __main__ alone. Otherwise a
-    file that adds to its tables would get a second copy of it, with tables and classes of its own.
-    Its classes get that name as well, since a checkpoint names the class of its model.
+    Make the script that runs importable under its own name, for config files that import it.
+
+    In `python tasks.py mine.py` the file mine.py adds a task to tasks.TASKS. Python knows the
+    running script as __main__ alone, so `import tasks` in mine.py would run tasks.py a second time,
+    and the task would be added to a table that the running script does not read. The script's
+    classes get its name as well, since a checkpoint names the class of its model.
     """
     path = os.path.relpath(os.path.abspath(script['__file__']), ROOT)       # decode/wave.py
     name = os.path.splitext(path)[0].replace(os.sep, '.')
@@ -130,7 +133,7 @@ def read_flag(arg, following, knobs, annotations):
     """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
     key, equals, text = arg[2:].partition('=')
     if key not in knobs:
-        raise ValueError(f'unknown flag --{key}{known_as(key, knobs)} (--help lists all)')
+        raise ValueError(f'unknown flag --{key}{hint_for_unknown(key, knobs)} (--help lists all)')
     if not equals and bool in types_of(annotations[key]):
         text = 'True'
     elif not equals:
@@ -141,8 +144,8 @@ def read_flag(arg, following, knobs, annotations):
     given.add(key)
 
 
-def known_as(key, knobs):
-    """How the error for an unknown knob goes on: with its name of today, or a similar one."""
+def hint_for_unknown(key, knobs):
+    """The end of the error for an unknown knob: its name of today, or a similar name, or ''."""
     if RENAMED.get(key) in knobs:
         return f': it is called {RENAMED[key]} now'
     return did_you_mean(key, sorted(knobs))
@@ -165,21 +168,15 @@ def read_file(path, knobs, annotations):
     if not path.endswith('.py'):
         raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
     known = knobs_of_training() | knobs
-    # Python looks a name that the file has not bound up among the builtins, so the file reads the
-    # knobs there, and `names` holds what it binds
-    readable = deepcopy(known)
-    names = dict(__builtins__=vars(builtins) | readable)
     try:
         with open(path, encoding='utf-8-sig') as f:
             text = f.read()
-        exec(compile(text, path, 'exec'), names)
+        bound = run_file(compile(text, path, 'exec'), known)
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
     if re.search(r'^\s*(import|from)\s', text, re.M):
         own_files.append(path)
-    # it may also append to a list that it reads
-    altered = {key: value for key, value in readable.items() if value != known[key]}
-    for key, value in (altered | names).items():
+    for key, value in bound.items():
         is_own = key != key.lower() or key[0] == '_'        # LIMIT, _half: for the file itself
         is_part = callable(value) or isinstance(value, ModuleType)
         if key in knobs:
@@ -187,7 +184,22 @@ def read_file(path, knobs, annotations):
             given.add(key)
         elif key not in known and not is_own and not is_part:
             raise ValueError(f"unknown knob '{key}' in config file '{path}'"
-                             f'{known_as(key, known)}')
+                             f'{hint_for_unknown(key, known)}')
+
+
+def run_file(code, known):
+    """
+    Run a config file's code, which may read the known knobs -> {name: value} of the names that it
+    binds, and of the lists among the knobs that it appends to.
+    """
+    # Python looks for a name among the builtins if the file has not bound it. So the file finds the
+    # knobs there, and `names` holds what it binds
+    readable = deepcopy(known)
+    names = dict(__builtins__=vars(builtins) | readable)
+    exec(code, names)
+    del names['__builtins__']
+    appended_to = {key: value for key, value in readable.items() if value != known[key]}
+    return appended_to | names
 
 
 def show_help(script, knobs, annotations):

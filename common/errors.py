@@ -1,8 +1,9 @@
 """
 Errors that a user can cause: one line that says what is wrong and what to do, and no traceback.
 
-Such an error is a ValueError or an OSError. `check` raises one; `explain` makes one of another
-library's error; `run` prints it and ends the program. Every script ends with `run(main)`.
+Such an error is a ValueError or an OSError. It is raised with `raise ValueError(...)` or `check`,
+and `explain` makes one of another library's error. `run` prints it and ends the program: every
+script ends with `run(main)`.
 """
 import difflib
 import os
@@ -23,14 +24,17 @@ OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|In
 # to raise an error --------------------------------------------------------------------------------
 
 def check(good, message):
-    """ValueError with this message unless `good` is true."""
+    """Go on if `good` is true, and raise a ValueError with this message if it is not."""
     if not good:
         raise ValueError(message)
 
 
 @contextmanager
 def explain(what, advice, errors=Exception):
-    """Raise an error of another library as a ValueError: what failed, why, and what to do."""
+    """
+    `with explain(what, advice):` an error of a library in this block becomes a ValueError that says
+    what failed, why, and what to do. errors: the classes of errors that it explains.
+    """
     try:
         yield
     except MemoryError:
@@ -94,15 +98,22 @@ def line_of(error):
 
 
 def is_on_purpose(error):
-    """Does a `raise` of this project say it, and not Python or a library that failed?"""
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    path = os.path.abspath(where.filename)
+    """
+    Was the error raised by a `raise` of this project, whose message is written for the user?
+
+    If not, Python or a library has failed: then the traceback ends in a file of the library, or in
+    a line of ours that calls Python, such as int('x').
+    """
+    last_line = traceback.extract_tb(error.__traceback__)[-1]
+    path = os.path.abspath(last_line.filename)
     is_ours = path.startswith(ROOT + os.sep) and 'site-packages' not in path        # .venv is there
-    return is_ours and where.line.startswith('raise ')
+    return is_ours and last_line.line.startswith('raise ')
 
 
 def is_out_of_memory(error):
-    """Is memory short, or a size beyond 64 bits? Only errors of Python and libraries say so."""
-    if isinstance(error, ValueError) and is_on_purpose(error):
+    """Does Python or a library say that memory is short, or that a size is beyond 64 bits?"""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, ValueError) and is_on_purpose(error):      # our own words are no sign
         return False
-    return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))
+    return bool(re.search(OUT_OF_MEMORY, str(error)))
