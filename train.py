@@ -374,8 +374,8 @@ def train(run, examples, dev, autocast):
         tokens = gradient_accumulation_steps * batch_size * block_size
         log.note_step(time.perf_counter() - step_began, tokens, flops)
         if it % log_interval == 0 or it == max_iters - 1 or evaluated:
-            log.step(run, it, loss, lr, norm, n_loop, evaluated,
-                     flops_of_evaluations(raw, counts, it, some_windows, all_windows))
+            log.report(run, it, loss, lr, norm, n_loop, evaluated,
+                       flops_of_evaluations(raw, counts, it, some_windows, all_windows))
         if evaluated:
             training_log.draw_losses(log, counts, out_dir)
         if n_stop_signals:
@@ -386,7 +386,7 @@ def train(run, examples, dev, autocast):
     bins = evaluation.depth_bins(examples, block_size)
     save_run(run, f'{out_dir}/ckpt.pt')
     evaluation.print_table(scores, bins)
-    log.add(dict(iter=max_iters) | evaluated)
+    log.add_row(dict(iter=max_iters) | evaluated)
     training_log.draw_losses(log, counts, out_dir)
     with training_log.or_warn(f'no {out_dir}/eval.csv'):
         evaluation.save_table(scores, bins, out_dir)

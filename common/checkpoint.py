@@ -73,7 +73,7 @@ def save_run(run, path, with_optimizer=True):
 
 
 def save_checkpoint(checkpoint, path, keep_old=False):
-    """A dict of tensors and plain values -> path; keep_old: ckpt.pt becomes ckpt.old.pt."""
+    """Write a dict of tensors and plain values to path. keep_old: ckpt.pt becomes ckpt.old.pt."""
     try:
         with new_file(path, 'wb', keep_old) as f:
             torch.save(checkpoint, f)
@@ -87,7 +87,7 @@ def save_checkpoint(checkpoint, path, keep_old=False):
 # reading ------------------------------------------------------------------------------------------
 
 class NotWhole(ValueError):
-    """A file that is no checkpoint, or not a whole one."""
+    """The error for a file that is no checkpoint, or not a whole one."""
 
 
 def class_of(name, from_anywhere=False):
@@ -110,7 +110,7 @@ def class_of(name, from_anywhere=False):
 def read_checkpoint(path):
     """The dict in a ckpt.pt. ValueError if there is no such file, NotWhole if it is damaged."""
     if not os.path.isfile(path):
-        raise ValueError(f"no checkpoint at '{path}': {instead_of(path)}")
+        raise ValueError(f"no checkpoint at '{path}': {advice_for_missing(path)}")
     reason = ''
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
@@ -120,7 +120,7 @@ def read_checkpoint(path):
         if missing:
             reason = f"no {', '.join(missing)}"
     except Exception as error:      # torch.load's own words would advise to run the code in a file
-        if not is_of_content(error):
+        if not can_come_from_content(error):
             raise
         reason = type(error).__name__
     if reason:
@@ -129,8 +129,8 @@ def read_checkpoint(path):
     return checkpoint
 
 
-def is_of_content(error):
-    """Can the content of a file cause this error? Not if a file cannot be opened, for instance."""
+def can_come_from_content(error):
+    """Can the content of a file cause this error? If not, the file may be good."""
     cannot_open = isinstance(error, OSError) and error.filename is not None
     cannot_import = isinstance(error, ImportError)
     return not (cannot_open or cannot_import or is_out_of_memory(error))
@@ -203,12 +203,12 @@ def say_own_files(checkpoint):
         say(note)
 
 
-def instead_of(path):
-    """What to do where a checkpoint is missing."""
+def advice_for_missing(path):
+    """What to do if there is no checkpoint at this path."""
     folder = os.path.dirname(path) or '.'
-    before = os.path.join(folder, 'ckpt.old.pt')
-    if os.path.isfile(before):
-        return (f"the one before it is there: rename '{before}', or python train.py --resume "
+    earlier = os.path.join(folder, 'ckpt.old.pt')
+    if os.path.isfile(earlier):
+        return (f"the one before it is there: rename '{earlier}', or python train.py --resume "
                 f'--out_dir={quote(folder)} goes on from it')
     config = f"config/{folder.removeprefix('out-')}.py"         # out-calc: config/calc.py
     if folder == 'out':

@@ -38,17 +38,19 @@ def read_environment():
     does. ValueError if they are there without what several processes need to find each other.
     """
     global RANK, WORLD, LOCAL_RANK
-    found = {name: os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR',
-                                                 'MASTER_PORT') if os.environ.get(name)}
+    names = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT'
+    variables = {name: os.environ[name] for name in names if os.environ.get(name)}
     try:
-        rank = int(found.get('RANK', 0))
-        world = int(found.get('WORLD_SIZE', 1))
-        local_rank = int(found.get('LOCAL_RANK', 0))
-        fits = (rank, world) == (0, 1) or len(found) == 5 and 0 <= local_rank <= rank < world
+        rank = int(variables.get('RANK', 0))
+        world = int(variables.get('WORLD_SIZE', 1))
+        local_rank = int(variables.get('LOCAL_RANK', 0))
+        is_alone = (rank, world) == (0, 1)
+        is_one_of_several = len(variables) == len(names) and 0 <= local_rank <= rank < world
     except ValueError:
-        fits = False
-    if not fits:
-        values = ', '.join(f'{name}={value}' for name, value in found.items())
+        is_alone = False
+        is_one_of_several = False
+    if not is_alone and not is_one_of_several:
+        values = ', '.join(f'{name}={value}' for name, value in variables.items())
         raise ValueError(f'the environment has {values}, which is not one of several processes '
                          'that torchrun has started: start them with torchrun, or unset these '
                          'variables')
@@ -57,7 +59,10 @@ def read_environment():
 
 
 def say(line):
-    """print, in the first process alone; if nobody can read it any more, the run is to stop."""
+    """
+    Print a line, in the first process alone. If nobody reads the output any more, this counts as a
+    signal to stop.
+    """
     if RANK == 0:
         try:
             print(line, flush=True)
@@ -126,7 +131,10 @@ def end_processes():
 
 
 def make_once(work):
-    """work() in the first process of a machine, then in the others, which find its files."""
+    """
+    Call work() in the first process of each machine, and then in the others, which find the files
+    that it has made.
+    """
     if LOCAL_RANK > 0:
         dist.barrier()
     try:
@@ -137,25 +145,29 @@ def make_once(work):
 
 
 def add_up(tensor, dev=None):
-    """The tensor's sum over all processes. dev: where they exchange it, None = where it is."""
+    """
+    The tensor's sum over all processes, on its device. dev: the device on which the processes
+    exchange it, if that is another one.
+    """
     if WORLD == 1:
         return tensor
-    there = tensor.to(dev)
-    dist.all_reduce(there)
-    return there.to(tensor.device)
+    total = tensor.to(dev)
+    dist.all_reduce(total)
+    return total.to(tensor.device)
 
 
 def mean_and_stops(loss, norm):
     """
-    This process's loss and gradient norm, tensors -> the mean loss, the norm (all have the same),
-    and how often the processes were asked to stop, as numbers. Waits for the device.
+    This process's loss and gradient norm, two tensors -> three numbers: the mean loss of all
+    processes, the norm, which is the same in all of them, and how often they were asked to stop.
+    Waits for the device.
     """
     n_signals = torch.full_like(loss, len(stop_signals))
     return add_up(torch.stack((loss / WORLD, norm / WORLD, n_signals))).tolist()
 
 
 def check_same(mine):
-    """ValueError if the processes do not all have this value."""
+    """ValueError if another process has another value than `mine`, that of this process."""
     if WORLD == 1:
         return
     values = [None] * WORLD
@@ -170,8 +182,9 @@ def check_same(mine):
 @contextmanager
 def listen():
     """
-    In this context Ctrl-C, SIGTERM and SIGHUP are noted in stop_signals, and a second one of a kind
-    does what it did before. One that was ignored stays so: nohup protects a run from SIGHUP.
+    `with listen():` Ctrl-C, SIGTERM and SIGHUP are noted in stop_signals and do nothing else. A
+    second signal of the same kind does what it does without this context. A signal that was ignored
+    stays so: nohup protects a run from SIGHUP.
     """
     handlers = {}       # number of a signal: its handler before
 
@@ -191,9 +204,9 @@ def listen():
 
 
 def check_stopped(dev):
-    """Stopped if any process has been asked to stop: all of them raise it at the same place."""
-    asked = len(stop_signals)
+    """Raise Stopped, in all processes, if any of them has been asked to stop."""
+    n_signals = len(stop_signals)
     if WORLD > 1:
-        asked = add_up(torch.tensor(asked, device=dev)).item()
-    if asked:
+        n_signals = add_up(torch.tensor(n_signals, device=dev)).item()
+    if n_signals:
         raise Stopped

@@ -52,33 +52,33 @@ def where_to_start(knobs, given):
     if knobs['resume']:
         checkpoint, path = last_checkpoint(out_dir, knobs['model_class'])
         if path:
-            return from_last(knobs, given, checkpoint, path)
+            return continue_run(knobs, given, checkpoint, path)
     check_free(out_dir, knobs['overwrite'], init_from)
     if knobs['resume']:
         say(f'no checkpoint in {out_dir} yet: starting a new run')
     if init_from:
-        return from_weights(knobs, given, init_from)
+        return start_from_weights(knobs, given, init_from)
     return Start(knobs, {}, '')
 
 
-def from_last(knobs, given, checkpoint, path):
+def continue_run(knobs, given, checkpoint, path):
     """The Start of a run that is continued: all its knobs come along."""
     earlier = knobs_in(checkpoint) | dict(out_dir=knobs['out_dir'])
-    knobs = with_earlier(knobs, given, earlier, FREE_KNOBS, path)
+    knobs = with_earlier_knobs(knobs, given, earlier, FREE_KNOBS, path)
     if checkpoint['iter_num'] > knobs['max_iters']:
         raise ValueError(f"the run in {knobs['out_dir']} has {checkpoint['iter_num']} iterations "
                          'already: --max_iters may not be smaller')
     return Start(knobs, checkpoint, path)
 
 
-def from_weights(knobs, given, init_from):
+def start_from_weights(knobs, given, init_from):
     """The Start of a new run from the weights of another: the fields of its model come along."""
     _, checkpoint = load_checkpoint(init_from, named_class=knobs['model_class'])
     earlier = checkpoint['model_args'] | dict(model_class=checkpoint['model_class'])
     free = FREE_FIELDS
     if earlier['pos'] == 'rotary':              # no weight depends on the length of a window
         free = free | {'block_size'}
-    return Start(with_earlier(knobs, given, earlier, free, init_from), checkpoint, '')
+    return Start(with_earlier_knobs(knobs, given, earlier, free, init_from), checkpoint, '')
 
 
 def last_checkpoint(out_dir, named_class=None):
@@ -109,23 +109,23 @@ def knobs_in(checkpoint):
     return checkpoint['model_args'] | checkpoint['config'] | model_class
 
 
-def with_earlier(knobs, given, earlier, free, path):
+def with_earlier_knobs(knobs, given, earlier, free, path):
     """
     The knobs, with their earlier values where the user has given none. path: the checkpoint that
     has the earlier values. ValueError if a knob that is given has another value than earlier and is
     not free to change.
     """
-    taken = {}
+    inherited = {}
     changed = []
     for name in sorted(knobs.keys() & earlier.keys()):
         if name not in given:
-            taken[name] = earlier[name]
+            inherited[name] = earlier[name]
         elif name not in free and knobs[name] != earlier[name]:
             changed.append(f'{name} = {knobs[name]} (it was {earlier[name]})')
     if changed:
         raise ValueError(f'{path} had other knobs: {", ".join(changed)}; leave them out, or train '
                          'in another --out_dir')
-    return knobs | taken
+    return knobs | inherited
 
 
 def restore(checkpoint, run):

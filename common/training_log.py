@@ -17,7 +17,10 @@ from common.files import write_csv
 
 @contextmanager
 def or_warn(what):
-    """In this context a file that cannot be written is a warning: no figure is worth a run."""
+    """
+    `with or_warn(what):` an error in this block becomes a warning that begins with `what`. A run
+    does not end because a figure cannot be written.
+    """
     try:
         yield
     except Exception as error:          # a full disk, no matplotlib, an empty log, ...
@@ -66,7 +69,7 @@ class Log:
         self.max_iters = max_iters
         # (seconds, tokens, FLOPs of all processes) of each step since the last row
         self.timings = []
-        self.unwritten = []     # rows
+        self.unwritten = []     # rows that could not be written yet
         measures = ['val_loss', 'val_acc'] if accuracy else ['val_loss']
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s',
                         'tflops', 'spikes',
@@ -89,7 +92,7 @@ class Log:
         """Every iteration calls this, for the speed in the next row. flops: of all processes."""
         self.timings.append((seconds, tokens, flops))
 
-    def step(self, run, it, loss, lr, norm, n_loop, evaluated, evaluation_flops):
+    def report(self, run, it, loss, lr, norm, n_loop, evaluated, evaluation_flops):
         """
         Print a line and add a row: this iteration, and the speed since the last row.
 
@@ -97,9 +100,8 @@ class Log:
         of the evaluations to come, which take time, too.
         """
         n_steps = len(self.timings)
-        seconds = max(1e-6, sum(seconds for seconds, _, _ in self.timings))       # a coarse clock
-        tokens = sum(tokens for _, tokens, _ in self.timings)
-        flops = sum(flops for _, _, flops in self.timings)
+        seconds, tokens, flops = map(sum, zip(*self.timings))
+        seconds = max(1e-6, seconds)        # a coarse clock may say 0
         # the time that is left: the FLOPs that are left, at the speed of these steps
         flops_left = (self.max_iters - it - 1) * flops / n_steps + evaluation_flops
         seconds_left = flops_left * seconds / flops
@@ -108,25 +110,25 @@ class Log:
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {dt_ms:.0f} ms, '
             f'{tokens / seconds / 1e3:.1f}k tok/s, {seconds_left:.0f} s left')
         say_spikes(run, it)
-        self.add(evaluated | dict(
+        self.add_row(evaluated | dict(
             iter=it, loss=f'{loss:.5f}', lr=f'{lr:.3e}', grad_norm=f'{norm:.4f}', loops=loops,
             dt_ms=f'{dt_ms:.1f}', tokens_per_s=f'{tokens / seconds:.0f}',
             tflops=f'{flops / seconds / 1e12 / distributed.WORLD:.4f}', spikes=len(run.spikes)))
         run.spikes.clear()
         self.timings.clear()
 
-    def add(self, row):
+    def add_row(self, row):
         """Append a row to log.csv. What cannot be written now is written with the next row."""
         if distributed.RANK > 0:
             return
-        is_again = bool(self.unwritten)
+        last_write_failed = bool(self.unwritten)
         self.unwritten.append(row)
         try:
             with open(self.path, 'a', newline='', encoding='utf-8') as f:
                 writer = csv.DictWriter(f, self.columns)
                 if f.tell() == 0:
                     writer.writeheader()
-                elif is_again:          # it may have written half a row
+                elif last_write_failed:     # it may have written half a row
                     f.write('\n')
                 writer.writerows(self.unwritten)
         except OSError as error:
@@ -154,7 +156,10 @@ def note_loss(run, loss, it):
 
 
 def is_spike(loss, trend):
-    """Is this loss far above those before it? trend: see next_trend; not before 50 of them."""
+    """
+    Is this loss far above the losses before it, which are summed up in a trend (see next_trend)?
+    The first 50 losses of a run are never spikes.
+    """
     count, mean, variance = trend
     return count >= 50 and loss > mean + max(6 * math.sqrt(variance), 0.2)
 
@@ -165,9 +170,11 @@ def next_trend(trend, loss):
     over about 50 iterations, and plain ones over the first 50.
     """
     count, mean, variance = trend
-    share = max(1 / (count + 1), 0.02)
-    off = loss - mean
-    return [count + 1, mean + share * off, (1 - share) * (variance + share * off ** 2)]
+    weight = max(1 / (count + 1), 0.02)         # of this loss
+    deviation = loss - mean
+    new_mean = mean + weight * deviation
+    new_variance = (1 - weight) * (variance + weight * deviation ** 2)
+    return [count + 1, new_mean, new_variance]
 
 
 def say_spikes(run, it):

@@ -11,14 +11,14 @@ from common import plots, training_log
 def test_the_log_keeps_whole_rows_of_the_iterations_before(tmp_path):
     path = str(tmp_path / 'log.csv')
     log = training_log.Log(path, [1, 4], start=0, max_iters=9)
-    log.add(dict(iter=3, loss=2.5, val_loss_4=2.25))
+    log.add_row(dict(iter=3, loss=2.5, val_loss_4=2.25))
     with open(path, 'a') as f:
         f.write('8,2.0,' + ',' * 10 + '\n9,1.0')         # a whole row, and one cut short by a kill
     assert [row['iter'] for row in training_log.read_log(path)] == ['3', '8']
     assert [row['iter'] for row in training_log.read_log(path, before=8)] == ['3']
 
     # the log of a run that goes on from iteration 4
-    training_log.Log(path, [1, 4], start=4, max_iters=9).add(dict(iter=4, val_loss_1=2.125))
+    training_log.Log(path, [1, 4], start=4, max_iters=9).add_row(dict(iter=4, val_loss_1=2.125))
     rows = training_log.read_log(path)
     assert [row['iter'] for row in rows] == ['3', '4']
     assert (rows[0]['loss'], rows[0]['val_loss_4']) == ('2.5', '2.25')
@@ -30,13 +30,14 @@ def test_the_evaluation_at_the_end_stays_if_the_run_goes_on(tmp_path):
     path = str(tmp_path / 'log.csv')
     for max_iters in 9, 12, 9:
         log = training_log.Log(path, [1], start=0, max_iters=9)
-        log.add(dict(iter=8, loss=2.5))
-        log.add(dict(iter=9, val_loss_1=2.25))
+        log.add_row(dict(iter=8, loss=2.5))
+        log.add_row(dict(iter=9, val_loss_1=2.25))
         training_log.Log(path, [1], start=9, max_iters=max_iters)
         wanted = ['8', '9'] if max_iters == 12 else ['8']
         assert [row['iter'] for row in training_log.read_log(path)] == wanted
     # the row of an iteration at which the run was killed has a loss, and is written again
-    training_log.Log(path, [1], start=9, max_iters=12).add(dict(iter=9, loss=2.5, val_loss_1=2.25))
+    log = training_log.Log(path, [1], start=9, max_iters=12)
+    log.add_row(dict(iter=9, loss=2.5, val_loss_1=2.25))
     training_log.Log(path, [1], start=9, max_iters=12)
     assert [row['iter'] for row in training_log.read_log(path)] == ['8']
 
@@ -46,7 +47,7 @@ def test_time_that_is_left(tmp_path, capsys):
     run = SimpleNamespace(spikes=[], trend=[0, 0, 0])
     log = training_log.Log(str(tmp_path / 'log.csv'), [1], start=0, max_iters=6)
     log.timings = [(2.0, 100, 1), (2.0, 100, 1)]
-    log.step(run, 3, 5.5, 1e-3, 1.0, [4], {}, evaluation_flops=10)
+    log.report(run, 3, 5.5, 1e-3, 1.0, [4], {}, evaluation_flops=10)
     assert '2000 ms, 0.1k tok/s, 24 s left' in capsys.readouterr().out
 
 
@@ -54,14 +55,14 @@ def test_a_row_behind_half_a_row(tmp_path, monkeypatch):
     """A disk that is full for a while: the rows are there in the end."""
     path = str(tmp_path / 'log.csv')
     log = training_log.Log(path, [1, 4], start=0, max_iters=9)
-    log.add(dict(iter=0, loss=3.0))
+    log.add_row(dict(iter=0, loss=3.0))
     with monkeypatch.context() as patch:
         patch.setattr('builtins.open', mock.Mock(side_effect=OSError(28, 'No space left')))
         for it in 1, 2:
-            log.add(dict(iter=it, loss=2.5))
+            log.add_row(dict(iter=it, loss=2.5))
     with open(path, 'a') as f:
         f.write('1,2.')
-    log.add(dict(iter=3, loss=2.0))
+    log.add_row(dict(iter=3, loss=2.0))
     assert [row['iter'] for row in training_log.read_log(path)] == ['0', '1', '2', '3']
 
 
@@ -102,7 +103,7 @@ def test_spikes_from_before_a_resumption_are_told(tmp_path, capsys):
     run = SimpleNamespace(spikes=[[4.5, 7], [3.0, 9]], trend=[99, 2.0, 0.1])
     log = training_log.Log(str(tmp_path / 'log.csv'), [1], start=9, max_iters=20)
     log.timings = [(1.0, 100, 1)]
-    log.step(run, 9, 2.0, 1e-3, 1.0, [4], {}, evaluation_flops=0)
+    log.report(run, 9, 2.0, 1e-3, 1.0, [4], {}, evaluation_flops=0)
     assert ('loss spikes since the last row of log.csv: 2, the highest 4.50 at iteration 7 '
             in capsys.readouterr().out)
     assert training_log.read_log(log.path)[0]['spikes'] == '2' and not run.spikes
