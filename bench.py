@@ -47,7 +47,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import data
-from cache import POLICIES, make_cache
+from cache import POLICIES, check_policy
 from common import calibration, comparison, configurator
 from common.checkpoint import open_run
 from common.configurator import PathName, given
@@ -139,7 +139,7 @@ def methods_of(model, budget, T=None):
     if not model.groups:
         return []
     for policy in as_list(cache):
-        make_cache(model, model.loop_counts(budget), policy, ring)
+        check_policy(policy, ring)
     methods = [Method(Kind.FIXED, n, policy)
                for policy in as_list(cache) for n in (*budgets, budget)]
     of_rules = rules_to_measure(model, budget, T)
@@ -181,8 +181,8 @@ def waves_to_measure(model, budget):
 
 def with_tau(method, tau):
     """The same method, whose rule has this threshold."""
-    rule = make_exit(method.exit.name, tau, wake=method.exit.wake)
-    return replace(method, exit=rule)
+    rule = make_exit(method.rule.name, tau, wake=method.rule.wake)
+    return replace(method, rule=rule)
 
 
 def as_list(knob):
@@ -282,7 +282,7 @@ def decode_given(point, idx):
     """
     method = point.method
     torch.manual_seed(seed)         # for rules that toss a coin
-    plan = Plan(point.model.loop_counts(method.n_loop), method.exit, as_noise(seed))
+    plan = Plan(point.model.loop_counts(method.n_loop), method.rule, as_noise(seed))
     return teacher_forced(point.model, idx, plan, method.cache, ring)
 
 
@@ -359,7 +359,7 @@ def models_to_compile(points, is_task):
     in one pass, which stays as it is.
     """
     models = {point.model for point in points
-              if not is_task or not reads_whole(point.method.exit, point.method.cache)}
+              if not is_task or not reads_whole(point.method.rule, point.method.cache)}
     if not models:
         raise ValueError('--compile is for passes after a prompt, and these problems are read in '
                          'one pass: leave it out, or give --cache=latest')
@@ -400,10 +400,10 @@ def calibrate_all(full, held_out, checkpoint, folder):
 def family_of(method):
     """A method, whatever its threshold -> a calibration.Family."""
     if method.kind is Kind.WAVE:
-        key = threshold_key(method.exit, method.cache, ring, [method.wave, method.wave_steps])
+        key = threshold_key(method.rule, method.cache, ring, [method.wave, method.wave_steps])
         return calibration.Family(method.family, key, promise=dict(texts=fidelity),
                                   judge=partial(judge_texts, method))
-    key = threshold_key(method.exit, method.cache, ring)
+    key = threshold_key(method.rule, method.cache, ring)
     return calibration.Family(method.family, key, promise=dict(nats=calibrate),
                               judge=partial(judge_loss, method))
 

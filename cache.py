@@ -118,10 +118,12 @@ class KeysValues:
 
     def update_some(self, new, B, rows, places, near):
         """
-        The same for N tokens at `places` (N,) of `rows` (N,), in a cache of one slot and B rows.
+        Write the keys and values of N tokens alone, in a cache of one slot and B rows, and read
+        those that each of them needs: for exits.loop_awake.
 
-        new (1, N, 2, H, D). near (N, W): the places that each of them reads, below 0 = none.
-        Returns what each reads, (1, N, W, 2, H, D), and which of these are there (N, W).
+        new (1, N, 2, H, D) of the tokens at places (N,) of rows (N,). near (N, W): the places that
+        each of them reads, below 0 = none. Returns what each reads, (1, N, W, 2, H, D), and which
+        of these are there (N, W).
         """
         if self.kv is None:
             self.allocate(B, new)
@@ -208,14 +210,14 @@ def check_policy(policy, ring):
         raise ValueError(f'the ring must have at least 1 slot, not {ring}')
 
 
-def make_cache(model, counts, policy='exact', ring=8, T_max=None):
+def make_cache(model, counts, policy='exact', ring=8, T_max=None, wakes=False):
     """
-    An empty cache: {block: KeysValues} for every block of the model and, where each loop step has a
-    slot, {group: Moves}.
+    An empty cache: {block: KeysValues} for every block of the model and, if tokens may wake and
+    each loop step has a slot, {group: Moves}.
 
     counts: the loop budget of each group. ring: slots of that policy. T_max: tokens to hold,
-    block_size by default and at most. ValueError for an unknown policy, a ring without a slot, or
-    more tokens.
+    block_size by default and at most. wakes: of the rule of the passes. ValueError for an unknown
+    policy, a ring without a slot, or more tokens.
     """
     check_policy(policy, ring)
     block_size = model.config.block_size
@@ -225,7 +227,7 @@ def make_cache(model, counts, policy='exact', ring=8, T_max=None):
     cache = {block: KeysValues(1, T_max) for block in model.h if block not in model.groups}
     for group, n_loop in zip(model.groups, counts):
         cache |= {block: POLICIES[policy].make(n_loop, ring, T_max) for block in group.core}
-        if POLICIES[policy].keeps_every_step(n_loop, ring):
+        if wakes and POLICIES[policy].keeps_every_step(n_loop, ring):
             cache[group] = Moves(T_max)
     return cache
 

@@ -254,8 +254,9 @@ class Tokens:
         else:
             self.awake, news = self.moves.step(moved, k, self.readers)
 
-        # Algorithm 1 throws the step that triggered away, so who falls asleep keeps the state
-        # before it. Its keys and values are those of that state: this step has computed them
+        # Algorithm 1 throws the step that triggered away: a token that falls asleep now keeps the
+        # state before it, whose keys and values this step has computed. Only a token that falls
+        # asleep loses the step; a still one that goes on looping keeps it
         self.takes = computed if self.rule.keep else computed & self.awake
         self.steps_used[self.takes] = k
         self.evals += computed
@@ -280,20 +281,22 @@ def loop(f, x, k_max, rule, read=None, readers=None, moves=None, diary=None):
     awake = None
     for k in range(1, k_max + 1):
         x1 = f(x, k, awake)
-        if readers is not None:                 # the update of a token that sleeps is zero
-            x1 = only(awake, x1, x)
+        if readers is not None:         # f computes all tokens; who sleeps keeps its state
+            x1 = take(x1, x, awake)
         value, memo = rule.signal(x, x1, memo, read)
         done = tokens.after(on_host(value, rule, k), k)
-        x = only(on_device(tokens.takes, x), x1, x)
+        x = take(x1, x, on_device(tokens.takes, x))
         if done:
             break
         awake = on_device(tokens.awake, x)
     return x, tokens.steps_used, tokens.evals, k
 
 
-def only(mask, x1, x):
-    """x1 for the tokens of a mask (B, T), x for the others; None = x1 for all."""
-    return x1 if mask is None else torch.where(mask[..., None], x1, x)
+def take(new, old, mask):
+    """The new states (..., C) for the tokens of a mask (...), None = all; old ones for the rest."""
+    if mask is None:
+        return new
+    return torch.where(mask[..., None], new, old)
 
 
 def on_device(mask, like):
@@ -303,10 +306,12 @@ def on_device(mask, like):
 
 def loop_awake(f, x, k_max, rule, read, readers, diary=None):
     """
-    The same, where in each step only the tokens that are awake are computed.
+    Loop as `loop` does, from x^(0) (B, T, C), but compute only the tokens that are awake.
 
-    f(x, k, rows, places): step k of the N tokens at places (N,) of rows (N,), from their states (N,
-    C) to those after it. The rule must wake, and its memo may hold nothing but the last step.
+    Tokens, signals and results are those of `loop`; what differs is who is computed. There f gets
+    all tokens (B, T, C) in every step. Here f(x, k, rows, places) is step k of the N tokens that
+    are awake, at places (N,) of rows (N,): from their states (N, C) to those after it. The rule
+    must wake, and its memo may hold nothing but the last step.
     """
     tokens = Tokens(*x.shape[:2], rule, readers, diary=diary)
     x = x.clone()                           # x^(0) may be kept by who drew it
@@ -318,7 +323,9 @@ def loop_awake(f, x, k_max, rule, read, readers, diary=None):
         x0 = x[rows, places]                                                    # (N, C)
         memo = None if memos is None else memos[rows, places]
         woken = slept[computed]                                                 # (N,)
-        if memo is not None and woken.any():        # they remember a step without a move
+        if memo is not None and woken.any():
+            # while a token slept, its state did not change: give it the memo of a step from x0 to
+            # x0, which `loop` would have made
             woken = torch.from_numpy(woken).to(x.device)
             memo[woken] = rule.signal(x0[woken], x0[woken], memo[woken], read)[1]
         x1 = f(x0, k, rows, places)
@@ -333,7 +340,7 @@ def loop_awake(f, x, k_max, rule, read, readers, diary=None):
             values = np.zeros(computed.shape)
             values[computed] = on_host(value, rule, k)
         done = tokens.after(values, k)
-        x[rows, places] = only(on_device(tokens.takes[computed], x), x1, x0)
+        x[rows, places] = take(x1, x0, on_device(tokens.takes[computed], x))
         slept = ~computed
         if done:
             break

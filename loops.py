@@ -229,7 +229,7 @@ class Plan:
     """How a pass of tokens goes through the model: all that its layers have to know."""
     # how far the groups loop
     counts: list                        # the loop budget of each group
-    exit: Exit | None = None            # a rule; None = all loops of the budget
+    rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     # where the tokens begin, and which others there are
     noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # the positions of the tokens of a pass
@@ -277,14 +277,16 @@ class RecurrentGroup(nn.Module):
         noise = as_noise(noise_seed, self.training)
         return noise.draw(self, e, 0, slice(e.shape[1]) if pos is None else pos)
 
-    def step(self, x, e, from_e=None, hooks=None, pos=None):
-        """
-        One loop step x^(k-1) -> x^(k), (B, T, C) float32.
+    def step(self, x, e):
+        """One loop step x^(k-1) -> x^(k), (B, T, C) float32, of tokens that begin at position 0."""
+        return self.step_of_pass(x, self.adapter.from_e(e))
 
-        from_e: adapter.from_e(e), if computed already; e may then be None. hooks: of each block of
-        the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
+    def step_of_pass(self, x, from_e, hooks=None, pos=None):
         """
-        x = self.adapter.join(x, self.adapter.from_e(e) if from_e is None else from_e)
+        The loop step of a pass, for which from_e = adapter.from_e(e) is computed once. hooks: of
+        each block of the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
+        """
+        x = self.adapter.join(x, from_e)
         for i, block in enumerate(self.core):
             x = block(x, hooks[i] if hooks else None, pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
@@ -296,7 +298,7 @@ class RecurrentGroup(nn.Module):
 
     def forward(self, e, plan, read=None):
         """
-        e (B, T, C) -> what the next layer gets (B, T, C), and what was found on the way: dict(e=,
+        e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group: dict(e=,
         x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the loop
         steps kept, evals=(B, T), the block maps evaluated); with a rule, if plan.keep_states is on,
         also awake=who was computed in each step (the diary of exits.Tokens). read: see Exit.reads.
@@ -310,13 +312,13 @@ class RecurrentGroup(nn.Module):
             known = plan.warm_tokens
             x = warm if known is None else torch.where(known[:, None], warm, x)
 
-        if plan.exit is not None:
+        if plan.rule is not None:
             diary = [] if plan.keep_states else None
             x, steps_used, evals = self.loop_with_exits(x, e, plan, read, diary)
-            found = dict(e=e, x=x, states=None, steps_used=steps_used, evals=evals)
+            result = dict(e=e, x=x, states=None, steps_used=steps_used, evals=evals)
             if diary:
-                found['awake'] = diary
-            return self.output(x), found
+                result['awake'] = diary
+            return self.output(x), result
 
         f = self.block_map(e, plan, plan.cache or {})
         states = [x] if plan.keep_states else None
@@ -349,11 +351,14 @@ class RecurrentGroup(nn.Module):
                 x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in own]
-            return self.step(x, None, from_e, hooks, span.pos)
+            return self.step_of_pass(x, from_e, hooks, span.pos)
         return f
 
     def block_map_awake(self, e, plan, cache):
-        """The same for some tokens: f(x, k, rows, places), see exits.loop_awake."""
+        """
+        The block map for exits.loop_awake: f(x, k, rows, places), step k of N tokens at places (N,)
+        of rows (N,), from their states x (N, C) to those after it, (N, C).
+        """
         from_e = self.adapter.from_e(e).to(e.dtype)
 
         def f(x, k, rows, places):
@@ -363,7 +368,7 @@ class RecurrentGroup(nn.Module):
             near = self.core[0].attn.near(places)                               # (N, window)
             hooks = [partial(cache[block].update_some, B=len(e), rows=rows, places=places,
                              near=near) for block in self.core]
-            return self.step(x, None, from_e[rows, places][None], hooks, places)[0]
+            return self.step_of_pass(x, from_e[rows, places][None], hooks, places)[0]
         return f
 
     def loop_with_exits(self, x, e, plan, read, diary=None):
@@ -373,11 +378,11 @@ class RecurrentGroup(nn.Module):
         """
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
-        rule = plan.exit
+        rule = plan.rule
         n_loop = plan.counts[self.index]
         B, T = x.shape[:2]
         # a token that is not computed must keep its keys, so a rule always needs a cache; one slot
-        # is enough for a single pass, where all are at the same step
+        # is enough for a single pass, where all tokens are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
 
         readers, moves = self.who_wakes(rule, T, cache)
@@ -386,6 +391,7 @@ class RecurrentGroup(nn.Module):
         if readers is not None and self.can_compute_awake_alone(rule, plan.span, cache):
             f = self.block_map_awake(e, plan, cache)
             x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers, diary)
+            # one slot: there are no later steps to copy keys to
         else:
             f = self.block_map(e, plan, cache)
             x, steps_used, evals, k = loop(f, x, n_loop, rule, read, readers, moves, diary)
@@ -402,7 +408,8 @@ class RecurrentGroup(nn.Module):
         """
         moves = cache.get(self)
         # a token that is decoded alone cannot know who moved, unless the cache has kept it
-        if not rule.wake or moves is None and T == 1:
+        knows_who_moved = T > 1 or moves is not None
+        if not (rule.wake and knows_who_moved):
             return None, None
         # With two layers in the core, news travels two windows in a step, and `readers` knows one:
         # the tokens in the second window are woken in the next step
@@ -415,14 +422,19 @@ class RecurrentGroup(nn.Module):
         """
         window = self.core[0].attn.window
         reads_few = window is not None and window < span.end
-        one_pass = span.start == 0 and self not in cache and all(
-            type(cache[block]) is KeysValues and cache[block].slots == 1 for block in self.core)
-        return reads_few and one_pass and rule.reads == 'readout' and not rule.by_row
+        whole_sequences = span.start == 0 and self not in cache
+        # update_some writes into the only slot
+        one_slot = all(type(cache[block]) is KeysValues and cache[block].slots == 1
+                       for block in self.core)
+        looks_at_a_token = rule.reads == 'readout' and not rule.by_row
+        return reads_few and whole_sequences and one_slot and looks_at_a_token
 
 
-def of_groups(found, name, idx):
-    """steps_used or evals of all groups, (B, T, groups); a model may have no groups."""
-    return torch.stack([one[name] for one in found], -1) if found else idx.new_zeros(*idx.shape, 0)
+def of_groups(results, name, idx):
+    """steps_used or evals of all groups, (B, T, groups). results: a dict of each group."""
+    if not results:             # a model may have no groups
+        return idx.new_zeros(*idx.shape, 0)
+    return torch.stack([result[name] for result in results], dim=-1)
 
 
 # the demonstration --------------------------------------------------------------------------------

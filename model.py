@@ -337,14 +337,14 @@ class GPT(nn.Module):
             x = layer(x, hook, pos)
         return self.readout(x)
 
-    def reader(self, exit, plan=None):
+    def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that exit.reads names, as a function of a state (B,
+        What a rule reads in a pass: the method that rule.reads names, as a function of a state (B,
         T, C). ValueError if this model has no such method.
         """
-        method = getattr(self, exit.reads, None)
+        method = getattr(self, rule.reads, None)
         if method is None:
-            raise ValueError(f"the exit rule '{exit.name}' needs the method {exit.reads}, and "
+            raise ValueError(f"the exit rule '{rule.name}' needs the method {rule.reads}, and "
                              f'{type(self).__name__} has none: choose another rule, or a model '
                              'that was trained with it (see zoo/)')
         return partial(method, plan=plan)
@@ -393,9 +393,9 @@ class GPT(nn.Module):
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
                     keep_states=trace is not None)
-        x, found = self.hidden(idx, plan)
+        x, results = self.hidden(idx, plan)
         if trace is not None:
-            trace += found
+            trace += results
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
@@ -412,23 +412,24 @@ class GPT(nn.Module):
 
     def hidden(self, idx, plan):
         """
-        forward up to the head: idx (B, T) -> what the head reads (B, T, C), and what each group
-        found, see RecurrentGroup.forward.
+        forward up to the head: idx (B, T) -> what the head reads (B, T, C), and the results of each
+        group, a dict, see RecurrentGroup.forward.
         """
         if idx.shape[1] > self.config.block_size:
             raise ValueError(f'a sequence of {idx.shape[1]} tokens does not fit block_size = '
                              f'{self.config.block_size}')
-        read = self.reader(plan.exit, plan) if plan.exit else None
-        x, found = self.embed(idx, plan.span.pos), []
+        read = self.reader(plan.rule, plan) if plan.rule else None
+        x = self.embed(idx, plan.span.pos)
+        results = []
         for layer in self.h:
             if isinstance(layer, RecurrentGroup):
-                x, of_group = layer(x, plan, read)
-                found.append(of_group)
+                x, result = layer(x, plan, read)
+                results.append(result)
             else:
                 x = layer(x, plan.hook(layer), plan.span.pos)
         if plan.passes is not None:
-            plan.passes.append(of_groups(found, 'evals', idx))
-        return self.ln_f(x), found
+            plan.passes.append(of_groups(results, 'evals', idx))
+        return self.ln_f(x), results
 
     # decoding and checkpoints are built on top of the model, so these import them when called
     @staticmethod
@@ -479,7 +480,7 @@ def compile_layers(model, **how):
     # ones; bench.py needs more, one for each of its settings
     torch._dynamo.config.recompile_limit = 64
     for layer in model.h:
-        name = 'step' if isinstance(layer, RecurrentGroup) else 'forward'
+        name = 'step_of_pass' if isinstance(layer, RecurrentGroup) else 'forward'
         setattr(layer, name, torch.compile(getattr(layer, name), **how))
 
 

@@ -178,10 +178,10 @@ def loops_in_words(counts):
 
 def rule_and_budget(plan):
     """A plan in words: '4 loops', or 'accel, waking, up to 77 loops'."""
-    if plan.exit is None:
+    if plan.rule is None:
         return loops_in_words(plan.counts)
-    waking = ', waking' if plan.exit.wake else ''
-    return f'{plan.exit.name}{waking}, up to {loops_in_words(plan.counts)}'
+    waking = ', waking' if plan.rule.wake else ''
+    return f'{plan.rule.name}{waking}, up to {loops_in_words(plan.counts)}'
 
 
 # the first path: problems -------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Method:
     kind: Kind
     n_loop: int                         # the loop budget of each group
     cache: str                          # the policy
-    exit: Any = None                    # the rule, an exits.Exit: of exit rules and waves
+    rule: Any = None                    # an exits.Exit: of exit rules and waves
     draft_loops: int | None = None      # of drafts: few loops that write some tokens ...
     draft_tokens: int | None = None     # ... and how many, before n_loop loops check them
     wave: int | None = None             # of a wave: its tokens ...
@@ -42,9 +42,9 @@ class Method:
         if self.kind is Kind.FIXED:
             return f'fixed loops, {self.cache}'
         if self.kind is Kind.RULE:
-            return f'{self.exit.name}, {self.cache}' + (', wake' if self.exit.wake else '')
+            return f'{self.rule.name}, {self.cache}' + (', wake' if self.rule.wake else '')
         if self.kind is Kind.WAVE:
-            return f'wave {self.wave} x {self.wave_steps}, {self.exit.name}'
+            return f'wave {self.wave} x {self.wave_steps}, {self.rule.name}'
         return str(self.kind)
 
     @property
@@ -54,13 +54,13 @@ class Method:
             return f'fixed {self.n_loop}, {self.cache}'
         if self.kind is Kind.DRAFTS:
             return f'drafts {self.draft_tokens} x {self.draft_loops}, check {self.n_loop}'
-        if self.exit:
-            return f'{self.family}, tau {self.exit.tau:g}'
+        if self.rule:
+            return f'{self.family}, tau {self.rule.tau:g}'
         return self.family
 
     def arguments(self):
         """Those of GPT.stream, a dict."""
-        arguments = dict(n_loop=self.n_loop, cache=self.cache, exit=self.exit)
+        arguments = dict(n_loop=self.n_loop, cache=self.cache, exit=self.rule)
         if self.kind is Kind.DRAFTS:
             arguments |= dict(draft_loops=self.draft_loops, draft_tokens=self.draft_tokens)
         if self.kind is Kind.WAVE:
@@ -110,7 +110,7 @@ def row_of(point, deepest=None, seed=0):
     or prompts with this seed. deepest: the column.
     """
     method = point.method
-    rule = method.exit
+    rule = method.rule
     windows = point.windows
     prompts = point.prompts
     ce = per_label(point, 'nats')

@@ -3,13 +3,24 @@ Calibrated thresholds: bench.py --calibrate writes them, sample.py and bench.py 
 
 Not run by itself. out_dir/exits.json holds the sha256 of the weights that it belongs to, and rows.
 A row belongs to a rule and to how it decodes, whatever the loop budget: these fields are in KEY.
+They are
+
+    rule, hits, keep    the rule, the small values in a row that it wants, and whether the step that
+                        triggers it is kept, see exits.Exit
+    cache, ring         the policy; slots of the policy `ring`, null for others
+    wake                may a token that has exited wake?
+    wave                [its tokens, loop steps of a pass]; null = no wave
+
 The others are
 
     tau         the threshold; null if none that was tried keeps its promise (without a row, none
                 was tried)
     nats        the promise: the most that it may cost, in nats per token ...
     texts       ... or, for a wave, the least share of texts that must not change
-    cost        what it costs, on windows that had no part in choosing it; of a wave: identical
+    cost        what it costs, in nats per token, on windows that had no part in choosing it ...
+    cost_low, cost_high     ... and the ends of its 95% interval
+    evals       loop steps that were computed for a token there, on average
+    identical   of a wave, in place of these four: the share of texts that did not change
     kept        whether the promise is kept on these windows too
 """
 import hashlib
@@ -30,11 +41,11 @@ class Threshold(NamedTuple):
     kept: bool
 
 
-def threshold_key(exit, cache, ring, wave=None):
-    """The fields that say what a threshold is for. exit: a rule. wave: [width, loop steps]."""
-    cache = cache or 'exact'            # without a cache the result is that of exact
-    return dict(rule=exit.name, hits=exit.hits, keep=exit.keep, cache=cache, wake=exit.wake,
-                ring=ring if cache == 'ring' else None, wave=wave)
+def threshold_key(rule, policy, ring, wave=None):
+    """The fields that say what a threshold is for. wave: [width, loop steps]."""
+    policy = policy or 'exact'          # without a cache the result is that of exact
+    return dict(rule=rule.name, hits=rule.hits, keep=rule.keep, cache=policy, wake=rule.wake,
+                ring=ring if policy == 'ring' else None, wave=wave)
 
 
 def command_for(script, key, is_task, *flags):

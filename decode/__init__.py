@@ -101,8 +101,8 @@ def stream(model, idx, max_new_tokens, sampling, plan, decoder, policy='exact', 
     decoder.start(model, plan)
     check(idx, max_new_tokens, policy, ring, decoder)
     model.check_tokens(idx)
-    if plan.exit:
-        model.reader(plan.exit)         # a ValueError if the model has not what the rule reads
+    if plan.rule:
+        model.reader(plan.rule)         # a ValueError if the model has not what the rule reads
     if isinstance(stop, Integral):
         stop = [stop]
     rows = Rows(idx, model.config.block_size, sampling, stop or ())
@@ -113,6 +113,7 @@ def stream(model, idx, max_new_tokens, sampling, plan, decoder, policy='exact', 
 def continue_rows(model, rows, max_new_tokens, plan, decoder, policy, ring, converge):
     """Yield the new tokens of rows, see stream."""
     T_max = min(rows.block_size, rows.idx.shape[1] + max_new_tokens)
+    wakes = plan.rule is not None and plan.rule.wake
     read_from = None            # where the context window began that has been read
     n_new = 0
     while n_new < max_new_tokens:
@@ -121,11 +122,12 @@ def continue_rows(model, rows, max_new_tokens, plan, decoder, policy, ring, conv
             # cache): read it at once
             read_from = rows.start
             if policy is not None:
-                plan = replace(plan, cache=make_cache(model, plan.counts, policy, ring, T_max))
-            logits, steps_used, states = prefill(model, rows.context, plan, converge)
+                cache = make_cache(model, plan.counts, policy, ring, T_max, wakes)
+                plan = replace(plan, cache=cache)
+            logits, steps_used, outputs = prefill(model, rows.context, plan, converge)
             token = rows.draw(logits[:, None])
             new_tokens = [NewToken(token, steps_used, rows.numbers(token))]
-            decoder.begin(token, states)
+            decoder.begin(token, outputs)
         else:
             new_tokens = decoder.next_tokens(model, plan, rows, max_new_tokens - n_new)
         for token, steps_used, numbers in new_tokens:

@@ -59,22 +59,22 @@ def compile_passes(model, width=5, **options):
                 return eager(idx, plan)
         grow_cache(plan.cache, end)
         # with an exit rule the layers and steps are compiled, not the whole pass
-        run = eager if plan.exit else compiled
+        run = eager if plan.rule else compiled
         T = idx.shape[1]
-        pad = 0 if plan.exit else plan.width - T
+        pad = 0 if plan.rule else plan.width - T
         try:
             # a copy: the strides of a graph's input are those that it was compiled with
             padded = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)
-            x, groups = run(padded, padded_plan(plan, T, pad, end, block_size))
+            x, results = run(padded, padded_plan(plan, T, pad, end, block_size))
         except torch._dynamo.exc.TorchDynamoException as error:
             print('compiling failed, so decoding goes on without it:',
                   ' '.join(str(error).split())[:200], file=sys.stderr)
             torch.compiler.set_stance('force_eager')
             return hidden(idx, plan)
-        groups = [cut(group, T) for group in groups]
+        results = [cut(result, T) for result in results]
         if plan.passes is not None:
-            plan.passes.append(of_groups(groups, 'evals', idx))
-        return x[:, :T], groups
+            plan.passes.append(of_groups(results, 'evals', idx))
+        return x[:, :T], results
 
     model.hidden = hidden
     print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
@@ -103,9 +103,9 @@ def padded_plan(plan, T, pad, end, block_size):
                    warm_tokens=F.pad(plan.warm_tokens, (0, pad)))
 
 
-def cut(group, T):
-    """What a group has found, see RecurrentGroup.forward, of the first T tokens."""
-    return {name: None if value is None else value[:, :T] for name, value in group.items()}
+def cut(result, T):
+    """The result of a group, see RecurrentGroup.forward, for the first T tokens."""
+    return {name: None if value is None else value[:, :T] for name, value in result.items()}
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -26,20 +26,20 @@ class Drafts:
     def start(self, model, plan):
         if not 1 <= self.loops < min(plan.counts, default=1):
             raise ValueError(f'draft_loops must lie between 1 and n_loop - 1, not {self.loops}')
-        if plan.exit and plan.exit.by_row:
-            raise ValueError(f"the rule '{plan.exit.name}' reads all tokens of a pass at once, so "
+        if plan.rule and plan.rule.by_row:
+            raise ValueError(f"the rule '{plan.rule.name}' reads all tokens of a pass at once, so "
                              'drafts would change the text: choose another, or leave out drafts')
         if self.tokens < 1:
             raise ValueError(f'draft_tokens must be at least 1, not {self.tokens}')
 
-    def begin(self, token, states):
+    def begin(self, token, outputs):
         """Nothing to remember: a draft starts from the cache alone."""
 
     def next_tokens(self, model, plan, rows, most):
         # at most `tokens` drafts; the window and `most` need room for the token that the check adds
         position = rows.position
         room = min(self.tokens, rows.block_size - 1 - position, most - 1)
-        few_loops = replace(plan, counts=[self.loops] * len(plan.counts), exit=None)
+        few_loops = replace(plan, counts=[self.loops] * len(plan.counts), rule=None)
         tokens = [rows.last]
         for i in range(room):
             logits, _, _ = one_token(model, tokens[-1], position + i, few_loops)
@@ -48,7 +48,7 @@ class Drafts:
         # check: all loops on all of them at once, which overwrites the keys and values of the draft
         inputs = torch.cat(tokens, dim=1)               # last, d1, d2 ...: (1, 1 + room)
         span = Span(position, 1 + room, inputs.device)
-        x, groups = model.hidden(inputs, replace(plan, span=span, width=1 + self.tokens))
+        x, results = model.hidden(inputs, replace(plan, span=span, width=1 + self.tokens))
         checked = rows.draw(model.lm_head(x))           # t1, t2, t3 ...: (1, 1 + room)
         numbers = rows.numbers(torch.cat((inputs[:, 1:], checked), dim=1))
         draft_ids = numbers[:room]
@@ -59,6 +59,6 @@ class Drafts:
         kept = 1
         while kept <= room and draft_ids[kept - 1] == checked_ids[kept - 1]:
             kept += 1
-        steps_used = of_groups(groups, 'steps_used', inputs)                    # (1, T, groups)
+        steps_used = of_groups(results, 'steps_used', inputs)                    # (1, T, groups)
         return [NewToken(checked[:, i:i + 1], steps_used[:, i], checked_ids[i:i + 1])
                 for i in range(kept)]

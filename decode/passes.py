@@ -27,9 +27,9 @@ def plan_of_prompt(plan, T, converge):
     """
     if not converge or T == 1:
         return plan
-    rule = replace(plan.exit, wake=True) if plan.exit else CONVERGED
+    rule = replace(plan.rule, wake=True) if plan.rule else CONVERGED
     # information needs up to T - 1 extra loop steps to reach the last token
-    return replace(plan, counts=[n + T - 1 for n in plan.counts], exit=rule)
+    return replace(plan, counts=[n + T - 1 for n in plan.counts], rule=rule)
 
 
 def prefill(model, idx, plan, converge=False):
@@ -53,10 +53,10 @@ def one_token(model, token, position, plan, warm=None):
 
 
 def last_of(model, idx, plan):
-    """A pass over idx (B, T) -> logits, steps_used and states of the last token."""
-    x, groups = model.hidden(idx, plan)
-    states = [layer.output(group['x'][:, -1:]) for layer, group in zip(model.groups, groups)]
-    return model.lm_head(x[:, -1]), of_groups(groups, 'steps_used', idx)[:, -1], states
+    """A pass over idx (B, T) -> logits, steps_used and each group's output, of the last token."""
+    x, results = model.hidden(idx, plan)
+    outputs = [group.output(result['x'][:, -1:]) for group, result in zip(model.groups, results)]
+    return model.lm_head(x[:, -1]), of_groups(results, 'steps_used', idx)[:, -1], outputs
 
 
 def reads_whole(rule, policy):
@@ -76,15 +76,18 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
     All tokens are read in one pass if reads_whole says so. Otherwise each token runs alone and
     reads what earlier ones have kept.
     """
-    whole = reads_whole(plan.exit, policy)
+    whole = reads_whole(plan.rule, policy)
     n = idx.shape[1] if whole else 1                # tokens of a pass
-    cache = None if whole else make_cache(model, plan.counts, policy or 'exact', ring, idx.shape[1])
+    cache = None
+    if not whole:
+        wakes = plan.rule is not None and plan.rule.wake
+        cache = make_cache(model, plan.counts, policy or 'exact', ring, idx.shape[1], wakes)
     parts = []
     for i, tokens in enumerate(idx.split(n, dim=1)):
         span = Span(i * n, n, idx.device)
-        x, groups = model.hidden(tokens, replace(plan, span=span, cache=cache))
-        parts.append((model.lm_head(x), of_groups(groups, 'steps_used', tokens),
-                      of_groups(groups, 'evals', tokens)))
+        x, results = model.hidden(tokens, replace(plan, span=span, cache=cache))
+        parts.append((model.lm_head(x), of_groups(results, 'steps_used', tokens),
+                      of_groups(results, 'evals', tokens)))
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
@@ -93,7 +96,7 @@ def teacher_forced(model, idx, plan, policy='exact', ring=8):
 #     policy                    the only cache policy that it works with, None = any
 #     name                      the knob that chooses it, for errors
 #     start(model, plan)        called first. ValueError if they do not fit
-#     begin(token, states)      a context window has been read: its first new token (B, 1), and what
+#     begin(token, outputs)     a context window has been read: its first new token (B, 1), and what
 #                               the groups put out for the token before that, (B, 1, C) each
 #     next_tokens(model, plan, rows, most)
 #                               -> a list of at most `most` NewTokens
@@ -118,11 +121,11 @@ class OneByOne:
             raise ValueError('warm_start begins with the states of another token, so it needs a '
                              'model whose loop steps read their input')
 
-    def begin(self, token, states):
-        self.states = states
+    def begin(self, token, outputs):
+        self.outputs = outputs
 
     def next_tokens(self, model, plan, rows, most):
-        warm = self.states if self.warm_start else None
-        logits, steps_used, self.states = one_token(model, rows.last, rows.position, plan, warm)
+        warm = self.outputs if self.warm_start else None
+        logits, steps_used, self.outputs = one_token(model, rows.last, rows.position, plan, warm)
         token = rows.draw(logits[:, None])
         return [NewToken(token, steps_used, rows.numbers(token))]

@@ -108,24 +108,24 @@ class Wave:
         """ValueError for a width or steps below 1, and a model or rule that can_wave excludes."""
         if self.width < 1:
             raise ValueError(f'a wave needs a width of at least 1, not {self.width}')
-        if not can_wave(model, plan.exit):
+        if not can_wave(model, plan.rule):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              "every step, without step_noise, and a rule that reads a token's last "
                              'states alone: choose another, or give wave=0')
         self.counts = model.loop_counts(self.steps, knob='wave_steps')      # of a pass, by group
         self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.counts))
-        self.rule = plan.exit
-        self.read = model.reader(plan.exit) if plan.exit else None
+        self.rule = plan.rule
+        self.read = model.reader(plan.rule) if plan.rule else None
 
-    def begin(self, token, states):
-        """Start with a context's first new token, from noise; of `states` only the shape counts."""
+    def begin(self, token, outputs):
+        """Start with a context's first new token, from noise; outputs have the shape of states."""
         self.queue = [Token(token.item())]      # the tokens of the next pass, and maybe later ones
         self.inputs = token                     # their inputs on the device, (1, w)
         self.steps_used = torch.tensor([self.counts], device=token.device)      # of a pass
         # of each group the states (1, n, C) of the first n tokens, which have been through a pass,
         # and what the rule remembers of the first m of them, (1, m, any)
-        self.states = [x[:, :0] for x in states]
-        self.memos = [None] * len(states)
+        self.states = [x[:, :0] for x in outputs]
+        self.memos = [None] * len(outputs)
 
     def next_tokens(self, model, plan, rows, most):
         """One pass -> the tokens that it commits, maybe none."""
@@ -173,11 +173,11 @@ class Wave:
         warm = [F.pad(x, (0, 0, 0, w - n)) for x in self.states]
         warm_tokens = torch.arange(w, device=device) < n
         # the rule is applied between passes, so there is none within the pass
-        plan = replace(plan, counts=self.counts, exit=None, width=self.width, warm=warm,
+        plan = replace(plan, counts=self.counts, rule=None, width=self.width, warm=warm,
                        warm_tokens=warm_tokens, span=Span(rows.position, w, device))
-        x, groups = model.hidden(self.inputs[:, :w], plan)
+        x, results = model.hidden(self.inputs[:, :w], plan)
         says = rows.draw(model.lm_head(x))
-        return says, self.pass_signals([group['x'] for group in groups])
+        return says, self.pass_signals([result['x'] for result in results])
 
     def pass_signals(self, states):
         """

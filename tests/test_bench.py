@@ -384,7 +384,7 @@ def by_hand(points, idx, targets):
     odd = number % 2
     for point in points:
         nats = np.zeros(len(idx))
-        rule = point.method.exit
+        rule = point.method.rule
         if rule:
             name, tau = rule.name, rule.tau
             nats = dict(accel=tau / 10 * (1 + odd), kl=tau + 9 + odd,
@@ -553,7 +553,7 @@ def test_a_rule_of_a_task_is_measured_as_sample_decodes_it(tiny, monkeypatch, ca
     full = bench.full_budget(model, T=8)
     method, = bench.rules_to_measure(model, full.n_loop, T=8)
     assert [full.n_loop] * 2 == decoding.counts
-    assert method.exit.wake == decoding.rule.wake
+    assert method.rule.wake == decoding.rule.wake
 
 
 def test_what_is_not_measured_is_said(here, monkeypatch):

@@ -164,7 +164,7 @@ def forced(model, idx, rule, n_loop=14, cache=None):
 def token_by_token(model, idx, rule, n_loop=14):
     """One token after another through the exact cache."""
     counts = [n_loop] * len(model.groups)
-    cache, parts = make_cache(model, counts, 'exact'), []
+    cache, parts = make_cache(model, counts, 'exact', wakes=rule is not None and rule.wake), []
     with torch.no_grad():
         for i in range(idx.shape[1]):
             plan = Plan(counts, rule, span=Span(i), cache=cache)
@@ -343,7 +343,7 @@ def test_near_attention_sums_in_float32(tiny, idx):
 def test_slots_are_allocated_as_steps_are_taken(tiny, idx):
     """A budget of 5,000 steps costs nothing where 40 are taken."""
     model, counts = tiny(**WINDOW), [5000, 5000]
-    cache = make_cache(model, counts, 'exact')
+    cache = make_cache(model, counts, 'exact', wakes=True)
     rule = make_exit('norm', 1e-3, wake=True)
     with torch.no_grad():
         for i in range(8):
