@@ -10,25 +10,26 @@ And how do other models compare, with loops or without?
 
 A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
 of bench.csv. It is compared with its *reference*, the *full budget* of the same model: n_loop fixed
-loops under the policy `exact`.
+loops under the policy `exact`. Methods that differ only in their threshold, or in their number of
+fixed loops, are a *family*, of which the table at the end shows the fastest that is faithful.
 
 Start at main(). The sections before it:
 
     methods         which ways to decode the knobs ask for
     windows         held-out text or problems, and their beginnings, the prompts
-    quality         loss and accuracy on the windows; of drafts and waves it is that of the texts
-                    that they write
-    time            of the text after a prompt, and whether it is the text of the full budget. On a
-                    task: of reading a problem
-    calibration     instead of these two: the largest threshold of each rule that keeps a promise
-                    (common/calibration.py)
+    quality         loss and accuracy on the windows. Drafts and waves have none of their own: they
+                    are made to write the texts of a loop budget
+    time            milliseconds for a new token after a prompt, and whether the text is that of the
+                    full budget; on a task milliseconds for a token of a problem that is read
+    calibration     in place of quality and time: the largest threshold of each rule that keeps a
+                    promise (common/calibration.py)
     knobs           what is refused
 
 common/points.py has the points and the columns of bench.csv, common/comparison.py the table at the
 end, figure_4.png and ledger.png. On Ctrl-C bench.csv has what was measured until then.
 
-Under `latest` two columns are not of the same decoding. For ce and accuracy the tokens of a window
-are read one after another, each with the method's loops; for identical and ms_per_token the prompt
+Under `latest` quality and time are measured in two ways. For ce and accuracy the tokens of a window
+are read one after another, each with the method's loops. For identical and ms_per_token the prompt
 is read at once and loops until it has converged, as GPT.stream does it.
 
 Paper: sec. 4, App. D, Fig. 4.
@@ -60,9 +61,6 @@ from common.points import (
     Point,
     PromptResult,
     WindowResult,
-    column,
-    excess,
-    identical,
     row_of,
 )
 from common.thresholds import threshold_key
@@ -82,7 +80,7 @@ length: int | None = None   # tokens of a window; None = block_size. Others: rot
 rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, the same for all rules
 budgets = [1, 2, 4, 8]      # fixed loop steps
-drafts = [[2, 8, 4]]        # loops of a draft, loops of its check, and tokens drafted at once
+drafts = [[2, 8, 4]]        # loops of a draft, loops of its check, tokens: drafts 4 x 2, check 8
 waves = [[8, 1]]            # tokens of a wave, and loop steps of a pass
 n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
 cache: str | list = 'exact'     # policies of cache.POLICIES, for fixed loops and rules
@@ -121,7 +119,7 @@ def points_of(folder, model, T=None):
 def full_budget(model, T=None):
     """Fixed loops, as many as a rule may use under any of the policies."""
     if not model.groups:            # nothing loops: a pass is all there is
-        return Method(Kind.PLAIN, n_loop=1, cache='exact')
+        return Method(Kind.PLAIN, n_loop=1, policy='exact')
     budgets = []
     for policy in as_list(cache):
         for may_wake in as_list(wake):
@@ -173,7 +171,7 @@ def rules_to_measure(model, budget, T=None):
 
 
 def waves_to_measure(model, budget):
-    """A method for each wave, and each rule that can decide for it, with its own threshold."""
+    """A method for each wave and each rule that can commit its tokens, with its own threshold."""
     can_decide = [rule for rule in map(make_exit, rules) if can_wave(model, rule)]
     return [Method(Kind.WAVE, budget, 'latest', rule, wave=width, wave_steps=steps)
             for width, steps in waves for rule in can_decide]
@@ -220,8 +218,7 @@ def read_held_out(checkpoint, dev):
     n = n_prompts if calibrate is None else N
     prompts = idx[:n, None, :end]                                                   # (n, 1, end)
     if len(prompts) < n or end > T:
-        print(f'windows are {N} of {T} tokens: there are {len(prompts)} prompts of '
-              f'{prompts.shape[2]} tokens')
+        print(f'{N} windows of {T} tokens give {len(prompts)} prompts of {prompts.shape[2]} tokens')
     deepest = depth[kept.cpu().numpy()].max(axis=1).mean() if text.is_task else None
     return HeldOut(idx, targets, prompts, text.is_task, deepest)
 
@@ -266,8 +263,9 @@ def quality_of(point, idx, targets):
     if point.model.groups:
         most = evals.amax(dim=(1, 2)).tolist()
         last = steps.amax(dim=(1, 2)).tolist()
-    fields = zip(sums(nats), sums(right), sums(targets >= 0), means, most, last)
-    return [WindowResult(*of_window) for of_window in fields]
+    nats, right, labels = sums(nats), sums(right), sums(targets >= 0)
+    return [WindowResult(nats=nats[b], right=right[b], labels=labels[b], evals=means[b],
+                         most_evals=most[b], last_step=last[b]) for b in range(len(idx))]
 
 
 def sums(values):
@@ -283,15 +281,15 @@ def decode_given(point, idx):
     method = point.method
     torch.manual_seed(seed)         # for rules that toss a coin
     plan = Plan(point.model.loop_counts(method.n_loop), method.rule, as_noise(seed))
-    return teacher_forced(point.model, idx, plan, method.cache, ring)
+    return teacher_forced(point.model, idx, plan, method.policy, ring)
 
 
 def seconds_of_quality(points, held_out):
     """Measure a part of the windows, and forget it -> the seconds that all of them will take."""
-    part = (slice(None), slice(8))          # 8 tokens of each window
-    if held_out.is_task:
-        part = (slice(4), slice(None))      # 4 problems
-    idx, targets = held_out.idx[part], held_out.targets[part]
+    if held_out.is_task:        # 4 problems
+        idx, targets = held_out.idx[:4], held_out.targets[:4]
+    else:                       # 8 tokens of each window
+        idx, targets = held_out.idx[:, :8], held_out.targets[:, :8]
     begin = time.perf_counter()
     measure_quality([replace(point, windows=[]) for point in points], idx, targets)
     return (time.perf_counter() - begin) * held_out.idx.numel() / idx.numel()
@@ -300,7 +298,7 @@ def seconds_of_quality(points, held_out):
 # time ---------------------------------------------------------------------------------------------
 
 def measure_time(points, prompt, number, is_task):
-    """Measure what prompt `number`, (1, n), costs at every point in turn."""
+    """Continue prompt `number`, (1, n), or read a problem (1, T): with each method, one by one."""
     for point in points:
         if is_task:
             point.prompts.append(read_problem(point, prompt))
@@ -359,7 +357,7 @@ def models_to_compile(points, is_task):
     in one pass, which stays as it is.
     """
     models = {point.model for point in points
-              if not is_task or not reads_whole(point.method.rule, point.method.cache)}
+              if not is_task or not reads_whole(point.method.rule, point.method.policy)}
     if not models:
         raise ValueError('--compile is for passes after a prompt, and these problems are read in '
                          'one pass: leave it out, or give --cache=latest')
@@ -378,58 +376,50 @@ def compile_all(points, prompt, is_task):
 
 # calibration --------------------------------------------------------------------------------------
 
-class Half(NamedTuple):
-    """Half of the windows, and the full budget on them, which is measured when it is needed."""
-    held_out: HeldOut
-    reference: Point
-
-
-def calibrate_all(full, held_out, checkpoint, folder):
+def calibrate_all(full, held_out, checkpoint, results):
     """
     Find the threshold of each rule and wave -> calibrated families, and their rows in
-    folder/exits.json. full: the point of the full budget.
+    results/exits.json. full: the point of the full budget.
     """
-    even, odd = (Half(held_out.half(i), Point('', full.model, full.method)) for i in (0, 1))
+    even = calibration.Half(held_out.half(0), Point(full.run, full.model, full.method))
+    odd = calibration.Half(held_out.half(1), Point(full.run, full.model, full.method))
     methods = rules_to_measure(full.model, full.method.n_loop, held_out.problem_tokens)
     if not held_out.is_task:
         methods += waves_to_measure(full.model, full.method.n_loop)
     families = [family_of(method) for method in methods]
-    return families, calibration.calibrate(families, taus, even, odd, folder, checkpoint)
+    return families, calibration.calibrate(families, taus, even, odd, results, checkpoint)
 
 
 def family_of(method):
     """A method, whatever its threshold -> a calibration.Family."""
     if method.kind is Kind.WAVE:
-        key = threshold_key(method.rule, method.cache, ring, [method.wave, method.wave_steps])
-        return calibration.Family(method.family, key, promise=dict(texts=fidelity),
-                                  judge=partial(judge_texts, method))
-    key = threshold_key(method.rule, method.cache, ring)
-    return calibration.Family(method.family, key, promise=dict(nats=calibrate),
-                              judge=partial(judge_loss, method))
+        of_wave = [method.wave, method.wave_steps]
+        promise = dict(texts=fidelity)
+        judge = partial(judge_texts, method)
+    else:
+        of_wave = None
+        promise = dict(nats=calibrate)
+        judge = partial(judge_loss, method)
+    key = threshold_key(method.rule, method.policy, ring, of_wave)
+    return calibration.Family(method.family, key, promise, judge)
 
 
 def judge_loss(method, tau, half):
     """What a rule with this threshold costs on half of the windows: nats per label."""
-    point = Point('', half.reference.model, with_tau(method, tau), half.reference)
+    point = half.point(with_tau(method, tau))
     not_measured = [each for each in (half.reference, point) if not each.windows]
     measure_quality(not_measured, half.held_out.idx, half.held_out.targets)
-    cost, low, high = excess(point, seed)
-    evals = column(point.windows, 'evals').mean()
-    costs = dict(cost=cost, cost_low=low, cost_high=high, evals=evals)
-    return calibration.Verdict(costs, mean_keeps=bool(cost <= calibrate),
-                               upper_end_keeps=bool(high <= calibrate))
+    return calibration.verdict_on_loss(point, calibrate, seed)
 
 
 def judge_texts(method, tau, half):
-    """How many texts of half of the prompts a wave with this threshold leaves as they are."""
-    point = Point('', half.reference.model, with_tau(method, tau), half.reference)
+    """The share of texts after half of the prompts that a wave with this threshold leaves alone."""
+    point = half.point(with_tau(method, tau))
     use_one_thread(point.model)
     for each in half.reference, point:
         if not each.prompts:
             each.prompts += [continue_prompt(each, prompt) for prompt in half.held_out.prompts]
-    share = identical(point)
-    return calibration.Verdict(dict(identical=share), mean_keeps=share >= fidelity,
-                               upper_end_keeps=share >= fidelity)
+    return calibration.verdict_on_texts(point, fidelity)
 
 
 # knobs: what is refused ---------------------------------------------------------------------------
@@ -495,11 +485,11 @@ def are_counts(values, n):
             and all(type(value) is int and value >= 1 for value in values))
 
 
-def check_results(folder):
-    """ValueError, before any work, if the results cannot be written into this folder."""
-    check_writable(folder)
+def check_results(results):
+    """ValueError, before any work, if this folder cannot be written into."""
+    check_writable(results)
     for name in ('bench.csv', 'bench.json', 'exits.json', 'figure_4.png', 'ledger.png'):
-        path = os.path.join(folder, name)
+        path = os.path.join(results, name)
         if os.path.isdir(path):
             raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
 
@@ -526,15 +516,15 @@ def points_of_others(checkpoint, held_out):
     return points
 
 
-def save(points, deepest, folder, settings):
-    """Write folder/bench.csv and its bench.json with what is known so far, if anything is."""
+def save(points, deepest, results, settings):
+    """Write results/bench.csv and its bench.json with what is known so far, if anything is."""
     rows = [row_of(point, deepest, seed) for point in points if point.windows or point.prompts]
     if rows:
         columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
         write_csv([dict.fromkeys(columns) | row for row in rows],
-                  os.path.join(folder, 'bench.csv'), list(columns))
+                  os.path.join(results, 'bench.csv'), list(columns))
         write_json(settings | dict(threads=torch.get_num_threads()),
-                   os.path.join(folder, 'bench.json'))
+                   os.path.join(results, 'bench.json'))
 
 
 def settings_of(checkpoint, dev, held_out):
@@ -545,16 +535,17 @@ def settings_of(checkpoint, dev, held_out):
                 **{name: globals()[name] for name in names})
 
 
-def measure(points, held_out, folder, settings):
+def measure(points, held_out, results, settings):
     """
-    Quality, then time. folder/bench.csv has what is known, even after Ctrl-C, with the settings
-    beside it. What cannot be done fails in the first seconds, in which each point is tried.
+    Measure the quality of all points, then the time. After each family and each prompt
+    results/bench.csv has what is known, also after Ctrl-C, and bench.json the settings. Before that
+    each point is tried on a little, so that what cannot be done fails in the first seconds.
     """
     prompts = held_out.prompts
     is_task = held_out.is_task
-    print(f'{len(points)} points on {len(held_out.idx)} windows and {len(prompts)} prompts. Trying '
-          'each for a moment ...', flush=True)
-    # drafts and waves write the texts of a budget, and have no quality of their own
+    print(f'{len(points)} points, {len(held_out.idx)} windows and {len(prompts)} prompts. First '
+          'each point is tried for a moment ...', flush=True)
+    # drafts and waves are made to write the texts of a budget: they have no quality of their own
     of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
     seconds = seconds_of_quality(of_windows, held_out)
     # texts are timed with the threads that are best for the widest model; batches of windows are
@@ -565,12 +556,13 @@ def measure(points, held_out, folder, settings):
         use_one_thread(widest)
         seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task)
         torch.set_num_threads(threads)
-    print(f'all of it will take about {seconds:.0f} s' + (', and compiling' if compile else ''))
+    compiling = ', and compiling' if compile else ''
+    print(f'all of it will take about {seconds:.0f} s{compiling}')
     try:
         for words, members in groupby(of_windows, lambda point: point.method.family):
             print(f'quality: {words}', flush=True)
             measure_quality(list(members), held_out.idx, held_out.targets)
-            save(points, held_out.deepest, folder, settings)
+            save(points, held_out.deepest, results, settings)
 
         use_one_thread(widest)
         if compile and len(prompts):
@@ -578,9 +570,9 @@ def measure(points, held_out, folder, settings):
         for number, prompt in enumerate(prompts):
             print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
             measure_time(points, prompt, number, is_task)
-            save(points, held_out.deepest, folder, settings)
+            save(points, held_out.deepest, results, settings)
     finally:
-        save(points, held_out.deepest, folder, settings)
+        save(points, held_out.deepest, results, settings)
 
 
 def main():

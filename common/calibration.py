@@ -14,8 +14,9 @@ interval of the cost must keep the promise. On the other half the mean cost is c
 """
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from common.points import Point, column, excess, identical
 from common.tables import print_rows
 from common.thresholds import command_for, save_thresholds, thresholds_of
 
@@ -27,6 +28,31 @@ class Verdict(NamedTuple):
     upper_end_keeps: bool       # does the upper end of its 95% interval keep it too?
 
 
+def verdict_on_loss(point, nats, seed):
+    """A point measured on windows: does it cost at most so many nats per label?"""
+    cost, low, high = excess(point, seed)
+    evals = column(point.windows, 'evals').mean()
+    costs = dict(cost=cost, cost_low=low, cost_high=high, evals=evals)
+    return Verdict(costs, mean_keeps=bool(cost <= nats), upper_end_keeps=bool(high <= nats))
+
+
+def verdict_on_texts(point, fidelity):
+    """A point measured on prompts: are at least this share of its texts those of its reference?"""
+    share = identical(point)
+    kept = share >= fidelity
+    return Verdict(dict(identical=share), mean_keeps=kept, upper_end_keeps=kept)
+
+
+class Half(NamedTuple):
+    """Half of the windows, and the full budget on them, which is measured when it is needed."""
+    held_out: Any               # the windows and prompts, see HeldOut of bench.py
+    reference: Point
+
+    def point(self, method):
+        """A point of another method, of the same model."""
+        return Point(self.reference.run, self.reference.model, method, self.reference)
+
+
 class Family(NamedTuple):
     """A rule under a cache policy, or a wave: everything of a method but its threshold."""
     words: str
@@ -35,32 +61,32 @@ class Family(NamedTuple):
     judge: Callable     # (tau, half of the windows) -> Verdict
 
 
-def calibrate(families, taus, even, odd, folder, checkpoint):
+def calibrate(families, taus, even, odd, results, checkpoint):
     """
-    Find the threshold of each family, print it, and add it to folder/exits.json at once, in place
+    Find the threshold of each family, print it, and add it to results/exits.json at once, in place
     of an earlier one -> its rows. even, odd: the two halves of the windows, as `judge` takes them.
     """
     try:
-        stored = thresholds_of(folder, checkpoint)
+        stored = thresholds_of(results, checkpoint)
     except ValueError as error:
         print(f'warning: {error}. It is replaced')
         stored = []
     rows = []
     for family in families:
-        result = largest_tau(family.judge, taus, even, odd)
-        rows.append(family.key | family.promise | result)
+        row = family.key | family.promise | largest_tau(family.judge, taus, even, odd)
+        rows.append(row)
         outcome = 'none of taus keeps the promise'
-        if result['tau'] is not None:
-            outcome = f"tau = {result['tau']:g}"
+        if row['tau'] is not None:
+            outcome = f"tau = {row['tau']:g}"
         print(f'{family.words}: {outcome}', flush=True)
-        save_thresholds(folder, checkpoint, [*stored, *rows])
+        save_thresholds(results, checkpoint, [*stored, *rows])
     return rows
 
 
 def largest_tau(judge, taus, even, odd):
     """
-    The largest tau of which even the upper end of the interval keeps the promise on the even half,
-    and its costs on the odd half.
+    The largest tau whose cost keeps the promise on the even half, with the upper end of its
+    interval too, and what it costs on the odd half: a dict, as exits.json has them.
     """
     for tau in sorted(taus, reverse=True):
         if judge(tau, even).upper_end_keeps:
@@ -69,11 +95,12 @@ def largest_tau(judge, taus, even, odd):
     return dict(tau=None)
 
 
-def report(families, rows, folder, out_dir, is_task, flag_of_rule):
+def report(families, rows, results, folder, is_task, flag_of_rule):
     """
     The table of calibrated thresholds, a row for each family, and how to use one of them.
 
-    folder: of exits.json. out_dir: of the model. flag_of_rule: {name of a rule: its --exit}.
+    results: the folder of exits.json. folder: that of the model. flag_of_rule: {name of a rule: its
+    --exit}.
     """
     rows = [dict(name=family.words) | row for family, row in zip(families, rows)]
     formats = dict(name='', tau='g', cost='+.4f', cost_low='+.4f', cost_high='+.4f', evals='.2f',
@@ -87,10 +114,10 @@ def report(families, rows, folder, out_dir, is_task, flag_of_rule):
     if without:
         print(f'\nno threshold was found for {"; ".join(without)}: none of taus keeps the promise')
     kept = [row for row in rows if row.get('kept')]
-    print(f'\n{folder}/exits.json')
+    print(f'\n{results}/exits.json')
     if kept:
         row = min(kept, key=lambda row: row.get('evals', math.inf))     # waves come last
-        flags = [f'--out_dir={out_dir}', f"--exit={flag_of_rule[row['rule']]}"]
+        flags = [f'--out_dir={folder}', f"--exit={flag_of_rule[row['rule']]}"]
         if row['wave']:
             width, steps = row['wave']
             flags += [f'--wave={width}', f'--wave_steps={steps}']

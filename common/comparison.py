@@ -13,21 +13,25 @@ FORMATS = dict(ce_minus_full='+.4f', accuracy='.3f', mean_evals='.2f', identical
                blocks='.2f', ms_per_token='.2f')
 
 
-def report(rows, folder, is_task, fidelity):
+def report(rows, results, is_task, fidelity):
     """
-    The figures of all rows, and the table. fidelity: the share of texts, on a task of right
-    answers, that a row needs for the table.
+    Draw the figures of all rows into the folder `results`, and print the table. fidelity: the share
+    of the full budget's texts, or on a task of its right answers, that a row needs for the table.
     """
     from common import plots  # here, since matplotlib takes a second to import
     timed = [row for row in rows if row['prompts']]
     of_rules = [row for row in rows if row['kind'] is Kind.RULE]
+    figures = []
     if of_rules:
-        plots.figure_4(of_rules, os.path.join(folder, 'figure_4.png'))
+        figures.append('figure_4.png')
+        plots.figure_4(of_rules, os.path.join(results, 'figure_4.png'))
     if timed:
-        plots.ledger(dots_of(timed, is_task, fidelity), os.path.join(folder, 'ledger.png'),
+        figures.append('ledger.png')
+        plots.ledger(dots_of(timed, is_task, fidelity), os.path.join(results, 'ledger.png'),
                      'share of right answers' if is_task else 'held-out loss (nats per token)',
                      is_task)
-    print(f'\n{folder}: bench.csv has all {len(rows)} points; figures')
+    drawn = f'; {" and ".join(figures)} beside it' if figures else ''
+    print(f'\n{results}/bench.csv has all {len(rows)} points{drawn}')
 
     several_runs = len({row['run'] for row in rows}) > 1
     formats = (dict(run='') if several_runs else {}) | dict(name='') | FORMATS
@@ -35,13 +39,16 @@ def report(rows, folder, is_task, fidelity):
         print_rows('quality:', rows, formats)
         return
     table = rows_of_table(timed, is_task, fidelity)
-    enough = f"{100 * fidelity:g}% of its {'right answers' if is_task else 'texts'}"
+    share = f'{100 * fidelity:g}%'
+    what = 'right answers' if is_task else 'texts'
     shown = {row['family'] for row in table}
     families = dict.fromkeys(row['family'] for row in timed)
     without = [family for family in families if family not in shown]
     if without:
-        print(f'at no threshold or loop count {enough}: {"; ".join(without)}')
-    print_rows(f'the full budget, and the fastest of each kind with {enough}:', table, formats)
+        print(f"not in the table, since no setting keeps {share} of the full budget's {what}: "
+              f'{"; ".join(without)}')
+    print_rows(f'the full budget, and of each family the fastest with {share} of its {what}:',
+               table, formats)
 
 
 def rows_of_table(rows, is_task, fidelity):
@@ -67,9 +74,10 @@ def is_faithful(row, full, is_task, fidelity):
 
 def dots_of(rows, is_task, fidelity):
     """
-    The dots of ledger.png: quality against time. Drafts have the quality of the loops that check
-    them, whose texts they write, and waves that of the full budget, if enough of their texts are
-    its own. Other waves, and drafts whose loops have no row, have no dot.
+    The dots of ledger.png: quality against time. Drafts and waves have no quality in their rows.
+    Drafts write the text of the loops that check them, so they get the quality of these fixed
+    loops. A wave gets that of the full budget, if it writes enough of its texts. Other waves have
+    no dot, nor have drafts whose loops were not measured.
     """
     quality = 'accuracy' if is_task else 'ce'
     of_loops = {(row['run'], row['n_loop']): row[quality] for row in rows

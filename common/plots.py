@@ -255,7 +255,7 @@ def figure_4(rows, path):
         words = [names[row['run']]] if len(names) > 1 else []
         words.append(row['cache'])
         if row['wake']:
-            words.append('asleep until news')
+            words.append('wake')
         rows_of.setdefault(', '.join(words), []).append(row)
     rules = list(grouped(rows, 'rule'))
     line_of = {}            # rule: one of its lines, for the legend

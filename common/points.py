@@ -29,7 +29,7 @@ class Method:
     """
     kind: Kind
     n_loop: int                         # the loop budget of each group
-    cache: str                          # the policy
+    policy: str                         # of the cache
     rule: Any = None                    # an exits.Exit: of exit rules and waves
     draft_loops: int | None = None      # of drafts: few loops that write some tokens ...
     draft_tokens: int | None = None     # ... and how many, before n_loop loops check them
@@ -38,20 +38,20 @@ class Method:
 
     @property
     def family(self):
-        """In words, but for loops and threshold: the table has the fastest of each family."""
+        """What methods share that differ only in their threshold or number of fixed loops."""
         if self.kind is Kind.FIXED:
-            return f'fixed loops, {self.cache}'
+            return f'fixed loops, {self.policy}'
         if self.kind is Kind.RULE:
-            return f'{self.rule.name}, {self.cache}' + (', wake' if self.rule.wake else '')
+            return f'{self.rule.name}, {self.policy}' + (', wake' if self.rule.wake else '')
         if self.kind is Kind.WAVE:
             return f'wave {self.wave} x {self.wave_steps}, {self.rule.name}'
         return str(self.kind)
 
     @property
     def label(self):
-        """In words."""
+        """In words. Of drafts: their tokens x loops of a draft, then the loops of their check."""
         if self.kind is Kind.FIXED:
-            return f'fixed {self.n_loop}, {self.cache}'
+            return f'fixed {self.n_loop}, {self.policy}'
         if self.kind is Kind.DRAFTS:
             return f'drafts {self.draft_tokens} x {self.draft_loops}, check {self.n_loop}'
         if self.rule:
@@ -60,7 +60,7 @@ class Method:
 
     def arguments(self):
         """Those of GPT.stream, a dict."""
-        arguments = dict(n_loop=self.n_loop, cache=self.cache, exit=self.rule)
+        arguments = dict(n_loop=self.n_loop, cache=self.policy, exit=self.rule)
         if self.kind is Kind.DRAFTS:
             arguments |= dict(draft_loops=self.draft_loops, draft_tokens=self.draft_tokens)
         if self.kind is Kind.WAVE:
@@ -124,7 +124,7 @@ def row_of(point, deepest=None, seed=0):
         name=method.label,
         family=method.family,
         kind=method.kind,
-        cache=method.cache,
+        cache=method.policy,
         n_loop=method.n_loop,
         rule=rule.name if rule else None,
         tau=rule.tau if rule else None,

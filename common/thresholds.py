@@ -1,7 +1,7 @@
 """
 Calibrated thresholds: bench.py --calibrate writes them, sample.py and bench.py read them.
 
-Not run by itself. out_dir/exits.json holds the sha256 of the weights that it belongs to, and rows.
+Not run by itself. folder/exits.json holds the sha256 of the weights that it belongs to, and rows.
 A row belongs to a rule and to how it decodes, whatever the loop budget: these fields are in KEY.
 They are
 
@@ -63,20 +63,20 @@ def command_for(script, key, is_task, *flags):
     return ' '.join(map(quote, words))
 
 
-def calibrated(out_dir, checkpoint, key):
-    """The Threshold in out_dir/exits.json for this threshold_key; None if there is no such row."""
-    for row in thresholds_of(out_dir, checkpoint):
+def calibrated(folder, checkpoint, key):
+    """The Threshold in folder/exits.json for this threshold_key; None if there is no such row."""
+    for row in thresholds_of(folder, checkpoint):
         if key.items() <= row.items():
             return Threshold(row['tau'], row.get('kept', True))
     return None
 
 
-def thresholds_of(out_dir, checkpoint):
+def thresholds_of(folder, checkpoint):
     """
-    The rows of out_dir/exits.json, [] if there is no such file, or if it belongs to other weights.
+    The rows of folder/exits.json, [] if there is no such file, or if it belongs to other weights.
     ValueError if it cannot be read.
     """
-    path = os.path.join(out_dir, 'exits.json')
+    path = os.path.join(folder, 'exits.json')
     if not os.path.exists(path):
         return []
     with explain(f"cannot read '{path}'", 'make it again: python bench.py --calibrate=0.005'):
@@ -104,11 +104,11 @@ def checked_threshold(row):
     return row | dict(tau=None if tau is None else float(tau))
 
 
-def save_thresholds(out_dir, checkpoint, rows):
-    """Write out_dir/exits.json. Of rows with the same key the last one counts."""
+def save_thresholds(folder, checkpoint, rows):
+    """Write folder/exits.json. Of rows with the same key the last one counts."""
     of_key = {tuple(str(row[name]) for name in KEY): row for row in rows}
     write_json(dict(weights=hash_of_weights(checkpoint), exits=list(of_key.values())),
-               os.path.join(out_dir, 'exits.json'))
+               os.path.join(folder, 'exits.json'))
 
 
 def hash_of_weights(checkpoint):

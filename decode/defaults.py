@@ -23,7 +23,7 @@ How a prompt or a problem is read depends on the cache:
                   within n_loop if that is given
 
 On a task no token wakes, and the budget is 30, under `latest` or a `ring` that is smaller than the
-budget.
+budget. A rule that has to wake (wake=True) is refused there, on a task and for a text.
 
 Without a cache (None) the context is read anew for every token, which gives what exact gives. A
 rule that reads all tokens of a pass at once reads a problem token by token.

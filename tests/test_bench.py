@@ -151,7 +151,7 @@ def test_runs_beside(benched, held_out, here, monkeypatch):
 
 def test_the_table_has_the_fastest_of_each_family(benched):
     rows, printed = benched
-    title = "the full budget, and the fastest of each kind with 95% of its texts:"
+    title = "the full budget, and of each family the fastest with 95% of its texts:"
     table = printed.partition(title)[2].splitlines()[2:]
     good = sorted((row for row in rows if float(row['identical']) >= 0.95),
                   key=lambda row: float(row['ms_per_token']))
@@ -560,7 +560,7 @@ def test_what_is_not_measured_is_said(here, monkeypatch):
     """There are no more prompts than windows; a calibration has no use for some knobs."""
     alone = ['--budgets=[]', '--taus=[]', '--drafts=[]', '--waves=[]', '--n_prompts=9']
     printed = finished(*SMALL, *alone, '--n_windows=1', '--prompt_tokens=99', script='bench.py')
-    assert 'windows are 1 of 16 tokens: there are 1 prompts of 16 tokens\n' in printed
+    assert '1 windows of 16 tokens give 1 prompts of 16 tokens\n' in printed
     assert names(read_csv('out/bench.csv')) == ['fixed 5, exact']
     settings = json.loads(Path('out/bench.json').read_text())
     assert settings.items() >= dict(iteration=12, device='cpu', dtype='float32', seed=0, ring=8,
@@ -655,7 +655,7 @@ def test_figure_4_has_a_line_for_each_rule_and_run(monkeypatch):
     figure.savefig(os.devnull, format='png')
     titles = [ax.get_title() for ax in figure.axes[::3]]
     assert titles == [f'{run}, exact{more}' for run in ('a', 'b_$')
-                      for more in ('', ', asleep until news')]
+                      for more in ('', ', wake')]
     assert {len(ax.get_lines()) for ax in figure.axes} == {2}
     texts = figure.axes[0].get_legend().get_texts()
     assert [text.get_text() for text in texts] == ['_mine', 'kl']
