@@ -98,4 +98,3 @@ train last-1 '' --seed=1 --loss_at=last
 train window8-1 --window=8 --seed=1
 train nowindow-1 --window=None --seed=1
 at_once atonce-1 '' --seed=1 --max_iters=400
-[ -n "$only" ] || python -m results.wrong > results/zoo/wrong.txt
