@@ -32,7 +32,7 @@ SMALL = {
         '--dataset=book', '--n_layer=8', '--n_embd=16', '--n_head=2', '--block_size=16',
         '--batch_size=2', '--max_iters=4', '--warmup_iters=1', '--mean_recurrence=3',
         '--eval_interval=2', '--eval_windows=4', '--eval_loops=[1,2]', '--keep_iters=[0]'],
-    'data.py': ['--tokenizer=bytes', '--tokens=2K', '--val_fraction=0.1'],
+    'data.py': ['--tokenizer=bytes', '--val_fraction=0.1'],
     'sample.py': ['--max_new_tokens=6'],
     'geometry.py': ['--n_loop=5', '--n_windows=2'],
     'bench.py': [
@@ -114,6 +114,8 @@ def run(folder, command, project=ROOT):
         words[:2] = [module + ('/__main__.py' if os.path.isdir(f'{ROOT}/{module}') else '.py')]
     script, *args = words
     args += SMALL[script]
+    if 'data.py fineweb' in command:
+        args.append('--tokens=2K')
     if re.search('out-calc|pretrained/(calc|maze)', command):   # flags of text are refused there
         args = [arg for arg in args if arg not in ('--max_new_tokens=6', '--start=The')]
     if 'smollm2' in command or 'zoo.llama' in command:
