@@ -155,7 +155,7 @@ def methods_of(model, budget, T=None):
 def rules_to_measure(model, budget, T=None):
     """
     A method for each rule and policy, with this budget and the rule's own threshold. With
-    --wake=[False,True] it is two, one that wakes, where the policy lets tokens wake.
+    '--wake=[False,True]' it is two, one that wakes, where the policy lets tokens wake.
     ValueError if all rules have to wake, and a policy does not let them.
     """
     methods = []
