@@ -2,9 +2,9 @@
 A checkpoint: what a ckpt.pt holds, how it is written and read. (run_folder.py: the folder in which
 it stands; resume.py: how a run goes on from it.)
 
-It is whole, or the one before is still there, whenever the program is killed. It holds tensors,
-numbers, strings, lists and dicts alone: a file with code in it is refused without running the code.
-The class of the model is imported by its name, from model.py and zoo/ alone.
+Whenever the program is killed, a whole checkpoint is there: the new one, or the one before. It
+holds tensors, numbers, strings, lists and dicts alone: a file with code in it is refused, and the
+code does not run. The class of the model is imported by its name, from model.py and zoo/ alone.
 
     out_dir/ckpt.pt         the last one        out_dir/ckpt.old.pt     the one before
     out_dir/ckpt_ITER.pt    weights kept        out_dir/exits.json      calibrated thresholds

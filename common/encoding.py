@@ -118,7 +118,7 @@ def texts_of(tokens, encoding):
 
 
 class TiktokenEncoding:
-    """One of tiktoken's; a special token's name in a text is letters, see encode above."""
+    """An encoding of tiktoken. '<|endoftext|>' in a text is letters, see encode above."""
     start = ()
 
     def __init__(self, encoding):

@@ -24,8 +24,8 @@ MOST_BINS = 10          # of depths, in a table
 
 
 class Score(NamedTuple):
-    """What a model makes of held-out labels: three numbers for each bin, or for all labels."""
-    labels: torch.Tensor    # how many there are
+    """How well a model predicts held-out labels: three sums for each bin, or over all labels."""
+    labels: torch.Tensor    # the number of labels
     right: torch.Tensor     # how many of them the model finds most likely
     nats: torch.Tensor      # the sum of their losses
 
@@ -47,11 +47,11 @@ class Score(NamedTuple):
 @torch.no_grad()
 def evaluate(model, examples, n_windows, loops, dev, autocast=nullcontext()):
     """
-    What the model makes of n_windows held-out windows of block_size tokens, evenly spread, at each
-    loop count.
+    Evaluate the model at each loop count, on n_windows held-out windows of block_size tokens that
+    are spread evenly.
 
     Returns {n_loop: Score}, whose tensors have an entry for each of depth_bins, or one entry in all
-    for a text. Stopped if a signal asks for it. The model is left in evaluation.
+    for a text. Raises Stopped if a signal asks for it. Leaves the model in evaluation.
     """
     model.eval()
     T = model.config.block_size
@@ -94,8 +94,10 @@ def windows_at_once(config, most=64):
     How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits, or of
     attention weights where the windows are long.
     """
+    most_numbers = 2 ** 27          # 0.5 GiB of float32
     numbers_per_token = max(config.vocab_size, config.n_head * config.block_size)
-    return max(1, min(most, 2 ** 27 // (config.block_size * numbers_per_token)))
+    numbers_per_window = config.block_size * numbers_per_token
+    return max(1, min(most, most_numbers // numbers_per_window))
 
 
 # tables by depth ----------------------------------------------------------------------------------
@@ -223,12 +225,12 @@ def log_columns(totals, health_of_groups, is_task):
 @torch.no_grad()
 def health(model, idx, autocast=nullcontext()):
     """
-    Geiping's two collapses (App. C.3) on tokens idx (B, T): each group's (token_corr, state_use),
-    of a model in evaluation.
+    Geiping's two collapses (App. C.3), measured on tokens idx (B, T) with a model in evaluation.
+    Returns (token_corr, state_use) for each group.
 
-    token_corr: mean cosine between the last states of different tokens of a window; 1 = all tokens
-    have become one. state_use: ||f(x) - f(noise)|| / ||f(x)||, x the last state; 0 = the core
-    ignores its state, and looping is useless.
+    token_corr is the mean cosine between the last states of different tokens of a window. At 1 all
+    tokens have the same state. state_use is ||f(x) - f(noise)|| / ||f(x)||, where f is a loop step
+    and x the last state. At 0 the core ignores its state, and looping is useless.
     """
     T = idx.shape[1]
     trace = []
@@ -237,13 +239,14 @@ def health(model, idx, autocast=nullcontext()):
         model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
         for group, entry in zip(model.groups, trace):
             e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
-            # the cosines of all pairs: the squared sum of the unit vectors, minus T self-pairs
-            unit = F.normalize(x, dim=-1)
-            pairs = unit.sum(1).square().sum(-1) - T
-            token_corr = pairs.mean() / (T * (T - 1))
-            settled = group.step(x, e)
-            fresh = group.step(group.init_state(e), e)
-            state_use = (settled - fresh).norm() / settled.norm()
+            # the sum of the cosines of all pairs of tokens is the squared length of the sum of
+            # their unit vectors, minus the T pairs of a token with itself
+            unit_vectors = F.normalize(x, dim=-1)
+            sum_of_cosines = unit_vectors.sum(1).square().sum(-1) - T
+            token_corr = sum_of_cosines.mean() / (T * (T - 1))
+            from_x = group.step(x, e)
+            from_noise = group.step(group.init_state(e), e)
+            state_use = (from_x - from_noise).norm() / from_x.norm()
             values.append((token_corr.item(), state_use.item()))
     return values
 

@@ -22,32 +22,34 @@ def new_file(path, mode='w', keep_old=False, newline=None, encoding='utf-8'):
     old = f'{stem}.old{ending}'
     is_link = os.path.islink(path)
     path = os.path.realpath(path)       # a link stays one
-    part = f'{path}.tmp'
+    unfinished = f'{path}.tmp'
     if os.path.isdir(path):
         raise IsADirectoryError(f"'{path}' is a directory: name a file")
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    if 'b' in mode:
+        encoding = None
     try:
-        with open(part, mode, encoding=None if 'b' in mode else encoding, newline=newline) as f:
+        with open(unfinished, mode, encoding=encoding, newline=newline) as f:
             yield f
             f.flush()
-            os.fsync(f.fileno())        # on the disk before it has the name
+            os.fsync(f.fileno())        # on the disk before it gets its name
         if os.path.exists(path):
-            shutil.copymode(path, part)
-            if keep_old and is_link:    # another name, but the new file will be at this place
+            shutil.copymode(path, unfinished)
+            if keep_old and is_link:    # `old` stands beside the link, maybe on another disk
                 with suppress(FileNotFoundError):
                     os.remove(old)
                 shutil.copyfile(path, old)
             elif keep_old:
                 os.replace(path, old)
-        os.replace(part, path)
+        os.replace(unfinished, path)
     except BaseException:
         with suppress(OSError):
-            os.remove(part)
+            os.remove(unfinished)
         raise
 
 
 def check_writable(folder):
-    """Make the folder. ValueError, before any work, if no file can be written into it."""
+    """Make the folder, before any work is done. ValueError if no file can be written into it."""
     try:
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -81,7 +83,10 @@ def read_json(path):
 
 
 def write_csv(rows, path, columns=None):
-    """rows: dicts, which lack no column. columns: their order, that of the first row by default."""
+    """
+    Write rows, dicts that each have all columns, as CSV. columns: their order; by default that of
+    the first row.
+    """
     with new_file(path, newline='') as f:
         writer = csv.DictWriter(f, columns or rows[0])
         writer.writeheader()

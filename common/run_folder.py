@@ -28,9 +28,10 @@ def find_run(out_dir, quiet=False):
     """
     The knob out_dir -> the folder to read ckpt.pt from, and the folder to write results to.
 
-    out_dir None is out/ if that holds a ckpt.pt, and pretrained/text otherwise; a line says which,
-    unless quiet. pretrained/ is found from any working directory. Results stand beside ckpt.pt, but
-    those of a folder that is read-only, as pretrained/ is, in out/NAME.
+    Without an out_dir (None) the folder is out/ if that holds a ckpt.pt, and pretrained/text
+    otherwise; a line says which, unless quiet. pretrained/ is found from any working directory.
+    Results are written beside ckpt.pt. A folder NAME that is read-only, as those of pretrained/
+    are, has its results in out/NAME.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'

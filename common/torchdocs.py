@@ -13,7 +13,7 @@ def torch_documents(folder=os.path.dirname(torch.__file__)):
     """The documentation in torch's own Python files, each file a document, and each text once."""
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
-        name = Path(path).as_posix()        # with / on Windows, too
+        name = Path(path).as_posix()        # with / on Windows too
         if name.startswith('testing/') or name == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
