@@ -27,8 +27,11 @@ What is held out, as val.bin:
                     val, valid, validation, dev, eval or test. The name of a folder in which all of
                     them lie does not count. If there is no such file, 5% of the documents, drawn by
                     chance, always the same ones; of a single document its last 5%
-    torchdocs       the first document and every 48th after it: --val_fraction must be 1/n
-    FineWeb         the first document and every 2,000th after it, as above
+    nanoGPT's       its own val.bin
+    torchdocs       the first document and every 48th after it
+    FineWeb         the first document and every 2,000th after it
+
+--val_fraction is another share than 5%, 1/48 or 1/2,000; of torchdocs and FineWeb it must be 1/n.
 
 From there to a model:
 
@@ -95,7 +98,7 @@ bpe: int | None = None              # train a byte-level BPE of this many tokens
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
-val_fraction: float | None = None   # held out; None = 0.0005 of fineweb, 1/48 of torchdocs, or 0.05
+val_fraction: float | None = None   # share of documents to hold out; None = the default above
 overwrite = False                   # replace a data set of this name
 # --------------------------------------------------------------------------------------------------
 
@@ -224,9 +227,10 @@ def meta_of_same(folder, made_of, overwrite):
               f"{old_meta.get('source')}, and this is other text or made in another way: "
               '--overwrite replaces it, or choose another name')
     else:
-        check(not any(os.path.exists(f'{folder}/{split}.bin') for split in SPLITS),
-              f'{folder} has tokens, and no meta.json that says which: --overwrite replaces them, '
-              'or choose another name')
+        for split in SPLITS:
+            if os.path.exists(f'{folder}/{split}.bin'):
+                raise ValueError(f'{folder} has tokens, and no meta.json that says which: '
+                                 '--overwrite replaces them, or choose another name')
     return old_meta
 
 
@@ -304,7 +308,10 @@ def only_maker(folder):
 
 
 def finish(folder, encoding, made_of, counts):
-    """Move the tokens from folder/part to folder, instead of those that are there -> their meta."""
+    """
+    Put the tokens in folder/part, which are complete, in the place of those in folder. Writes
+    meta.json and returns what it holds.
+    """
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
                 source=in_words(made_of), made_of=made_of)
     for split in SPLITS:
@@ -361,23 +368,24 @@ def open_encoding(name, folder=None):
     return tasks.Words(name)
 
 
-def open_data(name, reads=None, vocab_size=math.inf, folder=None):
+def open_data(name, model_tokenizer=None, vocab_size=math.inf, folder=None):
     """
     The data set or task `name` -> a Text or a tasks.Problems. torchdocs is made if it is missing.
 
-    reads, vocab_size: the tokenizer and the vocabulary of the model that is to read it; ValueError
-    if they do not fit. For a model that reads text, a task is written in its tokens. folder: that
-    of its tokenizer.json.
+    model_tokenizer, vocab_size: those of the model that is to read it; ValueError if they do not
+    fit. If that tokenizer is one of text, a task is written in its tokens. folder: that of its
+    tokenizer.json.
     """
     check(name, 'this model came without a data set: name one with --dataset')
     if name == 'torchdocs' and not os.path.exists(f'data/{name}/meta.json'):
         make(name)
     if tasks.is_task(name):
-        examples = tasks.open_problems(name, reads, folder)
+        examples = tasks.open_problems(name, model_tokenizer, folder)
     else:
         examples = Text(name)
-    check(reads in (None, examples.tokenizer), f"the model reads tokens of {reads}, but data set "
-          f"'{name}' has those of {examples.tokenizer}: choose another --dataset")
+    check(model_tokenizer in (None, examples.tokenizer), f'the model reads tokens of '
+          f"{model_tokenizer}, but data set '{name}' has those of {examples.tokenizer}: choose "
+          'another --dataset')
     check(examples.vocab_size <= vocab_size, f"the model has {vocab_size} tokens, but data set "
           f"'{name}' has {examples.vocab_size}, of {examples.tokenizer}: choose another --dataset, "
           'or in training another --vocab_size')

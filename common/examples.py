@@ -8,11 +8,12 @@ class Examples:
 
         name                        of the data set, or of the task without its knobs
         description                 what is trained on, in words
-        sha256                      of what is trained on: a run goes on with the same alone
+        sha256                      of what is trained on: --resume refuses another one
         tokenizer                   the name of its encoding, see encoding.kind_of
         tokenizer_json              the TokenizerJson of that name, or None if it is another kind
-        vocab_size                  its tokens are the numbers below
-        is_task                     do only some tokens have a label, and is the measure accuracy?
+        vocab_size                  how many tokens there are
+        is_task                     True: only some tokens have a label, and what is measured is the
+                                    accuracy. False: all have one, and it is the loss
 
         batch(rng, rows, T, mine)   of a batch of `rows` the slice `mine` -> x, y (B, T) int64;
                                     mine is all of them unless given

@@ -107,8 +107,9 @@ def own_documents(files, splits, val_fraction):
     n = max(1, round(len(texts) * val_fraction))
     print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
           file=sys.stderr)
-    # The first document is often a licence. With this seed it is trained on if there are at most 55
-    # documents and 5% are held out. Another seed would change the splits of existing data sets.
+    # The first document is often a licence, a poor text to measure a loss on. With seed 3 it is not
+    # drawn if there are at most 55 documents and 5% are held out. Any other seed would change which
+    # documents of existing data sets are held out.
     drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
     return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
 
@@ -123,7 +124,7 @@ def read_documents(file):
 
 
 def documents_in(text):
-    """The documents of a text file: an EOT ends one, and one of blanks is left out."""
+    """The documents in a file's text, which EOT separates; those of whitespace are left out."""
     return [document for document in text.split(EOT) if document.strip()]
 
 
@@ -149,8 +150,9 @@ def default_tokenizer(path):
 
 def nanogpt_documents(folder):
     """The documents of a folder's train.bin and val.bin, (split, text) pairs."""
-    check(not os.path.exists(f'{folder}/meta.pkl'), f'{folder} has letters, whose table meta.pkl '
-          f'is not read: take their text, --path={quote(folder)}/input.txt')
+    if os.path.exists(f'{folder}/meta.pkl'):
+        raise ValueError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is not '
+                         f'read: take their text, --path={quote(folder)}/input.txt')
     encoding = open_text_encoding(tokenizer_of(folder), folder)
     around = {*encoding.start, *encoding.ends}      # they are no text
     for split in SPLITS:

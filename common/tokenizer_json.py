@@ -20,8 +20,8 @@ NOT_PRINTABLE = [*range(33), *range(127, 161), 173]
 BYTES = {chr(byte): bytes([byte]) for byte in range(256) if byte not in NOT_PRINTABLE}
 BYTES |= {chr(256 + i): bytes([byte]) for i, byte in enumerate(NOT_PRINTABLE)}
 # The library of tokenizer.json takes 150 bytes of memory for each character of a text. So a long
-# text is encoded in pieces of at least 65,536 characters, cut where a line begins: neither it nor
-# the line before has a blank there.
+# text is encoded in pieces of at least 65,536 characters. It is cut behind a line break that has no
+# whitespace on either side: there most tokenizers have no token that crosses the cut (see can_cut).
 PIECE = 2 ** 16
 LINE_BEGINS = re.compile(r'(?<=\S\n)(?=\S)')
 
@@ -31,8 +31,11 @@ class TokenizerJson:
     The encoding of a tokenizer.json, from the text of that file. Its name is 'tokenizer.json:' and
     the start of the text's sha256: wherever the file lies, it is the same tokenizer.
 
-    What the file adds before each text (`<s>` in many models) is `start`, and what it adds behind
-    is the first of `ends`. ValueError for a file that asks for what we do not do.
+    start       the tokens that the file adds before each text: `<s>` in many models
+    ends        the tokens that end a text; the first, eot_token, is put behind each document. It is
+                the one that the file adds after each text, if it adds one
+
+    ValueError for a file whose settings this class does not support.
     """
 
     def __init__(self, text):
@@ -50,8 +53,8 @@ class TokenizerJson:
         # all texts: a heuristic
         self.can_cut = self.ids_of('a\nb') == self.ids_of('a\n') + self.ids_of('b')
 
-        self.start, behind = added_around(self.tokenizer)
-        self.ends = end_tokens(behind, vocab)
+        self.start, added_after = tokens_around(self.tokenizer)
+        self.ends = end_tokens(added_after, vocab)
         self.eot_token = self.ends[0]
         for token in self.ends:
             end = self.tokenizer.id_to_token(token)
@@ -99,8 +102,8 @@ class TokenizerJson:
         return text.replace('\u2581', ' ').encode()         # SentencePiece's space
 
 
-def added_around(tokenizer):
-    """The tokens that a file adds before each text, and those that it adds behind: two lists."""
+def tokens_around(tokenizer):
+    """The tokens that a file adds before each text, and those that it adds after it: two lists."""
     example = tokenizer.encode('a')
     is_added = example.special_tokens_mask              # [1, 0, 1] of <s> a </s>
     n_before = len([*takewhile(bool, is_added)])
@@ -108,11 +111,12 @@ def added_around(tokenizer):
     return example.ids[:n_before], example.ids[n_before + n_of_text:]
 
 
-def end_tokens(behind, vocab):
-    """The tokens that end a text: what the file adds behind it, then those of known names."""
-    check(len(behind) <= 1, f'it adds tokens {behind} behind each text, and one ends a text')
+def end_tokens(added_after, vocab):
+    """The tokens that end a text: what the file adds after it, then those of known names."""
+    check(len(added_after) <= 1,
+          f'it adds tokens {added_after} behind each text, and one ends a text')
     known = [vocab[end] for end in ENDS if end in vocab]
-    ends = behind + [token for token in known if token not in behind]
+    ends = added_after + [token for token in known if token not in added_after]
     check(ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
     return ends
 
@@ -154,9 +158,10 @@ def check_settings(encoding, folder):
     our_end = encoding.tokenizer.id_to_token(encoding.eot_token)        # we add it ourselves
     is_added = dict(add_bos_token=bool(encoding.start), add_eos_token=our_end == end)
     for setting in is_added:
-        check(is_added[setting] or not settings.get(setting), 'tokenizer_config.json says '
-              f'{setting}, but tokenizer.json does not add that token to a text: put it into its '
-              f'post_processor, or set {setting} to false')
+        if settings.get(setting) and not is_added[setting]:
+            raise ValueError(f'tokenizer_config.json says {setting}, but tokenizer.json does not '
+                             'add that token to a text: put it into its post_processor, or set '
+                             f'{setting} to false')
 
 
 def train_bpe(texts, vocab_size):

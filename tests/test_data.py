@@ -728,7 +728,7 @@ def test_windows_of_a_text_and_what_fits_it():
     assert train + val == Path('good.txt').read_text()
     assert (len(train), len(val), meta['source']) == (475, 25, 'good.txt')
     # with their ends 476 and 26 tokens
-    text = data.open_data('own', reads='bytes', vocab_size=257)
+    text = data.open_data('own', model_tokenizer='bytes', vocab_size=257)
     ids = torch.from_numpy(text.train.astype(np.int64))
     for x, y in zip(*text.batch(np.random.default_rng(0), 9, 475)):     # there is only one window
         assert torch.equal(x, ids[:-1]) and torch.equal(y, ids[1:]) and x.dtype == torch.int64
