@@ -262,7 +262,7 @@ def main(*args):
     # read_arguments needs of a script
     script = DEFAULTS | dict(__annotations__=configurator.annotations_of(globals()),
                              __doc__=__doc__, __file__=__file__)
-    knobs = configurator.read_arguments(script, args, more=fields_of_model)
+    knobs = configurator.read_arguments(script, args, more_knobs=fields_of_model)
     if knobs['eval_only']:
         return evaluate_only(knobs)
     if knobs['length'] is not None:

@@ -96,12 +96,13 @@ def register(script):
             value.__module__ = name
 
 
-def read_arguments(script, args, positional=None, more=lambda knobs: {}):
+def read_arguments(script, args, positional=None, more_knobs=lambda knobs: {}):
     """
     Read arguments, one after the other -> {knob: value} of all knobs. ValueError for a bad one.
 
-    script, positional: see configure. more: a function of the knobs so far -> {knob: (default,
-    annotation)}, further ones.
+    script, positional: see configure. more_knobs: a function that is called after each argument. It
+    takes the knobs as they are then, and returns those that they bring with them, as the fields of
+    a --model_class: {knob: (default, annotation)}.
     """
     knobs = knobs_of(script)
     annotations = {key: type(value) for key, value in knobs.items()}
@@ -123,7 +124,7 @@ def read_arguments(script, args, positional=None, more=lambda knobs: {}):
             read_flag(arg, args, knobs, annotations)
         else:
             read_file(arg, knobs, annotations)
-        for key, (default, annotation) in more(knobs).items():
+        for key, (default, annotation) in more_knobs(knobs).items():
             knobs.setdefault(key, default)
             annotations.setdefault(key, annotation)
     return knobs
@@ -245,12 +246,12 @@ def choices_of(annotation):
 
 def parse(key, text, annotation, example=None):
     """
-    A flag's text as a value of the knob `key`: a Python literal that fits it, or the text. example:
-    see convert.
+    The value of the knob `key` that a flag's text stands for: a Python literal, if its type is one
+    of the knob's, or else the text itself. example: see convert.
     """
     types = types_of(annotation)
     value = text
-    with suppress(Exception):           # no literal
+    with suppress(Exception):           # the text may be no literal
         value = ast.literal_eval(text)
     if float in types and (type(value) is int or text == 'inf'):
         value = float(text)
@@ -262,7 +263,7 @@ def parse(key, text, annotation, example=None):
 
 def convert(key, value, annotation, example=None):
     """
-    The value as the knob `key` takes it. ValueError if it fits no part of the annotation:
+    Convert a value to a type of the knob `key`. ValueError if it fits no part of the annotation:
 
         None, bool, int, str    that type alone, so no bool for an int
         float                   an int too
@@ -270,8 +271,8 @@ def convert(key, value, annotation, example=None):
         Literal                 one of its strings
         PathName                a string, in which ~ is expanded
 
-    '' is refused for a PathName, and where None would say the same. example: a value of the knob,
-    which the error for one that takes a list shows.
+    An empty string is refused for a PathName, and for a string where None would say the same.
+    example: a value of the knob. The error for a knob that takes a list shows it.
     """
     types = types_of(annotation)
     choices = choices_of(annotation)
