@@ -4,10 +4,11 @@
 //                 1 east, 2 south, 3 west); goals: does the room have one?
 //     truth       {depth, right}: of each room the doors between it and the nearest goal, Infinity
 //                 if there is no way; which doors are right, a sum of 2 ** door
-//     pass        a pass of the model: {work, tokens, how, loops, computed, touched, awake, done,
-//                 repairs}. work: the generator; loops: done so far; computed: block maps of all
-//                 rooms together; touched: the rooms that were computed; awake: who is in the next
-//                 loop; repairs: does it go on from the states before an edit?
+//     pass        a pass of the model: {work, tokens, how, limit, loops, computed, touched, awake,
+//                 done, edited, first}. work: the generator; loops: done so far, at most limit;
+//                 computed: block maps of all rooms together; touched: the rooms that were
+//                 computed; awake: who is in the next loop; edited: does it go on from the states
+//                 before an edit? first: loops per room of the solve that it repairs, if it does
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
 'use strict';
@@ -127,7 +128,8 @@ readers = (has, from, end) => {
 const word_of = room => maze.doors[room] + (maze.goals[room] ? GOAL : 0);
 
 // Begin a pass over the maze, from the start or, after an edit, from the states that are there:
-// then only those rooms are awake that are not what they were, and their neighbours
+// then only those rooms are awake that are not what they were, and their neighbours. An edit before
+// the end is no new pass: the counts go on
 function begin(from_start = true) {
   const {side, doors} = maze, fresh = from_start || !pass?.loops;
   next_door = doors.map((_, room) => [...[0, 1, 2, 3].map(door => behind(room, door))
@@ -137,8 +139,12 @@ function begin(from_start = true) {
     id: word_of(room), cells: fresh ? [] : pass.tokens[room].cells.map(at_rest)}));
   const rule = {...R.rules[R.rule], signal: R.rule, tau: tau()};
   const how = {rule, loops: 2 * side * side + 100, wake: $('sleep').value !== 'exit'};
-  pass = {work: read(tokens, 0, how), tokens, how, loops: 0, computed: 0, touched: new Set(),
-          awake: fresh ? [...doors.keys()] : [], done: false, repairs: !fresh};
+  const {loops, computed, touched} = fresh || pass.done
+    ? {loops: 0, computed: 0, touched: new Set()} : pass;
+  const first = fresh ? undefined : pass.first ?? (pass.done ? pass.computed / doors.length
+                                                             : undefined);
+  pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, computed,
+          touched, awake: fresh ? [...doors.keys()] : [], done: false, edited: !fresh, first};
   if (fresh) answers = doors.map(() => ({door: 0, sure: 0}));
 }
 
@@ -161,7 +167,7 @@ function loop() {
     frames.splice(0, frames.length - 1);        // earlier steps are not looked at again
   });
   ask();
-  pass.done = part.done || !pass.awake.length || pass.loops === pass.how.loops;
+  pass.done = part.done || !pass.awake.length || pass.loops === pass.limit;
 }
 
 // what the rooms answer from their states: the layers after the loop, where something has changed
@@ -279,6 +285,37 @@ function draw_arrow(x, y, door, fill) {
 
 const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` : '-';
 
+// what has happened, in sentences
+function summary(n_asked, right) {
+  if (!pass.loops)
+    return 'Press play: certainty spreads from the goal and from the dead ends, room by room.';
+  const {loops, awake, edited, first} = pass, n = maze.doors.length, wrong = n_asked - right;
+  const sleep = $('sleep').value, quiet = sleep === 'off' ? 'settled' : 'asleep';
+  if (!pass.done) {
+    return n_asked && !wrong ? 'All arrows are right, but some rooms still change.'
+      : sleep === 'off' ? 'All rooms loop until all of them are settled.'
+      : 'Rooms that change are awake' +
+        (sleep === 'on' ? ', and they wake the rooms beside them.' : '.');
+  }
+  const arrows = n_asked ? `${right} of ${n_asked} arrows are right` : 'no arrow can be right';
+  const words = [awake.length
+    ? `The model stops after ${count(loops, 'loop')} (the limit: 2 x rooms + 100): ${arrows}, ` +
+      `${wrong ? 'and' : 'but'} ${count(awake.length, 'room')} could not settle.`
+    : `All rooms are ${quiet} after ${count(loops, 'loop')}: ${arrows}.`];
+  if (first !== undefined) {
+    words.push(`Your change woke ${pass.touched.size} of ${n} rooms. The repair from the old ` +
+      `states took ${(pass.computed / n).toFixed(1)} loops per room; the first solve took ` +
+      `${first.toFixed(1)}.`);
+  }
+  const lost = [...maze.doors.keys()].filter(
+    room => asked(room) && !is_right(room) && !awake.includes(room)).length;
+  if (edited && lost) {
+    words.push(`${count(lost, 'arrow')} ${lost === 1 ? 'is' : 'are'} wrong and ${quiet}; ` +
+      '“from the start” may do better.');
+  }
+  return words.join(' ');
+}
+
 function draw_numbers() {
   const rooms = [...maze.doors.keys()].filter(asked), n = maze.doors.length;
   const right = rooms.filter(is_right).length;
@@ -291,18 +328,10 @@ function draw_numbers() {
   $('right').textContent = begun ? `${right} of ${rooms.length} rooms, ` +
     percent(right, rooms.length) : '-';
   $('notice').textContent = unseen();
-  let words = 'Press play: certainty spreads room by room, from the goal and from the dead ends.';
-  if (pass.done) {
-    words = pass.awake.length
-      ? `After ${count(pass.loops, 'loop')}, twice the rooms and 100, the model gives up: ` +
-        `${count(pass.awake.length, 'room')} cannot settle.`
-      : `Nobody moves any more, after ${count(pass.loops, 'loop')}.`;
-    words += ` ${right} of ${rooms.length} arrows lead to the goal; a room was computed ` +
-      `${(pass.computed / n).toFixed(1)} times on average.`;
-    if (pass.repairs) words += ` Your change woke ${pass.touched.size} of ${n} rooms.`;
-  } else if (begun) words = 'Rooms that move are awake, and wake the rooms next door.';
+  const words = summary(rooms.length, right);
   // a screen reader hears this, but no number of each step
   if ($('summary').textContent !== words) $('summary').textContent = words;
+  $('step').disabled = pass.done;
   $('play').textContent = playing ? '❚❚ stop' : '▶ play';
   canvas.setAttribute('aria-label', `a maze of ${maze.side} by ${maze.side} rooms; arrow keys ` +
     'choose a room');
@@ -343,12 +372,12 @@ function restart() {
   draw();
 }
 
-// the maze has changed: go on from the states that are there
+// the maze has changed: go on from the states that are there, and play unless the reader has stopped
 function changed() {
-  const begun = pass.loops > 0;
+  const begun = pass.loops > 0, plays = playing || pass.done;
   begin(false);
   if (begun) loop();                    // of the rooms that the change has woken
-  if (begun && !pass.done) play(true);
+  if (begun && plays && !pass.done) play(true);
   draw();
 }
 
@@ -361,6 +390,7 @@ function toggle_wall(room, door, open) {
 }
 
 function set_goal(room, add) {
+  if (!add && maze.goals.every((is_goal, other) => is_goal === (other === room))) return draw();
   if (add) maze.goals[room] = !maze.goals[room];
   else maze.goals = maze.goals.map((_, other) => other === room);
   changed();
@@ -393,8 +423,7 @@ async function run() {
 
 function step() {
   playing = false;
-  if (pass.done) begin();
-  loop();
+  loop();                               // nothing happens after the end
   draw();
 }
 
@@ -406,7 +435,8 @@ function label() {
 
 // the wall or room at a point of the picture: {room, door}, door undefined in the middle of a room
 function at_point({offsetX, offsetY}) {
-  const {side} = maze, column = Math.min(side - 1, Math.max(0, Math.floor(offsetX / size)));
+  const {side} = maze, size = canvas.getBoundingClientRect().width / side;      // as it is now
+  const column = Math.min(side - 1, Math.max(0, Math.floor(offsetX / size)));
   const line = Math.min(side - 1, Math.max(0, Math.floor(offsetY / size)));
   const x = offsetX / size - column, y = offsetY / size - line, room = line * side + column;
   const distances = [y, 1 - x, 1 - y, x], door = distances.indexOf(Math.min(...distances));
@@ -446,7 +476,7 @@ $('new').onclick = new_maze;
 $('side').oninput = $('deep').oninput = new_maze;
 $('tau').oninput = $('sleep').oninput = restart;
 $('speed').oninput = label;
-window.onresize = () => draw();
+new ResizeObserver(() => draw()).observe($('picture'));
 matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 
 $('key-awake').style.background = `linear-gradient(90deg, ${VIRIDIS})`;

@@ -275,9 +275,9 @@ CHANGE = """(change) => {
     const key = (key, shiftKey) =>
         canvas.dispatchEvent(new KeyboardEvent('keydown', {key, shiftKey}));
     const point = (type, x, y, more) => {
-        const {left, top} = canvas.getBoundingClientRect();
+        const {left, top, width} = canvas.getBoundingClientRect();
         canvas.dispatchEvent(new PointerEvent(type, {buttons: 1, ...more,
-            clientX: left + x * size, clientY: top + y * size}));
+            clientX: left + x * width / 5, clientY: top + y * width / 5}));
     };
     eval(change);
     const repaired = run(), said = $('summary').textContent, touched = pass.touched.size;
@@ -320,6 +320,49 @@ def test_walls_and_goals_by_keys_and_by_pointer(browser, page):  # noqa: F811
     assert 'no goal' in none['notice']
 
 
+def test_after_the_end_a_click_on_the_goal_changes_nothing_and_a_click_on_a_room_hits_it(
+        browser, page):  # noqa: F811
+    same, narrow = after(
+        browser, page, "const before = pass; point('pointerdown', .5, .5); "
+                       "if (pass !== before) throw Error('a new pass')",
+        "$('picture').style.maxWidth = '250px'; point('pointerdown', 4.5, 3.5); "
+        "$('picture').style.maxWidth = ''; if (!maze.goals[19]) throw Error('missed')")
+    assert same['right'] and same['touched'] == 25 and 'Your change' not in same['said']
+    assert narrow['goals'] == 1
+
+
+def test_it_says_what_a_repair_took_and_what_it_left_wrong(browser, page):  # noqa: F811
+    cheap, stuck, moving = after(
+        browser, page, "toggle_wall(23, 1, false)", '''set_goal(24); run();
+            answers = answers.map((answer, room) => room === 3 ? {...answer, door: 0} : answer);''',
+        "set_tau(1e-4), $('sleep').value = 'off'; restart(), pass.limit = 40")
+    first, = re.findall(r'the first solve took (\d+\.\d)', cheap['said'])
+    repair, = re.findall(r'old states took (\d+\.\d) loops per room', cheap['said'])
+    assert 0 < float(repair) < float(first)
+    assert '1 arrow is wrong and asleep; “from the start” may do better' in stuck['said']
+    assert 'wrong' not in cheap['said']
+    assert '24 of 24 arrows are right, but 25 rooms could not settle' in moving['said']
+
+
+def test_an_edit_goes_on_playing_after_the_end_alone_and_step_does_not_start_over(
+        browser, page):  # noqa: F811
+    result = in_page(browser, page, """() => {
+        $('side').value = 5, $('side').oninput(), step(), step();
+        const computed = pass.computed, open = !(maze.doors[0] >> 1 & 1);
+        toggle_wall(0, 1, open);
+        const stopped = !playing, goes_on = pass.loops === 3 && pass.computed > computed;
+        while (!pass.done) step();
+        const {loops} = pass;
+        $('step').click(), step();
+        const stays = pass.loops === loops && $('step').disabled;
+        toggle_wall(0, 1, !open);
+        const again = playing && pass.first > 0;
+        playing = false;
+        return {stopped, goes_on, stays, again};
+    }""")
+    assert all(result.values()), result
+
+
 def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     browser.open(page, width=360)
     assert browser.value('document.documentElement.scrollWidth') <= 360
@@ -340,7 +383,7 @@ def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     assert result['one'] == 1 and 'stop' in result['name'] and result['loops'] > 3
     assert not result['done'] and result['after'] == 0
     begin, during, end = result['words']
-    assert begin.startswith('Press play') and 'awake' in during and 'Nobody moves' in end
+    assert begin.startswith('Press play') and 'awake' in during and 'All rooms are asleep' in end
 
 
 # results/maze.md ---------------------------------------------------------------------------------
