@@ -18,8 +18,8 @@ const STEPS = [[-1, 0], [0, 1], [1, 0], [0, -1]];
 const NAMES = ['north', 'east', 'south', 'west'];
 const GOAL = 16, ARROW = 32;            // words: doors, doors and goal, arrows
 const LOOPED = M.groups[0];              // the layer that loops
-const VIRIDIS = '#472d7b #3b528b #2c728e #21918c #28ae80 #5ec962 #addc30 #fde725'.split(' ');
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+const colour = name =>
+  getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const count = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's'}`;
 
 let maze, truth, pass, answers, chosen = 0, playing = false;
@@ -202,23 +202,21 @@ function draw() {
   if (canvas.width !== Math.round(width * scale)) canvas.width = Math.round(width * scale);
   if (canvas.height !== canvas.width) canvas.height = canvas.width;
   pen.setTransform(canvas.width / width, 0, 0, canvas.width / width, 0, 0);
-  const colours = Object.fromEntries(['room', 'cut-off', 'goal', 'wall', 'arrow', 'wrong', 'chosen']
-    .map(name => [name, colour(name)]));
-  const awake = new Set(pass.awake);
+  const colours = Object.fromEntries(['room', 'cut-off', 'goal', 'wall', 'arrow', 'wrong', 'chosen',
+    'least', 'most'].map(name => [name, colour(name)]));
+  const awake = new Set(pass.loops ? pass.awake : []);
 
   for (let room = 0; room < n; room++) {
     const x = room % side * size, y = Math.floor(room / side) * size;
     const change = pass.tokens[room].cells[LOOPED]?.frames.at(-1).change;
-    pen.fillStyle = awake.has(room) ? colour_of(change)
+    pen.fillStyle = awake.has(room) ? colour_of(change, colours)
       : truth.depth[room] < Infinity ? colours.room : colours['cut-off'];
     pen.fillRect(x, y, size + .5, size + .5);
     if (goals[room]) draw_goal(x, y, colours.goal);
     else if (pass.loops) {
-      const {door, sure} = answers[room], bright = awake.has(room) && change > .1;
-      const wrong = asked(room) && !is_right(room);
+      const {door, sure} = answers[room], wrong = asked(room) && !is_right(room);
       pen.globalAlpha = .12 + .88 * sure;
-      draw_arrow(x, y, door, wrong ? awake.has(room) && !bright ? '#ff8a80' : bright ? '#b00020'
-        : colours.wrong : awake.has(room) ? bright ? '#111' : '#fff' : colours.arrow);
+      draw_arrow(x, y, door, wrong ? colours.wrong : colours.arrow);
       pen.globalAlpha = 1;
     }
   }
@@ -250,9 +248,13 @@ function draw() {
   draw_numbers();
 }
 
-function colour_of(change = 1) {        // how much a room moves: 0.1% of its state to all of it
-  const share = 1 + Math.log10(Math.max(change, 1e-9)) / 3;
-  return VIRIDIS[Math.round(7 * Math.min(1, Math.max(0, share)))];
+// The colour of a room that is awake: from the threshold, which is also for a room that an edit has
+// woken and no step has computed, to a change by its whole length (or by five times the threshold)
+function colour_of(change, {least, most}) {
+  const log_share = Math.log((change ?? 0) / tau()) / Math.log(Math.max(1 / tau(), 5));
+  const share = Math.min(1, Math.max(0, log_share));
+  const [from, to] = [least, most].map(hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)));
+  return `rgb(${from.map((part, i) => Math.round(part + share * (to[i] - part)))})`;
 }
 
 function draw_goal(x, y, fill) {
@@ -479,6 +481,5 @@ $('speed').oninput = label;
 new ResizeObserver(() => draw()).observe($('picture'));
 matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 
-$('key-awake').style.background = `linear-gradient(90deg, ${VIRIDIS})`;
 set_tau(R.tau);
 show(R.task.ids);

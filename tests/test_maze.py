@@ -363,6 +363,56 @@ def test_an_edit_goes_on_playing_after_the_end_alone_and_step_does_not_start_ove
     assert all(result.values()), result
 
 
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_what_is_drawn_in_a_room_can_be_read_on_each_colour(browser, page, scheme):  # noqa: F811
+    def luminance(rgb):
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb / 255]
+        return np.dot(linear, [0.2126, 0.7152, 0.0722])
+
+    browser.open(page)
+    browser.call('Emulation.setEmulatedMedia',
+                 features=[dict(name='prefers-color-scheme', value=scheme)])
+    colours = browser.value("""{
+        const colours = Object.fromEntries(['arrow', 'wrong', 'wall', 'chosen', 'goal', 'room',
+            'cut-off', 'least', 'most'].map(name => [name, colour(name)]));
+        const rgb = text => (pen.fillStyle = text, [1, 3, 5].map(
+            i => parseInt(pen.fillStyle.slice(i, i + 2), 16)));
+        const rooms = [colours.room, colours['cut-off'],
+            ...[undefined, .1, .2, .3, .5, .8, 2].map(change => colour_of(change, colours))];
+        const ink = ['arrow', 'wrong', 'wall', 'chosen', 'goal'].map(name => colours[name]);
+        return {rooms: rooms.map(rgb), ink: ink.map(rgb)};
+    }""")
+    browser.call('Emulation.setEmulatedMedia', features=[])
+    rooms = colours['rooms']
+    assert rooms[2] == rooms[3] == rooms[4] != rooms[5] and len(set(map(tuple, rooms))) == 7
+    for ink in colours['ink']:
+        for room in rooms:
+            dark, bright = sorted([luminance(np.array(ink)), luminance(np.array(room))])
+            assert (bright + 0.05) / (dark + 0.05) >= 3, (ink, room)
+
+
+def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_when_woken(
+        browser, page):  # noqa: F811
+    result = in_page(browser, page, """() => {
+        const at = room => [...pen.getImageData(
+            (room % maze.side + .5) * canvas.width / maze.side,
+            (Math.floor(room / maze.side) + .14) * canvas.width / maze.side, 1, 1).data];
+        const rgb = name => [1, 3, 5].map(i => parseInt(colour(name).slice(i, i + 2), 16));
+        const is = (room, name) => rgb(name).every((part, i) => Math.abs(part - at(room)[i]) < 3);
+        $('side').value = 12, $('side').oninput();
+        const plain = asked_rooms().every(room => is(room, 'room'));
+        while (!pass.done) loop();
+        draw();
+        const asleep = asked_rooms().every(room => is(room, 'room'));
+        set_goal(maze.goals[0] ? 143 : 0);
+        const woken = pass.awake.filter(room => !maze.goals[room] && asked(room) &&
+            pass.tokens[room].cells[LOOPED].frames.at(-1).k === 0);
+        playing = false;
+        return {plain, asleep, woken: woken.length, pale: woken.every(room => is(room, 'least'))};
+    }""".replace('() => {', '() => { ' + SET_UP, 1))
+    assert result['plain'] and result['asleep'] and result['woken'] and result['pale'], result
+
+
 def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     browser.open(page, width=360)
     assert browser.value('document.documentElement.scrollWidth') <= 360
