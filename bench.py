@@ -13,20 +13,24 @@ of bench.csv. It is compared with its *reference*, the *full budget* of the same
 loops under the policy `exact`. Methods that differ only in their threshold, or in their number of
 fixed loops, are a *family*, of which the table at the end shows the fastest that is faithful.
 
-Start at main(). The sections before it:
+Of each point is measured
 
-    methods         which ways to decode the knobs ask for
-    windows         held-out text or problems, and their beginnings, the prompts
-    quality         loss and accuracy on the windows. Drafts and waves have none of their own: they
-                    are made to write the texts of a loop budget
-    time            milliseconds for a new token after a prompt, and whether the text is that of the
-                    full budget; on a task milliseconds for a token of a problem that is read
-    calibration     in place of quality and time: the largest threshold of each rule that keeps a
-                    promise (common/calibration.py)
-    knobs           what is refused
+    quality     loss and accuracy on windows of held-out text, or on problems of a task. Drafts and
+                waves have none of their own: they are made to write the texts of a loop budget
+    time        milliseconds for a new token after a prompt, the beginning of a window, and whether
+                the text is that of the full budget; on a task milliseconds for a token of a problem
+                that is read
 
-common/points.py has the points and the columns of bench.csv, common/comparison.py the table at the
-end, figure_4.png and ledger.png. On Ctrl-C bench.csv has what was measured until then.
+or with --calibrate, in place of both, the largest threshold of each rule that keeps a promise.
+
+Start at main(). Here stands what the knobs ask for, and in common/
+
+    points.py       methods, points, and the columns of bench.csv
+    measure.py      measures points
+    calibration.py  chooses thresholds
+    comparison.py   the table at the end, figure_4.png and ledger.png
+
+On Ctrl-C bench.csv has what was measured until then.
 
 Under `latest` quality and time are measured in two ways. For ce and accuracy the tokens of a window
 are read one after another, each with the method's loops. For identical and ms_per_token the prompt
@@ -34,18 +38,12 @@ is read at once and loops until it has converged, as GPT.stream does it.
 
 Paper: sec. 4, App. D, Fig. 4.
 
-    B, N    windows of a batch, all windows
-    T, V    tokens of a window, vocabulary
+    N, T    windows, tokens of a window
 """
 import os
-import time
-from dataclasses import replace
-from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
 
 import data
 from cache import POLICIES, check_policy
@@ -53,24 +51,22 @@ from common import calibration, comparison, configurator
 from common.checkpoint import open_run
 from common.configurator import PathName, given
 from common.distributed import pick_device
-from common.evaluation import windows_at_once
 from common.files import check_writable, write_csv, write_json
-from common.points import (
-    Kind,
-    Method,
-    Point,
-    PromptResult,
-    WindowResult,
-    row_of,
+from common.measure import (
+    Conditions,
+    HeldOut,
+    measure_quality,
+    measure_time,
+    seconds_of_quality,
+    seconds_of_time,
 )
-from common.thresholds import threshold_key
-from decode import teacher_forced, use_one_thread
+from common.points import Kind, Method, Point, row_of
+from decode import use_one_thread
 from decode.compiled import compile_passes
 from decode.defaults import budget_and_wake
 from decode.passes import reads_whole
 from decode.wave import can_wave
 from exits import make_exit
-from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
@@ -141,12 +137,12 @@ def methods_of(model, budget, T=None):
     methods = [Method(Kind.FIXED, n, policy)
                for policy in as_list(cache) for n in (*budgets, budget)]
     of_rules = rules_to_measure(model, budget, T)
-    methods += [with_tau(method, tau) for method in of_rules for tau in taus]
-    if n_prompts and T is None:       # these two write texts
+    methods += [method.with_tau(tau) for method in of_rules for tau in taus]
+    if n_prompts and T is None:         # these two write texts
         methods += [Method(Kind.DRAFTS, n, 'exact', draft_loops=loops, draft_tokens=tokens)
                     for loops, n, tokens in drafts]
         of_waves = waves_to_measure(model, budget)
-        methods += [with_tau(method, tau) for method in of_waves for tau in taus]
+        methods += [method.with_tau(tau) for method in of_waves for tau in taus]
     for method in methods:
         model.loop_counts(method.n_loop)
     return list(dict.fromkeys(methods))         # each once
@@ -177,36 +173,11 @@ def waves_to_measure(model, budget):
             for width, steps in waves for rule in can_decide]
 
 
-def with_tau(method, tau):
-    """The same method, whose rule has this threshold."""
-    rule = make_exit(method.rule.name, tau, wake=method.rule.wake)
-    return replace(method, rule=rule)
-
-
 def as_list(knob):
     return knob if isinstance(knob, list) else [knob]
 
 
 # windows and prompts ------------------------------------------------------------------------------
-
-class HeldOut(NamedTuple):
-    """What all is measured on."""
-    idx: torch.Tensor               # windows (N, T)
-    targets: torch.Tensor           # (N, T), below 0 = no label
-    prompts: torch.Tensor           # the beginnings of the first n windows, (n, 1, any)
-    is_task: bool                   # a window is a problem, and a prompt the whole of it
-    deepest: float | None = None    # the depth of the deepest label of a problem, on average
-
-    @property
-    def problem_tokens(self):
-        """Tokens of a problem, None = a text."""
-        return self.idx.shape[1] if self.is_task else None
-
-    def half(self, i):
-        """Every second window and prompt, from window i on."""
-        return self._replace(idx=self.idx[i::2], targets=self.targets[i::2],
-                             prompts=self.prompts[i::2])
-
 
 def read_held_out(checkpoint, dev):
     """The HeldOut that the knobs ask for."""
@@ -243,113 +214,7 @@ def have_labels(targets):
     return has_label
 
 
-# quality ------------------------------------------------------------------------------------------
-
-def measure_quality(points, idx, targets):
-    """Measure points on windows (N, T), a batch at a time: a WindowResult for each window."""
-    at_once = windows_at_once(points[0].model.config, len(idx))
-    for x, y in zip(idx.split(at_once), targets.split(at_once)):
-        for point in points:
-            point.windows += quality_of(point, x, y)
-
-
-def quality_of(point, idx, targets):
-    """A batch of windows (B, T) -> a list of WindowResult."""
-    logits, steps, evals = decode_given(point, idx)
-    nats = cross_entropy(logits.float().transpose(1, 2), targets, reduction='none')     # (B, T)
-    right = logits.argmax(-1) == targets
-    means = evals.cpu().double().mean(dim=1).numpy()                            # (B, groups)
-    most = last = [None] * len(idx)
-    if point.model.groups:
-        most = evals.amax(dim=(1, 2)).tolist()
-        last = steps.amax(dim=(1, 2)).tolist()
-    nats, right, labels = sums(nats), sums(right), sums(targets >= 0)
-    return [WindowResult(nats=nats[b], right=right[b], labels=labels[b], evals=means[b],
-                         most_evals=most[b], last_step=last[b]) for b in range(len(idx))]
-
-
-def sums(values):
-    """(B, T) -> the sum over each window, a list."""
-    return values.cpu().double().sum(dim=1).tolist()
-
-
-def decode_given(point, idx):
-    """
-    Decode given idx (B, T) -> logits (B, T, V), loop steps kept and block maps (B, T, groups):
-    under `exact` all tokens in one pass, elsewhere one by one.
-    """
-    method = point.method
-    torch.manual_seed(seed)         # for rules that toss a coin
-    plan = Plan(point.model.loop_counts(method.n_loop), method.rule, as_noise(seed))
-    return teacher_forced(point.model, idx, plan, method.policy, ring)
-
-
-def seconds_of_quality(points, held_out):
-    """Measure a part of the windows, and forget it -> the seconds that all of them will take."""
-    if held_out.is_task:        # 4 problems
-        idx, targets = held_out.idx[:4], held_out.targets[:4]
-    else:                       # 8 tokens of each window
-        idx, targets = held_out.idx[:, :8], held_out.targets[:, :8]
-    begin = time.perf_counter()
-    measure_quality([replace(point, windows=[]) for point in points], idx, targets)
-    return (time.perf_counter() - begin) * held_out.idx.numel() / idx.numel()
-
-
-# time ---------------------------------------------------------------------------------------------
-
-def measure_time(points, prompt, number, is_task):
-    """Continue prompt `number`, (1, n), or read a problem (1, T): with each method, one by one."""
-    for point in points:
-        if is_task:
-            point.prompts.append(read_problem(point, prompt))
-        else:
-            point.prompts.append(continue_prompt(point, prompt, number))
-
-
-def continue_prompt(point, prompt, number=0, new=None):
-    """
-    Continue a prompt (1, n) -> a PromptResult: `new` tokens, and what they cost, on average of all
-    but the first of them. What is computed for tokens that are thrown away counts.
-
-    number: of the prompt; its tokens are drawn with seed + number. new: None = new_tokens.
-    """
-    new = new or new_tokens
-    layers = torch.tensor([len(group) for group in point.model.config.groups])
-    passes = []
-    torch.manual_seed(seed)         # for rules that toss a coin
-    stream = point.model.stream(prompt, new, temperature, seed=seed + number, noise_seed=seed,
-                                ring=ring, passes=passes, **point.method.arguments())
-    tokens = [next(stream)[0]]      # this also reads the prompt
-    passes.clear()
-    begin = time.perf_counter()
-    tokens += [token for token, _ in stream]        # the host waits for the device at each token
-    ms = 1e3 * (time.perf_counter() - begin)
-    # of each pass the block maps (1, T, groups), times the layers of a group
-    blocks = sum((evals.cpu() * layers).sum().item() for evals in passes)
-    return PromptResult(ms / (new - 1), len(passes) / (new - 1), blocks / (new - 1),
-                        torch.cat(tokens, dim=1))
-
-
-def read_problem(point, problem):
-    """Read a problem (1, T) -> what that costs, a PromptResult."""
-    begin = time.perf_counter()
-    decode_given(point, problem)[0].argmax(-1).cpu()        # waits for the device
-    return PromptResult(1e3 * (time.perf_counter() - begin) / problem.shape[1])
-
-
-def seconds_of_time(points, prompt, is_task):
-    """Begin to decode a prompt at each point -> the seconds that it will take."""
-    seconds = 0.0
-    for point in points:
-        begin = time.perf_counter()
-        if is_task:
-            read_problem(point, prompt)
-        else:
-            begun = continue_prompt(point, prompt, new=3)
-            seconds += (new_tokens - 3) * begun.ms / 1e3
-        seconds += time.perf_counter() - begin
-    return seconds
-
+# compiling ----------------------------------------------------------------------------------------
 
 def models_to_compile(points, is_task):
     """
@@ -371,7 +236,7 @@ def compile_all(points, prompt, is_task):
     widths += [1 + tokens for _, _, tokens in drafts]       # the drafts, and the token before them
     for model in models_to_compile(points, is_task):
         compile_passes(model, max(widths))
-    seconds_of_time(points, prompt, is_task)
+    seconds_of_time(points, prompt, is_task, conditions())
 
 
 # calibration --------------------------------------------------------------------------------------
@@ -386,40 +251,9 @@ def calibrate_all(full, held_out, checkpoint, results):
     methods = rules_to_measure(full.model, full.method.n_loop, held_out.problem_tokens)
     if not held_out.is_task:
         methods += waves_to_measure(full.model, full.method.n_loop)
-    families = [family_of(method) for method in methods]
+    families = [calibration.family_of(method, calibrate, fidelity, conditions())
+                for method in methods]
     return families, calibration.calibrate(families, taus, even, odd, results, checkpoint)
-
-
-def family_of(method):
-    """A method, whatever its threshold -> a calibration.Family."""
-    if method.kind is Kind.WAVE:
-        of_wave = [method.wave, method.wave_steps]
-        promise = dict(texts=fidelity)
-        judge = partial(judge_texts, method)
-    else:
-        of_wave = None
-        promise = dict(nats=calibrate)
-        judge = partial(judge_loss, method)
-    key = threshold_key(method.rule, method.policy, ring, of_wave)
-    return calibration.Family(method.family, key, promise, judge)
-
-
-def judge_loss(method, tau, half):
-    """What a rule with this threshold costs on half of the windows: nats per label."""
-    point = half.point(with_tau(method, tau))
-    not_measured = [each for each in (half.reference, point) if not each.windows]
-    measure_quality(not_measured, half.held_out.idx, half.held_out.targets)
-    return calibration.verdict_on_loss(point, calibrate, seed)
-
-
-def judge_texts(method, tau, half):
-    """The share of texts after half of the prompts that a wave with this threshold leaves alone."""
-    point = half.point(with_tau(method, tau))
-    use_one_thread(point.model)
-    for each in half.reference, point:
-        if not each.prompts:
-            each.prompts += [continue_prompt(each, prompt) for prompt in half.held_out.prompts]
-    return calibration.verdict_on_texts(point, fidelity)
 
 
 # knobs: what is refused ---------------------------------------------------------------------------
@@ -516,6 +350,11 @@ def points_of_others(checkpoint, held_out):
     return points
 
 
+def conditions():
+    """The knobs with which all points are measured."""
+    return Conditions(ring, new_tokens, temperature, seed)
+
+
 def save(points, deepest, results, settings):
     """Write results/bench.csv and its bench.json with what is known so far, if anything is."""
     rows = [row_of(point, deepest, seed) for point in points if point.windows or point.prompts]
@@ -547,21 +386,21 @@ def measure(points, held_out, results, settings):
           'each point is tried for a moment ...', flush=True)
     # drafts and waves are made to write the texts of a budget: they have no quality of their own
     of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
-    seconds = seconds_of_quality(of_windows, held_out)
+    seconds = seconds_of_quality(of_windows, held_out, conditions())
     # texts are timed with the threads that are best for the widest model; batches of windows are
     # read with all of them
     widest = max((point.model for point in points), key=lambda model: model.config.n_embd)
     threads = torch.get_num_threads()
     if len(prompts):
         use_one_thread(widest)
-        seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task)
+        seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task, conditions())
         torch.set_num_threads(threads)
     compiling = ', and compiling' if compile else ''
     print(f'all of it will take about {seconds:.0f} s{compiling}')
     try:
         for words, members in groupby(of_windows, lambda point: point.method.family):
             print(f'quality: {words}', flush=True)
-            measure_quality(list(members), held_out.idx, held_out.targets)
+            measure_quality(list(members), held_out.idx, held_out.targets, conditions())
             save(points, held_out.deepest, results, settings)
 
         use_one_thread(widest)
@@ -569,7 +408,7 @@ def measure(points, held_out, results, settings):
             compile_all(points, prompts[0], is_task)
         for number, prompt in enumerate(prompts):
             print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
-            measure_time(points, prompt, number, is_task)
+            measure_time(points, prompt, number, is_task, conditions())
             save(points, held_out.deepest, results, settings)
     finally:
         save(points, held_out.deepest, results, settings)

@@ -18,7 +18,7 @@ from conftest import ROOT, TINY, finished, read_csv, refused
 import bench
 import data
 import tasks
-from common import calibration, comparison, plots, points
+from common import calibration, comparison, measure, plots, points
 from common.checkpoint import load_checkpoint
 from decode import defaults
 from exits import EXITS, make_exit
@@ -226,10 +226,10 @@ def test_each_label_counts_once(held_out, monkeypatch):
     """Rows have unequal numbers of labels, and one has none: sums are divided by all labels."""
     model, idx, targets = held_out
     idx, targets = some_labels(idx, targets)
-    monkeypatch.setattr(bench, 'windows_at_once', lambda config, most: 4)
+    monkeypatch.setattr(measure, 'windows_at_once', lambda config, most: 4)
     full = points.Point('', model, fixed(5))
     point = points.Point('', model, fixed(1), full)
-    bench.measure_quality([full, point], idx, targets)
+    measure.measure_quality([full, point], idx, targets, measure.Conditions())
     row = points.row_of(point)
     logits, loss = model(idx, targets, n_loop=1)
     right = (logits.argmax(-1) == targets)[targets >= 0].double().mean()
@@ -375,7 +375,7 @@ def test_ctrl_c_loses_nothing(here):
 
 # thresholds that keep a promise -------------------------------------------------------------------
 
-def by_hand(points, idx, targets):
+def by_hand(points, idx, targets, conditions):
     """
     Losses made by hand: tau / 10 on the even windows, twice that on the odd ones; kl 9 more. Of
     norm tau / 10 on the even windows, and 1.6 on the last one alone.
@@ -394,8 +394,9 @@ def by_hand(points, idx, targets):
 
 def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monkeypatch, capsys):
     """And it says whether it does on windows that did not choose it."""
-    for name, value in dict(measure_quality=by_hand, calibrate=0.1, taus=[0.1, 1.0, 3.0],
-                            wake=True, rules=['accel', 'kl', 'norm'], waves=[]).items():
+    monkeypatch.setattr(calibration, 'measure_quality', by_hand)
+    for name, value in dict(calibrate=0.1, taus=[0.1, 1.0, 3.0], wake=True,
+                            rules=['accel', 'kl', 'norm'], waves=[]).items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.chdir(tmp_path)
     idx, stored = torch.arange(16)[:, None], dict(model=tiny().state_dict())
@@ -586,14 +587,13 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_work(here, monkeypa
         os.rmdir(f'out/{name}')
 
 
-def test_the_seed_reaches_the_noise_of_continuations(tiny, idx, monkeypatch):
+def test_the_seed_reaches_the_noise_of_continuations(tiny, idx):
     """The draws of prompt i have seed + i."""
     model = tiny(adapter_init='random')
-    monkeypatch.setattr(bench, 'temperature', 1.5)
     point = points.Point('', model, fixed(3))
     for seed, number in ((0, 0), (4, 0), (4, 2)):
-        monkeypatch.setattr(bench, 'seed', seed)
-        new = bench.continue_prompt(point, idx[:1, :6], number, new=7).text
+        conditions = measure.Conditions(new_tokens=7, temperature=1.5, seed=seed)
+        new = measure.continue_prompt(point, idx[:1, :6], conditions, number).text
         wanted, _ = model.generate(idx[:1, :6], 7, 1.5, n_loop=3, noise_seed=seed,
                                    seed=seed + number)
         assert torch.equal(new, wanted[:, 6:])
@@ -603,10 +603,11 @@ def test_a_coin_falls_the_same_way_each_time(tiny, idx):
     """A rule may draw random numbers; the points measured before it do not change them."""
     coin = points.Method(points.Kind.RULE, 9, 'exact', make_exit('random', 0.3))
     point = points.Point('', tiny(), coin)
-    (logits, _, evals), _, again = (bench.decode_given(point, idx[rows]) for rows in (
-        slice(None), slice(2), slice(None)))
+    conditions = measure.Conditions(new_tokens=7)
+    (logits, _, evals), _, again = (measure.decode_given(point, idx[rows], conditions)
+                                    for rows in (slice(None), slice(2), slice(None)))
     assert torch.equal(evals, again[1]) and len(evals.unique()) > 2
-    texts = [bench.continue_prompt(point, idx[:1, :6], new=7).text for _ in range(2)]
+    texts = [measure.continue_prompt(point, idx[:1, :6], conditions).text for _ in range(2)]
     assert torch.equal(*texts)
 
 
