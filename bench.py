@@ -23,12 +23,12 @@ Of each point is measured
 
 or with --calibrate, in place of both, the largest threshold of each rule that keeps a promise.
 
-Start at main(). Here stands what the knobs ask for, and in common/
+Start at main(). Here stands what the knobs ask for. The rest is in
 
-    points.py       methods, points, and the columns of bench.csv
-    measure.py      measures points
-    calibration.py  chooses thresholds
-    comparison.py   the table at the end, figure_4.png and ledger.png
+    common/points.py        methods, points, and the columns of bench.csv
+    decode/measure.py       measures points
+    common/calibration.py   chooses thresholds
+    common/comparison.py    the table at the end, figure_4.png and ledger.png
 
 On Ctrl-C bench.csv has what was measured until then.
 
@@ -52,18 +52,21 @@ from common.checkpoint import open_run
 from common.configurator import PathName, given
 from common.distributed import pick_device
 from common.files import check_writable, write_csv, write_json
-from common.measure import (
-    Conditions,
-    HeldOut,
-    measure_quality,
-    measure_time,
-    seconds_of_quality,
-    seconds_of_time,
-)
 from common.points import Kind, Method, Point, row_of
 from decode import use_one_thread
 from decode.compiled import compile_passes
 from decode.defaults import budget_and_wake
+from decode.measure import (
+    Conditions,
+    Half,
+    HeldOut,
+    family_of,
+    measure_quality,
+    measure_time,
+    seconds_of_quality,
+    seconds_of_time,
+    with_tau,
+)
 from decode.passes import reads_whole
 from decode.wave import can_wave
 from exits import make_exit
@@ -137,12 +140,12 @@ def methods_of(model, budget, T=None):
     methods = [Method(Kind.FIXED, n, policy)
                for policy in as_list(cache) for n in (*budgets, budget)]
     of_rules = rules_to_measure(model, budget, T)
-    methods += [method.with_tau(tau) for method in of_rules for tau in taus]
+    methods += [with_tau(method, tau) for method in of_rules for tau in taus]
     if n_prompts and T is None:         # these two write texts
         methods += [Method(Kind.DRAFTS, n, 'exact', draft_loops=loops, draft_tokens=tokens)
                     for loops, n, tokens in drafts]
         of_waves = waves_to_measure(model, budget)
-        methods += [method.with_tau(tau) for method in of_waves for tau in taus]
+        methods += [with_tau(method, tau) for method in of_waves for tau in taus]
     for method in methods:
         model.loop_counts(method.n_loop)
     return list(dict.fromkeys(methods))         # each once
@@ -246,13 +249,12 @@ def calibrate_all(full, held_out, checkpoint, results):
     Find the threshold of each rule and wave -> calibrated families, and their rows in
     results/exits.json. full: the point of the full budget.
     """
-    even = calibration.Half(held_out.half(0), Point(full.run, full.model, full.method))
-    odd = calibration.Half(held_out.half(1), Point(full.run, full.model, full.method))
+    even = Half(held_out.half(0), Point(full.run, full.model, full.method))
+    odd = Half(held_out.half(1), Point(full.run, full.model, full.method))
     methods = rules_to_measure(full.model, full.method.n_loop, held_out.problem_tokens)
     if not held_out.is_task:
         methods += waves_to_measure(full.model, full.method.n_loop)
-    families = [calibration.family_of(method, calibrate, fidelity, conditions())
-                for method in methods]
+    families = [family_of(method, calibrate, fidelity, conditions()) for method in methods]
     return families, calibration.calibrate(families, taus, even, odd, results, checkpoint)
 
 

@@ -31,7 +31,6 @@ what is learned
 
 decoding, and what is drawn
     points          bench           methods, what is measured of them, and a row of bench.csv
-    measure         bench           measures them: quality on windows, time after prompts
     comparison      bench           bench.py's table and figures, from the rows of bench.csv
     calibration     bench           chooses thresholds of exit rules that keep a promise
     thresholds      bench, sample   reads and writes exits.json, which holds calibrated thresholds

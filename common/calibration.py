@@ -14,14 +14,10 @@ interval of the cost must keep the promise. On the other half the mean cost is c
 """
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
-from common.measure import HeldOut, continue_prompt, measure_quality
-from common.points import Kind, Point, column, excess, identical
 from common.tables import print_rows
-from common.thresholds import command_for, save_thresholds, threshold_key, thresholds_of
-from decode import use_one_thread
+from common.thresholds import command_for, save_thresholds, thresholds_of
 
 
 class Verdict(NamedTuple):
@@ -31,63 +27,12 @@ class Verdict(NamedTuple):
     upper_end_keeps: bool       # does the upper end of its 95% interval keep it too?
 
 
-class Half(NamedTuple):
-    """Half of the windows, and the full budget on them, which is measured when it is needed."""
-    held_out: HeldOut
-    reference: Point
-
-    def point(self, method):
-        """A point of another method, of the same model."""
-        return Point(self.reference.run, self.reference.model, method, self.reference)
-
-
-def judge_loss(method, nats, conditions, tau, half):
-    """Does the rule with this threshold cost at most so many nats per label on half the windows?"""
-    point = half.point(method.with_tau(tau))
-    not_measured = [each for each in (half.reference, point) if not each.windows]
-    measure_quality(not_measured, half.held_out.idx, half.held_out.targets, conditions)
-    cost, low, high = excess(point, conditions.seed)
-    evals = column(point.windows, 'evals').mean()
-    costs = dict(cost=cost, cost_low=low, cost_high=high, evals=evals)
-    return Verdict(costs, mean_keeps=bool(cost <= nats), upper_end_keeps=bool(high <= nats))
-
-
-def judge_texts(method, fidelity, conditions, tau, half):
-    """Does the wave with this threshold leave at least this share of the texts as they are?"""
-    point = half.point(method.with_tau(tau))
-    use_one_thread(point.model)
-    for each in half.reference, point:
-        if not each.prompts:
-            each.prompts += [continue_prompt(each, prompt, conditions)
-                             for prompt in half.held_out.prompts]
-    share = identical(point)
-    kept = share >= fidelity
-    return Verdict(dict(identical=share), mean_keeps=kept, upper_end_keeps=kept)
-
-
 class Family(NamedTuple):
     """A rule under a cache policy, or a wave: everything of a method but its threshold."""
     words: str
     key: dict           # its threshold_key
     promise: dict       # nats or texts, as exits.json has them
     judge: Callable     # (tau, half of the windows) -> Verdict
-
-
-def family_of(method, nats, fidelity, conditions):
-    """
-    A method, whatever its threshold -> its Family. nats: what a rule promises to cost at most.
-    fidelity: the share of texts that a wave promises to leave as they are.
-    """
-    if method.kind is Kind.WAVE:
-        of_wave = [method.wave, method.wave_steps]
-        promise = dict(texts=fidelity)
-        judge = partial(judge_texts, method, fidelity, conditions)
-    else:
-        of_wave = None
-        promise = dict(nats=nats)
-        judge = partial(judge_loss, method, nats, conditions)
-    key = threshold_key(method.rule, method.policy, conditions.ring, of_wave)
-    return Family(method.family, key, promise, judge)
 
 
 def calibrate(families, taus, even, odd, results, checkpoint):

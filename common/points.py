@@ -4,14 +4,12 @@ What bench.py measures: methods, points, and the row of a point in bench.csv.
 Not run by itself. A point is a method of one model, with what was measured of it on windows and on
 prompts. `row_of` makes its row, and says what each column means.
 """
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-from exits import make_exit
 
 
 class Kind(StrEnum):
@@ -59,10 +57,6 @@ class Method:
         if self.rule:
             return f'{self.family}, tau {self.rule.tau:g}'
         return self.family
-
-    def with_tau(self, tau):
-        """The same method, whose rule has this threshold."""
-        return replace(self, rule=make_exit(self.rule.name, tau, wake=self.rule.wake))
 
     def arguments(self):
         """Those of GPT.stream, a dict."""

@@ -15,6 +15,7 @@ nothing about text. GPT.stream and GPT.generate are the same for plain arguments
     drafts.py     Drafts: guess some tokens with few loops, check them with all
     wave.py       Wave: several tokens at once, each at its own depth
     compiled.py   the same passes by torch.compile
+    measure.py    how good and how fast a way to decode is, for bench.py
 
 Three words, here and in sample.py and bench.py: the arguments are a `decoding`, the object that
 makes the next tokens is a `decoder`, and the decoding in words, in a printed line, is a `label`.

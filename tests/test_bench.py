@@ -18,9 +18,9 @@ from conftest import ROOT, TINY, finished, read_csv, refused
 import bench
 import data
 import tasks
-from common import calibration, comparison, measure, plots, points
+from common import calibration, comparison, plots, points
 from common.checkpoint import load_checkpoint
-from decode import defaults
+from decode import defaults, measure
 from exits import EXITS, make_exit
 
 SMALL = ['--taus=[0,0.3,100.0]', '--budgets=[1,2,5,2]', '--n_loop=5', '--n_windows=6',
@@ -394,7 +394,7 @@ def by_hand(points, idx, targets, conditions):
 
 def test_a_threshold_is_the_largest_that_keeps_its_promise(tiny, tmp_path, monkeypatch, capsys):
     """And it says whether it does on windows that did not choose it."""
-    monkeypatch.setattr(calibration, 'measure_quality', by_hand)
+    monkeypatch.setattr(measure, 'measure_quality', by_hand)
     for name, value in dict(calibrate=0.1, taus=[0.1, 1.0, 3.0], wake=True,
                             rules=['accel', 'kl', 'norm'], waves=[]).items():
         monkeypatch.setattr(bench, name, value)

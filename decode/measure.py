@@ -1,21 +1,26 @@
 """
-Measuring: the quality of points on windows, and their time after prompts, for bench.py.
+Measuring: how good and how fast a way to decode is, for bench.py.
 
-Not run by itself.
+Not run by itself. The quality of points is measured on windows, their time after prompts, and what
+a threshold costs, for --calibrate, on half of the windows or prompts.
 
     B, N    windows of a batch, all windows
     T, V    tokens of a window, vocabulary
 """
 import time
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
 
 import decode
+from common.calibration import Family, Verdict
 from common.evaluation import windows_at_once
-from common.points import PromptResult, WindowResult
+from common.points import Kind, Point, PromptResult, WindowResult, column, excess, identical
+from common.thresholds import threshold_key
+from exits import make_exit
 from loops import Plan, as_noise
 
 
@@ -155,3 +160,62 @@ def seconds_of_time(points, prompt, is_task, conditions):
             seconds += (conditions.new_tokens - 3) * begun.ms / 1e3
         seconds += time.perf_counter() - begin
     return seconds
+
+
+# a threshold: what it costs -----------------------------------------------------------------------
+
+def with_tau(method, tau):
+    """The same method, whose rule has this threshold."""
+    rule = make_exit(method.rule.name, tau, wake=method.rule.wake)
+    return replace(method, rule=rule)
+
+
+class Half(NamedTuple):
+    """Half of the windows, and the full budget on them, which is measured when it is needed."""
+    held_out: HeldOut
+    reference: Point
+
+    def point(self, method):
+        """A point of another method, of the same model."""
+        return Point(self.reference.run, self.reference.model, method, self.reference)
+
+
+def judge_loss(method, nats, conditions, tau, half):
+    """Does the rule with this threshold cost at most so many nats per label on half the windows?"""
+    point = half.point(with_tau(method, tau))
+    not_measured = [each for each in (half.reference, point) if not each.windows]
+    measure_quality(not_measured, half.held_out.idx, half.held_out.targets, conditions)
+    cost, low, high = excess(point, conditions.seed)
+    evals = column(point.windows, 'evals').mean()
+    costs = dict(cost=cost, cost_low=low, cost_high=high, evals=evals)
+    return Verdict(costs, mean_keeps=bool(cost <= nats), upper_end_keeps=bool(high <= nats))
+
+
+def judge_texts(method, fidelity, conditions, tau, half):
+    """Does the wave with this threshold leave at least this share of the texts as they are?"""
+    point = half.point(with_tau(method, tau))
+    decode.use_one_thread(point.model)
+    for each in half.reference, point:
+        if not each.prompts:
+            each.prompts += [continue_prompt(each, prompt, conditions)
+                             for prompt in half.held_out.prompts]
+    share = identical(point)
+    kept = share >= fidelity
+    return Verdict(dict(identical=share), mean_keeps=kept, upper_end_keeps=kept)
+
+
+def family_of(method, nats, fidelity, conditions):
+    """
+    A method, whatever its threshold -> its Family. nats: what a rule promises to cost at most.
+    fidelity: the share of texts that a wave promises to leave as they are.
+    """
+    if method.kind is Kind.WAVE:
+        of_wave = [method.wave, method.wave_steps]
+        promise = dict(texts=fidelity)
+        judge = partial(judge_texts, method, fidelity, conditions)
+    else:
+        of_wave = None
+        promise = dict(nats=nats)
+        judge = partial(judge_loss, method, nats, conditions)
+    key = threshold_key(method.rule, method.policy, conditions.ring, of_wave)
+    return Family(method.family, key, promise, judge)
