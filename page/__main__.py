@@ -63,11 +63,12 @@ ABOUT_CALC = (
     'to token, about one per loop, and the tokens for which there is no news sleep.')
 TITLE_MAZE = 'A maze, solved before your eyes'
 ABOUT_MAZE = (
-    'Each room is a token, and the model says which of its doors leads to the goal. One layer '
-    'loops, and in each loop a room hears from the rooms next door alone. So certainty spreads '
-    'room by room, from the goal and from the dead ends: rooms wake when news arrives, settle and '
-    'sleep, and when nobody moves the model is done. It was trained on mazes of at most {side} by '
-    '{side} rooms.')
+    'For each room the model must say which door leads to the goal. It runs one layer again and '
+    'again. In each loop a room hears only from the four rooms beside it, walls or not. So '
+    'certainty spreads from the goal, and from dead ends, which have only one way out. A room that '
+    'stops changing sleeps, until a neighbour changes. When all sleep, the model is done. It was '
+    'trained on mazes of at most {side} by {side} rooms.')
+
 
 
 def main():

@@ -325,8 +325,8 @@ function draw_numbers() {
   const begun = pass.loops > 0;
   $('loops').textContent = `${pass.loops}; the deepest room is ${count(deepest, 'door')} away`;
   $('awake').textContent = `${pass.awake.length} of ${count(n, 'room')}`;
-  $('computed').textContent = `${(pass.computed / n).toFixed(1)} steps a room` +
-    (pass.loops ? ` (all rooms in all loops: ${pass.loops})` : '');
+  $('computed').textContent = `${(pass.computed / n).toFixed(1)} loops per room` +
+    (begun && $('sleep').value !== 'off' ? `, instead of about ${pass.loops} without sleep` : '');
   $('right').textContent = begun ? `${right} of ${rooms.length} rooms, ` +
     percent(right, rooms.length) : '-';
   $('notice').textContent = unseen();
@@ -431,7 +431,7 @@ function step() {
 
 function label() {
   $('side-shown').textContent = $('side').value;
-  $('tau-shown').textContent = tau().toPrecision(2);
+  $('tau-shown').textContent = `${Number((100 * tau()).toPrecision(2))}%`;
   $('speed-shown').textContent = $('speed').value;
 }
 

@@ -413,6 +413,27 @@ def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_w
     assert result['plain'] and result['asleep'] and result['woken'] and result['pale'], result
 
 
+@pytest.mark.parametrize('width', [360, 640, 1000])
+def test_nothing_jumps_when_the_maze_gets_the_focus_and_play_is_seen_at_once(
+        browser, page, width):  # noqa: F811
+    browser.open(page, width=width)
+    result = browser.value("""{
+        const places = () => ['summary', 'new', 'sleep'].map(
+            name => Math.round($(name).getBoundingClientRect().top));
+        step();
+        const at_rest = places();
+        canvas.focus();
+        const focused = places(), box = name => $(name).getBoundingClientRect();
+        return {at_rest, focused, words: $('chosen').textContent, play: box('play').bottom,
+                above: box('play').bottom <= box('maze').top,
+                beside: box('panel').left >= box('picture').right,
+                maze: box('maze').width, all: document.documentElement.scrollWidth};
+    }""")
+    assert result['at_rest'] == result['focused'] and result['words'].startswith('Row')
+    assert result['play'] < 600 and result['above'] and result['beside'] == (width == 1000)
+    assert result['maze'] > min(width - 60, 400) and result['all'] <= width
+
+
 def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     browser.open(page, width=360)
     assert browser.value('document.documentElement.scrollWidth') <= 360
