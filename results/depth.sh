@@ -93,8 +93,10 @@ for seed in 1 2 3; do
     done
 done
 # does a larger tau let the tokens rest that never do in seed 2?
-python sample.py --out_dir=out-depth/looped-2 --exit=accel --tau=2 --length=65536 \
-    --dataset=calc:reset=0.0001 | tail -n 3 > results/depth/long-65536-2-tau2.txt
+for tau in 1 2 3 5; do
+    python sample.py --out_dir=out-depth/looped-2 --exit=accel --tau=$tau --length=8192 \
+        --dataset=calc:reset=0.0005 | tail -n 4 > results/depth/long-8192-2-tau$tau.txt
+done
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
