@@ -158,7 +158,9 @@ def test_training_finds_what_it_finds_on_the_cpu(here, monkeypatch):
             finished(*(flags if n == 2 else ['--resume']), f'--max_iters={n}', f'--device={device}')
     check_counts({'a step of training': marks[1] - marks[0]})
     finished(*flags, '--max_iters=6', '--out_dir=out-cpu')
-    for row, cpu_row in zip(log_of('out'), log_of('out-cpu'), strict=True):
+    # the end of each part has a row of its own, without a step
+    steps = [[row for row in log_of(out) if row['loss']] for out in ('out', 'out-cpu')]
+    for row, cpu_row in zip(*steps, strict=True):
         for column in 'loss', 'grad_norm', 'val_loss_3', 'state_use':
             a, b = (one[column].split('/')[0] or 0 for one in (row, cpu_row))
             assert math.isclose(float(a), float(b), rel_tol=5e-3), column
