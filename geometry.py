@@ -300,6 +300,47 @@ def figure_3a_or_5(name, measured, groups, folder):
     plots.save(figure, f'{folder}/{file}.png', header, table)
 
 
+def draw_path(ax, so_far, whole, groups):
+    """A token's path so far, and a circle at its end in each group; both: (K, 2) for each group."""
+    points = np.concatenate(whole)
+    middle = (points.min(axis=0) + points.max(axis=0)) / 2
+    square(ax, middle, 1.5 * np.abs(points - middle).max())
+    for g, (group, points) in enumerate(zip(groups, whole)):
+        end = points[-1]
+        ax.plot(*end, 'o', ms=16, mfc='none', mec=plots.colour_of(g))
+        above = end[1] > middle[1]
+        ax.annotate(plots.title(group), end, (0, 12 if above else -22), textcoords='offset points',
+                    ha='center', size=11, color=plots.colour_of(g))
+    for g, points in enumerate(so_far):
+        if g:                           # the hand-off
+            ax.annotate('', points[0], so_far[g - 1][-1], arrowprops=dict(
+                arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
+        ax.plot(*points.T, color=plots.colour_of(g), lw=2)
+        ax.plot(*points[-1], 'o', ms=7, color=plots.colour_of(g))
+
+
+def draw_zoom(ax, outer, points, whole, g, note):
+    """
+    The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2): magnified so
+    that step 1 may lie outside, beside a panel `outer` of the same size that shows the whole path.
+    note: text for below. -> the points that were drawn.
+    """
+    square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
+    ax.set_xlabel(f'{outer.viewLim.width / ax.viewLim.width:.0f} times larger{note}')
+    ax.plot(*points.T, color=plots.colour_of(g), lw=1.6)
+    ax.spines[:].set(color=plots.colour_of(g), lw=2)
+    return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
+                      vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
+
+
+def square(ax, middle, half):
+    """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
+    x, y = map(float, middle)
+    half = max(float(half), 1e-9)
+    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
+           aspect='equal')
+
+
 # where a rule exits: the sign in the text, the marker in the figure, and its size
 MARKS = {'accel': ('□', 's', 17), 'norm_rel': ('◇', 'D', 11)}
 
@@ -317,7 +358,7 @@ def figure_1(states, used, words, groups, folder):
     for row, (settles, t) in zip(rows, chosen.items()):
         points, lengths = (each[:, :, 0].numpy(force=True) for each in paths(states[:, :, [t]]))
         overview, zooms = row[0], row[1:]
-        plots.draw_path(overview, points, points, groups)
+        draw_path(overview, points, points, groups)
         overview.set_title(f'token {t}, "{words[t]}", settles {settles}', parse_math=False)
         jumps = ', '.join(f'{length:.1f}' for length in lengths[1:, 0])
         overview.set_xlabel(f"jumps: {jumps or 'none'}")
@@ -329,7 +370,7 @@ def figure_1(states, used, words, groups, folder):
                 note += f'\n{sign} {rule} exits after step {exit_step}'
                 zoom.plot(*points[g][exit_step - 1], marker, ms=size, mfc='none', mec='black',
                           zorder=4)
-            dots = plots.draw_zoom(zoom, overview, points[g], points[g], g, note)
+            dots = draw_zoom(zoom, overview, points[g], points[g], g, note)
             zoom.set_title(f'inside {plots.title(groups[g])}')
             exits = [steps[g, t] for steps in used.values()]
             for k, (pc1, pc2) in enumerate(points[g], start=1):
@@ -390,7 +431,57 @@ def two_scales(model, states, used, words, encoding, folder):
             row |= {f'p_{i}': share for i, share in enumerate(p[:5].tolist(), start=1)}
             rows.append(row)
     text = ''.join(words[:t + 1])
-    plots.two_scales(rows, path, groups, text, f'{folder}/two_scales.gif')
+    draw_two_scales(rows, path, groups, text, f'{folder}/two_scales.gif')
+
+
+def draw_two_scales(rows, whole, groups, text, path):
+    """
+    A GIF of a token on its way, step by step: its path, the loop steps of the group it is in
+    magnified, and the likeliest next tokens.
+
+    rows: for each loop step its group, token, k, pc1, pc2, length, and of the likeliest tokens
+    text_1, text_2, ... and p_1, p_2, ... whole: for each group the token's points (K, 2). text:
+    what it reads.
+    """
+    n = sum(column.startswith('text_') for column in rows[0])       # likeliest tokens
+    jumps = [row['length'] for row in rows if row['k'] == 1]        # the first step in each group
+
+    def draw(figure, row):
+        g = row['group']
+        k = row['k']
+        names = [row[f'text_{i + 1}'] for i in range(n)]
+        p = [row[f'p_{i + 1}'] for i in range(n)]
+        colour = plots.colour_of(g)
+        so_far = whole[g][:k]
+        top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
+        top.suptitle(f'The model reads "{text[-40:]}" and expects {names[0]!r}', parse_math=False)
+
+        # the path, and the loop steps of the group magnified; what moves now has the bold title
+        ax, inset = top.subplots(1, 2)
+        draw_path(ax, [*whole[:g], so_far], whole, groups)
+        note = f", length {row['length']:.2g}" if k > 1 else ' may lie outside'
+        draw_zoom(inset, ax, so_far, whole[g], g, f'; loop step {k}{note}')
+        ax.indicate_inset(inset_ax=inset, edgecolor=colour, alpha=1)
+        jumping = g > 0 and k == 1
+        ax.set_title('between groups of layers: large jumps',
+                     weight='bold' if jumping else 'normal')
+        ax.set_xlabel(f'length of the jump: {jumps[g]:.1f}' if g else ' ')
+        inset.set_title(f'inside {plots.title(groups[g])}: small loop steps',
+                        weight='bold' if k > 1 else 'normal')
+
+        # the likeliest next tokens
+        bottom.supxlabel('The token is the one of its window whose prediction gains most by loops.',
+                         fontsize=8, color='0.4')
+        bars = bottom.subplots()
+        bars.bar_label(bars.barh(range(n), p, color=colour), [f'{share:.0%}' for share in p])
+        bars.set_yticks(range(n), map(repr, names), parse_math=False)
+        bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
+        bars.invert_yaxis()
+        bars.spines[['top', 'right', 'bottom']].set_visible(False)
+
+    # a jump is shown three times as long as a loop step
+    frames = [row for row in rows for _ in range(3 if row['k'] == 1 else 1)]
+    plots.movie((8, 5), draw, frames, rows, path)
 
 
 # the run ------------------------------------------------------------------------------------------

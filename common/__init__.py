@@ -38,7 +38,7 @@ decoding, and what is drawn
     tables          bench           a table in the terminal
     colours         sample          text on the colour of its loop steps
 
-A figure is drawn where its numbers come from: geometry.py and results/figures.py draw their own.
-The figures of bench.py and train.py are in plots.py, with the two GIFs. These two programs load
-matplotlib only when they draw, at an evaluation or at the end.
+A figure is drawn where its numbers come from, with what plots.py has for all figures. The figures
+of bench.py and train.py are in plots.py too: these two programs load matplotlib only when they
+draw, at an evaluation or at the end.
 """

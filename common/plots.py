@@ -1,9 +1,8 @@
 """
-What all figures share, the two GIFs, and the figures of bench.py and train.py. Nothing else imports
-matplotlib.
+What all figures share, and the figures of bench.py and train.py. Nothing else imports matplotlib.
 
-Not run by itself. A function takes numbers, and writes a PNG or a GIF and the same numbers as CSV
-beside it, unless they are in log.csv or bench.csv.
+A function takes numbers, and writes a PNG or a GIF and the same numbers as CSV beside it, unless
+they are in log.csv or bench.csv.
 
     path        of the picture; the CSV has the same name
     rows        dicts, one for each row of a CSV
@@ -12,8 +11,6 @@ import io
 import os
 from contextlib import suppress
 from itertools import cycle
-
-import numpy as np
 
 from common.files import new_file, write_csv
 
@@ -91,148 +88,6 @@ def movie(size, draw, frames, rows, path):
     with new_file(path, 'wb') as f:
         images[0].save(f, format='GIF', save_all=True, append_images=images[1:], loop=0,
                        duration=8000 / len(images))
-
-
-# geometry.py: the path of a token -----------------------------------------------------------------
-
-def draw_path(ax, so_far, whole, groups):
-    """A token's path so far, and a circle at its end in each group; both: (K, 2) for each group."""
-    points = np.concatenate(whole)
-    middle = (points.min(axis=0) + points.max(axis=0)) / 2
-    square(ax, middle, 1.5 * np.abs(points - middle).max())
-    for g, (group, points) in enumerate(zip(groups, whole)):
-        end = points[-1]
-        ax.plot(*end, 'o', ms=16, mfc='none', mec=colour_of(g))
-        above = end[1] > middle[1]
-        ax.annotate(title(group), end, (0, 12 if above else -22), textcoords='offset points',
-                    ha='center', size=11, color=colour_of(g))
-    for g, points in enumerate(so_far):
-        if g:                           # the hand-off
-            ax.annotate('', points[0], so_far[g - 1][-1], arrowprops=dict(
-                arrowstyle='-|>', color='0.2', lw=1.8, shrinkA=0, shrinkB=0))
-        ax.plot(*points.T, color=colour_of(g), lw=2)
-        ax.plot(*points[-1], 'o', ms=7, color=colour_of(g))
-
-
-def draw_zoom(ax, outer, points, whole, g, note):
-    """
-    The loop steps of group g as far as they have come, points (k, 2) of whole (K, 2): magnified so
-    that step 1 may lie outside, beside a panel `outer` of the same size that shows the whole path.
-    note: text for below. -> the points that were drawn.
-    """
-    square(ax, whole[-1], 1.2 * np.abs(whole[1:] - whole[-1]).max())
-    ax.set_xlabel(f'{outer.viewLim.width / ax.viewLim.width:.0f} times larger{note}')
-    ax.plot(*points.T, color=colour_of(g), lw=1.6)
-    ax.spines[:].set(color=colour_of(g), lw=2)
-    return ax.scatter(*points.T, s=60, c=range(1, len(points) + 1), norm='log', vmin=1, zorder=3,
-                      vmax=len(whole), cmap='viridis_r', edgecolors='0.2', lw=0.6)
-
-
-def square(ax, middle, half):
-    """Axes of equal scale without ticks, `half` to each side of the point in the middle."""
-    x, y = map(float, middle)
-    half = max(float(half), 1e-9)
-    ax.set(xlim=(x - half, x + half), ylim=(y - half, y + half), xticks=[], yticks=[],
-           aspect='equal')
-
-
-def two_scales(rows, whole, groups, text, path):
-    """
-    A GIF of a token on its way, step by step: its path, the loop steps of the group it is in
-    magnified, and the likeliest next tokens.
-
-    rows: for each loop step its group, token, k, pc1, pc2, length, and of the likeliest tokens
-    text_1, text_2, ... and p_1, p_2, ... whole: for each group the token's points (K, 2). text:
-    what it reads.
-    """
-    n = sum(column.startswith('text_') for column in rows[0])       # likeliest tokens
-    jumps = [row['length'] for row in rows if row['k'] == 1]        # the first step in each group
-
-    def draw(figure, row):
-        g = row['group']
-        k = row['k']
-        names = [row[f'text_{i + 1}'] for i in range(n)]
-        p = [row[f'p_{i + 1}'] for i in range(n)]
-        colour = colour_of(g)
-        so_far = whole[g][:k]
-        top, bottom = figure.subfigures(2, 1, height_ratios=(3.6, 1.4))
-        top.suptitle(f'The model reads "{text[-40:]}" and expects {names[0]!r}', parse_math=False)
-
-        # the path, and the loop steps of the group magnified; what moves now has the bold title
-        ax, inset = top.subplots(1, 2)
-        draw_path(ax, [*whole[:g], so_far], whole, groups)
-        note = f", length {row['length']:.2g}" if k > 1 else ' may lie outside'
-        draw_zoom(inset, ax, so_far, whole[g], g, f'; loop step {k}{note}')
-        ax.indicate_inset(inset_ax=inset, edgecolor=colour, alpha=1)
-        jumping = g > 0 and k == 1
-        ax.set_title('between groups of layers: large jumps',
-                     weight='bold' if jumping else 'normal')
-        ax.set_xlabel(f'length of the jump: {jumps[g]:.1f}' if g else ' ')
-        inset.set_title(f'inside {title(groups[g])}: small loop steps',
-                        weight='bold' if k > 1 else 'normal')
-
-        # the likeliest next tokens
-        bottom.supxlabel('The token is the one of its window whose prediction gains most by loops.',
-                         fontsize=8, color='0.4')
-        bars = bottom.subplots()
-        bars.bar_label(bars.barh(range(n), p, color=colour), [f'{share:.0%}' for share in p])
-        bars.set_yticks(range(n), map(repr, names), parse_math=False)
-        bars.set(xlim=(0, 1.1), xticks=[], title='the likeliest next tokens at this step')
-        bars.invert_yaxis()
-        bars.spines[['top', 'right', 'bottom']].set_visible(False)
-
-    # a jump is shown three times as long as a loop step
-    frames = [row for row in rows for _ in range(3 if row['k'] == 1 else 1)]
-    movie((8, 5), draw, frames, rows, path)
-
-
-# decode/wave.py -----------------------------------------------------------------------------------
-
-def wave(passes, start, text_of, steps, path):
-    """
-    A GIF of a wave, pass by pass: what each token predicts, coloured by its loop steps since its
-    input last changed. Framed: committed. Underlined: it predicted something else before.
-
-    passes: see decode.wave.Wave, trace. start: the prompt. text_of[token]. steps: loop steps of a
-    pass.
-    """
-    first = passes[0]['position']
-    start += text_of[passes[0]['inputs'][0]]        # known before the first pass
-    rows = []
-    said = {}                                       # position: the last prediction
-    for n, of_pass in enumerate(passes, start=1):
-        for i, (token, age) in enumerate(zip(of_pass['tokens'], of_pass['age'])):
-            at = of_pass['position'] - first + i
-            rows.append({'pass': n, 'position': at, 'text': text_of[token],
-                         'loop_steps': age * steps, 'committed': int(i < of_pass['leave']),
-                         'revised': int(said.get(at, token) != token)})
-            said[at] = token
-    end = max(row['position'] for row in rows)
-    most = max(row['loop_steps'] for row in rows)
-
-    def draw(figure, n):
-        """The first n passes."""
-        ax = figure.subplots()
-        shown = [row for row in rows if row['pass'] <= n]
-        cells = ax.scatter(
-            [row['position'] for row in shown], [row['pass'] for row in shown], s=180, marker='s',
-            c=[row['loop_steps'] for row in shown], norm='log', vmin=1, vmax=most, lw=2,
-            cmap='viridis_r', edgecolors=[COLOURS[1] if row['committed'] else 'none'
-                                          for row in shown])
-        for row in shown:
-            label = row['text'].replace(' ', '·') + ('\u0332' if row['revised'] else '')
-            light = row['loop_steps'] <= most ** 0.5    # the lighter half of a logarithmic scale
-            ax.annotate(label, (row['position'], row['pass']), parse_math=False, ha='center',
-                        va='center', color='black' if light else 'white')
-        figure.colorbar(cells, label='loop steps', shrink=0.5, ticks=[1, 2, 4, 8, 16, 32],
-                        format='{x:.0f}').minorticks_off()
-        ax.set(xlim=(-1, end + 1), ylim=(len(passes) + 1, 0), xlabel='position in the text',
-               ylabel='pass through the model')
-        text = ''.join(row['text'] for row in shown if row['committed'])
-        ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
-        ax.spines[:].set_visible(False)
-
-    movie((8, 7), draw, range(1, len(passes) + 1), rows, path)
 
 
 # bench.py: the numbers are in bench.csv -----------------------------------------------------------

@@ -233,8 +233,54 @@ def readable(number):
     return chr(number) if chr(number).isprintable() else ' '
 
 
-def main():
+def draw_wave(passes, start, text_of, steps, path):
+    """
+    A GIF of a wave, pass by pass: what each token predicts, coloured by its loop steps since its
+    input last changed. Framed: committed. Underlined: it predicted something else before.
+
+    passes: see Wave, trace. start: the prompt. text_of[token]. steps: loop steps of a pass.
+    """
     from common import plots
+    first = passes[0]['position']
+    start += text_of[passes[0]['inputs'][0]]        # known before the first pass
+    rows = []
+    said = {}                                       # position: the last prediction
+    for n, of_pass in enumerate(passes, start=1):
+        for i, (token, age) in enumerate(zip(of_pass['tokens'], of_pass['age'])):
+            at = of_pass['position'] - first + i
+            rows.append({'pass': n, 'position': at, 'text': text_of[token],
+                         'loop_steps': age * steps, 'committed': int(i < of_pass['leave']),
+                         'revised': int(said.get(at, token) != token)})
+            said[at] = token
+    end = max(row['position'] for row in rows)
+    most = max(row['loop_steps'] for row in rows)
+
+    def draw(figure, n):
+        """The first n passes."""
+        ax = figure.subplots()
+        shown = [row for row in rows if row['pass'] <= n]
+        cells = ax.scatter(
+            [row['position'] for row in shown], [row['pass'] for row in shown], s=180, marker='s',
+            c=[row['loop_steps'] for row in shown], norm='log', vmin=1, vmax=most, lw=2,
+            cmap='viridis_r', edgecolors=[plots.COLOURS[1] if row['committed'] else 'none'
+                                          for row in shown])
+        for row in shown:
+            label = row['text'].replace(' ', '·') + ('\u0332' if row['revised'] else '')
+            light = row['loop_steps'] <= most ** 0.5    # the lighter half of a logarithmic scale
+            ax.annotate(label, (row['position'], row['pass']), parse_math=False, ha='center',
+                        va='center', color='black' if light else 'white')
+        figure.colorbar(cells, label='loop steps', shrink=0.5, ticks=[1, 2, 4, 8, 16, 32],
+                        format='{x:.0f}').minorticks_off()
+        ax.set(xlim=(-1, end + 1), ylim=(len(passes) + 1, 0), xlabel='position in the text',
+               ylabel='pass through the model')
+        text = ''.join(row['text'] for row in shown if row['committed'])
+        ax.set_title(f'framed: committed. "{start}{text}"', parse_math=False)
+        ax.spines[:].set_visible(False)
+
+    plots.movie((8, 7), draw, range(1, len(passes) + 1), rows, path)
+
+
+def main():
     from common.checkpoint import open_run
     from common.colours import paint, print_legend
     from exits import make_exit
@@ -265,8 +311,8 @@ def main():
           f'steps per token; {same} tokens are those of {n_loop} fixed loops')
 
     if animate:
-        plots.wave(trace, start, [readable(i) for i in range(256)], wave_steps,
-                   f'{results}/figures/wave.gif')
+        draw_wave(trace, start, [readable(i) for i in range(256)], wave_steps,
+                  f'{results}/figures/wave.gif')
 
 
 if __name__ == '__main__':
