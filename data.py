@@ -84,9 +84,9 @@ from common.torchdocs import torch_documents
 from common.writer import (
     Writer,
     in_words,
-    is_same,
-    made_of_in,
     n_tokens_in,
+    recipe_in,
+    same_recipe,
     usable_progress,
 )
 
@@ -113,9 +113,10 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     """
     Write data/NAME, torchdocs or text of your own -> its meta. The arguments are the knobs.
 
-    meta['made_of'] has every choice on which the tokens depend. If the data set that is there is
-    made of the same, nothing is written and its meta is returned; if of something else, overwrite
-    must be given (ValueError). New tokens are written to data/NAME/part, and moved when complete.
+    The recipe, meta['made_of'], has every choice on which the tokens depend. If the data set that
+    is there has the same recipe, nothing is written and its meta is returned; with another recipe,
+    overwrite must be given (ValueError). New tokens are written to data/NAME/part, and moved when
+    they are complete.
     """
     check_knobs(name, path, tokenizer, bpe)
     folder = folder_of(name, path)
@@ -123,10 +124,10 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     source = open_source(name, path, val_fraction)
     if tokenizer is None and bpe is None:
         tokenizer = default_tokenizer(path)
-    made_of = dict(source=source.words, revision=None, tokenizer=stored_name(tokenizer), bpe=bpe,
+    recipe = dict(source=source.words, revision=None, tokenizer=stored_name(tokenizer), bpe=bpe,
                    val_fraction=val_fraction, tokens=None, sha256=source.sha256)
     with only_maker(folder):
-        old_meta = meta_of_same(folder, made_of, overwrite)
+        old_meta = same_meta(folder, recipe, overwrite)
         if old_meta:
             return old_meta
         if name == 'torchdocs':
@@ -142,7 +143,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
         with Writer(f'{folder}/part', encoding) as writer:
             for split, text in documents:
                 writer.add(split, text)
-        return finish(folder, encoding, made_of, writer.counts)
+        return finish(folder, encoding, recipe, writer.counts)
 
 
 def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, tokens='300M',
@@ -156,17 +157,17 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
     most_tokens = count_tokens(tokens)
     folder = folder_of('fineweb', path)
     part = f'{folder}/part'
-    earlier = earlier_made_of(folder, overwrite)
+    earlier = earlier_recipe(folder, overwrite)
     stream = Stream(path, one_in(val_fraction), config, revision, earlier)
-    made_of = dict(source=stream.source, revision=stream.revision, tokenizer=stored_name(tokenizer),
+    recipe = dict(source=stream.source, revision=stream.revision, tokenizer=stored_name(tokenizer),
                    bpe=None, val_fraction=val_fraction, tokens=most_tokens, sha256=None)
     with only_maker(folder):
-        old_meta = meta_of_same(folder, made_of, overwrite)
+        old_meta = same_meta(folder, recipe, overwrite)
         if old_meta:
             return old_meta
         encoding = open_text_encoding(tokenizer)
         stream.open()                   # if it cannot be opened, what is in the folder stays
-        progress = usable_progress(part, made_of)
+        progress = usable_progress(part, recipe)
         if progress:
             stream.skip(progress)
         with Writer(part, encoding, progress, most_tokens) as writer:
@@ -175,11 +176,11 @@ def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, to
                 if writer.n_tokens >= most_tokens:
                     break
                 if stream.n_read % SAVE_EVERY == 0:
-                    writer.save(made_of, stream.state())
+                    writer.save(recipe, stream.state())
         if writer.n_tokens < most_tokens:
             print(f'{stream.source} ends after {writer.n_tokens:,} tokens, fewer than the '
                   f'{most_tokens:,} of --tokens', file=sys.stderr)
-        return finish(folder, encoding, made_of, writer.counts)
+        return finish(folder, encoding, recipe, writer.counts)
 
 
 class Source(NamedTuple):
@@ -214,16 +215,16 @@ def folder_of(name, path):
     return folder
 
 
-def meta_of_same(folder, made_of, overwrite):
+def same_meta(folder, recipe, overwrite):
     """
-    The meta of the data set in folder if it is made of the same, or {} if a new one is to be
-    written. ValueError if something else is there and must not be overwritten.
+    The meta of the data set in folder if it has this recipe, or {} if a new one is to be written.
+    ValueError if something else is there and must not be overwritten.
     """
     if overwrite:
         return {}
     old_meta = read_json(f'{folder}/meta.json')
     if old_meta:
-        check(is_same(made_of_in(old_meta), made_of), f'{folder} is there, made of '
+        check(same_recipe(recipe_in(old_meta), recipe), f'{folder} is there, made of '
               f"{old_meta.get('source')}, and this is other text or made in another way: "
               '--overwrite replaces it, or choose another name')
     else:
@@ -234,13 +235,13 @@ def meta_of_same(folder, made_of, overwrite):
     return old_meta
 
 
-def earlier_made_of(folder, overwrite):
+def earlier_recipe(folder, overwrite):
     """
-    What the data set in folder is made of, or else the one that an interrupted call has begun
-    there; {} if there is none.
+    The recipe of the data set in this folder. If there is none, that of an interrupted call; {}
+    without either.
     """
     earlier = {} if overwrite else read_json(f'{folder}/meta.json')
-    return made_of_in(earlier or read_json(f'{folder}/part/progress.json'))
+    return recipe_in(earlier or read_json(f'{folder}/part/progress.json'))
 
 
 def check_knobs(name, path, tokenizer, bpe):
@@ -307,18 +308,18 @@ def only_maker(folder):
             lock.release()
 
 
-def finish(folder, encoding, made_of, counts):
+def finish(folder, encoding, recipe, counts):
     """
     Put the tokens in folder/part, which are complete, in the place of those in folder. Writes
     meta.json and returns what it holds.
     """
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=in_words(made_of), made_of=made_of)
+                source=in_words(recipe), made_of=recipe)
     for split in SPLITS:
         file = f'{folder}/part/{split}.bin'
         n = counts[split]['tokens']
         if n == 0:
-            raise ValueError(why_a_split_is_empty(made_of, counts))
+            raise ValueError(why_a_split_is_empty(recipe, counts))
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
         meta[split] = counts[split] | dict(sha256=sha256(file))
@@ -333,13 +334,13 @@ def finish(folder, encoding, made_of, counts):
     return meta
 
 
-def why_a_split_is_empty(made_of, counts):
+def why_a_split_is_empty(recipe, counts):
     """The text is too small, or of a stream the number of tokens that was asked for."""
-    most_tokens = made_of['tokens']
+    most_tokens = recipe['tokens']
     if most_tokens is not None and n_tokens_in(counts) >= most_tokens:
         return (f'--tokens={most_tokens} is too small for a training and a held-out split: give '
                 'more, such as 1M')
-    return f"{made_of['source']} is too small for a training and a held-out split"
+    return f"{recipe['source']} is too small for a training and a held-out split"
 
 
 def sha256(*paths, more=''):

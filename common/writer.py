@@ -2,15 +2,13 @@
 The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME/part.
 For a stream progress.json is beside them, with which an interrupted call is continued. It holds
 
-    made_of       what the tokens are made of (data.make). Progress of anything else is not used,
-                  but a call may ask for another number of tokens
+    made_of       the recipe of the tokens: every choice on which they depend (data.make). Progress
+                  with another recipe is not used, but a call may ask for another number of tokens
     documents     how many were read
     stream        the state of the stream behind the last of them
     train, val    how many documents, tokens and bytes of text were written
 """
-import hashlib
 import os
-import re
 import shutil
 import sys
 
@@ -69,36 +67,36 @@ class Writer:
         counts['bytes'] += len(text.encode(errors='replace'))
         self.bar.update(len(ids))
 
-    def save(self, made_of, state):
+    def save(self, recipe, state):
         """Save the progress, once all that it counts is on the disk. state: that of the stream."""
         for file in self.bins.values():
             file.flush()
             os.fsync(file.fileno())
-        write_json(dict(made_of=made_of) | state | self.counts, f'{self.part}/progress.json')
+        write_json(dict(made_of=recipe) | state | self.counts, f'{self.part}/progress.json')
 
 
 # what an interrupted call has written -------------------------------------------------------------
 
-def usable_progress(part, made_of):
+def usable_progress(part, recipe):
     """
-    The progress in the folder part, for a call for made_of. {} if there is none, or if that call
-    cannot go on from it, which a line says.
+    The progress in the folder part, for a call with this recipe. {} if there is none, or if that
+    call cannot go on from it; then a line says why.
     """
     progress = read_json(f'{part}/progress.json')
     if not progress:
         return {}
-    reason = why_useless(progress, part, made_of)
+    reason = why_useless(progress, part, recipe)
     if reason:
-        print(f'{n_tokens_in(progress):,} tokens of {in_words(made_of_in(progress))}, left by an '
+        print(f'{n_tokens_in(progress):,} tokens of {in_words(recipe_in(progress))}, left by an '
               f'interrupted call, are discarded: they are {reason}', file=sys.stderr)
         return {}
     return progress
 
 
-def why_useless(progress, part, made_of):
-    """Why a call for made_of cannot go on from this progress in the folder part; '' if it can."""
-    most_tokens = made_of['tokens']
-    if not is_same(made_of_in(progress) | dict(tokens=most_tokens), made_of):
+def why_useless(progress, part, recipe):
+    """Why a call with this recipe cannot go on from this progress in part; '' if it can."""
+    most_tokens = recipe['tokens']
+    if not same_recipe(recipe_in(progress) | dict(tokens=most_tokens), recipe):
         return 'made in another way'
     if n_tokens_in(progress) >= most_tokens:
         return 'not fewer than this call asks for'
@@ -114,36 +112,23 @@ def n_tokens_in(counts):
     return sum(counts[split]['tokens'] for split in SPLITS)
 
 
-# what tokens are made of --------------------------------------------------------------------------
+# the recipe of tokens -----------------------------------------------------------------------------
 
-def made_of_in(record):
-    """
-    made_of of a meta.json or progress.json, as this version writes it; {} if it has none. An
-    earlier version put the commit of a stream behind its source, the sha256 of nothing where no
-    file was read, and 'bytes' as the tokenizer where a BPE was trained.
-    """
-    made_of = dict(record.get('made_of', {}))
-    if not made_of or 'revision' in made_of:
-        return made_of
-    made_of['revision'] = None
-    if made_of.get('bpe') is not None:
-        made_of['tokenizer'] = None
-    if made_of.get('sha256') == hashlib.sha256().hexdigest():
-        made_of['sha256'] = None
-        with_commit = re.fullmatch(r'(.+) at (\S+)', made_of['source'])
-        if with_commit:
-            made_of['source'], made_of['revision'] = with_commit.groups()
-    return made_of
+def recipe_in(record):
+    """The recipe in a meta.json or progress.json; {} if it has none."""
+    return record.get('made_of', {})
 
 
-def is_same(made_of, other):
-    """Are tokens of made_of those of the other one? A path may have two spellings."""
-    path = os.path.abspath(made_of.get('source', ''))
-    other_path = os.path.abspath(other['source'])
-    return made_of | dict(source=path) == other | dict(source=other_path)
+def same_recipe(a, b):
+    """Would both recipes give the same tokens? A path may have two spellings."""
+    return with_full_path(a) == with_full_path(b)
 
 
-def in_words(made_of):
+def with_full_path(recipe):
+    return recipe | dict(source=os.path.abspath(recipe.get('source', '')))
+
+
+def in_words(recipe):
     """Where the text comes from: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'."""
-    revision = made_of['revision']
-    return f"{made_of['source']} at {revision}" if revision else made_of['source']
+    revision = recipe.get('revision')
+    return f"{recipe['source']} at {revision}" if revision else recipe['source']

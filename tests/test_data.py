@@ -668,23 +668,17 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
     assert 'discarded' not in capsys.readouterr().err
     assert (meta['made_of']['source'], meta['made_of']['revision']) == (
         'HuggingFaceFW/fineweb sample-10BT', 'a')
-    # an earlier version wrote the commit into the source, here and in the progress
-    earlier = meta | dict(made_of=as_before(meta))
-    Path('data/fineweb/meta.json').write_text(json.dumps(earlier))
-    assert make_web(path='') == earlier and len(calls) == 3
-    os.remove('data/fineweb/meta.json')
-    path = Path(shutil.copytree(part, 'data/fineweb/part'), 'progress.json')
-    progress = json.loads(path.read_text())
-    path.write_text(json.dumps(progress | dict(made_of=as_before(progress))))
-    web.breaks()
-    assert make_web(path='', overwrite=True) == meta and len(web.read) < len(web.rows) - 1024
-    # another commit, fewer tokens than are there, or a file that is too short
+    # another commit, fewer tokens than are there, a file that is too short, or progress of an
+    # earlier version, in which the commit was a part of the source
     for changes, reason in ((dict(revision='b'), 'made in another way'),
                             (dict(tokens='1K'), 'not fewer than this call asks for'),
-                            (dict(), 'damaged')):
-        shutil.copytree(part, 'data/fineweb/part')
+                            (dict(), 'damaged'), (dict(revision='a'), 'made in another way')):
+        path = Path(shutil.copytree(part, 'data/fineweb/part'), 'progress.json')
         if reason == 'damaged':
             os.truncate('data/fineweb/part/val.bin', 0)
+        elif changes == dict(revision='a'):
+            progress = json.loads(path.read_text())
+            path.write_text(json.dumps(progress | dict(made_of=as_before(progress))))
         web.breaks()
         make_web(path='', overwrite=True, **changes)
         assert web.read[:9] == web.rows[:9]
@@ -757,15 +751,17 @@ def test_windows_of_a_text_and_what_fits_it():
 
 @pytest.mark.parametrize('name, knobs', [
     ('own', dict(path='good.txt')), ('own', dict(path='good.txt', bpe=300)), ('torchdocs', {})])
-def test_a_data_set_of_an_earlier_version_is_the_same(monkeypatch, name, knobs):
+def test_a_data_set_of_an_earlier_version(monkeypatch, name, knobs):
+    """It is read as ever. Made again, it counts as made in another way."""
     make_good()
     monkeypatch.setattr(data, 'torch_documents', lambda: ['one', 'two', 'three'])
     meta = data.make(name, **knobs, overwrite=True)
     earlier = meta | dict(made_of=as_before(meta))
     Path(f'data/{name}/meta.json').write_text(json.dumps(earlier))
-    assert data.make(name, **knobs) == earlier
-    with pytest.raises(ValueError, match='is there, made of'):
-        data.make(name, **knobs, val_fraction=0.5)
+    assert data.open_data(name).meta == earlier
+    with pytest.raises(ValueError, match='is there, made of .* made in another way: --overw'):
+        data.make(name, **knobs)
+    assert data.make(name, **knobs, overwrite=True) == meta
 
 
 def test_text_under_a_name_in_use():
