@@ -58,7 +58,8 @@ def draw(rows, path):
             ax.plot(*zip(*points), 'o-', color=plots.colour_of(g), label=words)
     ax.set(xlabel='FLOPs of training, $10^{12}$', ylabel='held-out nats per byte', xscale='log',
            title='Text: loss against work')
-    ax.xaxis.set_major_formatter('{x:g}')
+    ax.set_xticks([3, 5, 10, 20, 50], labels=['3', '5', '10', '20', '50'])
+    ax.xaxis.set_minor_formatter('')
     ax.legend(fontsize=8)
     plots.save(figure, path)
 
