@@ -448,6 +448,8 @@ def main():
             families, rows = calibrate_all(points[0], held_out, checkpoint, results)
             flag_of_rule = {make_exit(name).name: name for name in rules}
             calibration.report(families, rows, results, folder, is_task, flag_of_rule)
+            if 'n_loop' in given:
+                print(f'the promise holds under this budget: give --n_loop={n_loop} there, too')
 
 
 if __name__ == '__main__':

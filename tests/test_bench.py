@@ -493,8 +493,9 @@ def test_a_calibration_ends_with_the_command_that_uses_it(here, monkeypatch):
         printed = finished(*files, *flags, f"--rules=['{name}']", '--cache=latest',
                            script='bench.py')
         command = ['python sample.py', *files, '--out_dir=out', f'--exit={name}', '--cache=latest']
-        last = printed.splitlines()[-1]
-        assert last == f"rank, latest: {' '.join(command)}"
+        line, last = printed.splitlines()[-2:]
+        assert line == f"rank, latest: {' '.join(command)}"
+        assert last == 'the promise holds under this budget: give --n_loop=3 there, too'
         row, = json.loads(Path('out/exits.json').read_text())['exits']
         assert row['rule'] == 'rank'
         used = finished(*command[1:], '--max_new_tokens=2', '--n_loop=3', script='sample.py')
