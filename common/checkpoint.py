@@ -28,7 +28,7 @@ import torch
 
 from common import configurator, distributed
 from common.distributed import say
-from common.errors import explain, is_out_of_memory
+from common.errors import UserError, explain, is_out_of_memory
 from common.files import ROOT, new_file
 from common.run_folder import find_run
 
@@ -80,13 +80,13 @@ def save_checkpoint(checkpoint, path, keep_old=False):
     except (OSError, RuntimeError) as error:            # RuntimeError: torch, on a full disk
         is_full = isinstance(error, RuntimeError) or error.errno in DISK_IS_FULL
         advice = 'make room' if is_full else 'make it possible to write there'
-        raise ValueError(f"cannot write '{path}' ({error}): the earlier file is unchanged; "
-                         f'{advice}, then continue with --resume') from error
+        raise UserError(f"cannot write '{path}' ({error}): the earlier file is unchanged; "
+                        f'{advice}, then continue with --resume') from error
 
 
 # reading ------------------------------------------------------------------------------------------
 
-class NotWhole(ValueError):
+class NotWhole(UserError):
     """The error for a file that is no checkpoint, or not a whole one."""
 
 
@@ -97,8 +97,8 @@ def class_of(name, from_anywhere=False):
     """
     module, _, attribute = name.rpartition(':')
     if not from_anywhere and module != 'model' and not module.startswith('zoo.'):
-        raise ValueError(f"the model's class is '{name}', but only zoo/ is imported by default: "
-                         f'put its file there, or continue with train.py --model_class={name}')
+        raise UserError(f"the model's class is '{name}', but only zoo/ is imported by default: "
+                        f'put its file there, or continue with train.py --model_class={name}')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
@@ -110,7 +110,7 @@ def class_of(name, from_anywhere=False):
 def read_checkpoint(path):
     """The dict in a ckpt.pt. ValueError if there is no such file, NotWhole if it is damaged."""
     if not os.path.isfile(path):
-        raise ValueError(f"no checkpoint at '{path}': {advice_for_missing(path)}")
+        raise UserError(f"no checkpoint at '{path}': {advice_for_missing(path)}")
     reason = ''
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
@@ -224,11 +224,11 @@ def at_length(config, length, path):
     """A model's Config with another block_size, on which no weight of rotary positions depends."""
     trained = config.block_size
     if length < 1:
-        raise ValueError(f'length must be at least 1 token, not {length}')
+        raise UserError(f'length must be at least 1 token, not {length}')
     if length != trained and config.pos == 'learned':
-        raise ValueError(f"the model in '{path}' has learned positions for {trained} tokens, so "
-                         f'length = {length} is not possible: leave it out, or train with '
-                         '--pos=rotary')
+        raise UserError(f"the model in '{path}' has learned positions for {trained} tokens, so "
+                        f'length = {length} is not possible: leave it out, or train with '
+                        '--pos=rotary')
     return replace(config, block_size=length)
 
 
@@ -254,7 +254,7 @@ def open_run(out_dir, dev='cpu', needs_groups='', quiet=False, length=None):
     path = os.path.join(folder, 'ckpt.pt')
     model, checkpoint = load_checkpoint(path, dev, length=length)
     if needs_groups and not model.groups:
-        raise ValueError(f'the model in {folder} has no recurrent groups, so {needs_groups}')
+        raise UserError(f'the model in {folder} has no recurrent groups, so {needs_groups}')
     if not quiet:
         say_own_files(checkpoint)
     return OpenRun(model, checkpoint, folder, results)

@@ -33,7 +33,7 @@ from copy import deepcopy
 from types import ModuleType, NoneType
 from typing import Literal, get_args
 
-from common.errors import did_you_mean, run
+from common.errors import UserError, did_you_mean, run
 from common.files import ROOT
 
 RENAMED = {'past': 'wake'}      # {a knob's former name: its name}
@@ -134,12 +134,12 @@ def read_flag(arg, following, knobs, annotations):
     """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
     key, equals, text = arg[2:].partition('=')
     if key not in knobs:
-        raise ValueError(f'unknown flag --{key}{hint_for_unknown(key, knobs)} (--help lists all)')
+        raise UserError(f'unknown flag --{key}{hint_for_unknown(key, knobs)} (--help lists all)')
     if not equals and bool in types_of(annotations[key]):
         text = 'True'
     elif not equals:
         if not following or following[0].startswith('--'):
-            raise ValueError(f'--{key} needs a value: --{key}=VALUE')
+            raise UserError(f'--{key} needs a value: --{key}=VALUE')
         text = following.pop(0)
     knobs[key] = parse(key, text, annotations[key], example=knobs[key])
     given.add(key)
@@ -167,14 +167,14 @@ def knobs_of_training():
 def read_file(path, knobs, annotations):
     """Run a config file, and set the knobs that it binds."""
     if not path.endswith('.py'):
-        raise ValueError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
+        raise UserError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
     known = knobs_of_training() | knobs
     try:
         with open(path, encoding='utf-8-sig') as f:
             text = f.read()
         bound = run_file(compile(text, path, 'exec'), known)
     except Exception as error:
-        raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
+        raise UserError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
     if re.search(r'^\s*(import|from)\s', text, re.M):
         own_files.append(path)
     for key, value in bound.items():
@@ -184,8 +184,8 @@ def read_file(path, knobs, annotations):
             knobs[key] = convert(key, value, annotations[key], example=knobs[key])
             given.add(key)
         elif key not in known and not is_own and not is_part:
-            raise ValueError(f"unknown knob '{key}' in config file '{path}'"
-                             f'{hint_for_unknown(key, known)}')
+            raise UserError(f"unknown knob '{key}' in config file '{path}'"
+                            f'{hint_for_unknown(key, known)}')
 
 
 def run_file(code, known):
@@ -277,8 +277,8 @@ def convert(key, value, annotation, example=None):
     types = types_of(annotation)
     choices = choices_of(annotation)
     if value == '' and (PathName in types or str in types and NoneType in types):
-        raise ValueError(f'{key} is empty: give a value, or leave it out (is a variable of your '
-                         'shell unset?)')
+        raise UserError(f'{key} is empty: give a value, or leave it out (is a variable of your '
+                        'shell unset?)')
     if PathName in types and isinstance(value, str):
         return os.path.expanduser(value)
     if list in types and isinstance(value, (list, tuple)):
@@ -293,5 +293,5 @@ def convert(key, value, annotation, example=None):
     words = {NoneType: 'None', list: f'a list such as {example}', PathName: 'a path'}
     wanted = [f"one of {', '.join(choices)}"] if choices else []
     wanted += [words.get(kind, kind.__name__) for kind in types]
-    raise ValueError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
-                     f'{did_you_mean(value, choices)}')
+    raise UserError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
+                    f'{did_you_mean(value, choices)}')

@@ -1,9 +1,10 @@
 """
 Errors that a user can cause: one line that says what is wrong and what to do, and no traceback.
 
-Such an error is a ValueError or an OSError. It is raised with `raise ValueError(...)` or `check`,
-and `explain` makes one of another library's error. `run` prints it and ends the program: every
-script ends with `run(main)`.
+It is raised with `raise UserError(...)` or `check`, and `explain` makes one of another library's
+error. `run` prints it and ends the program: every script ends with `run(main)`. A ValueError or an
+OSError is taken for such an error too, so the model's files, which are used without a command line
+as well, raise a plain ValueError.
 """
 import difflib
 import os
@@ -16,23 +17,28 @@ from common import distributed
 from common.files import ROOT
 
 # what torch, numpy and Python say if memory is short, or if a size is beyond 64 bits
-OUT_OF_MEMORY = ("can't allocate|not enough memory|out of memory|ALLOC_FAILED|Invalid buffer size|"
-                 'overflowed|multiplication overflow|Overflow when|is too big|Maximum allowed|'
-                 'too (large|big) to convert')
+OUT_OF_MEMORY = ("can't allocate memory|not enough memory|out of memory|ALLOC_FAILED|"
+                 'Invalid buffer size|calculation overflowed|multiplication overflow|'
+                 'Overflow when unpacking|array is too big|Maximum allowed dimension exceeded|'
+                 'int too (large|big) to convert')
+
+
+class UserError(ValueError):
+    """An error that a user has caused. Its message says what is wrong and what to do."""
 
 
 # to raise an error --------------------------------------------------------------------------------
 
 def check(good, message):
-    """Go on if `good` is true, and raise a ValueError with this message if it is not."""
+    """Go on if `good` is true, and raise a UserError with this message if it is not."""
     if not good:
-        raise ValueError(message)
+        raise UserError(message)
 
 
 @contextmanager
 def explain(what, advice, errors=Exception):
     """
-    `with explain(what, advice):` an error of a library in this block becomes a ValueError that says
+    `with explain(what, advice):` an error of a library in this block becomes a UserError that says
     what failed, why, and what to do. errors: the classes of errors that it explains.
     """
     try:
@@ -41,7 +47,7 @@ def explain(what, advice, errors=Exception):
         raise
     except errors as error:
         kind = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        raise ValueError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
+        raise UserError(f'{what} ({kind}{str(error)[:200]}): {advice}') from error
 
 
 def did_you_mean(name, known):
@@ -92,28 +98,21 @@ def line_of(error):
     if not isinstance(error, (ValueError, OSError)):
         return None
     line = ' '.join(str(error).split())
-    if isinstance(error, ValueError) and not is_on_purpose(error):
+    if isinstance(error, ValueError) and not is_ours(error):
         line += ' (TRACEBACK=1 shows where)'
     return line
 
 
-def is_on_purpose(error):
-    """
-    Was the error raised by a `raise` of this project, whose message is written for the user?
-
-    If not, Python or a library has failed: then the traceback ends in a file of the library, or in
-    a line of ours that calls Python, such as int('x').
-    """
-    last_line = traceback.extract_tb(error.__traceback__)[-1]
-    path = os.path.abspath(last_line.filename)
-    is_ours = path.startswith(ROOT + os.sep) and 'site-packages' not in path        # .venv is there
-    return is_ours and last_line.line.startswith('raise ')
+def is_ours(error):
+    """Is it a UserError, or was it raised in a file of this project, and not in a library?"""
+    if isinstance(error, UserError):
+        return True
+    path = os.path.abspath(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return path.startswith(ROOT + os.sep) and 'site-packages' not in path       # .venv is there
 
 
 def is_out_of_memory(error):
     """Does Python or a library say that memory is short, or that a size is beyond 64 bits?"""
-    if isinstance(error, MemoryError):
-        return True
-    if isinstance(error, ValueError) and is_on_purpose(error):      # our own words are no sign
+    if isinstance(error, UserError):        # our own words are no sign
         return False
-    return bool(re.search(OUT_OF_MEMORY, str(error)))
+    return isinstance(error, MemoryError) or bool(re.search(OUT_OF_MEMORY, str(error)))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from common import distributed
 from common.distributed import say
+from common.errors import UserError
 from common.files import write_csv
 
 MOST_BINS = 10          # of depths, in a table
@@ -129,8 +130,8 @@ def without_empty_bins(scores, bins):
     first_score = next(iter(scores.values()))       # there are as many labels at all loop counts
     has_labels = first_score.labels > 0
     if not has_labels.any():
-        raise ValueError('no held-out window has a label: give a larger --eval_windows, or longer '
-                         'windows')
+        raise UserError('no held-out window has a label: give a larger --eval_windows, or longer '
+                        'windows')
     kept = {n_loop: Score(*(numbers[has_labels] for numbers in score))
             for n_loop, score in scores.items()}
     return kept, [bins[i] for i in has_labels.nonzero().flatten().tolist()]

@@ -1,6 +1,8 @@
 """What a data set (data.Text) and a task (tasks.Problems) have in common."""
 import numpy as np
 
+from common.errors import UserError
+
 
 class Examples:
     """
@@ -31,6 +33,6 @@ class Examples:
         """
         all_windows = self.n_held_out(T)
         if n > all_windows:
-            raise ValueError(f'the held-out text has {all_windows} windows of {T} tokens, fewer '
-                             f'than {n}: lower --n_windows')
+            raise UserError(f'the held-out text has {all_windows} windows of {T} tokens, fewer '
+                            f'than {n}: ask for fewer windows')
         return np.linspace(0, all_windows - 1, n).round().astype(int)

@@ -6,6 +6,8 @@ from collections import defaultdict
 
 import torch
 
+from common.errors import UserError
+
 
 def freeze_all_but(model, layers):
     """
@@ -15,14 +17,14 @@ def freeze_all_but(model, layers):
     config = model.config
     first, _, last = layers.partition('-')
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < config.n_layer):
-        raise ValueError(f'train_only must be FIRST-LAST, two layers from 0 to '
-                         f"{config.n_layer - 1}, not '{layers}'")
+        raise UserError(f'train_only must be FIRST-LAST, two layers from 0 to '
+                        f"{config.n_layer - 1}, not '{layers}'")
     first = int(first)
     last = int(last)
     groups = model.groups
     if groups and not groups[-1].adapter.reads_e and last < config.groups[-1][0]:
-        raise ValueError(f'train_only = {layers}: no gradient passes a group that loops more than '
-                         'bptt_k times and does not read its input; add layers behind it')
+        raise UserError(f'train_only = {layers}: no gradient passes a group that loops more than '
+                        'bptt_k times and does not read its input; add layers behind it')
     model.requires_grad_(False)
     number = 0                  # of the layer's first block
     for layer in model.h:

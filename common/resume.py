@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from common.checkpoint import NotWhole, load_checkpoint, say_own_files
 from common.distributed import say
+from common.errors import UserError
 from common.run_folder import RESUMED, check_free, find_run, is_read_only
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
@@ -39,15 +40,15 @@ def where_to_start(knobs, given):
     init_from = knobs['init_from']
     is_file = os.path.exists(init_from)
     if init_from == 'resume' and not is_file:       # nanoGPT's words, and its gpt2-xl
-        raise ValueError('--init_from=resume is not a file: continue the run in --out_dir with '
-                         '--resume')
+        raise UserError('--init_from=resume is not a file: continue the run in --out_dir with '
+                        '--resume')
     if init_from.startswith('gpt2') and not is_file:
-        raise ValueError(f'--init_from={init_from} is not a file: a GPT-2 has no groups that loop; '
-                         '--init_from takes a ckpt.pt, and zoo/ other models')
+        raise UserError(f'--init_from={init_from} is not a file: a GPT-2 has no groups that loop; '
+                        '--init_from takes a ckpt.pt, and zoo/ other models')
     folder, _ = find_run(out_dir)       # pretrained/ is found from anywhere
     if is_read_only(folder):
-        raise ValueError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
-                         'continue from its weights')
+        raise UserError(f'{out_dir} is read-only: choose another --out_dir, and --init_from to '
+                        'continue from its weights')
 
     if knobs['resume']:
         checkpoint, path = last_checkpoint(out_dir, knobs['model_class'])
@@ -66,8 +67,8 @@ def continue_run(knobs, given, checkpoint, path):
     earlier = knobs_in(checkpoint) | dict(out_dir=knobs['out_dir'])
     knobs = with_earlier_knobs(knobs, given, earlier, FREE_KNOBS, path)
     if checkpoint['iter_num'] > knobs['max_iters']:
-        raise ValueError(f"the run in {knobs['out_dir']} has {checkpoint['iter_num']} iterations "
-                         'already: --max_iters may not be smaller')
+        raise UserError(f"the run in {knobs['out_dir']} has {checkpoint['iter_num']} iterations "
+                        'already: --max_iters may not be smaller')
     return Start(knobs, checkpoint, path)
 
 
@@ -96,8 +97,8 @@ def last_checkpoint(out_dir, named_class=None):
             say(f'warning: {error}; resuming {paths[-1]}')
             continue
         if 'optimizer' not in checkpoint:
-            raise ValueError(f"'{path}' holds weights and nothing to resume: start from it with "
-                             f'--init_from={quote(path)} and another --out_dir')
+            raise UserError(f"'{path}' holds weights and nothing to resume: start from it with "
+                            f'--init_from={quote(path)} and another --out_dir')
         say_own_files(checkpoint)
         return checkpoint, path
     return {}, ''
@@ -123,8 +124,8 @@ def with_earlier_knobs(knobs, given, earlier, free, path):
         elif name not in free and knobs[name] != earlier[name]:
             changed.append(f'{name} = {knobs[name]} (it was {earlier[name]})')
     if changed:
-        raise ValueError(f'{path} had other knobs: {", ".join(changed)}; leave them out, or train '
-                         'in another --out_dir')
+        raise UserError(f'{path} had other knobs: {", ".join(changed)}; leave them out, or train '
+                        'in another --out_dir')
     return knobs | inherited
 
 
@@ -150,5 +151,5 @@ def check_same_data(examples, checkpoint, dataset, out_dir):
     if examples.is_task:
         advice = ('tasks.py has changed since then; start from the weights in another --out_dir '
                   f'with --init_from={out_dir}/ckpt.pt')
-    raise ValueError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
-                     f'differs): {advice}')
+    raise UserError(f'{dataset} is not the data set that the run in {out_dir} had (its sha256 '
+                    f'differs): {advice}')

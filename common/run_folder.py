@@ -10,6 +10,7 @@ from shlex import quote
 from filelock import FileLock, Timeout
 
 from common import distributed
+from common.errors import UserError
 from common.files import ROOT, check_writable
 
 # what --resume continues from: the last checkpoint, or the one before
@@ -65,7 +66,7 @@ def files_of_run(out_dir):
 def check_free(out_dir, overwrite, init_from=''):
     """ValueError if out_dir holds a run and overwrite is off, or if it is the run of init_from."""
     if init_from and os.path.realpath(os.path.dirname(init_from)) == os.path.realpath(out_dir):
-        raise ValueError(f'init_from = {init_from} would be overwritten: take another --out_dir')
+        raise UserError(f'init_from = {init_from} would be overwritten: take another --out_dir')
     files = files_of_run(out_dir)
     if files and not overwrite:
         first = os.path.relpath(files[0], out_dir)
@@ -74,8 +75,8 @@ def check_free(out_dir, overwrite, init_from=''):
         if first in RESUMED and os.path.exists(os.path.join(out_dir, 'log.csv')):
             folder = '' if out_dir == 'out' else f' --out_dir={quote(out_dir)}'
             resumes = f'python train.py --resume{folder} continues it, '
-        raise ValueError(f'{out_dir} holds a run ({first}): --overwrite starts over, {resumes}or '
-                         'give another --out_dir')
+        raise UserError(f'{out_dir} holds a run ({first}): --overwrite starts over, {resumes}or '
+                        'give another --out_dir')
 
 
 def only_writer(out_dir):
@@ -87,8 +88,8 @@ def only_writer(out_dir):
         # the end of the block frees it, or the system if we are killed
         return FileLock(f'{out_dir}/.lock', timeout=0).acquire()
     except Timeout:
-        raise ValueError(f'another program writes into {out_dir}: wait for its end, or give '
-                         'another --out_dir') from None
+        raise UserError(f'another program writes into {out_dir}: wait for its end, or give '
+                        'another --out_dir') from None
 
 
 def start_over(out_dir, overwrite):

@@ -30,7 +30,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from common import configurator
-from common.errors import explain
+from common.errors import UserError, explain
 from common.files import write_json
 
 KEY = 'rule', 'hits', 'keep', 'cache', 'wake', 'ring', 'wave'
@@ -92,15 +92,15 @@ def checked_threshold(row):
         row = row | dict(wake=row['past'] and row['cache'] == 'exact')
     for name in (*KEY, 'tau'):
         if name not in row:
-            raise ValueError(f"a row has no '{name}'")
+            raise UserError(f"a row has no '{name}'")
     tau = row['tau']
     kept = row.get('kept', True)
     if tau is not None and (type(tau) not in (int, float) or not tau >= 0):     # a NaN is not
-        raise ValueError(f'a tau must be a number from 0 on or null, and that of {row["rule"]} is '
-                         f'{json.dumps(tau)}')
+        raise UserError(f'a tau must be a number from 0 on or null, and that of {row["rule"]} is '
+                        f'{json.dumps(tau)}')
     if not isinstance(kept, bool):
-        raise ValueError(f'kept must be true or false, and that of {row["rule"]} is '
-                         f'{json.dumps(kept)}')
+        raise UserError(f'kept must be true or false, and that of {row["rule"]} is '
+                        f'{json.dumps(kept)}')
     return row | dict(tau=None if tau is None else float(tau))
 
 

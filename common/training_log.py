@@ -10,7 +10,7 @@ from shlex import quote
 
 from common import distributed
 from common.distributed import say
-from common.errors import explain
+from common.errors import UserError, explain
 from common.files import write_csv
 
 # log.csv ------------------------------------------------------------------------------------------
@@ -194,6 +194,6 @@ def check_finite(run, loss, norm, n_loop, lr):
         if run.saved:
             advice = ('continue from the last checkpoint '
                       f'(--init_from={quote(last)} --out_dir=...)')
-        raise ValueError(f'not finite at iteration {run.done}: loss {loss}, gradient norm {norm}, '
-                         f'loops {n_loop}, learning rate {lr:.2e}. No weight was touched: {advice} '
-                         'with a lower learning rate')
+        raise UserError(f'not finite at iteration {run.done}: loss {loss}, gradient norm {norm}, '
+                        f'loops {n_loop}, learning rate {lr:.2e}. No weight was touched: {advice} '
+                        'with a lower learning rate')

@@ -1,5 +1,6 @@
 """What a user has caused is one line, and what is a bug of ours a traceback."""
 import io
+import json
 import sys
 
 import numpy as np
@@ -35,19 +36,20 @@ def test_errors_that_are_raised(monkeypatch):
             errors.run(lambda: fail(error))
 
 
-@pytest.mark.parametrize('fails', [lambda: int('x'), lambda: np.zeros(3).reshape(2, 2)])
-def test_a_value_error_that_nobody_raised_on_purpose_says_how_to_see_where(capsys, fails):
+@pytest.mark.parametrize('fails', [
+    lambda: json.loads('x'), lambda: np.reshape(np.zeros(3), (2, 2))])
+def test_a_value_error_of_a_library_says_how_to_see_where(capsys, fails):
     with pytest.raises(SystemExit, match='2'):
         errors.run(fails)
     assert capsys.readouterr().err.endswith(' (TRACEBACK=1 shows where)\n')
 
 
-def test_an_error_of_our_own_is_not_taken_for_one_of_memory(capsys):
-    def main():
-        raise ValueError('the board is too big: give a smaller one')
+@pytest.mark.parametrize('error', [
+    ValueError('the board is too big'), errors.UserError('the array is too big')])
+def test_an_error_of_our_own_is_not_taken_for_one_of_memory(capsys, error):
     with pytest.raises(SystemExit, match='2'):
-        errors.run(main)
-    assert capsys.readouterr().err == 'error: the board is too big: give a smaller one\n'
+        errors.run(lambda: fail(error))
+    assert capsys.readouterr().err == f'error: {error}\n'
 
 
 def test_only_the_first_process_reports_bad_input(monkeypatch, capsys):
