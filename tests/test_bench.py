@@ -501,7 +501,7 @@ def test_a_calibration_ends_with_the_command_that_uses_it(here, monkeypatch):
         used = finished(*command[1:], '--max_new_tokens=2', '--n_loop=3', script='sample.py')
         assert 'rank with tau = 30 (out/exits.json)' in used
     printed = finished(*flags, '--rules=["norm"]', '--wake', '--cache=ring', script='bench.py')
-    assert printed.splitlines()[-1] == (
+    assert printed.splitlines()[-2] == (
         'norm, ring, wake: python sample.py --out_dir=out --exit=norm --cache=ring --wake=True '
         '--ring=8')
 

@@ -380,6 +380,15 @@ def test_four_files_stand_alone(tmp_path):
         assert 1 < trace[0]['steps_used'].float().mean() < 30
 
 
+def test_use_it_from_python(monkeypatch, capsys):
+    """README's program runs, and the model solves its problem."""
+    with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
+        block = re.search(r'```python\n(import numpy.*?)```', f.read(), re.S)[1]
+    monkeypatch.chdir(ROOT)
+    exec(block, {})
+    assert re.search(r'^1\.0 \d+$', capsys.readouterr().out.splitlines()[-1])
+
+
 def test_make_it_yours(folder, tmp_path):
     """README's parts of one's own, each pasted below the table of its file, and their commands."""
     shutil.copytree(ROOT, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
