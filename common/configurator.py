@@ -36,7 +36,6 @@ from typing import Literal, get_args
 from common.errors import UserError, did_you_mean, run
 from common.files import ROOT
 
-RENAMED = {'past': 'wake'}      # {a knob's former name: its name}
 # what read_arguments has found in the last command line that it read, for other files to look up
 given = set()       # the names of the knobs that its flags and config files have set
 own_files = []      # its config files with imports: they may have added parts to the tables
@@ -134,7 +133,8 @@ def read_flag(arg, following, knobs, annotations):
     """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
     key, equals, text = arg[2:].partition('=')
     if key not in knobs:
-        raise UserError(f'unknown flag --{key}{hint_for_unknown(key, knobs)} (--help lists all)')
+        hint = did_you_mean(key, sorted(knobs))
+        raise UserError(f'unknown flag --{key}{hint} (--help lists all)')
     if not equals and bool in types_of(annotations[key]):
         text = 'True'
     elif not equals:
@@ -143,13 +143,6 @@ def read_flag(arg, following, knobs, annotations):
         text = following.pop(0)
     knobs[key] = parse(key, text, annotations[key], example=knobs[key])
     given.add(key)
-
-
-def hint_for_unknown(key, knobs):
-    """The end of the error for an unknown knob: its name of today, or a similar name, or ''."""
-    if RENAMED.get(key) in knobs:
-        return f': it is called {RENAMED[key]} now'
-    return did_you_mean(key, sorted(knobs))
 
 
 def knobs_of_training():
@@ -171,11 +164,11 @@ def read_file(path, knobs, annotations):
     known = knobs_of_training() | knobs
     try:
         with open(path, encoding='utf-8-sig') as f:
-            text = f.read()
-        bound = run_file(compile(text, path, 'exec'), known)
+            tree = ast.parse(f.read(), path)
+        bound = run_file(compile(tree, path, 'exec'), known)
     except Exception as error:
         raise UserError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
-    if re.search(r'^\s*(import|from)\s', text, re.M):
+    if any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree)):
         own_files.append(path)
     for key, value in bound.items():
         is_own = key != key.lower() or key[0] == '_'        # LIMIT, _half: for the file itself
@@ -185,16 +178,18 @@ def read_file(path, knobs, annotations):
             given.add(key)
         elif key not in known and not is_own and not is_part:
             raise UserError(f"unknown knob '{key}' in config file '{path}'"
-                            f'{hint_for_unknown(key, known)}')
+                            f'{did_you_mean(key, sorted(known))}')
 
 
 def run_file(code, known):
     """
-    Run a config file's code, which may read the known knobs -> {name: value} of the names that it
-    binds, and of the lists among the knobs that it appends to.
+    Run a config file's code -> {name: value} of what it sets: the names that it binds, and the
+    lists among the known knobs that it appends to.
+
+    A file may read a knob without that counting as setting it. So the knobs are put among the
+    builtins, where Python looks for a name that the file has not bound, and `names` holds only what
+    the file binds.
     """
-    # Python looks for a name among the builtins if the file has not bound it. So the file finds the
-    # knobs there, and `names` holds what it binds
     readable = deepcopy(known)
     names = dict(__builtins__=vars(builtins) | readable)
     exec(code, names)
@@ -288,10 +283,15 @@ def convert(key, value, annotation, example=None):
         return value
     if float in types and type(value) is int:
         return float(value)
+    raise UserError(misfit(key, value, annotation, example))
+
+
+def misfit(key, value, annotation, example):
+    """The error for a value that a knob does not take: what it takes, and a similar choice."""
     if not example or not isinstance(example, list):
         example = [1, 2]
     words = {NoneType: 'None', list: f'a list such as {example}', PathName: 'a path'}
+    choices = choices_of(annotation)
     wanted = [f"one of {', '.join(choices)}"] if choices else []
-    wanted += [words.get(kind, kind.__name__) for kind in types]
-    raise UserError(f"{key} must be {' or '.join(wanted)}, not {value!r}"
-                    f'{did_you_mean(value, choices)}')
+    wanted += [words.get(kind, kind.__name__) for kind in types_of(annotation)]
+    return f"{key} must be {' or '.join(wanted)}, not {value!r}{did_you_mean(value, choices)}"

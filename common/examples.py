@@ -34,5 +34,5 @@ class Examples:
         all_windows = self.n_held_out(T)
         if n > all_windows:
             raise UserError(f'the held-out text has {all_windows} windows of {T} tokens, fewer '
-                            f'than {n}: ask for fewer windows')
+                            f'than {n}: lower their number')
         return np.linspace(0, all_windows - 1, n).round().astype(int)

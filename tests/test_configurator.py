@@ -56,7 +56,8 @@ FILES = dict(
     parts='from functools import partial\nimport math\nstep = 2\ndef twice(x):\n'
           '    return step * x\ncount = twice(count)\ndel step\n',
     appends='layers.append([2])\nkeep_iters.append(500)\n',
-    same="name = 'x'\n", bad_key='ratee = 1', near_train='learning_rte = 1',
+    same="name = 'x'\n", quotes='"""\nHow to begin:\nfrom the weights of calc.\n"""\ncount = 4\n',
+    bad_key='ratee = 1', near_train='learning_rte = 1',
     bad_type="count = 'three'", raises='rate = 1 / 0', no_path='folder = 5')
 
 
@@ -134,6 +135,12 @@ def test_a_bare_argument_and_an_imported_script(script):
     script('same.py')
     assert configurator.given == {'name'}
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
+
+
+def test_only_a_file_that_imports_may_have_added_a_part(script):
+    """A sentence of its docstring that begins like an import is none."""
+    script('same.py', 'quotes.py', 'parts.py')
+    assert configurator.own_files == ['parts.py']
 
 
 @pytest.mark.parametrize('script', ['tasks.py', 'exits.py', 'cache.py', 'decode/wave.py'])
