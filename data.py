@@ -52,8 +52,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -69,7 +70,7 @@ from common.encoding import kind_of, open_text_encoding, stored_name
 from common.errors import check, did_you_mean, explain
 from common.examples import Examples
 from common.files import read_json, write_json
-from common.fineweb import SAVE_EVERY, Stream
+from common.fineweb import SAVE_EVERY, Stream, pick_revision
 from common.own_text import (
     SPLITS,
     default_tokenizer,
@@ -109,30 +110,34 @@ TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
 # writing a data set -------------------------------------------------------------------------------
 
-def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False):
+def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False,
+         tokens='300M', config='sample-10BT', revision=None):
     """
-    Write data/NAME, torchdocs or text of your own -> its meta. The arguments are the knobs.
+    Write data/NAME -> its meta. The arguments are the knobs.
 
     The recipe, meta['made_of'], has every choice on which the tokens depend. If the data set that
     is there has the same recipe, nothing is written and its meta is returned; with another recipe,
     overwrite must be given (ValueError). New tokens are written to data/NAME/part, and moved when
-    they are complete.
+    they are complete. Documents are taken from a stream, fineweb, until they have as many tokens as
+    asked for; an interrupted call for a stream is continued.
     """
     check_knobs(name, path, tokenizer, bpe)
-    folder = folder_of(name, path)
+    folder = f'data/{name}'
+    part = f'{folder}/part'
+    is_stream = name == 'fineweb'
+    most_tokens = count_tokens(tokens) if is_stream else None
     val_fraction = fraction_of(name, val_fraction)
-    source = open_source(name, path, val_fraction)
+    source = open_source(name, path, val_fraction, config, revision, overwrite)
     if tokenizer is None and bpe is None:
-        tokenizer = default_tokenizer(path)
-    recipe = dict(source=source.words, revision=None, tokenizer=stored_name(tokenizer), bpe=bpe,
-                   val_fraction=val_fraction, tokens=None, sha256=source.sha256)
+        tokenizer = 'gpt2' if is_stream else default_tokenizer(path)
+    recipe = dict(source=source.origin, revision=source.revision, tokenizer=stored_name(tokenizer),
+                  bpe=bpe, val_fraction=val_fraction, tokens=most_tokens, sha256=source.sha256)
+
     with only_maker(folder):
         old_meta = same_meta(folder, recipe, overwrite)
         if old_meta:
             return old_meta
-        if name == 'torchdocs':
-            print(f"making {folder} from torch's documentation, half a minute", file=sys.stderr)
-        documents = source.documents
+        documents = source.open()       # if it cannot be opened, what is in the folder stays
         if bpe is None:
             encoding = open_text_encoding(tokenizer)
         else:
@@ -140,79 +145,54 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
                   file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-        with Writer(f'{folder}/part', encoding) as writer:
-            for split, text in documents:
-                writer.add(split, text)
-        return finish(folder, encoding, recipe, writer.counts)
-
-
-def make_fineweb(path='', tokenizer=None, val_fraction=None, overwrite=False, tokens='300M',
-                 config='sample-10BT', revision=None):
-    """
-    Write data/fineweb -> its meta. The arguments are the knobs; see `make`. Documents are taken
-    from a stream until they have as many tokens as asked for. An interrupted call is continued.
-    """
-    tokenizer = tokenizer or 'gpt2'
-    val_fraction = fraction_of('fineweb', val_fraction)
-    most_tokens = count_tokens(tokens)
-    folder = folder_of('fineweb', path)
-    part = f'{folder}/part'
-    earlier = earlier_recipe(folder, overwrite)
-    stream = Stream(path, one_in(val_fraction), config, revision, earlier)
-    recipe = dict(source=stream.source, revision=stream.revision, tokenizer=stored_name(tokenizer),
-                   bpe=None, val_fraction=val_fraction, tokens=most_tokens, sha256=None)
-    with only_maker(folder):
-        old_meta = same_meta(folder, recipe, overwrite)
-        if old_meta:
-            return old_meta
-        encoding = open_text_encoding(tokenizer)
-        stream.open()                   # if it cannot be opened, what is in the folder stays
         progress = usable_progress(part, recipe)
         if progress:
-            stream.skip(progress)
+            source.skip(progress)
         with Writer(part, encoding, progress, most_tokens) as writer:
-            for split, text in stream:
+            for split, text in documents:
                 writer.add(split, text)
-                if writer.n_tokens >= most_tokens:
+                if is_stream and writer.n_tokens >= most_tokens:
                     break
-                if stream.n_read % SAVE_EVERY == 0:
-                    writer.save(recipe, stream.state())
-        if writer.n_tokens < most_tokens:
-            print(f'{stream.source} ends after {writer.n_tokens:,} tokens, fewer than the '
+                if is_stream and source.n_read % SAVE_EVERY == 0:
+                    writer.save(recipe, source.state())
+        if is_stream and writer.n_tokens < most_tokens:
+            print(f'{source.origin} ends after {writer.n_tokens:,} tokens, fewer than the '
                   f'{most_tokens:,} of --tokens', file=sys.stderr)
         return finish(folder, encoding, recipe, writer.counts)
 
 
 class Source(NamedTuple):
-    """Where a data set comes from, unless it is a stream."""
-    words: str              # the path, or what else says so in meta.json
-    documents: Iterable     # (split, text) pairs
-    sha256: str | None      # of the text files and of their splits; None = made of no such files
+    """Where the documents of a data set come from. A fineweb.Stream has the same names."""
+    origin: str             # the path, or a description, for meta.json
+    sha256: str | None      # of the text files and their split; None for torchdocs
+    open: Callable          # -> (split, text) pairs
+    revision = None         # only a stream has one
 
 
-def open_source(name, path, val_fraction):
-    """The Source of the data set `name`, torchdocs or text at path."""
-    if name == 'torchdocs':
+def open_source(name, path, val_fraction, config, revision, overwrite):
+    """The Source of the data set `name`, or the Stream of fineweb. The arguments are the knobs."""
+    if name == 'fineweb':
         every = one_in(val_fraction)
-        documents = (('train' if number % every else 'val', text)
-                     for number, text in enumerate(torch_documents()))
-        return Source(f'documentation in torch {torch.__version__}', documents, None)
+        path = path or 'HuggingFaceFW/fineweb'
+        earlier = earlier_recipe(f'data/{name}', overwrite)
+        return Stream(path, config, pick_revision(path, config, revision, earlier), every)
+    if name == 'torchdocs':
+        documents = partial(torchdocs_documents, one_in(val_fraction))
+        return Source(f'documentation in torch {torch.__version__}', None, documents)
     if has_tokens(path):
         bins = [f'{path}/{split}.bin' for split in SPLITS]
-        return Source(path, nanogpt_documents(path), sha256(*bins))
+        return Source(path, sha256(*bins), partial(nanogpt_documents, path))
     files = find_files(path)
     splits = splits_by_name(files)
-    documents = own_documents(files, splits, val_fraction)
-    return Source(path, documents, sha256(*files, more=''.join(splits or [])))
+    documents = partial(own_documents, files, splits, val_fraction)
+    return Source(path, sha256(*files, more=''.join(splits or [])), documents)
 
 
-def folder_of(name, path):
-    """The folder data/NAME. ValueError if path is that folder itself."""
-    folder = f'data/{name}'
-    if path and os.path.realpath(path) == os.path.realpath(folder):
-        raise ValueError(f'{folder} cannot be made of what is in {folder} itself: choose another '
-                         'name')
-    return folder
+def torchdocs_documents(every):
+    """The documents of torchdocs, (split, text) pairs; the first of each `every` is held out."""
+    print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
+    for number, text in enumerate(torch_documents()):
+        yield 'train' if number % every else 'val', text
 
 
 def same_meta(folder, recipe, overwrite):
@@ -252,10 +232,13 @@ def check_knobs(name, path, tokenizer, bpe):
     if name == 'torchdocs' and path:
         raise ValueError('text of your own needs a name of its own: python data.py NAME '
                          f'--path={quote(path)}')
-    if name != 'torchdocs' and not path:
+    if name not in ('torchdocs', 'fineweb') and not path:
         raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    if name == 'fineweb':
-        raise ValueError('only make_fineweb writes data/fineweb: choose another name')
+    if path and os.path.realpath(path) == os.path.realpath(f'data/{name}'):
+        raise ValueError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
+                         'another name')
+    if bpe is not None and name == 'fineweb':
+        raise ValueError('--bpe trains a tokenizer on text of your own: give --tokenizer here')
     if bpe is not None and tokenizer:
         raise ValueError('--bpe trains a tokenizer of its own: leave out --tokenizer')
 
@@ -290,8 +273,8 @@ def count_tokens(text):
 @contextmanager
 def only_maker(folder):
     """
-    `with only_maker('data/NAME'):` no other program writes data/NAME meanwhile: it waits. An
-    OSError in it, such as a full disk or a file that cannot be read, is one line.
+    `with only_maker('data/NAME'):` writes data/NAME. One program at a time: a second one waits. A
+    full disk or unreadable file ends the program with one line.
     """
     with explain(f'cannot make {folder}', 'if the disk is full, make room; then run the command '
                  'again', OSError):
@@ -335,7 +318,7 @@ def finish(folder, encoding, recipe, counts):
 
 
 def why_a_split_is_empty(recipe, counts):
-    """The text is too small, or of a stream the number of tokens that was asked for."""
+    """Either the text is too small, or --tokens asks for too few."""
     most_tokens = recipe['tokens']
     if most_tokens is not None and n_tokens_in(counts) >= most_tokens:
         return (f'--tokens={most_tokens} is too small for a training and a held-out split: give '
@@ -374,8 +357,8 @@ def open_data(name, model_tokenizer=None, vocab_size=math.inf, folder=None):
     The data set or task `name` -> a Text or a tasks.Problems. torchdocs is made if it is missing.
 
     model_tokenizer, vocab_size: those of the model that is to read it; ValueError if they do not
-    fit. If that tokenizer is one of text, a task is written in its tokens. folder: that of its
-    tokenizer.json.
+    fit. A task is spelled in the model's text tokens if it has such a tokenizer, read from
+    folder/tokenizer.json.
     """
     check(name, 'this model came without a data set: name one with --dataset')
     if name == 'torchdocs' and not os.path.exists(f'data/{name}/meta.json'):
@@ -479,15 +462,11 @@ def windows(ids, starts, T):
 
 
 def main():
-    if name == 'fineweb':
-        if bpe is not None:
-            raise ValueError('--bpe trains a tokenizer on text of your own: give --tokenizer here')
-        meta = make_fineweb(path, tokenizer, val_fraction, overwrite, tokens, config, revision)
-    else:
+    if name != 'fineweb':
         for knob in 'tokens', 'config', 'revision':
             if knob in configurator.given:
                 raise ValueError(f'--{knob} is for fineweb alone: leave it out')
-        meta = make(name, path, tokenizer, val_fraction, bpe, overwrite)
+    meta = make(name, path, tokenizer, val_fraction, bpe, overwrite, tokens, config, revision)
     for split in SPLITS:
         counts = meta[split]
         print(f"data/{name}/{split}.bin: {counts['documents']:,} documents, "

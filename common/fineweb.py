@@ -6,54 +6,67 @@ from common.errors import explain
 SAVE_EVERY = 1024       # documents; 300M tokens take hours, see common/writer.py
 
 
+def pick_revision(path, config, revision, earlier):
+    """
+    The commit of the data set at path that is to be read; None for a folder, which has none.
+
+    revision: the knob. earlier: the recipe of an earlier call (data.make), {} if there was none.
+    """
+    origin = f'{path} {config}'
+    if os.path.isdir(path):
+        if revision:
+            raise ValueError(f'{path} is a folder, which has no commits: leave out --revision')
+        return None
+    # the one that the user has named
+    if revision:
+        return revision
+    # a call that is repeated or continued reads the same texts
+    if earlier.get('source') == origin and earlier.get('revision'):
+        return earlier['revision']
+    # the newest
+    with opening(origin):
+        import huggingface_hub
+        return huggingface_hub.HfApi().dataset_info(path).sha
+
+
+def opening(origin):
+    """`with opening(origin):` turns an error before the first document into one line."""
+    return explain(f'cannot stream {origin}', 'no network? If there is one, check --path, --config '
+                   'and --revision')
+
+
 class Stream:
     """
-    The documents as (split, text) pairs; the first of each `every` documents is held out.
+    The documents of a data set, or of a folder with the same layout, as (split, text) pairs. The
+    first of each `every` documents is held out. ValueError if the stream cannot be opened, or
+    breaks off.
 
-    path: '' = FineWeb; a data set, or a folder with the same layout. config: its part. revision: a
-    commit of the data set; None = that of an earlier call for the same path and config, or else the
-    newest. earlier: what the earlier call's tokens are made of (data.make), {} if there was none.
-    ValueError if the stream cannot be opened, or breaks off.
-
-    source      the path and the config
+    origin      the path and the config, which names a part of the data set
     revision    the commit; None of a folder, which has none
     n_read      how many documents were read
     """
+    sha256 = None           # only text files have one (data.Source)
 
-    def __init__(self, path, every, config='sample-10BT', revision=None, earlier=None):
-        self.path = path or 'HuggingFaceFW/fineweb'
-        self.every = every
+    def __init__(self, path, config, revision, every):
+        self.path = path
         self.config = config
+        self.origin = f'{path} {config}'
         self.revision = revision
+        self.every = every
         self.n_read = 0
-        self.source = f'{self.path} {config}'
-        if os.path.isdir(self.path):
-            if revision:
-                raise ValueError(f'{self.path} is a folder, which has no commits: leave out '
-                                 '--revision')
-            return
-        if not revision and earlier and earlier['source'] == self.source:
-            self.revision = earlier['revision']
-        if not self.revision:                       # a later call must read the same texts
-            with self.explained():
-                import huggingface_hub
-                self.revision = huggingface_hub.HfApi().dataset_info(self.path).sha
-
-    def explained(self):
-        """For what is done before the first document is read."""
-        return explain(f'cannot stream {self.source}', 'no network? If there is one, check --path, '
-                       '--config and --revision')
 
     def open(self):
-        """Open the stream of the library, at its first document."""
-        with self.explained():
+        """Open the stream of the library, at its first document. Returns the documents."""
+        with opening(self.origin):
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
                                          revision=self.revision, streaming=True)
             self.rows = rows.select_columns('text')
+        return self.documents()
 
-    def __iter__(self):
-        with explain(f'cannot stream {self.source}', 'run the command again: what is done is kept'):
+    def documents(self):
+        """The (split, text) pairs, from where the stream is."""
+        with explain(f'cannot stream {self.origin}', 'run the command again: what is done is kept'):
             for row in self.rows:
                 if row['text'] and row['text'].strip():
                     split = 'train' if self.n_read % self.every else 'val'
