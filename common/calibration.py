@@ -1,8 +1,7 @@
 """
 Calibration: thresholds that keep a promise, for bench.py --calibrate.
 
-Not run by itself. The paper leaves tau to be tuned by hand. Here it is the largest of some taus
-that keeps a promise:
+The paper leaves tau to be tuned by hand. Here it is the largest of some taus that keeps a promise:
 
     a rule      costs at most so many nats per label more than the full budget
     a wave      writes the texts of the full budget, at least a share of them
@@ -12,7 +11,6 @@ chance on the windows that choose it, so there the choice is strict: the upper e
 interval of the cost must keep the promise. On the other half the mean cost is compared: it is
 `kept` of exits.json. A share of texts has no interval, and is compared as it is.
 """
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -71,28 +69,38 @@ def largest_tau(judge, taus, even, odd):
 
 def report(families, rows, results, folder, is_task, flag_of_rule):
     """
-    The table of calibrated thresholds, a row for each family, and how to use one of them.
+    Print the table of calibrated thresholds, a row for each family, and how to use one of them.
 
-    results: the folder of exits.json. folder: that of the model. flag_of_rule: {name of a rule: its
-    --exit}.
+    results: the folder of exits.json. folder, flag_of_rule: see command_of.
     """
-    rows = [dict(name=family.words) | row for family, row in zip(families, rows)]
+    named = [dict(name=family.words) | row for family, row in zip(families, rows)]
     formats = dict(name='', tau='g', cost='+.4f', cost_low='+.4f', cost_high='+.4f', evals='.2f',
                    identical='.3f', kept='')
     print_rows('the largest tau that keeps the promise on half of the windows, and what it costs '
-               'on the others:', rows, formats)
-    if any(row.get('kept') is False for row in rows):
+               'on the others:', named, formats)
+    kept = [row for row in named if row['tau'] is not None and row['kept']]
+    broken = [row for row in named if row['tau'] is not None and not row['kept']]
+    without = [row['name'] for row in named if row['tau'] is None]
+    if broken:
         print('\nkept = False: on the other windows it breaks the promise. It is in the file, and '
               'sample.py says so.\nMore windows (--n_windows) choose better.')
-    without = [row['name'] for row in rows if row['tau'] is None]
     if without:
         print(f'\nno threshold was found for {"; ".join(without)}: none of taus keeps the promise')
-    kept = [row for row in rows if row.get('kept')]
     print(f'\n{results}/exits.json')
     if kept:
-        row = min(kept, key=lambda row: row.get('evals', math.inf))     # waves come last
-        flags = [f'--out_dir={folder}', f"--exit={flag_of_rule[row['rule']]}"]
-        if row['wave']:
-            width, steps = row['wave']
-            flags += [f'--wave={width}', f'--wave_steps={steps}']
-        print(f"{row['name']}: {command_for('sample.py', row, is_task, *flags)}")
+        # the rule with the fewest loop steps; loop steps of waves are not measured here
+        rules = [row for row in kept if not row['wave']]
+        best = min(rules, key=lambda row: row['evals']) if rules else kept[0]
+        print(f"{best['name']}: {command_of(best, folder, is_task, flag_of_rule)}")
+
+
+def command_of(row, folder, is_task, flag_of_rule):
+    """
+    The command of sample.py that decodes with the threshold of a row. folder: that of the model.
+    flag_of_rule: {name of a rule: its --exit}.
+    """
+    flags = [f'--out_dir={folder}', f"--exit={flag_of_rule[row['rule']]}"]
+    if row['wave']:
+        width, steps = row['wave']
+        flags += [f'--wave={width}', f'--wave_steps={steps}']
+    return command_for('sample.py', row, is_task, *flags)

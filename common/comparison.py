@@ -1,7 +1,7 @@
 """
 Comparison: the table at the end of bench.py, figure_4.png and ledger.png, from rows of bench.csv.
 
-Not run by itself. The first row of a run is its full budget, with which the others are compared.
+The first row of a run is its full budget, with which the others are compared.
 """
 import os
 
@@ -73,25 +73,38 @@ def is_faithful(row, full, is_task, fidelity):
 
 
 def dots_of(rows, is_task, fidelity):
-    """
-    The dots of ledger.png: quality against time. Drafts and waves have no quality in their rows.
-    Drafts write the text of the loops that check them, so they get the quality of these fixed
-    loops. A wave gets that of the full budget, if it writes enough of its texts. Other waves have
-    no dot, nor have drafts whose loops were not measured.
-    """
+    """The dots of ledger.png, quality against time: of all rows whose quality is known."""
     quality = 'accuracy' if is_task else 'ce'
     of_loops = {(row['run'], row['n_loop']): row[quality] for row in rows
                 if row['kind'] is Kind.FIXED and row['cache'] == 'exact'}
     dots = []
     for row in rows:
-        kind = row['kind']
-        height = row[quality]
-        if kind is Kind.DRAFTS or kind is Kind.WAVE and row['identical'] >= fidelity:
-            height = of_loops.get((row['run'], row['n_loop']))
-        words = kind
-        if kind in (Kind.FIXED, Kind.RULE):
-            words += f", {row['cache']}" + (', wake' if row['wake'] else '')
+        height = quality_of(row, quality, of_loops, fidelity)
         if height is not None:
-            dots.append(dict(run=row['run'], kind=words, ms=row['ms_per_token'], height=height,
-                             plain=kind is Kind.PLAIN))
+            dots.append(dict(run=row['run'], kind=label_of(row), ms=row['ms_per_token'],
+                             height=height, plain=row['kind'] is Kind.PLAIN))
     return dots
+
+
+def quality_of(row, quality, of_loops, fidelity):
+    """
+    What a row has in the column `quality`. Drafts and waves have nothing there, and get what the
+    fixed loops have whose text they write: {(run, loops): quality} in of_loops. None if it is not
+    known.
+    """
+    same_loops = of_loops.get((row['run'], row['n_loop']))
+    if row['kind'] is Kind.DRAFTS:      # they write the text of the loops that check them
+        return same_loops
+    if row['kind'] is Kind.WAVE:        # it may write another text than its full budget
+        return same_loops if row['identical'] >= fidelity else None
+    return row[quality]
+
+
+def label_of(row):
+    """What ledger.png calls the kind of decoding of a row."""
+    label = str(row['kind'])
+    if row['kind'] in (Kind.FIXED, Kind.RULE):
+        label += f", {row['cache']}"
+    if row['kind'] is Kind.RULE and row['wake']:
+        label += ', wake'
+    return label

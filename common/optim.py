@@ -26,11 +26,12 @@ def freeze_all_but(model, layers):
         raise UserError(f'train_only = {layers}: no gradient passes a group that loops more than '
                         'bptt_k times and does not read its input; add layers behind it')
     model.requires_grad_(False)
-    number = 0                  # of the layer's first block
+    first_block = 0
     for layer in model.h:
         n_blocks = len(layer.core) if layer in groups else 1
-        layer.requires_grad_(number <= last and first < number + n_blocks)
-        number += n_blocks
+        last_block = first_block + n_blocks - 1
+        layer.requires_grad_(first_block <= last and first <= last_block)
+        first_block = last_block + 1
 
 
 def make_optimizers(model, kind, lr, weight_decay, betas, dtype=torch.float32):

@@ -1,8 +1,8 @@
 """
 What bench.py measures: methods, points, and the row of a point in bench.csv.
 
-Not run by itself. A point is a method of one model, with what was measured of it on windows and on
-prompts. `row_of` makes its row, and says what each column means.
+A point is a method of one model, with what was measured of it on windows and on prompts. `row_of`
+makes its row, and says what each column means.
 """
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -190,8 +190,8 @@ def per_label(point, name):
 
 def excess(point, seed=0):
     """
-    Nats per label above those of the reference, which may be some windows ahead: the mean, and the
-    ends of its 95% interval.
+    The nats per label that a point costs more than its reference: the mean, and the ends of its 95%
+    interval. The reference may have been measured on more windows, and only those of both count.
     """
     if not point.windows:
         return None, None, None
@@ -204,7 +204,8 @@ def excess(point, seed=0):
 
 def identical(point):
     """
-    The share of texts that are those of the reference, which may be a prompt ahead; None on a task.
+    The share of prompts that a point continues as its reference does; None on a task. The reference
+    may have been given more prompts, and only those of both count.
     """
     if not point.prompts or point.prompts[0].text is None:
         return None

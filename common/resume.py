@@ -2,7 +2,7 @@
 Where a run of train.py starts: from new weights, from the last checkpoint in its own folder
 (--resume), or from the weights of another run (--init_from).
 
-Not run by itself. A run that continues has the knobs of the earlier one. A knob that the user gives
+A run that continues has the knobs of the earlier one. A knob that the user gives
 with another value is refused, unless it may change (FREE_KNOBS, FREE_FIELDS).
 """
 import os

@@ -1,7 +1,7 @@
 """
 Calibrated thresholds: bench.py --calibrate writes them, sample.py and bench.py read them.
 
-Not run by itself. folder/exits.json holds the sha256 of the weights that it belongs to, and rows.
+The file folder/exits.json holds the sha256 of the weights that it belongs to, and rows.
 A row belongs to a rule and to how it decodes, whatever the loop budget: these fields are in KEY.
 They are
 
@@ -87,9 +87,7 @@ def thresholds_of(folder, checkpoint):
 
 
 def checked_threshold(row):
-    """A row of exits.json as it is written today. ValueError for what makes no sense."""
-    if 'past' in row:           # an earlier name of `wake`, true also where no token can wake
-        row = row | dict(wake=row['past'] and row['cache'] == 'exact')
+    """A row of exits.json, its tau a float. ValueError if it lacks a field or makes no sense."""
     for name in (*KEY, 'tau'):
         if name not in row:
             raise UserError(f"a row has no '{name}'")

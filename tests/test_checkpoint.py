@@ -193,16 +193,12 @@ def test_thresholds_belong_to_the_weights_and_the_rule(stored):
     assert thresholds.calibrated('out', stored, key_of('kl')) is None
 
 
-def test_an_earlier_file_of_thresholds_is_read(stored):
-    """Rows had `past`, also where no token can wake, and the budget, which no longer matters."""
-    rows = [dict(rule='kl', hits=1, keep=True, cache=cache, past=past, ring=None, n_loop=[30, 30],
-                 wave=None, tau=tau)
-            for cache, past, tau in (('exact', False, 1), ('exact', True, 2), ('latest', True, 3))]
-    write_json(dict(weights=thresholds.hash_of_weights(stored), nats=0.1, exits=rows),
-               'old/exits.json')
-    for key, tau in ((key_of('kl', 'exact'), 1), (key_of('kl', 'exact', wake=True), 2),
-                     (key_of('kl', 'latest'), 3)):
-        assert thresholds.calibrated('old', stored, key) == (tau, True)
+def test_an_earlier_file_of_thresholds_is_refused(stored):
+    """Rows had `past` in place of `wake`."""
+    row = dict(rule='kl', hits=1, keep=True, cache='exact', past=True, ring=None, wave=None, tau=1)
+    write_json(dict(weights=thresholds.hash_of_weights(stored), exits=[row]), 'old/exits.json')
+    with pytest.raises(ValueError, match=r"a row has no 'wake'.*make it again"):
+        thresholds.calibrated('old', stored, key_of('kl', 'exact'))
 
 
 @pytest.mark.parametrize('change', [
