@@ -244,7 +244,7 @@ def check_knobs(name, path, tokenizer, bpe):
 
 
 def fraction_of(name, val_fraction):
-    """The knob val_fraction, or if it is None the default of the data set `name`."""
+    """The knob val_fraction, or the default of the data set `name` if it is None."""
     if val_fraction is None:
         val_fraction = VAL_FRACTION.get(name, 0.05)
     check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
@@ -252,7 +252,7 @@ def fraction_of(name, val_fraction):
 
 
 def one_in(val_fraction):
-    """n, if one of each n documents is held out. ValueError if val_fraction is not near 1 / n."""
+    """n, if val_fraction is 1 / n, as one of each n documents is held out. Otherwise ValueError."""
     n = round(1 / val_fraction)
     check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
           f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')
@@ -293,8 +293,8 @@ def only_maker(folder):
 
 def finish(folder, encoding, recipe, counts):
     """
-    Put the tokens in folder/part, which are complete, in the place of those in folder. Writes
-    meta.json and returns what it holds.
+    Move the tokens in folder/part, which are complete, to folder, in the place of earlier ones.
+    Writes meta.json and returns what it holds.
     """
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
                 source=in_words(recipe), made_of=recipe)
@@ -308,7 +308,7 @@ def finish(folder, encoding, recipe, counts):
         meta[split] = counts[split] | dict(sha256=sha256(file))
     for split in SPLITS:
         os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
-    with suppress(FileNotFoundError):       # of the tokens that were there
+    with suppress(FileNotFoundError):       # that of earlier tokens
         os.remove(f'{folder}/tokenizer.json')
     if isinstance(encoding, TokenizerJson):
         encoding.save(folder)
@@ -327,7 +327,7 @@ def why_a_split_is_empty(recipe, counts):
 
 
 def sha256(*paths, more=''):
-    """The sha256 of files, one after the other, and of the text `more`."""
+    """The sha256 of files, one after the other, with the text `more` behind them."""
     digest = hashlib.sha256()
     for path in paths:
         with open(path, 'rb') as f:
@@ -419,7 +419,7 @@ class Text(Examples):
             self.warn_of_other_torch()
 
     def warn_of_other_torch(self):
-        """A line if torchdocs, made as by default, is the text of another version of torch."""
+        """Warn if torchdocs, made with the default knobs, is the text of another torch."""
         val_fraction = self.meta.get('made_of', {}).get('val_fraction')
         is_default = self.tokenizer == 'bytes' and val_fraction == VAL_FRACTION['torchdocs']
         if is_default and self.sha256 != TORCHDOCS:

@@ -42,16 +42,16 @@ def kind_of(name):
 
 
 def stored_name(tokenizer):
-    """The name of the encoding that the knob `tokenizer` asks for. Only a file is opened."""
+    """The name of the encoding that the knob `tokenizer` asks for; of a file, with its sha256."""
     is_file = kind_of(tokenizer) == 'file'
     return open_text_encoding(tokenizer).name if is_file else tokenizer
 
 
 def open_text_encoding(name, folder=None):
     """
-    The encoding of texts that has this name, see kind_of. ValueError if it is unavailable,
-    or has too many tokens for uint16. folder: that of a checkpoint or a data set, where its
-    tokenizer.json is.
+    The encoding of texts that has this name, see kind_of. ValueError if it is unavailable, or has
+    too many tokens for uint16. folder: the folder of a checkpoint or a data set. A tokenizer.json
+    is read from there if it is given.
     """
     kind = kind_of(name)
     if kind == 'bytes':
@@ -77,7 +77,7 @@ def bytes_encoding():
 
 
 def read_tokenizer_json(name, folder):
-    """The encoding of the file that open_text_encoding's name and folder say."""
+    """Read folder/tokenizer.json, or the file `name`."""
     path = os.path.join(folder, 'tokenizer.json') if folder else name
     with (explain(f"cannot read '{path}' as a tokenizer.json",
                   'take the file that came with the weights'),

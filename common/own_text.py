@@ -24,7 +24,7 @@ HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 # text files ---------------------------------------------------------------------------------------
 
 def find_files(path):
-    """The text files at path (a file, folder or pattern), sorted; one with several names, once."""
+    """The text files at path (a file, folder or pattern), sorted. A link repeats no file."""
     if os.path.isfile(path):
         files = [path]
     elif os.path.isdir(path):
@@ -44,12 +44,12 @@ def find_files(path):
 
 
 def files_in(folder):
-    """The .txt files in a folder and its folders, links to folders excepted, none hidden."""
+    """The .txt files in a folder and its folders. Hidden ones and linked folders are left out."""
     files = []
     n_left_out = 0
     for file in Path(folder).rglob('*'):
         if file.is_dir() and not file.is_symlink():
-            continue                    # what is in it comes by itself
+            continue                    # rglob visits the files in it, too
         is_hidden = any(part.startswith('.') for part in file.relative_to(folder).parts)
         if file.suffix == '.txt' and not is_hidden:
             files.append(str(file))
@@ -63,8 +63,8 @@ def files_in(folder):
 
 def splits_by_name(files):
     """
-    The split of each text file, 'train' or 'val', or None if no file's name holds it out. The name
-    of a folder in which all of them lie holds out nothing.
+    The split of each text file, 'train' or 'val', by its path; None if no path holds
+    one out. The name of a folder in which all of them lie does not count.
     """
     root = os.path.commonpath(files)
     splits = ['val' if is_held_out(os.path.relpath(file, root)) else 'train' for file in files]
@@ -81,14 +81,14 @@ def splits_by_name(files):
 
 
 def is_held_out(path):
-    """Is there one of the words of HELD_OUT in a path?"""
+    """Does a path contain a word of HELD_OUT?"""
     return not HELD_OUT.isdisjoint(re.findall('[a-z]+', path.lower()))
 
 
 def own_documents(files, splits, val_fraction):
     """
-    The documents of text files, [(split, text), ...]. splits: of splits_by_name. A line says what
-    is held out, and why.
+    The documents of text files, [(split, text), ...]. splits: what splits_by_name returns. A line
+    says what is held out, and why.
     """
     texts_of_file = [read_documents(file) for file in files]
     if splits is not None:
@@ -107,9 +107,8 @@ def own_documents(files, splits, val_fraction):
     n = max(1, round(len(texts) * val_fraction))
     print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
           file=sys.stderr)
-    # The first document is often a licence, a poor text to measure a loss on. With seed 3 it is not
-    # drawn if there are at most 55 documents and 5% are held out. Any other seed would change which
-    # documents of existing data sets are held out.
+    # Seed 3 leaves the first document, often a licence, in training for up to 55 documents, 5% of
+    # them held out. Do not change it: existing data sets would be split anew.
     drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
     return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
 
@@ -124,7 +123,7 @@ def read_documents(file):
 
 
 def documents_in(text):
-    """The documents in a file's text, which EOT separates; those of whitespace are left out."""
+    """The documents in a file's text, separated by EOT. Blank ones are left out."""
     return [document for document in text.split(EOT) if document.strip()]
 
 
@@ -154,7 +153,7 @@ def nanogpt_documents(folder):
         raise ValueError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is not '
                          f'read: take their text, --path={quote(folder)}/input.txt')
     encoding = open_text_encoding(tokenizer_of(folder), folder)
-    around = {*encoding.start, *encoding.ends}      # they are no text
+    around = {*encoding.start, *encoding.ends}      # tokens that are not text
     for split in SPLITS:
         with explain(f"cannot read '{folder}/{split}.bin'",
                      f'give uint16 tokens of {encoding.name}'):

@@ -10,25 +10,25 @@ import torch
 
 
 def torch_documents(folder=os.path.dirname(torch.__file__)):
-    """The documentation in torch's own Python files, each file a document, and each text once."""
+    """The documentation in torch's own Python files. A file is a document; no text comes twice."""
     used = set()
     for path in sorted(glob.glob('**/*.py', root_dir=folder, recursive=True)):
         name = Path(path).as_posix()        # with / on Windows too
         if name.startswith('testing/') or name == 'version.py':     # version.py names the build
             continue
         with open(f'{folder}/{path}', encoding='utf-8') as f:
-            texts = [text for text in dict.fromkeys(strings(ast.parse(f.read())))
+            texts = [text for text in dict.fromkeys(long_strings_in(ast.parse(f.read())))
                      if text not in used]
         used.update(texts)
         if texts:
             yield '\n\n'.join(texts)
 
 
-def strings(tree):
+def long_strings_in(tree):
     """
-    The long strings in a parsed Python file, by position, without their indentation: docstrings of
-    at least 80 characters, and other strings of several lines and at least 200, except parts of
-    f-strings.
+    The long strings in a parsed Python file, in the order of the file, without their indentation.
+    A docstring is long from 80 characters on. Any other string must have several lines and at least
+    200 characters. Parts of f-strings do not count.
     """
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = set()
