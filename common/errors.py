@@ -1,10 +1,11 @@
 """
 Errors that a user can cause: one line that says what is wrong and what to do, and no traceback.
 
-It is raised with `raise UserError(...)` or `check`, and `explain` makes one of another library's
-error. `run` prints it and ends the program: every script ends with `run(main)`. A ValueError or an
-OSError is taken for such an error too, so the model's files, which are used without a command line
-as well, raise a plain ValueError.
+Such an error is raised with `raise UserError(...)` or `check`, and `explain` makes one of another
+library's error. `run` prints it and ends the program: every script ends with `run(main)`.
+
+A plain ValueError from a file of this project is printed in the same way. The model's files raise
+those, and so do the two files that this one imports.
 """
 import difflib
 import os
