@@ -67,7 +67,7 @@ import tasks
 from common import configurator
 from common.configurator import PathName, configure, run
 from common.encoding import kind_of, open_text_encoding, stored_name
-from common.errors import check, did_you_mean, explain
+from common.errors import UserError, check, did_you_mean, explain
 from common.examples import Examples
 from common.files import read_json, write_json
 from common.fineweb import SAVE_EVERY, Stream, pick_revision
@@ -210,8 +210,8 @@ def same_meta(folder, recipe, overwrite):
     else:
         for split in SPLITS:
             if os.path.exists(f'{folder}/{split}.bin'):
-                raise ValueError(f'{folder} has tokens, and no meta.json that says which: '
-                                 '--overwrite replaces them, or choose another name')
+                raise UserError(f'{folder} has tokens, and no meta.json that says which: '
+                                '--overwrite replaces them, or choose another name')
     return old_meta
 
 
@@ -227,20 +227,20 @@ def earlier_recipe(folder, overwrite):
 def check_knobs(name, path, tokenizer, bpe):
     """ValueError if these knobs of make do not go together."""
     if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
-        raise ValueError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
-                         '-, and not the name of a task')
+        raise UserError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
+                        '-, and not the name of a task')
     if name == 'torchdocs' and path:
-        raise ValueError('text of your own needs a name of its own: python data.py NAME '
-                         f'--path={quote(path)}')
+        raise UserError('text of your own needs a name of its own: python data.py NAME '
+                        f'--path={quote(path)}')
     if name not in ('torchdocs', 'fineweb') and not path:
-        raise ValueError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+        raise UserError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
     if path and os.path.realpath(path) == os.path.realpath(f'data/{name}'):
-        raise ValueError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
-                         'another name')
+        raise UserError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
+                        'another name')
     if bpe is not None and name == 'fineweb':
-        raise ValueError('--bpe trains a tokenizer on text of your own: give --tokenizer here')
+        raise UserError('--bpe trains a tokenizer on text of your own: give --tokenizer here')
     if bpe is not None and tokenizer:
-        raise ValueError('--bpe trains a tokenizer of its own: leave out --tokenizer')
+        raise UserError('--bpe trains a tokenizer of its own: leave out --tokenizer')
 
 
 def fraction_of(name, val_fraction):
@@ -302,7 +302,7 @@ def finish(folder, encoding, recipe, counts):
         file = f'{folder}/part/{split}.bin'
         n = counts[split]['tokens']
         if n == 0:
-            raise ValueError(why_a_split_is_empty(recipe, counts))
+            raise UserError(why_a_split_is_empty(recipe, counts))
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
         meta[split] = counts[split] | dict(sha256=sha256(file))
@@ -465,7 +465,7 @@ def main():
     if name != 'fineweb':
         for knob in 'tokens', 'config', 'revision':
             if knob in configurator.given:
-                raise ValueError(f'--{knob} is for fineweb alone: leave it out')
+                raise UserError(f'--{knob} is for fineweb alone: leave it out')
     meta = make(name, path, tokenizer, val_fraction, bpe, overwrite, tokens, config, revision)
     for split in SPLITS:
         counts = meta[split]

@@ -17,7 +17,7 @@ import os
 
 import tiktoken
 
-from common.errors import explain
+from common.errors import UserError, explain
 from common.tokenizer_json import EOT, STORED, TokenizerJson, check_settings
 
 
@@ -64,8 +64,8 @@ def open_text_encoding(name, folder=None):
                      'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
             encoding = TiktokenEncoding(tiktoken.get_encoding(name))
     if encoding.n_vocab > 2 ** 16:
-        raise ValueError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
-                         'use gpt2 or bytes')
+        raise UserError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
+                        'use gpt2 or bytes')
     return encoding
 
 
@@ -86,8 +86,8 @@ def read_tokenizer_json(name, folder):
     if kind_of(name) == 'file':
         check_settings(encoding, os.path.dirname(path))
     elif encoding.name != name:
-        raise ValueError(f"'{path}' is not the tokenizer that belongs here (its sha256 differs): "
-                         'restore it')
+        raise UserError(f"'{path}' is not the tokenizer that belongs here (its sha256 differs): "
+                        'restore it')
     return encoding
 
 

@@ -1,7 +1,7 @@
 """A stream of documents: FineWeb, or another data set of the hub that has a column `text`."""
 import os
 
-from common.errors import explain
+from common.errors import UserError, explain
 
 SAVE_EVERY = 1024       # documents; 300M tokens take hours, see common/writer.py
 
@@ -15,7 +15,7 @@ def pick_revision(path, config, revision, earlier):
     origin = f'{path} {config}'
     if os.path.isdir(path):
         if revision:
-            raise ValueError(f'{path} is a folder, which has no commits: leave out --revision')
+            raise UserError(f'{path} is a folder, which has no commits: leave out --revision')
         return None
     # the one that the user has named
     if revision:

@@ -12,7 +12,7 @@ from shlex import quote
 import numpy as np
 
 from common.encoding import kind_of, open_text_encoding
-from common.errors import check, explain
+from common.errors import UserError, check, explain
 from common.files import read_json
 from common.tokenizer_json import EOT
 
@@ -69,9 +69,9 @@ def splits_by_name(files):
     root = os.path.commonpath(files)
     splits = ['val' if is_held_out(os.path.relpath(file, root)) else 'train' for file in files]
     if 'train' not in splits:
-        raise ValueError('all files are held out because of their names '
-                         f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename "
-                         'some')
+        raise UserError('all files are held out because of their names '
+                        f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename "
+                        'some')
     if 'val' in splits:
         return splits
     if len(files) > 1 and is_held_out(root):
@@ -150,8 +150,8 @@ def default_tokenizer(path):
 def nanogpt_documents(folder):
     """The documents of a folder's train.bin and val.bin, (split, text) pairs."""
     if os.path.exists(f'{folder}/meta.pkl'):
-        raise ValueError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is not '
-                         f'read: take their text, --path={quote(folder)}/input.txt')
+        raise UserError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is not '
+                        f'read: take their text, --path={quote(folder)}/input.txt')
     encoding = open_text_encoding(tokenizer_of(folder), folder)
     around = {*encoding.start, *encoding.ends}      # tokens that are not text
     for split in SPLITS:

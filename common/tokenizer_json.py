@@ -7,7 +7,7 @@ import os
 import re
 from itertools import takewhile
 
-from common.errors import check
+from common.errors import UserError, check
 from common.files import new_file, read_json
 
 EOT = '<|endoftext|>'
@@ -159,9 +159,9 @@ def check_settings(encoding, folder):
     is_added = dict(add_bos_token=bool(encoding.start), add_eos_token=our_end == end)
     for setting in is_added:
         if settings.get(setting) and not is_added[setting]:
-            raise ValueError(f'tokenizer_config.json says {setting}, but tokenizer.json does not '
-                             'add that token to a text: put it into its post_processor, or set '
-                             f'{setting} to false')
+            raise UserError(f'tokenizer_config.json says {setting}, but tokenizer.json does not '
+                            'add that token to a text: put it into its post_processor, or set '
+                            f'{setting} to false')
 
 
 def train_bpe(texts, vocab_size):
