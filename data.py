@@ -10,8 +10,8 @@ Turn text into tokens on disk, and read them back.
 writes data/NAME:
 
     train.bin, val.bin    tokens as uint16, little-endian; an end-of-text token ends each document
-    meta.json             tokenizer, vocab_size, dtype, source; for each split its documents,
-                          tokens, bytes of text, and sha256
+    meta.json             tokenizer, vocab_size, dtype, source; made_of, the recipe (see make); for
+                          each split its documents, tokens, bytes of text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
@@ -118,8 +118,10 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     The recipe, meta['made_of'], has every choice on which the tokens depend. If the data set that
     is there has the same recipe, nothing is written and its meta is returned; with another recipe,
     overwrite must be given (ValueError). New tokens are written to data/NAME/part, and moved when
-    they are complete. Documents are taken from a stream, fineweb, until they have as many tokens as
-    asked for; an interrupted call for a stream is continued.
+    they are complete.
+
+    fineweb is a stream: its documents are read until they have as many tokens as asked for, and an
+    interrupted call is continued. Any other text is read as a whole.
     """
     check_knobs(name, path, tokenizer, bpe)
     folder = f'data/{name}'
@@ -138,6 +140,8 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
         if old_meta:
             return old_meta
         documents = source.open()       # if it cannot be opened, what is in the folder stays
+
+        # the tokenizer
         if bpe is None:
             encoding = open_text_encoding(tokenizer)
         else:
@@ -145,6 +149,8 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
                   file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
+
+        # the tokens, behind those of an interrupted call
         progress = usable_progress(part, recipe)
         if progress:
             source.skip(progress)

@@ -24,8 +24,8 @@ class Writer:
     `with Writer(part, encoding) as writer:` writes train.bin and val.bin into the folder part: the
     tokens of documents.
 
-    counts: {split: dict(documents, tokens, bytes of text)}, what is in them. progress: that of
-    usable_progress, which is continued; {} starts anew. most_tokens: for the progress bar.
+    counts: {split: dict(documents, tokens, bytes of text)}, what is in them. progress: what
+    usable_progress returns, which is continued; {} starts anew. most_tokens: for the progress bar.
     """
 
     def __init__(self, part, encoding, progress=None, most_tokens=None):
@@ -108,7 +108,7 @@ def why_useless(progress, part, recipe):
 
 
 def n_tokens_in(counts):
-    """How many tokens are counted, of both splits."""
+    """How many tokens both splits have."""
     return sum(counts[split]['tokens'] for split in SPLITS)
 
 
