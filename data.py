@@ -211,8 +211,8 @@ def same_meta(folder, recipe, overwrite):
     old_meta = read_json(f'{folder}/meta.json')
     if old_meta:
         check(same_recipe(recipe_in(old_meta), recipe), f'{folder} is there, made of '
-              f"{old_meta.get('source')}, and this is other text or made in another way: "
-              '--overwrite replaces it, or choose another name')
+              f"{old_meta.get('source')}, and it is other text than this, or made in another way "
+              'or by an earlier version: --overwrite replaces it, or choose another name')
     else:
         for split in SPLITS:
             if os.path.exists(f'{folder}/{split}.bin'):

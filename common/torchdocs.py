@@ -40,8 +40,11 @@ def long_strings_in(tree):
         elif isinstance(node, ast.JoinedStr):       # an f-string
             in_f_strings.update(ast.walk(node))
         elif isinstance(node, ast.Constant) and isinstance(text := node.value, str):
-            is_long = text in docstrings or len(text) >= 200 and '\n' in text
-            if len(text) >= 80 and is_long and node not in in_f_strings:
+            if text in docstrings:
+                is_long = len(text) >= 80
+            else:
+                is_long = len(text) >= 200 and '\n' in text
+            if is_long and node not in in_f_strings:
                 text = re.sub(' +$', '', inspect.cleandoc(text), flags=re.MULTILINE).strip('\n')
                 long_strings.append((node.lineno, node.col_offset, text))
     return [text for _, _, text in sorted(long_strings)]

@@ -97,7 +97,7 @@ def why_useless(progress, part, recipe):
     """Why a call with this recipe cannot go on from this progress in part; '' if it can."""
     most_tokens = recipe['tokens']
     if not same_recipe(recipe_in(progress) | dict(tokens=most_tokens), recipe):
-        return 'made in another way'
+        return 'made in another way or by an earlier version'
     if n_tokens_in(progress) >= most_tokens:
         return 'not fewer than this call asks for'
     for split in SPLITS:

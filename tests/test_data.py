@@ -374,7 +374,7 @@ def test_a_file_is_renamed_so_that_it_is_held_out():
     data.make('own', 'texts')
     for old, new in ('b', 'test'), ('val', 'z'), ('test', 'y'):     # the order stays
         os.rename(f'texts/{old}.txt', f'texts/{new}.txt')
-        with pytest.raises(ValueError, match='data/own is there, made of texts, and this is other'):
+        with pytest.raises(ValueError, match='data/own is there, made of texts, and it is other'):
             data.make('own', 'texts')
         data.make('own', 'texts', overwrite=True)
     # a data set of an earlier version, which had the contents alone
@@ -761,7 +761,7 @@ def test_a_data_set_of_an_earlier_version(monkeypatch, name, knobs):
     earlier = meta | dict(made_of=as_before(meta))
     Path(f'data/{name}/meta.json').write_text(json.dumps(earlier))
     assert data.open_data(name).meta == earlier
-    with pytest.raises(ValueError, match='is there, made of .* made in another way: --overw'):
+    with pytest.raises(ValueError, match='is there, made of .* or by an earlier version: --overw'):
         data.make(name, **knobs)
     assert data.make(name, **knobs, overwrite=True) == meta
 
