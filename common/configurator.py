@@ -36,6 +36,8 @@ from typing import Literal, get_args
 from common.errors import UserError, did_you_mean, run
 from common.files import ROOT
 
+RENAMED = {'past': 'wake'}      # {a knob's former name: its name}
+
 # what read_arguments has found in the last command line that it read, for other files to look up
 given = set()       # the names of the knobs that its flags and config files have set
 own_files = []      # its config files with imports: they may have added parts to the tables
@@ -133,7 +135,7 @@ def read_flag(arg, following, knobs, annotations):
     """Set a knob from --key=value, --key value (taken from the following arguments), or --key."""
     key, equals, text = arg[2:].partition('=')
     if key not in knobs:
-        hint = did_you_mean(key, sorted(knobs))
+        hint = hint_for_unknown(key, sorted(knobs))
         raise UserError(f'unknown flag --{key}{hint} (--help lists all)')
     if not equals and bool in types_of(annotations[key]):
         text = 'True'
@@ -143,6 +145,13 @@ def read_flag(arg, following, knobs, annotations):
         text = following.pop(0)
     knobs[key] = parse(key, text, annotations[key], example=knobs[key])
     given.add(key)
+
+
+def hint_for_unknown(key, knobs):
+    """The end of the error for an unknown knob: its name of today, or a similar one, or ''."""
+    if RENAMED.get(key) in knobs:
+        return f': it is called {RENAMED[key]} now'
+    return did_you_mean(key, knobs)
 
 
 def knobs_of_training():
@@ -178,7 +187,7 @@ def read_file(path, knobs, annotations):
             given.add(key)
         elif key not in known and not is_own and not is_part:
             raise UserError(f"unknown knob '{key}' in config file '{path}'"
-                            f'{did_you_mean(key, sorted(known))}')
+                            f'{hint_for_unknown(key, sorted(known))}')
 
 
 def run_file(code, known):

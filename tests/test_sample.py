@@ -303,6 +303,7 @@ def test_a_plain_model_answers(capsys, terminal):
 # what is refused ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args, words', [
+    ('--past', '--past: it is called wake now'),
     ('--wake', 'need an exit rule'), ('--tau=0', 'need an exit rule'),
     *((f'--exit=norm --wake {cache}', f"needs a cache that keeps every loop step, and '{name}'")
       for cache, name in (('--cache=latest', 'latest'), ('--cache=ring --ring=2', 'ring'),
