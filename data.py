@@ -139,13 +139,14 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
         old_meta = same_meta(folder, recipe, overwrite)
         if old_meta:
             return old_meta
-        documents = source.open()       # if it cannot be opened, what is in the folder stays
+        # none is read yet. If it cannot be opened, what is in the folder stays
+        documents = source.open()
 
         # the tokenizer
         if bpe is None:
             encoding = open_text_encoding(tokenizer)
         else:
-            print(f'training a BPE of {bpe} tokens: a line of megabytes without a blank takes long',
+            print(f'training a BPE of {bpe} tokens; long stretches without a blank make it slow',
                   file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
@@ -168,7 +169,10 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
 
 
 class Source(NamedTuple):
-    """Where the documents of a data set come from. A fineweb.Stream has the same names."""
+    """
+    Where the documents of a data set come from. A fineweb.Stream has these names, too, and skip,
+    state and n_read.
+    """
     origin: str             # the path, or a description, for meta.json
     sha256: str | None      # of the text files and their split; None for torchdocs
     open: Callable          # -> (split, text) pairs
@@ -271,7 +275,8 @@ def count_tokens(text):
     n = 0
     if match:
         number, unit = match.groups()
-        n = int(float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit])
+        # 8.2 * 1e6 is 8,199,999.999...
+        n = int(float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit] + 1e-3)
     check(n >= 1, f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
     return n
 

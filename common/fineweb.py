@@ -32,7 +32,7 @@ def pick_revision(path, config, revision, earlier):
 def opening(origin):
     """`with opening(origin):` turns an error before the first document into one line."""
     return explain(f'cannot stream {origin}', 'no network? If there is one, check --path, --config '
-                   'and --revision')
+                   'and --revision, and that the packages of requirements.txt are installed')
 
 
 class Stream:

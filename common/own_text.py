@@ -118,8 +118,8 @@ def read_documents(file):
     with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
           open(file, encoding='utf-8-sig') as f):
         texts = documents_in(f.read())
-        check(texts, 'it is empty')
-        return texts
+    check(texts, f"'{file}' is empty: leave it out")
+    return texts
 
 
 def documents_in(text):

@@ -545,6 +545,7 @@ def check_web(web):
 def test_fineweb_schema(web, capsys):
     # it stops after the document that reaches so many tokens, in the middle of a batch
     assert [*map(data.count_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
+    assert data.count_tokens('8.2M') == 8_200_000
     meta = make_web(tokens='1K')
     lengths = np.cumsum([len(text) + 1 for text in web.texts])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
@@ -783,7 +784,7 @@ def test_text_under_a_name_in_use():
 
 
 @pytest.mark.parametrize('path, knobs, words', [
-    ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "cannot read 'empty.txt' .it is empty"),
+    ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "'empty.txt' is empty: leave it out"),
     ('latin.txt', {}, "cannot read 'latin.txt' .* position 3.*UTF-8"),
     ('good.txt', dict(bpe=256), 'from 257 to 65536, not 256'),
     ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')])
