@@ -454,7 +454,9 @@ def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     assert result['one'] == 1 and 'stop' in result['name'] and result['loops'] > 3
     assert not result['done'] and result['after'] == 0
     begin, during, end = result['words']
-    assert begin.startswith('Press play') and 'awake' in during and 'All rooms are asleep' in end
+    assert begin.startswith('Press play') and 'All rooms are asleep' in end
+    # the maze is drawn by chance: after one loop all of its arrows may be right
+    assert 'awake' in during or 'still change' in during
 
 
 # results/maze.md ---------------------------------------------------------------------------------
