@@ -10,12 +10,12 @@ export OMP_NUM_THREADS=1
 
 # the loss against the work of training
 for seed in $SEEDS; do
-    for name in plain3 plain6 loop3 cheap plain3_long loop3_long plain3_slow loop3_slow plain3_fast \
-        loop3_fast; do
+    for name in plain3 plain6 loop3 cheap plain3_long loop3_long plain3_longest loop3_longest \
+        plain3_slow loop3_slow plain3_fast loop3_fast; do
         trained $name-$seed
     done
 done
-for name in plain6_long cheap_long plain3_longest loop3_longest; do
+for name in plain6_long cheap_long; do
     trained $name-1337
 done
 python -m results.longer
