@@ -10,8 +10,9 @@ Turn text into tokens on disk, and read them back.
 writes data/NAME:
 
     train.bin, val.bin    tokens as uint16, little-endian; an end-of-text token ends each document
-    meta.json             tokenizer, vocab_size, dtype, source; made_of, the recipe (see make); for
-                          each split its documents, tokens, bytes of text, and sha256
+    meta.json             tokenizer, vocab_size, dtype, source; the recipe, which has every choice
+                          on which the tokens depend; for each split its documents, tokens, bytes of
+                          text, and sha256
     tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them; it must fit into
@@ -45,19 +46,15 @@ The batches of a task are made, not read: tasks.py.
 
 Paper: App. B (FineWeb, 300M tokens).
 """
-import hashlib
 import json
 import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -69,25 +66,18 @@ from common.configurator import PathName, configure, run
 from common.encoding import kind_of, open_text_encoding, stored_name
 from common.errors import UserError, check, did_you_mean, explain
 from common.examples import Examples
-from common.files import read_json, write_json
-from common.fineweb import SAVE_EVERY, Stream, pick_revision
-from common.own_text import (
-    SPLITS,
-    default_tokenizer,
-    find_files,
-    has_tokens,
-    nanogpt_documents,
-    own_documents,
-    splits_by_name,
-)
+from common.files import read_json, sha256_of, write_json
+from common.fineweb import Stream, pick_revision
+from common.own_text import StoredTokens, TextFiles, has_tokens
+from common.source import SPLITS
 from common.tokenizer_json import TokenizerJson, train_bpe
-from common.torchdocs import torch_documents
+from common.torchdocs import TorchDocs
 from common.writer import (
     Writer,
-    in_words,
+    differences,
     n_tokens_in,
     recipe_in,
-    same_recipe,
+    source_of,
     usable_progress,
 )
 
@@ -115,94 +105,64 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     """
     Write data/NAME -> its meta. The arguments are the knobs.
 
-    The recipe, meta['made_of'], has every choice on which the tokens depend. If the data set that
-    is there has the same recipe, nothing is written and its meta is returned; with another recipe,
-    overwrite must be given (ValueError). New tokens are written to data/NAME/part, and moved when
-    they are complete.
+    If the data set that is there has the same recipe, nothing is written and its meta is returned.
+    If it has another one, overwrite must be given (ValueError).
 
-    fineweb is a stream: its documents are read until they have as many tokens as asked for, and an
-    interrupted call is continued. Any other text is read as a whole.
+    New tokens are written to data/NAME/part, and moved when they are complete. FineWeb's documents
+    are read until they have as many tokens as asked for, and an interrupted call is continued. Any
+    other text is read as a whole.
     """
     check_knobs(name, path, tokenizer, bpe)
     folder = f'data/{name}'
     part = f'{folder}/part'
-    is_stream = name == 'fineweb'
-    most_tokens = count_tokens(tokens) if is_stream else None
     val_fraction = fraction_of(name, val_fraction)
-    source = open_source(name, path, val_fraction, config, revision, overwrite)
+    source = open_source(name, path, val_fraction, tokens, config, revision, overwrite)
     if tokenizer is None and bpe is None:
-        tokenizer = 'gpt2' if is_stream else default_tokenizer(path)
-    recipe = dict(source=source.origin, revision=source.revision, tokenizer=stored_name(tokenizer),
-                  bpe=bpe, val_fraction=val_fraction, tokens=most_tokens, sha256=source.sha256)
+        tokenizer = source.default_tokenizer
+    # every choice on which the tokens depend
+    recipe = dict(source=source.source, revision=source.revision, tokenizer=stored_name(tokenizer),
+                  bpe=bpe, val_fraction=val_fraction, tokens=source.most_tokens,
+                  sha256=source.sha256)
 
     with only_maker(folder):
+        move_complete(folder)
         old_meta = same_meta(folder, recipe, overwrite)
         if old_meta:
             return old_meta
-        # none is read yet. If it cannot be opened, what is in the folder stays
-        documents = source.open()
-
-        # the tokenizer
+        progress = usable_progress(part, recipe)
+        documents = source.open(progress)       # if that fails, what is in the folder stays
         if bpe is None:
             encoding = open_text_encoding(tokenizer)
         else:
-            print(f'training a BPE of {bpe} tokens; long stretches without a blank make it slow',
-                  file=sys.stderr)
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
 
-        # the tokens, behind those of an interrupted call
-        progress = usable_progress(part, recipe)
-        if progress:
-            source.skip(progress)
-        with Writer(part, encoding, progress, most_tokens) as writer:
+        with Writer(part, encoding, progress, source.most_tokens) as writer:
             for split, text in documents:
                 writer.add(split, text)
-                if is_stream and writer.n_tokens >= most_tokens:
+                if writer.is_full:
                     break
-                if is_stream and source.n_read % SAVE_EVERY == 0:
-                    writer.save(recipe, source.state())
-        if is_stream and writer.n_tokens < most_tokens:
-            print(f'{source.origin} ends after {writer.n_tokens:,} tokens, fewer than the '
-                  f'{most_tokens:,} of --tokens', file=sys.stderr)
-        return finish(folder, encoding, recipe, writer.counts)
+                writer.save_at_times(recipe, source)
+        if source.most_tokens is not None and not writer.is_full:
+            print(f'{source.source} ends after {writer.n_tokens:,} tokens, fewer than the '
+                  f'{source.most_tokens:,} of --tokens', file=sys.stderr)
+        complete(part, encoding, recipe, writer.counts)
+        move_complete(folder)
+        return read_json(f'{folder}/meta.json')
 
 
-class Source(NamedTuple):
-    """
-    Where the documents of a data set come from. A fineweb.Stream has these names, too, and skip,
-    state and n_read.
-    """
-    origin: str             # the path, or a description, for meta.json
-    sha256: str | None      # of the text files and their split; None for torchdocs
-    open: Callable          # -> (split, text) pairs
-    revision = None         # only a stream has one
-
-
-def open_source(name, path, val_fraction, config, revision, overwrite):
-    """The Source of the data set `name`, or the Stream of fineweb. The arguments are the knobs."""
+def open_source(name, path, val_fraction, tokens, config, revision, overwrite):
+    """The Source of the data set `name`. The arguments are the knobs."""
+    if name == 'torchdocs':
+        return TorchDocs(one_in(val_fraction))
     if name == 'fineweb':
-        every = one_in(val_fraction)
         path = path or 'HuggingFaceFW/fineweb'
         earlier = earlier_recipe(f'data/{name}', overwrite)
-        return Stream(path, config, pick_revision(path, config, revision, earlier), every)
-    if name == 'torchdocs':
-        documents = partial(torchdocs_documents, one_in(val_fraction))
-        return Source(f'documentation in torch {torch.__version__}', None, documents)
+        revision = pick_revision(path, config, revision, earlier)
+        return Stream(path, config, revision, one_in(val_fraction), count_tokens(tokens))
     if has_tokens(path):
-        bins = [f'{path}/{split}.bin' for split in SPLITS]
-        return Source(path, sha256(*bins), partial(nanogpt_documents, path))
-    files = find_files(path)
-    splits = splits_by_name(files)
-    documents = partial(own_documents, files, splits, val_fraction)
-    return Source(path, sha256(*files, more=''.join(splits or [])), documents)
-
-
-def torchdocs_documents(every):
-    """The documents of torchdocs, (split, text) pairs; the first of each `every` is held out."""
-    print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
-    for number, text in enumerate(torch_documents()):
-        yield 'train' if number % every else 'val', text
+        return StoredTokens(path)
+    return TextFiles(path, val_fraction)
 
 
 def same_meta(folder, recipe, overwrite):
@@ -214,15 +174,15 @@ def same_meta(folder, recipe, overwrite):
         return {}
     old_meta = read_json(f'{folder}/meta.json')
     if old_meta:
-        check(same_recipe(recipe_in(old_meta), recipe), f'{folder} is there, made of '
-              f"{old_meta.get('source')}, and it is other text than this, or made in another way "
-              'or by an earlier version: --overwrite replaces it, or choose another name')
-    else:
-        for split in SPLITS:
-            if os.path.exists(f'{folder}/{split}.bin'):
-                raise UserError(f'{folder} has tokens, and no meta.json that says which: '
-                                '--overwrite replaces them, or choose another name')
-    return old_meta
+        others = differences(recipe_in(old_meta), recipe)
+        check(not others, f"{folder} is there, made with {', '.join(others)}: --overwrite replaces "
+              'it, or choose another name')
+        return old_meta
+    for split in SPLITS:
+        if os.path.exists(f'{folder}/{split}.bin'):
+            raise UserError(f'{folder} has tokens, and no meta.json that says which: --overwrite '
+                            'replaces them, or choose another name')
+    return {}
 
 
 def earlier_recipe(folder, overwrite):
@@ -302,30 +262,39 @@ def only_maker(folder):
             lock.release()
 
 
-def finish(folder, encoding, recipe, counts):
-    """
-    Move the tokens in folder/part, which are complete, to folder, in the place of earlier ones.
-    Writes meta.json and returns what it holds.
-    """
+def complete(part, encoding, recipe, counts):
+    """Write tokenizer.json and meta.json beside the tokens in the folder part: all are there."""
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=in_words(recipe), made_of=recipe)
+                source=source_of(recipe), recipe=recipe)
     for split in SPLITS:
-        file = f'{folder}/part/{split}.bin'
+        file = f'{part}/{split}.bin'
         n = counts[split]['tokens']
         if n == 0:
             raise UserError(why_a_split_is_empty(recipe, counts))
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
-        meta[split] = counts[split] | dict(sha256=sha256(file))
-    for split in SPLITS:
-        os.replace(f'{folder}/part/{split}.bin', f'{folder}/{split}.bin')
-    with suppress(FileNotFoundError):       # that of earlier tokens
-        os.remove(f'{folder}/tokenizer.json')
+        meta[split] = counts[split] | dict(sha256=sha256_of(file))
     if isinstance(encoding, TokenizerJson):
-        encoding.save(folder)
-    write_json(meta, f'{folder}/meta.json')
-    shutil.rmtree(f'{folder}/part')
-    return meta
+        encoding.save(part)
+    write_json(meta, f'{part}/meta.json')
+
+
+def move_complete(folder):
+    """
+    Move a data set that is complete from folder/part to folder, in the place of an earlier one. If
+    that is interrupted, the next call goes on with it; until then meta.json is missing.
+    """
+    part = f'{folder}/part'
+    if not os.path.exists(f'{part}/meta.json'):
+        return
+    if os.path.exists(f'{part}/train.bin'):         # nothing has been moved yet
+        for file in 'meta.json', 'tokenizer.json':
+            with suppress(FileNotFoundError):
+                os.remove(f'{folder}/{file}')
+    for file in 'train.bin', 'val.bin', 'tokenizer.json', 'meta.json':     # meta.json comes last
+        with suppress(FileNotFoundError):
+            os.replace(f'{part}/{file}', f'{folder}/{file}')
+    shutil.rmtree(part)
 
 
 def why_a_split_is_empty(recipe, counts):
@@ -335,17 +304,6 @@ def why_a_split_is_empty(recipe, counts):
         return (f'--tokens={most_tokens} is too small for a training and a held-out split: give '
                 'more, such as 1M')
     return f"{recipe['source']} is too small for a training and a held-out split"
-
-
-def sha256(*paths, more=''):
-    """The sha256 of files, one after the other, with the text `more` behind them."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with open(path, 'rb') as f:
-            while block := f.read(2 ** 20):
-                digest.update(block)
-    digest.update(more.encode())
-    return digest.hexdigest()
 
 
 # reading a data set -------------------------------------------------------------------------------
@@ -431,7 +389,7 @@ class Text(Examples):
 
     def warn_of_other_torch(self):
         """Warn if torchdocs, made with the default knobs, is the text of another torch."""
-        val_fraction = self.meta.get('made_of', {}).get('val_fraction')
+        val_fraction = recipe_in(self.meta).get('val_fraction')
         is_default = self.tokenizer == 'bytes' and val_fraction == VAL_FRACTION['torchdocs']
         if is_default and self.sha256 != TORCHDOCS:
             print('warning: data/torchdocs is not the text of torch 2.13.0 (this is torch '
@@ -461,7 +419,7 @@ def read_bin(path, wanted):
     name = os.path.basename(path)
     check(os.path.getsize(path) == 2 * wanted['tokens'],
           f"{name} does not have {wanted['tokens']:,} tokens")
-    check(sha256(path) == wanted['sha256'], f'{name} does not have the sha256 in meta.json')
+    check(sha256_of(path) == wanted['sha256'], f'{name} does not have the sha256 in meta.json')
     return np.memmap(path, dtype='<u2', mode='r')
 
 

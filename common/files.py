@@ -1,5 +1,6 @@
 """Files that are whole or not there at all; text is UTF-8 on every machine."""
 import csv
+import hashlib
 import json
 import os
 import shutil
@@ -59,6 +60,17 @@ def check_writable(folder):
             reason = f"it is a link to '{os.readlink(folder)}', which does not exist"
         raise ValueError(f"cannot write into '{folder}' ({reason}): make it a folder into which "
                          'you may write, or take another one') from None
+
+
+def sha256_of(*paths, more=''):
+    """The sha256 of files, one after the other, with the text `more` behind them."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, 'rb') as f:
+            while block := f.read(2 ** 20):
+                digest.update(block)
+    digest.update(more.encode())
+    return digest.hexdigest()
 
 
 def write_json(value, path):

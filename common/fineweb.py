@@ -2,8 +2,7 @@
 import os
 
 from common.errors import UserError, explain
-
-SAVE_EVERY = 1024       # documents; 300M tokens take hours, see common/writer.py
+from common.source import Source
 
 
 def pick_revision(path, config, revision, earlier):
@@ -12,7 +11,7 @@ def pick_revision(path, config, revision, earlier):
 
     revision: the knob. earlier: the recipe of an earlier call (data.make), {} if there was none.
     """
-    origin = f'{path} {config}'
+    source = f'{path} {config}'
     if os.path.isdir(path):
         if revision:
             raise UserError(f'{path} is a folder, which has no commits: leave out --revision')
@@ -21,52 +20,54 @@ def pick_revision(path, config, revision, earlier):
     if revision:
         return revision
     # a call that is repeated or continued reads the same texts
-    if earlier.get('source') == origin and earlier.get('revision'):
+    if earlier.get('source') == source and earlier.get('revision'):
         return earlier['revision']
     # the newest
-    with opening(origin):
+    with opening(source):
         import huggingface_hub
         return huggingface_hub.HfApi().dataset_info(path).sha
 
 
-def opening(origin):
-    """`with opening(origin):` turns an error before the first document into one line."""
-    return explain(f'cannot stream {origin}', 'no network? If there is one, check --path, --config '
+def opening(source):
+    """`with opening(source):` turns an error before the first document into one line."""
+    return explain(f'cannot stream {source}', 'no network? If there is one, check --path, --config '
                    'and --revision, and that the packages of requirements.txt are installed')
 
 
-class Stream:
+class Stream(Source):
     """
-    The documents of a data set, or of a folder with the same layout, as (split, text) pairs. The
-    first of each `every` documents is held out. ValueError if the stream cannot be opened, or
-    breaks off.
+    The documents of a data set of the hub, or of a folder with the same layout. The first of each
+    `every` documents is held out. An error while they are read ends the program with one line.
 
-    origin      the path and the config, which names a part of the data set
-    revision    the commit; None of a folder, which has none
-    n_read      how many documents were read
+    path, config        the data set, and the name of a part of it
+    revision            its commit; None for a folder, which has none
+    most_tokens         how many tokens are to be taken
     """
-    sha256 = None           # only text files have one (data.Source)
+    default_tokenizer = 'gpt2'
 
-    def __init__(self, path, config, revision, every):
+    def __init__(self, path, config, revision, every, most_tokens):
         self.path = path
         self.config = config
-        self.origin = f'{path} {config}'
+        self.source = f'{path} {config}'
         self.revision = revision
         self.every = every
-        self.n_read = 0
+        self.most_tokens = most_tokens
+        self.n_read = 0         # documents
 
-    def open(self):
-        """Open the stream of the library, at its first document. Returns the documents."""
-        with opening(self.origin):
+    def open(self, progress):
+        with opening(self.source):
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
                                          revision=self.revision, streaming=True)
             self.rows = rows.select_columns('text')
+        if progress:
+            self.rows.load_state_dict(progress['stream'])
+            self.n_read = progress['documents']
         return self.documents()
 
     def documents(self):
         """The (split, text) pairs, from where the stream is."""
-        with explain(f'cannot stream {self.origin}', 'run the command again: what is done is kept'):
+        with explain(f'cannot stream {self.source}', 'run the command again: what is done is kept'):
             for row in self.rows:
                 if row['text'] and row['text'].strip():
                     split = 'train' if self.n_read % self.every else 'val'
@@ -74,10 +75,4 @@ class Stream:
                     yield split, row['text']
 
     def state(self):
-        """Where the stream is: how many documents were read, and the state of the library."""
         return dict(documents=self.n_read, stream=self.rows.state_dict())
-
-    def skip(self, state):
-        """Go on behind the documents that an earlier stream had read in this state."""
-        self.rows.load_state_dict(state['stream'])
-        self.n_read = state['documents']

@@ -13,15 +13,29 @@ import numpy as np
 
 from common.encoding import kind_of, open_text_encoding
 from common.errors import UserError, check, explain
-from common.files import read_json
+from common.files import read_json, sha256_of
+from common.source import SPLITS, Source
 from common.tokenizer_json import EOT
 
-SPLITS = 'train', 'val'
 # words in the name of a file or folder that is held out
 HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 
 
 # text files ---------------------------------------------------------------------------------------
+
+class TextFiles(Source):
+    """The documents of the text files at path. val_fraction: the knob of data.py."""
+
+    def __init__(self, path, val_fraction):
+        self.source = path
+        self.val_fraction = val_fraction
+        self.files = find_files(path)
+        self.splits = splits_by_name(self.files)
+        self.sha256 = sha256_of(*self.files, more=''.join(self.splits or []))
+
+    def open(self, progress):
+        return own_documents(self.files, self.splits, self.val_fraction)
+
 
 def find_files(path):
     """The text files at path (a file, folder or pattern), sorted. A link repeats no file."""
@@ -129,6 +143,20 @@ def documents_in(text):
 
 # nanoGPT's tokens ---------------------------------------------------------------------------------
 
+class StoredTokens(Source):
+    """The text of train.bin and val.bin in a folder. It is tokenized as before by default."""
+
+    def __init__(self, folder):
+        self.source = folder
+        self.sha256 = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
+        tokenizer = tokenizer_of(folder)
+        is_stored = kind_of(tokenizer) == 'stored'
+        self.default_tokenizer = f'{folder}/tokenizer.json' if is_stored else tokenizer
+
+    def open(self, progress):
+        return nanogpt_documents(self.source)
+
+
 def has_tokens(path):
     """Is path a folder with train.bin and val.bin?"""
     return all(os.path.exists(f'{path}/{split}.bin') for split in SPLITS)
@@ -137,14 +165,6 @@ def has_tokens(path):
 def tokenizer_of(folder):
     """The name of the tokenizer of a folder's train.bin: gpt2, unless data.py has written it."""
     return read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2')
-
-
-def default_tokenizer(path):
-    """The knob `tokenizer` if it is not given: bytes, or that of the tokens in the folder path."""
-    if not path or not has_tokens(path):
-        return 'bytes'
-    tokenizer = tokenizer_of(path)
-    return f'{path}/tokenizer.json' if kind_of(tokenizer) == 'stored' else tokenizer
 
 
 def nanogpt_documents(folder):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from itertools import takewhile
 
 from common.errors import UserError, check
@@ -169,6 +170,8 @@ def train_bpe(texts, vocab_size):
     from tokenizers import ByteLevelBPETokenizer
     check(257 <= vocab_size <= 2 ** 16,
           f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
+    print(f'training a BPE of {vocab_size} tokens; long stretches without a blank make it slow',
+          file=sys.stderr)
     tokenizer = ByteLevelBPETokenizer()
     pieces = (piece for text in texts for piece in pieces_of(text))
     tokenizer.train_from_iterator(pieces, vocab_size, special_tokens=[EOT], show_progress=False)

@@ -2,8 +2,8 @@
 The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME/part.
 For a stream progress.json is beside them, with which an interrupted call is continued. It holds
 
-    made_of       the recipe of the tokens: every choice on which they depend (data.make). Progress
-                  with another recipe is not used, but a call may ask for another number of tokens
+    recipe        every choice on which the tokens depend (data.make). Progress with another recipe
+                  is not used, but a call may ask for another number of tokens
     documents     how many were read
     stream        the state of the stream behind the last of them
     train, val    how many documents, tokens and bytes of text were written
@@ -16,21 +16,25 @@ import numpy as np
 from tqdm import tqdm
 
 from common.files import read_json, write_json
-from common.own_text import SPLITS
+from common.source import SPLITS
+
+SAVE_EVERY = 1024       # documents; 300M tokens take hours
 
 
 class Writer:
     """
-    `with Writer(part, encoding) as writer:` writes train.bin and val.bin into the folder part: the
-    tokens of documents.
+    `with Writer(part, encoding) as writer:` writes the tokens of documents into train.bin and
+    val.bin in the folder part.
 
-    counts: {split: dict(documents, tokens, bytes of text)}, what is in them. progress: what
-    usable_progress returns, which is continued; {} starts anew. most_tokens: for the progress bar.
+    counts          {split: dict(documents, tokens, bytes of text)}, what is in them
+    progress        what usable_progress returns: the call continues it; {} starts anew
+    most_tokens     how many tokens are wanted; None for all
     """
 
     def __init__(self, part, encoding, progress=None, most_tokens=None):
         self.part = part
         self.encoding = encoding
+        self.most_tokens = most_tokens
         if progress:
             self.counts = {split: progress[split] for split in SPLITS}
             for split in SPLITS:        # what was written after the progress was saved
@@ -56,6 +60,11 @@ class Writer:
         """How many tokens both files have."""
         return n_tokens_in(self.counts)
 
+    @property
+    def is_full(self):
+        """Do they have as many as are wanted?"""
+        return self.most_tokens is not None and self.n_tokens >= self.most_tokens
+
     def add(self, split, text):
         """Write a document."""
         encoding = self.encoding
@@ -67,43 +76,49 @@ class Writer:
         counts['bytes'] += len(text.encode(errors='replace'))
         self.bar.update(len(ids))
 
-    def save(self, recipe, state):
-        """Save the progress, once all that it counts is on the disk. state: that of the stream."""
-        for file in self.bins.values():
+    def save_at_times(self, recipe, source):
+        """After each SAVE_EVERY documents save the progress, if the source can be continued."""
+        n_documents = sum(self.counts[split]['documents'] for split in SPLITS)
+        if n_documents % SAVE_EVERY:
+            return
+        state = source.state()
+        if state is None:
+            return
+        for file in self.bins.values():     # all that it counts must be on the disk first
             file.flush()
             os.fsync(file.fileno())
-        write_json(dict(made_of=recipe) | state | self.counts, f'{self.part}/progress.json')
+        write_json(dict(recipe=recipe) | state | self.counts, f'{self.part}/progress.json')
 
 
 # what an interrupted call has written -------------------------------------------------------------
 
 def usable_progress(part, recipe):
     """
-    The progress in the folder part, for a call with this recipe. {} if there is none, or if that
-    call cannot go on from it; then a line says why.
+    The progress in the folder part, if a call with this recipe can continue it; otherwise {}, and a
+    line says why it cannot.
     """
     progress = read_json(f'{part}/progress.json')
     if not progress:
         return {}
     reason = why_useless(progress, part, recipe)
     if reason:
-        print(f'{n_tokens_in(progress):,} tokens of {in_words(recipe_in(progress))}, left by an '
-              f'interrupted call, are discarded: they are {reason}', file=sys.stderr)
+        print(f'{n_tokens_in(progress):,} tokens of {source_of(recipe_in(progress))}, left by an '
+              f'interrupted call, are discarded: {reason}', file=sys.stderr)
         return {}
     return progress
 
 
 def why_useless(progress, part, recipe):
-    """Why a call with this recipe cannot go on from this progress in part; '' if it can."""
-    most_tokens = recipe['tokens']
-    if not same_recipe(recipe_in(progress) | dict(tokens=most_tokens), recipe):
-        return 'made in another way or by an earlier version'
-    if n_tokens_in(progress) >= most_tokens:
-        return 'not fewer than this call asks for'
+    """Why a call with this recipe cannot continue this progress in part; '' if it can."""
+    others = differences(recipe_in(progress) | dict(tokens=recipe['tokens']), recipe)
+    if others:
+        return f"that call had {', '.join(others)}"
+    if n_tokens_in(progress) >= recipe['tokens']:
+        return 'this call asks for no more than these'
     for split in SPLITS:
         file = f'{part}/{split}.bin'
         if not os.path.exists(file) or os.path.getsize(file) < 2 * progress[split]['tokens']:
-            return 'damaged'
+            return f'{file} is damaged'
     return ''
 
 
@@ -116,19 +131,26 @@ def n_tokens_in(counts):
 
 def recipe_in(record):
     """The recipe in a meta.json or progress.json; {} if it has none."""
-    return record.get('made_of', {})
+    return record.get('recipe') or record.get('made_of', {})        # the name of earlier versions
 
 
-def same_recipe(a, b):
-    """Would both recipes give the same tokens? A path may have two spellings."""
-    return with_full_path(a) == with_full_path(b)
-
-
-def with_full_path(recipe):
-    return recipe | dict(source=os.path.abspath(recipe.get('source', '')))
-
-
-def in_words(recipe):
+def source_of(recipe):
     """Where the text comes from: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'."""
     revision = recipe.get('revision')
     return f"{recipe['source']} at {revision}" if revision else recipe['source']
+
+
+def differences(old, new):
+    """What makes the tokens of two recipes differ, in words: ['tokenizer gpt2, not bytes']."""
+    if old.keys() != new.keys():
+        return ['a recipe of another version of this program']
+    in_words = []
+    for choice, a in old.items():
+        b = new[choice]
+        if choice == 'source' and os.path.abspath(a) == os.path.abspath(b):
+            continue        # two spellings of a path
+        if choice == 'sha256' and a != b:
+            in_words.append('other text')
+        elif a != b:
+            in_words.append(f'{choice} {a}, not {b}')
+    return in_words

@@ -21,9 +21,10 @@ from conftest import ROOT, finished, refused, small_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
-from common import tokenizer_json, writer
+from common import tokenizer_json, torchdocs, writer
 from common.encoding import EOT, kind_of
 from common.examples import Examples
+from common.files import sha256_of
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -270,8 +271,8 @@ def test_a_tokenizer_is_what_is_in_its_file():
 
 def test_torchdocs_is_made_on_first_use(capsys, monkeypatch):
     """Of one folder of torch here; a text that differs from torch 2.13.0's is told."""
-    of_optim = partial(data.torch_documents, f'{os.path.dirname(torch.__file__)}/optim')
-    monkeypatch.setattr(data, 'torch_documents', of_optim)
+    of_optim = partial(torchdocs.torch_documents, f'{os.path.dirname(torch.__file__)}/optim')
+    monkeypatch.setattr(torchdocs, 'torch_documents', of_optim)
     text = data.open_data('torchdocs')
     made, warning = capsys.readouterr().err.splitlines()
     assert made.startswith('making data/torchdocs') and 'losses differ from the README' in warning
@@ -318,7 +319,7 @@ def test_the_strings_of_torchdocs(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('\n'.join(lines))
     expected = '\n\n'.join([first, long.strip(), f'{(long * 3).strip()}\nend'])
-    assert list(data.torch_documents(str(tmp_path))) == [expected]     # b.py has nothing new
+    assert list(torchdocs.torch_documents(str(tmp_path))) == [expected]     # b.py has nothing new
 
 
 def test_a_folder_is_split_by_document(capsys):
@@ -374,12 +375,12 @@ def test_a_file_is_renamed_so_that_it_is_held_out():
     data.make('own', 'texts')
     for old, new in ('b', 'test'), ('val', 'z'), ('test', 'y'):     # the order stays
         os.rename(f'texts/{old}.txt', f'texts/{new}.txt')
-        with pytest.raises(ValueError, match='data/own is there, made of texts, and it is other'):
+        with pytest.raises(ValueError, match='data/own is there, made with other text: --o'):
             data.make('own', 'texts')
         data.make('own', 'texts', overwrite=True)
     # a data set of an earlier version, which had the contents alone
     meta = json.loads(Path('data/own/meta.json').read_text())
-    assert meta['made_of']['sha256'] == data.sha256(*(f'texts/{file}.txt' for file in 'ayz'))
+    assert meta['recipe']['sha256'] == sha256_of(*(f'texts/{file}.txt' for file in 'ayz'))
 
 
 def test_what_is_held_out_otherwise(capsys):
@@ -551,8 +552,9 @@ def test_fineweb_schema(web, capsys):
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError, match='--tokens=5 is too small for a training .*: give more'):
         make_web(tokens=5, overwrite=True)
-    for changes in dict(tokens='2K'), dict(tokens='1K', val_fraction=0.2):
-        with pytest.raises(ValueError, match='data/fineweb is there, made of web .*--overwrite'):
+    for changes, words in ((dict(tokens='2K'), 'tokens 1000, not 2000'),
+                           (dict(tokens='1K', val_fraction=0.2), 'val_fraction 0.1, not 0.2')):
+        with pytest.raises(ValueError, match=f'data/fineweb is there, made with {words}: --overwr'):
             make_web(**changes)
     web.breaks()
     assert make_web(tokens='1K') == meta and not web.read       # it is there
@@ -614,7 +616,7 @@ def test_two_makers_of_the_same_data(web, monkeypatch, capsys):
             time.sleep(0.05)
             yield f'document {i}'
     made = []
-    monkeypatch.setattr(data, 'torch_documents', slowly)
+    monkeypatch.setattr(torchdocs, 'torch_documents', slowly)
     one, two = twice(lambda: data.open_data('torchdocs'))
     assert made == [1] and one.meta == two.meta
 
@@ -638,15 +640,15 @@ def test_without_a_network(tmp_path, monkeypatch):
 
 
 def as_before(record):
-    """made_of of a meta.json or progress.json as an earlier version wrote it."""
-    made_of = dict(record['made_of'])
-    revision = made_of.pop('revision')
+    """The recipe of a meta.json or progress.json as an earlier version wrote it."""
+    recipe = dict(record.pop('recipe'))
+    revision = recipe.pop('revision')
     if revision:
-        made_of['source'] += f' at {revision}'
-    if made_of['bpe']:
-        made_of['tokenizer'] = 'bytes'
-    made_of['sha256'] = made_of['sha256'] or data.sha256()
-    return made_of
+        recipe['source'] += f' at {revision}'
+    if recipe['bpe']:
+        recipe['tokenizer'] = 'bytes'
+    recipe['sha256'] = recipe['sha256'] or sha256_of()
+    return record | dict(made_of=recipe)
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
@@ -669,24 +671,51 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
     assert make_web(path='') == meta and len(calls) == 3        # it is there: no network
     assert 'discarded' not in capsys.readouterr().err
-    assert (meta['made_of']['source'], meta['made_of']['revision']) == (
+    assert (meta['recipe']['source'], meta['recipe']['revision']) == (
         'HuggingFaceFW/fineweb sample-10BT', 'a')
     # another commit, fewer tokens than are there, a file that is too short, or progress of an
     # earlier version, in which the commit was a part of the source
-    for changes, reason in ((dict(revision='b'), 'made in another way'),
-                            (dict(tokens='1K'), 'not fewer than this call asks for'),
-                            (dict(), 'damaged'), (dict(revision='a'), 'made in another way')):
+    for changes, reason in ((dict(revision='b'), 'that call had revision a, not b'),
+                            (dict(tokens='1K'), 'this call asks for no more than these'),
+                            (dict(), 'data/fineweb/part/val.bin is damaged'),
+                            (dict(revision='a'), 'that call had a recipe of another version')):
         path = Path(shutil.copytree(part, 'data/fineweb/part'), 'progress.json')
-        if reason == 'damaged':
+        if changes == {}:
             os.truncate('data/fineweb/part/val.bin', 0)
         elif changes == dict(revision='a'):
             progress = json.loads(path.read_text())
-            path.write_text(json.dumps(progress | dict(made_of=as_before(progress))))
+            path.write_text(json.dumps(as_before(progress)))
         web.breaks()
         make_web(path='', overwrite=True, **changes)
         assert web.read[:9] == web.rows[:9]
         line = 'tokens of HuggingFaceFW/fineweb sample-10BT at a, left by an interrupted call, are'
-        assert f'{line} discarded: they are {reason}' in capsys.readouterr().err
+        assert f'{line} discarded: {reason}' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('n_moved', range(4))
+def test_a_data_set_that_is_killed_while_its_files_are_moved(monkeypatch, n_moved):
+    """The next call moves the rest. The files of two data sets are never read together."""
+    before = make_good()
+    Path('good.txt').write_text('the quick brown fox ' * 50)
+    moves = iter(range(n_moved))
+    replace = os.replace
+
+    def killed(source, target):
+        if source.startswith('data/own/part/') and not source.endswith('.tmp'):
+            try:
+                next(moves)
+            except StopIteration:
+                raise KeyboardInterrupt from None
+        replace(source, target)
+    monkeypatch.setattr(os, 'replace', killed)
+    with pytest.raises(KeyboardInterrupt):
+        data.make('own', 'good.txt', bpe=300, overwrite=True)
+    monkeypatch.setattr(os, 'replace', replace)
+    with pytest.raises(ValueError, match="no data set or task 'own'"):
+        data.open_data('own')
+    meta = data.make('own', 'good.txt', bpe=300)
+    assert meta != before and data.open_data('own').meta == meta
+    assert sorted(os.listdir('data/own')) == sorted([*WHOLE, 'tokenizer.json'])
 
 
 def test_a_full_disk(web):
@@ -757,12 +786,12 @@ def test_windows_of_a_text_and_what_fits_it():
 def test_a_data_set_of_an_earlier_version(monkeypatch, name, knobs):
     """It is read as ever. Made again, it counts as made in another way."""
     make_good()
-    monkeypatch.setattr(data, 'torch_documents', lambda: ['one', 'two', 'three'])
+    monkeypatch.setattr(torchdocs, 'torch_documents', lambda: ['one', 'two', 'three'])
     meta = data.make(name, **knobs, overwrite=True)
-    earlier = meta | dict(made_of=as_before(meta))
+    earlier = as_before(dict(meta))
     Path(f'data/{name}/meta.json').write_text(json.dumps(earlier))
     assert data.open_data(name).meta == earlier
-    with pytest.raises(ValueError, match='is there, made of .* or by an earlier version: --overw'):
+    with pytest.raises(ValueError, match='is there, made with a recipe of another version'):
         data.make(name, **knobs)
     assert data.make(name, **knobs, overwrite=True) == meta
 
@@ -773,7 +802,7 @@ def test_text_under_a_name_in_use():
     for path in './good.txt', os.path.abspath('good.txt'), 'data/../good.txt':
         assert data.make('own', path) == before
     Path('good.txt').write_text('another text')
-    with pytest.raises(ValueError, match='data/own is there, made of good.txt, .*--overwrite'):
+    with pytest.raises(ValueError, match='data/own is there, made with other text: --overwrite'):
         data.make('own', 'good.txt')
     os.symlink('data', 'link')
     for path in 'data/own', 'link/own/':
