@@ -120,7 +120,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     if tokenizer is None and bpe is None:
         tokenizer = source.default_tokenizer
     # every choice on which the tokens depend
-    recipe = dict(source=source.source, revision=source.revision, tokenizer=stored_name(tokenizer),
+    recipe = dict(source=source.description, revision=source.revision, tokenizer=stored_name(tokenizer),
                   bpe=bpe, val_fraction=val_fraction, tokens=source.most_tokens,
                   sha256=source.sha256)
 
@@ -144,7 +144,7 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
                     break
                 writer.save_at_times(recipe, source)
         if source.most_tokens is not None and not writer.is_full:
-            print(f'{source.source} ends after {writer.n_tokens:,} tokens, fewer than the '
+            print(f'{source.description} ends after {writer.n_tokens:,} tokens, fewer than the '
                   f'{source.most_tokens:,} of --tokens', file=sys.stderr)
         complete(part, encoding, recipe, writer.counts)
         move_complete(folder)
@@ -156,10 +156,12 @@ def open_source(name, path, val_fraction, tokens, config, revision, overwrite):
     if name == 'torchdocs':
         return TorchDocs(one_in(val_fraction))
     if name == 'fineweb':
+        every = one_in(val_fraction)
+        most_tokens = count_tokens(tokens)
         path = path or 'HuggingFaceFW/fineweb'
         earlier = earlier_recipe(f'data/{name}', overwrite)
         revision = pick_revision(path, config, revision, earlier)
-        return Stream(path, config, revision, one_in(val_fraction), count_tokens(tokens))
+        return Stream(path, config, revision, every, most_tokens)
     if has_tokens(path):
         return StoredTokens(path)
     return TextFiles(path, val_fraction)

@@ -48,14 +48,14 @@ class Stream(Source):
     def __init__(self, path, config, revision, every, most_tokens):
         self.path = path
         self.config = config
-        self.source = f'{path} {config}'
+        self.description = f'{path} {config}'
         self.revision = revision
         self.every = every
         self.most_tokens = most_tokens
         self.n_read = 0         # documents
 
     def open(self, progress):
-        with opening(self.source):
+        with opening(self.description):
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
                                          revision=self.revision, streaming=True)
@@ -67,7 +67,7 @@ class Stream(Source):
 
     def documents(self):
         """The (split, text) pairs, from where the stream is."""
-        with explain(f'cannot stream {self.source}', 'run the command again: what is done is kept'):
+        with explain(f'cannot stream {self.description}', 'run the command again: what is done is kept'):
             for row in self.rows:
                 if row['text'] and row['text'].strip():
                     split = 'train' if self.n_read % self.every else 'val'

@@ -27,7 +27,7 @@ class TextFiles(Source):
     """The documents of the text files at path. val_fraction: the knob of data.py."""
 
     def __init__(self, path, val_fraction):
-        self.source = path
+        self.description = path
         self.val_fraction = val_fraction
         self.files = find_files(path)
         self.splits = splits_by_name(self.files)
@@ -147,14 +147,14 @@ class StoredTokens(Source):
     """The text of train.bin and val.bin in a folder. It is tokenized as before by default."""
 
     def __init__(self, folder):
-        self.source = folder
+        self.description = folder
         self.sha256 = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
         tokenizer = tokenizer_of(folder)
         is_stored = kind_of(tokenizer) == 'stored'
         self.default_tokenizer = f'{folder}/tokenizer.json' if is_stored else tokenizer
 
     def open(self, progress):
-        return nanogpt_documents(self.source)
+        return nanogpt_documents(self.description)
 
 
 def has_tokens(path):

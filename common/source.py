@@ -9,7 +9,7 @@ class Source:
     """
     The documents of a data set. Each kind of source is a class of its own, with
 
-        source              where the text comes from, for meta.json: a path, or some words
+        description         where the text comes from, for meta.json: a path, or some words
         default_tokenizer   the tokenizer unless the user names one
         sha256              of the text files; None if another fact identifies the text
         revision            the commit of a stream from the hub; otherwise None

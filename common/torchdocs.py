@@ -16,7 +16,7 @@ class TorchDocs(Source):
     """The documents of torch_documents. The first of each `every` is held out."""
 
     def __init__(self, every):
-        self.source = f'documentation in torch {torch.__version__}'
+        self.description = f'documentation in torch {torch.__version__}'
         self.every = every
 
     def open(self, progress):
