@@ -120,9 +120,9 @@ def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=F
     if tokenizer is None and bpe is None:
         tokenizer = source.default_tokenizer
     # every choice on which the tokens depend
-    recipe = dict(source=source.description, revision=source.revision, tokenizer=stored_name(tokenizer),
-                  bpe=bpe, val_fraction=val_fraction, tokens=source.most_tokens,
-                  sha256=source.sha256)
+    recipe = dict(source=source.description, revision=source.revision, sha256=source.sha256,
+                  tokens=source.most_tokens, val_fraction=val_fraction,
+                  tokenizer=stored_name(tokenizer), bpe=bpe)
 
     with only_maker(folder):
         move_complete(folder)

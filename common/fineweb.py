@@ -67,7 +67,8 @@ class Stream(Source):
 
     def documents(self):
         """The (split, text) pairs, from where the stream is."""
-        with explain(f'cannot stream {self.description}', 'run the command again: what is done is kept'):
+        with explain(f'cannot stream {self.description}',
+                     'run the command again: what is done is kept'):
             for row in self.rows:
                 if row['text'] and row['text'].strip():
                     split = 'train' if self.n_read % self.every else 'val'
