@@ -236,7 +236,7 @@ def make_run(start, examples, dev):
     model = make_model(start.knobs, start.checkpoint, examples).to(dev)
     # bfloat16 on cuda whatever the dtype of the model's products is: Muon needs no more
     muon_dtype = torch.float32
-    if dtype == 'bfloat16' or dev.startswith('cuda'):
+    if distributed.pick_dtype(dtype, dev) == 'bfloat16' or dev.startswith('cuda'):
         muon_dtype = torch.bfloat16
     optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2),
                                  muon_dtype)

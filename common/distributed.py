@@ -85,11 +85,26 @@ def pick_device(device='auto', dtype='auto'):
                          ) from None
 
     kind = device.split(':')[0]         # cuda:1 -> cuda
-    if dtype == 'auto':
-        dtype = 'bfloat16' if kind == 'cuda' else 'float32'
-    if dtype not in ('float32', 'bfloat16'):
+    picked = pick_dtype(dtype, device)
+    if dtype == 'bfloat16' and picked == 'float32':
+        say('this processor multiplies bfloat16 in software, many times slower: float32 is used')
+    return device, torch.autocast(kind, torch.bfloat16) if picked == 'bfloat16' else nullcontext()
+
+
+def pick_dtype(dtype, device):
+    """The knob dtype -> the dtype of matrix products on this device, 'float32' or 'bfloat16'."""
+    if dtype not in ('auto', 'float32', 'bfloat16'):
         raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
-    return device, torch.autocast(kind, torch.bfloat16) if dtype == 'bfloat16' else nullcontext()
+    if dtype == 'auto':
+        return 'bfloat16' if device.startswith('cuda') else 'float32'
+    if dtype == 'bfloat16' and device == 'cpu' and not cpu_has_bfloat16():
+        return 'float32'
+    return dtype
+
+
+def cpu_has_bfloat16():
+    """Does torch use instructions of this processor for products in bfloat16?"""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def can_compile(dev):

@@ -11,7 +11,7 @@ from conftest import ROOT, run
 
 import common
 import train
-from common import configurator
+from common import configurator, distributed
 from common.configurator import configure
 from common.distributed import pick_device
 
@@ -206,7 +206,7 @@ def test_the_list_of_what_the_programs_share_is_whole():
     assert sorted(listed) == sorted(path.stem for path in files)
 
 
-def test_pick_device():
+def test_pick_device(monkeypatch, capsys):
     assert pick_device()[0] in ('cpu', 'cuda', 'mps')
     for device in ('tpu', 'meta', 'cuda:99'):
         with pytest.raises(ValueError, match=f"device '{device}' is not available .* auto, .*cpu"):
@@ -215,7 +215,11 @@ def test_pick_device():
         pick_device('cpu', 'float16')
     # the dtype of matrix products
     x = torch.ones(2, 2)
-    for dtype, wanted in (('auto', torch.float32), ('bfloat16', torch.bfloat16)):
+    for dtype, has_bfloat16, wanted in (('auto', True, torch.float32),
+                                        ('bfloat16', True, torch.bfloat16),
+                                        ('bfloat16', False, torch.float32)):
+        monkeypatch.setattr(distributed, 'cpu_has_bfloat16', lambda: has_bfloat16)
         device, context = pick_device('cpu', dtype)
         with context:
             assert device == 'cpu' and (x @ x).dtype == wanted
+        assert ('float32 is used' in capsys.readouterr().out) == (not has_bfloat16)
