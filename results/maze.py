@@ -179,7 +179,7 @@ def draw():
     awake = trace[0]['awake']
 
     frames = []
-    every = max(1, len(awake) // 70)            # about seventy frames
+    every = math.ceil(len(awake) / 70)          # at most seventy frames
     for k, (before, state) in enumerate(states, start=1):
         if k % every and k < len(states):
             continue
@@ -196,7 +196,7 @@ def draw():
     palette = several.quantize(96)
     frames = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in frames]
     frames[0].save(gif, save_all=True, append_images=frames[1:], loop=0, optimize=True,
-                   duration=[100] * (len(frames) - 1) + [3000])
+                   duration=[150] * (len(frames) - 1) + [3000])
     print(f'{gif}: {os.path.getsize(gif) / 1e3:.0f} kB, {len(awake)} loops, the deepest room '
           f'{depth.max()} doors away')
 
