@@ -64,9 +64,22 @@ def draw_line(ax, rows, label, colour, style):
 
 
 def draw_costs(ax):
-    """Loop steps per token over the deepest answer, where all answers are right."""
-    points = {ASLEEP: [], FIXED: [], WAITING: []}       # label: [(deepest, loop steps)]
-    for path in sorted(glob.glob(f'{FOLDER}/rules/*-1.csv')):
+    """Loop steps per token over the deepest answer. A line is seed 1, dots are the others."""
+    for seed in 1, 2, 3:
+        for g, (label, points) in enumerate(costs(seed).items()):
+            if seed == 1:
+                ax.plot(*zip(*points), 'o-', color=plots.colour_of(g), label=label)
+            elif points:
+                ax.plot(*zip(*points), 'o', color=plots.colour_of(g), markersize=4)
+    ax.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
+           yscale='log', title='What it costs, all answers right')
+    ax.legend(fontsize=8, loc=(0.27, 0.2))          # where no line is
+
+
+def costs(seed):
+    """{label: [(the deepest answer, loop steps per token), ...]}, where all answers are right."""
+    points = {ASLEEP: [], FIXED: [], WAITING: []}
+    for path in sorted(glob.glob(f'{FOLDER}/rules/*-{seed}.csv')):
         name = os.path.basename(path)
         rows = [row for row in read_csv(path) if float(row['accuracy']) > 0.9999]
         for row in rows:
@@ -82,14 +95,10 @@ def draw_costs(ax):
             fewest = min(fixed, key=lambda row: int(row['n_loop']))
             points[FIXED].append((float(fewest['deepest']), int(fewest['n_loop'])))
     for length in 8192, 65536:
-        with open(f'{FOLDER}/long-{length}-1.txt', encoding='utf-8') as f:      # sample.py's words
+        with open(f'{FOLDER}/long-{length}-{seed}.txt', encoding='utf-8') as f:  # sample.py's words
             depth, steps = re.search(r'answer (\d+) .* computed (\S+) times', f.read()).groups()
         points[ASLEEP].append((float(depth), float(steps)))
-    for g, (label, line) in enumerate(points.items()):
-        ax.plot(*zip(*sorted(line)), 'o-', color=plots.colour_of(g), label=label)
-    ax.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
-           yscale='log', title='What it costs, all answers right')
-    ax.legend(fontsize=8, loc=(0.28, 0.17))         # where no line is
+    return {label: sorted(line) for label, line in points.items()}
 
 
 @torch.no_grad()
