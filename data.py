@@ -7,39 +7,45 @@ Turn text into tokens on disk, and read them back.
     python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
                                            the same command continues where it stopped
 
-writes data/NAME:
+writes data/NAME (and data/NAME.lock, an empty file that keeps a second program out):
 
     train.bin, val.bin    tokens as uint16, little-endian; an end-of-text token ends each document
     meta.json             tokenizer, vocab_size, dtype, source; the recipe, which has every choice
                           on which the tokens depend; for each split its documents, tokens, bytes of
                           text, and sha256
-    tokenizer.json        with --bpe: the tokenizer, which train.py copies beside ckpt.pt
+    tokenizer.json        the tokenizer, if it is a file of this kind or trained with --bpe;
+                          train.py copies it beside ckpt.pt
 
-A text file is one document, or several if <|endoftext|> stands between them; it must fit into
-memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
+A text file is one document, or several if <|endoftext|> stands between them. All files together
+must fit into memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
-tokenizer.json. --bpe trains one on the documents that are not held out. The default is gpt2 for
-fineweb, that of the source for nanoGPT's tokens, and otherwise bytes.
+tokenizer.json. --bpe trains one on the documents that are not held out. By default FineWeb is
+encoded with gpt2, stored tokens with the tokenizer that they have, and other text as bytes.
 
 What is held out, as val.bin:
 
-    text files      a file whose name, or the name of a folder in which it lies, contains the word
-                    val, valid, validation, dev, eval or test. The name of a folder in which all of
-                    them lie does not count. If there is no such file, 5% of the documents, drawn by
-                    chance, always the same ones; of a single document its last 5%
+    text files      files that have the word val, valid, validation, dev, eval or test in their name
+                    or in the name of a folder in which they lie: my-val.txt, test/a.txt, but not
+                    contest.txt or tests.txt. The name of a folder that holds all of the files does
+                    not count, nor does that of a single file. If no name holds a file out, 5% of
+                    the documents are drawn with a fixed seed. If there is only one document, its
+                    last 5% are held out
     nanoGPT's       its own val.bin
     torchdocs       the first document and every 48th after it
     FineWeb         the first document and every 2,000th after it
 
---val_fraction is another share than 5%, 1/48 or 1/2,000; of torchdocs and FineWeb it must be 1/n.
+--val_fraction changes these shares where names or a val.bin do not decide. For torchdocs and
+FineWeb it must be 1/n.
 
 From there to a model:
 
     text, FineWeb   ->  train.bin, val.bin  ->  x, y      data.Text
     a task          ->                          x, y      tasks.Problems
 
-    x, y    (B, T) int64: input tokens, and the next token after each of them
+    x   (B, T) int64: input tokens
+    y   (B, T) int64: the label of each of them. On text that is the next token; on a task the right
+        answer, or tasks.NOT_ASKED
 
 A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
 The batches of a task are made, not read: tasks.py.
@@ -63,29 +69,22 @@ from filelock import FileLock, Timeout
 import tasks
 from common import configurator
 from common.configurator import PathName, configure, run
-from common.encoding import kind_of, open_text_encoding, stored_name
+from common.encoding import kind_of, open_text_encoding
 from common.errors import UserError, check, did_you_mean, explain
 from common.examples import Examples
 from common.files import read_json, sha256_of, write_json
-from common.fineweb import Stream, pick_revision
+from common.fineweb import Stream
 from common.own_text import StoredTokens, TextFiles, has_tokens
 from common.source import SPLITS
 from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import TorchDocs
-from common.writer import (
-    Writer,
-    differences,
-    n_tokens_in,
-    recipe_in,
-    source_of,
-    usable_progress,
-)
+from common.writer import Writer, differences, n_tokens_in, recipe_in, usable_progress
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
 path: PathName = ''                 # own text: a file, folder or pattern; fineweb: another data set
 tokenizer: PathName | None = None   # gpt2, bytes, ...; None = the default above
-bpe: int | None = None              # train a byte-level BPE of this many tokens on own text
+bpe: int | None = None              # train a byte-level BPE of this many tokens; not on fineweb
 tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
@@ -93,110 +92,97 @@ val_fraction: float | None = None   # share of documents to hold out; None = the
 overwrite = False                   # replace a data set of this name
 # --------------------------------------------------------------------------------------------------
 
-VAL_FRACTION = dict(torchdocs=1 / 48, fineweb=0.0005)       # and 0.05 of own text
 # the sha256 of torchdocs' train.bin with torch 2.13.0
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
 
 # writing a data set -------------------------------------------------------------------------------
+#
+# The files in the order in which they are written, and what the next call does if a call is killed:
+#
+#   part/train.bin, val.bin     grow                    it begins anew,
+#   part/progress.json          for a stream, at times  or continues after the saved progress
+#   part/meta.json              when all is written     it moves the files
+#   the files of the folder     moved; meta.json last   it moves the rest
 
-def make(name, path='', tokenizer=None, val_fraction=None, bpe=None, overwrite=False,
-         tokens='300M', config='sample-10BT', revision=None):
+def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='sample-10BT',
+         revision=None, val_fraction=None, overwrite=False):
     """
     Write data/NAME -> its meta. The arguments are the knobs.
 
-    If the data set that is there has the same recipe, nothing is written and its meta is returned.
-    If it has another one, overwrite must be given (ValueError).
-
-    New tokens are written to data/NAME/part, and moved when they are complete. FineWeb's documents
-    are read until they have as many tokens as asked for, and an interrupted call is continued. Any
-    other text is read as a whole.
+    If the data set that is there has the same recipe, nothing is written and its meta is returned,
+    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError).
     """
-    check_knobs(name, path, tokenizer, bpe)
+    check_knobs(name, path, tokenizer, bpe, val_fraction)
     folder = f'data/{name}'
     part = f'{folder}/part'
-    val_fraction = fraction_of(name, val_fraction)
-    source = open_source(name, path, val_fraction, tokens, config, revision, overwrite)
-    if tokenizer is None and bpe is None:
-        tokenizer = source.default_tokenizer
-    # every choice on which the tokens depend
-    recipe = dict(source=source.description, revision=source.revision, sha256=source.sha256,
-                  tokens=source.most_tokens, val_fraction=val_fraction,
-                  tokenizer=stored_name(tokenizer), bpe=bpe)
-
     with only_maker(folder):
-        move_complete(folder)
-        old_meta = same_meta(folder, recipe, overwrite)
-        if old_meta:
-            return old_meta
-        progress = usable_progress(part, recipe)
-        documents = source.open(progress)       # if that fails, what is in the folder stays
+        was_moved = move_finished(folder)       # what an interrupted call had still to move
+        may_replace = overwrite and not was_moved
+        source = open_source(name, path, tokens, config, revision, val_fraction,
+                             recipe_to_repeat(folder, may_replace))
+        encoding = None                         # with bpe it is trained below
         if bpe is None:
-            encoding = open_text_encoding(tokenizer)
-        else:
+            encoding = open_text_encoding(tokenizer or source.default_tokenizer)
+        # every choice on which the tokens depend
+        recipe = dict(place=source.place, revision=source.revision, sha256=source.sha256,
+                      val_fraction=source.val_fraction, tokens=source.most_tokens,
+                      tokenizer=encoding.name if encoding else None, bpe=bpe)
+        old_meta = read_json(f'{folder}/meta.json')
+        differing = differences(recipe_in(old_meta), recipe)
+        if old_meta and not differing and not may_replace:
+            return old_meta
+        if not overwrite:
+            check_free(folder, old_meta, differing)
+
+        progress = usable_progress(part, recipe)
+        documents = source.documents(progress)
+        if bpe is not None:
             documents = list(documents)
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-
         with Writer(part, encoding, progress, source.most_tokens) as writer:
             for split, text in documents:
                 writer.add(split, text)
                 if writer.is_full:
                     break
                 writer.save_at_times(recipe, source)
-        if source.most_tokens is not None and not writer.is_full:
-            print(f'{source.description} ends after {writer.n_tokens:,} tokens, fewer than the '
-                  f'{source.most_tokens:,} of --tokens', file=sys.stderr)
-        complete(part, encoding, recipe, writer.counts)
-        move_complete(folder)
+            if source.most_tokens is not None and not writer.is_full:
+                print(f'{source.place} ends after {writer.n_tokens:,} tokens, fewer than the '
+                      f'{source.most_tokens:,} of --tokens', file=sys.stderr)
+        finish(part, encoding, source, recipe, writer.counts)
+        move_finished(folder)
         return read_json(f'{folder}/meta.json')
 
 
-def open_source(name, path, val_fraction, tokens, config, revision, overwrite):
-    """The Source of the data set `name`. The arguments are the knobs."""
+def open_source(name, path, tokens, config, revision, val_fraction, earlier):
+    """The Source of the data set `name`. earlier: what recipe_to_repeat returns."""
     if name == 'torchdocs':
-        return TorchDocs(one_in(val_fraction))
+        return TorchDocs(val_fraction)
     if name == 'fineweb':
-        every = one_in(val_fraction)
-        most_tokens = count_tokens(tokens)
-        path = path or 'HuggingFaceFW/fineweb'
-        earlier = earlier_recipe(f'data/{name}', overwrite)
-        revision = pick_revision(path, config, revision, earlier)
-        return Stream(path, config, revision, every, most_tokens)
+        return Stream(path, config, revision, val_fraction, parse_tokens(tokens), earlier)
     if has_tokens(path):
-        return StoredTokens(path)
+        return StoredTokens(path, val_fraction)
     return TextFiles(path, val_fraction)
 
 
-def same_meta(folder, recipe, overwrite):
-    """
-    The meta of the data set in folder if it has this recipe, or {} if a new one is to be written.
-    ValueError if something else is there and must not be overwritten.
-    """
-    if overwrite:
-        return {}
-    old_meta = read_json(f'{folder}/meta.json')
+def check_free(folder, old_meta, differing):
+    """ValueError if the folder has tokens that must not be replaced: those of another recipe."""
     if old_meta:
-        others = differences(recipe_in(old_meta), recipe)
-        check(not others, f"{folder} is there, made with {', '.join(others)}: --overwrite replaces "
-              'it, or choose another name')
-        return old_meta
+        raise UserError(f"{folder} is there, made with {', '.join(differing)}: --overwrite "
+                        'replaces it, or choose another name')
     for split in SPLITS:
         if os.path.exists(f'{folder}/{split}.bin'):
             raise UserError(f'{folder} has tokens, and no meta.json that says which: --overwrite '
                             'replaces them, or choose another name')
-    return {}
 
 
-def earlier_recipe(folder, overwrite):
-    """
-    The recipe of the data set in this folder. If there is none, that of an interrupted call; {}
-    without either.
-    """
-    earlier = {} if overwrite else read_json(f'{folder}/meta.json')
+def recipe_to_repeat(folder, may_replace):
+    """The recipe of the data set in this folder, or of an interrupted call; {} if there is none."""
+    earlier = {} if may_replace else read_json(f'{folder}/meta.json')
     return recipe_in(earlier or read_json(f'{folder}/part/progress.json'))
 
 
-def check_knobs(name, path, tokenizer, bpe):
+def check_knobs(name, path, tokenizer, bpe, val_fraction):
     """ValueError if these knobs of make do not go together."""
     if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
         raise UserError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
@@ -210,28 +196,16 @@ def check_knobs(name, path, tokenizer, bpe):
         raise UserError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
                         'another name')
     if bpe is not None and name == 'fineweb':
-        raise UserError('--bpe trains a tokenizer on text of your own: give --tokenizer here')
+        raise UserError('--bpe needs text that fits into memory: give --tokenizer here')
     if bpe is not None and tokenizer:
         raise UserError('--bpe trains a tokenizer of its own: leave out --tokenizer')
+    check(val_fraction is None or 0 < val_fraction <= 0.5,
+          f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+    if bpe is not None:
+        check(257 <= bpe <= 2 ** 16, f'bpe must be a number of tokens from 257 to 65536, not {bpe}')
 
 
-def fraction_of(name, val_fraction):
-    """The knob val_fraction, or the default of the data set `name` if it is None."""
-    if val_fraction is None:
-        val_fraction = VAL_FRACTION.get(name, 0.05)
-    check(0 < val_fraction <= 0.5, f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    return val_fraction
-
-
-def one_in(val_fraction):
-    """n, if val_fraction is 1 / n, as one of each n documents is held out. Otherwise ValueError."""
-    n = round(1 / val_fraction)
-    check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
-          f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')
-    return n
-
-
-def count_tokens(text):
+def parse_tokens(text):
     """'300M' -> 300_000_000; also K and B."""
     match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
     n = 0
@@ -246,11 +220,11 @@ def count_tokens(text):
 @contextmanager
 def only_maker(folder):
     """
-    `with only_maker('data/NAME'):` writes data/NAME. One program at a time: a second one waits. A
-    full disk or unreadable file ends the program with one line.
+    `with only_maker('data/NAME'):` holds data/NAME.lock: one program writes data/NAME at a time,
+    and a second one waits. An error of the disk ends the program with one line.
     """
-    with explain(f'cannot make {folder}', 'if the disk is full, make room; then run the command '
-                 'again', OSError):
+    with explain(f'cannot make {folder}', 'look at that file, and make room if the disk is full; '
+                 'then run the command again', OSError):
         lock = FileLock(f'{folder}.lock')
         try:
             lock.acquire(blocking=False)
@@ -264,15 +238,21 @@ def only_maker(folder):
             lock.release()
 
 
-def complete(part, encoding, recipe, counts):
-    """Write tokenizer.json and meta.json beside the tokens in the folder part: all are there."""
+def finish(part, encoding, source, recipe, counts):
+    """
+    Check the tokens in the folder part, and write tokenizer.json and meta.json beside them.
+    meta.json comes last: it says that the data set is complete.
+    """
     meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=source_of(recipe), recipe=recipe)
+                source=source.description, recipe=recipe)
     for split in SPLITS:
         file = f'{part}/{split}.bin'
         n = counts[split]['tokens']
-        if n == 0:
-            raise UserError(why_a_split_is_empty(recipe, counts))
+        if counts[split]['bytes'] == 0:
+            if source.most_tokens is not None and n_tokens_in(counts) >= source.most_tokens:
+                raise UserError(f'--tokens={source.most_tokens} is too small for a training and a '
+                                'held-out split: give more, such as 1M')
+            raise UserError(f'{source.place} is too small for a training and a held-out split')
         check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
               'program wrote: start again, while no other program writes there')
         meta[split] = counts[split] | dict(sha256=sha256_of(file))
@@ -281,41 +261,34 @@ def complete(part, encoding, recipe, counts):
     write_json(meta, f'{part}/meta.json')
 
 
-def move_complete(folder):
+def move_finished(folder):
     """
-    Move a data set that is complete from folder/part to folder, in the place of an earlier one. If
-    that is interrupted, the next call goes on with it; until then meta.json is missing.
+    Move a data set that is complete from folder/part to folder, replacing an earlier one. If that
+    is interrupted, the next call moves the rest. Until then there is no meta.json, so that nothing
+    is read. Returns whether there was one to move.
     """
     part = f'{folder}/part'
     if not os.path.exists(f'{part}/meta.json'):
-        return
+        return False
     if os.path.exists(f'{part}/train.bin'):         # nothing has been moved yet
-        for file in 'meta.json', 'tokenizer.json':
+        for file in f'{folder}/meta.json', f'{folder}/tokenizer.json', f'{part}/progress.json':
             with suppress(FileNotFoundError):
-                os.remove(f'{folder}/{file}')
+                os.remove(file)
     for file in 'train.bin', 'val.bin', 'tokenizer.json', 'meta.json':     # meta.json comes last
         with suppress(FileNotFoundError):
             os.replace(f'{part}/{file}', f'{folder}/{file}')
     shutil.rmtree(part)
-
-
-def why_a_split_is_empty(recipe, counts):
-    """Either the text is too small, or --tokens asks for too few."""
-    most_tokens = recipe['tokens']
-    if most_tokens is not None and n_tokens_in(counts) >= most_tokens:
-        return (f'--tokens={most_tokens} is too small for a training and a held-out split: give '
-                'more, such as 1M')
-    return f"{recipe['source']} is too small for a training and a held-out split"
+    return True
 
 
 # reading a data set -------------------------------------------------------------------------------
 
 def open_encoding(name, folder=None):
     """The encoding of a checkpoint or a data set: the words of a task, or of texts."""
-    origin = kind_of(name)
-    check(origin, 'this model came without a tokenizer.json, so it cannot read or write text: '
+    kind = kind_of(name)
+    check(kind, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')
-    if origin != 'task':
+    if kind != 'task':
         return open_text_encoding(name, folder)
     task = name.partition(':')[0]
     check(task in tasks.TASKS, f"the task '{task}' is not known: if it is in a file of yours, name "
@@ -365,25 +338,23 @@ def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
 
 
 class Text(Examples):
-    """data/NAME, with its splits as uint16 memmaps."""
+    """The tokens of data/NAME, with its splits as uint16 memmaps."""
     is_task = False             # every token has a label, and the measure is the loss
-    tokenizer_json = None       # its TokenizerJson, if it has one
+    tokenizer_json = None       # the TokenizerJson of its tokenizer, set below if it is one
 
     def __init__(self, name):
         self.name = name
         folder = f'data/{name}'
-        flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-        check(os.path.exists(f'{folder}/meta.json'),
-              f"no data set or task '{name}'{did_you_mean(name, tasks.TASKS)} "
-              f'(text is prepared with python data.py {name} {flag})')
+        if not os.path.exists(f'{folder}/meta.json'):
+            raise UserError(no_data_set(name))
         with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
             self.meta = json.loads(Path(folder, 'meta.json').read_text(encoding='utf-8'))
             self.train = read_bin(f'{folder}/train.bin', self.meta['train'])
             self.val = read_bin(f'{folder}/val.bin', self.meta['val'])
             self.tokenizer = self.meta['tokenizer']
             self.vocab_size = self.meta['vocab_size']
-            if kind_of(self.tokenizer) == 'stored':
-                self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
+        if kind_of(self.tokenizer) == 'stored':
+            self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
         self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
         if name == 'torchdocs':
@@ -392,16 +363,17 @@ class Text(Examples):
     def warn_of_other_torch(self):
         """Warn if torchdocs, made with the default knobs, is the text of another torch."""
         val_fraction = recipe_in(self.meta).get('val_fraction')
-        is_default = self.tokenizer == 'bytes' and val_fraction == VAL_FRACTION['torchdocs']
+        is_default = self.tokenizer == 'bytes' and val_fraction == TorchDocs.default_fraction
         if is_default and self.sha256 != TORCHDOCS:
             print('warning: data/torchdocs is not the text of torch 2.13.0 (this is torch '
                   f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
 
     def check_fits(self, T, rows=1):
-        """ValueError if there are fewer training windows of T tokens than rows, or none to test."""
-        for split, ids, n in ('train', self.train, rows), ('val', self.val, 1):
-            check(len(ids) - T >= n, f'the {split} text of {self.name} ({len(ids)} tokens) has '
-                  f'fewer than {n} windows of {T}: lower --block_size or --batch_size')
+        """ValueError unless each split has a window of T tokens and the token after it."""
+        for split, ids in ('train', self.train), ('val', self.val):
+            check(len(ids) > T, f'the {split} text of {self.name} has {len(ids)} tokens, and no '
+                  f'window of {T} with a next token: lower --block_size (with --eval_only: '
+                  '--length)')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
@@ -416,6 +388,18 @@ class Text(Examples):
         return windows(self.val, T * np.asarray(numbers), T)
 
 
+def no_data_set(name):
+    """The error message for a name that is neither a task nor a folder of data/."""
+    if os.path.exists(f'data/{name}/part/meta.json'):
+        return f'data/{name} is not complete: run the command that makes it again'
+    names = [*tasks.TASKS, 'torchdocs']
+    if os.path.isdir('data'):
+        names += os.listdir('data')
+    flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
+    return (f"no data set or task '{name}'{did_you_mean(name, names)} (text is prepared with "
+            f'python data.py {name} {flag})')
+
+
 def read_bin(path, wanted):
     """The tokens in a bin file, uint16. ValueError unless they are those of meta.json (wanted)."""
     name = os.path.basename(path)
@@ -426,7 +410,7 @@ def read_bin(path, wanted):
 
 
 def windows(ids, starts, T):
-    """Inputs (B, T) and targets (B, T), the next tokens, int64: one row from each of the starts."""
+    """x, y (B, T) int64: the T tokens from each of the starts, and the same shifted by one."""
     rows = np.lib.stride_tricks.sliding_window_view(ids, T + 1)[starts]             # (B, T + 1)
     rows = torch.from_numpy(rows.astype(np.int64))
     return rows[:, :-1], rows[:, 1:]
@@ -437,10 +421,12 @@ def main():
         for knob in 'tokens', 'config', 'revision':
             if knob in configurator.given:
                 raise UserError(f'--{knob} is for fineweb alone: leave it out')
-    meta = make(name, path, tokenizer, val_fraction, bpe, overwrite, tokens, config, revision)
+    meta = make(name, path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, config=config,
+                revision=revision, val_fraction=val_fraction, overwrite=overwrite)
     for split in SPLITS:
         counts = meta[split]
-        print(f"data/{name}/{split}.bin: {counts['documents']:,} documents, "
+        n = counts['documents']
+        print(f"data/{name}/{split}.bin: {n:,} {'document' if n == 1 else 'documents'}, "
               f"{counts['bytes'] / 1e6:.1f} MB of text, {counts['tokens']:,} tokens "
               f"({meta['tokenizer']})")
     if name == 'fineweb':       # the paper's model; the default one is for a laptop

@@ -4,12 +4,14 @@ Text into tokens and back: bytes, tiktoken's encodings, and the tokenizer.json o
 The name of an encoding says what it is, see kind_of. An encoding has
 
     name, n_vocab               its tokens are the numbers below n_vocab, and fit in uint16
-    eot_token, ends             the token that ends a text; all tokens that do
+    eot_token                   the token that is written after each document
+    ends                        all tokens at which a text is over
     start                       the tokens with which every text begins: often none
     encode(text)                a prompt -> tokens, with those of `start`. By default '<s>' in a
                                 text is three characters; with allowed_special='all' it is that
                                 token
-    encode_ordinary(text)       the same without `start`, and without special tokens
+    encode_ordinary(text)       the tokens of a text alone: without `start`, and '<s>' is three
+                                characters
     decode(tokens)              -> text
     decode_single_token_bytes(token)    -> the bytes of its text
 """
@@ -17,7 +19,7 @@ import os
 
 import tiktoken
 
-from common.errors import UserError, explain
+from common.errors import UserError, did_you_mean, explain
 from common.tokenizer_json import EOT, STORED, TokenizerJson, check_settings
 
 
@@ -41,12 +43,6 @@ def kind_of(name):
     return 'task' if ':' in name else 'tiktoken'
 
 
-def stored_name(tokenizer):
-    """The name of the encoding that the knob `tokenizer` asks for; of a file, with its sha256."""
-    is_file = kind_of(tokenizer) == 'file'
-    return open_text_encoding(tokenizer).name if is_file else tokenizer
-
-
 def open_text_encoding(name, folder=None):
     """
     The encoding of texts that has this name, see kind_of. ValueError if it is unavailable, or has
@@ -58,9 +54,12 @@ def open_text_encoding(name, folder=None):
         encoding = bytes_encoding()
     elif kind == 'file' or kind == 'stored':
         encoding = read_tokenizer_json(name, folder)
+    elif name not in tiktoken.list_encoding_names():
+        hint = did_you_mean(name, ['bytes', 'gpt2'])
+        raise UserError(f"no tokenizer '{name}'{hint} (bytes, gpt2, p50k_base, or the path of a "
+                        'tokenizer.json)')
     else:
-        with explain(f"cannot load the tokenizer '{name}'", 'no network? Each of '
-                     f"{', '.join(tiktoken.list_encoding_names())} is downloaded once, to "
+        with explain(f"cannot load the tokenizer '{name}'", 'no network? It is downloaded once, to '
                      'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
             encoding = TiktokenEncoding(tiktoken.get_encoding(name))
     if encoding.n_vocab > 2 ** 16:
@@ -118,7 +117,7 @@ def texts_of(tokens, encoding):
 
 
 class TiktokenEncoding:
-    """An encoding of tiktoken. '<|endoftext|>' in a text is letters, see encode above."""
+    """An encoding of tiktoken. '<|endoftext|>' in a text is read as letters, see encode above."""
     start = ()
 
     def __init__(self, encoding):

@@ -14,15 +14,16 @@ class Examples:
         tokenizer                   the name of its encoding, see encoding.kind_of
         tokenizer_json              the TokenizerJson of that name, or None if it is another kind
         vocab_size                  how many tokens there are
-        is_task                     True: only some tokens have a label, and what is measured is the
-                                    accuracy. False: all have one, and it is the loss
+        is_task                     True for a task: only some tokens have labels, and the measure
+                                    is the accuracy. False for text: every token has one, and the
+                                    measure is the loss
 
-        batch(rng, rows, T, mine)   of a batch of `rows` the slice `mine` -> x, y (B, T) int64;
-                                    mine is all of them unless given
+        batch(rng, rows, T, mine)   draws a batch of `rows`, and returns the rows in the slice
+                                    `mine` (by default all) -> x, y (B, T) int64
         n_held_out(T)               how many held-out windows of T tokens there are
         held_out(numbers, T)        those with these numbers -> x, y (N, T) int64
         check_fits(T, rows)         ValueError unless there are batches and windows of T tokens
-        depths(T)                   of a task alone: the depth of each label of its held-out
+        depths(T)                   only for a task: the depth of each label of its held-out
                                     windows, (n_held_out(T), T)
     """
 
@@ -33,6 +34,6 @@ class Examples:
         """
         all_windows = self.n_held_out(T)
         if n > all_windows:
-            raise UserError(f'the held-out text has {all_windows} windows of {T} tokens, fewer '
-                            f'than {n}: lower their number')
+            raise UserError(f'there are only {all_windows} held-out windows of {T} tokens, not '
+                            f'{n}: lower their number')
         return np.linspace(0, all_windows - 1, n).round().astype(int)

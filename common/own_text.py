@@ -14,7 +14,7 @@ import numpy as np
 from common.encoding import kind_of, open_text_encoding
 from common.errors import UserError, check, explain
 from common.files import read_json, sha256_of
-from common.source import SPLITS, Source
+from common.source import SPLITS, Source, refuse_fraction
 from common.tokenizer_json import EOT
 
 # words in the name of a file or folder that is held out
@@ -26,14 +26,20 @@ HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 class TextFiles(Source):
     """The documents of the text files at path. val_fraction: the knob of data.py."""
 
-    def __init__(self, path, val_fraction):
-        self.description = path
-        self.val_fraction = val_fraction
+    def __init__(self, path, val_fraction=None):
+        self.place = path
         self.files = find_files(path)
         self.splits = splits_by_name(self.files)
-        self.sha256 = sha256_of(*self.files, more=''.join(self.splits or []))
+        if self.splits is None:
+            self.val_fraction = val_fraction or self.default_fraction
+        else:
+            refuse_fraction(val_fraction, 'the names of the files say which are held out')
+            self.val_fraction = None
+        # a file that is cut in two makes other documents
+        sizes = [os.path.getsize(file) for file in self.files]
+        self.sha256 = sha256_of(*self.files, more=f'{sizes} {self.splits}')
 
-    def open(self, progress):
+    def documents(self, progress):
         return own_documents(self.files, self.splits, self.val_fraction)
 
 
@@ -45,16 +51,16 @@ def find_files(path):
         files = files_in(path)
     else:
         folder, pattern = os.path.split(path)
-        if os.path.isdir(folder):       # brackets in its name are no pattern
+        if os.path.isdir(folder):       # a folder named a[1] is meant literally
             folder = glob.escape(folder)
         files = glob.glob(os.path.join(folder, pattern), recursive=True)
-    name_of = {}
+    by_real_path = {}
     for file in sorted(files):
         if os.path.isfile(file):
-            name_of.setdefault(os.path.realpath(file), file)
-    check(name_of, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt files, "
-          'or a glob pattern')
-    return list(name_of.values())
+            by_real_path.setdefault(os.path.realpath(file), file)
+    check(by_real_path, f"no text at '{path}': give --path a UTF-8 text file, a folder of .txt "
+          'files, or a glob pattern')
+    return list(by_real_path.values())
 
 
 def files_in(folder):
@@ -70,15 +76,15 @@ def files_in(folder):
         else:
             n_left_out += 1
     if n_left_out:
-        print(f'{n_left_out} files and linked folders in {folder} are left out: only .txt files '
-              'that are not hidden are read', file=sys.stderr)
+        print(f'left out in {folder}: files and linked folders, {n_left_out} in all; only .txt '
+              'files that are not hidden are read', file=sys.stderr)
     return files
 
 
 def splits_by_name(files):
     """
-    The split of each text file, 'train' or 'val', by its path; None if no path holds
-    one out. The name of a folder in which all of them lie does not count.
+    'train' or 'val' for each file, from its path; None if no path contains a word of HELD_OUT. The
+    name of a folder that holds all of the files does not count.
     """
     root = os.path.commonpath(files)
     splits = ['val' if is_held_out(os.path.relpath(file, root)) else 'train' for file in files]
@@ -121,8 +127,8 @@ def own_documents(files, splits, val_fraction):
     n = max(1, round(len(texts) * val_fraction))
     print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
           file=sys.stderr)
-    # Seed 3 leaves the first document, often a licence, in training for up to 55 documents, 5% of
-    # them held out. Do not change it: existing data sets would be split anew.
+    # With seed 3 and 5% the first document, often a licence, is not held out in texts of up to 55
+    # documents. Do not change the seed: existing data sets would be split anew.
     drawn = {*np.random.default_rng(3).permutation(len(texts))[:n]}
     return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
 
@@ -132,7 +138,7 @@ def read_documents(file):
     with (explain(f"cannot read '{file}'", 'give UTF-8 text that fits into memory'),
           open(file, encoding='utf-8-sig') as f):
         texts = documents_in(f.read())
-    check(texts, f"'{file}' is empty: leave it out")
+    check(texts, f"'{file}' has no text: leave it out")
     return texts
 
 
@@ -144,17 +150,33 @@ def documents_in(text):
 # nanoGPT's tokens ---------------------------------------------------------------------------------
 
 class StoredTokens(Source):
-    """The text of train.bin and val.bin in a folder. It is tokenized as before by default."""
+    """The text of train.bin and val.bin in a folder. By default it keeps its tokenizer."""
 
-    def __init__(self, folder):
-        self.description = folder
+    def __init__(self, folder, val_fraction=None):
+        if os.path.exists(f'{folder}/meta.pkl'):
+            raise UserError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is '
+                            f'not read: take their text, --path={quote(folder)}/input.txt')
+        refuse_fraction(val_fraction, f'{folder}/val.bin is held out')
+        self.place = folder
+        self.val_fraction = None
         self.sha256 = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
         tokenizer = tokenizer_of(folder)
         is_stored = kind_of(tokenizer) == 'stored'
         self.default_tokenizer = f'{folder}/tokenizer.json' if is_stored else tokenizer
 
-    def open(self, progress):
-        return nanogpt_documents(self.description)
+    def documents(self, progress):
+        folder = self.place
+        encoding = open_text_encoding(tokenizer_of(folder), folder)
+        not_text = {*encoding.start, *encoding.ends}
+        for split in SPLITS:
+            with explain(f"cannot read '{folder}/{split}.bin'",
+                         f'give uint16 tokens of {encoding.name}'):
+                ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
+                places = np.flatnonzero(ids == encoding.eot_token)
+                for document in np.split(ids, places + 1):
+                    tokens = [token for token in document.tolist() if token not in not_text]
+                    for text in documents_in(encoding.decode(tokens)):
+                        yield split, text
 
 
 def has_tokens(path):
@@ -165,21 +187,3 @@ def has_tokens(path):
 def tokenizer_of(folder):
     """The name of the tokenizer of a folder's train.bin: gpt2, unless data.py has written it."""
     return read_json(f'{folder}/meta.json').get('tokenizer', 'gpt2')
-
-
-def nanogpt_documents(folder):
-    """The documents of a folder's train.bin and val.bin, (split, text) pairs."""
-    if os.path.exists(f'{folder}/meta.pkl'):
-        raise UserError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is not '
-                        f'read: take their text, --path={quote(folder)}/input.txt')
-    encoding = open_text_encoding(tokenizer_of(folder), folder)
-    around = {*encoding.start, *encoding.ends}      # tokens that are not text
-    for split in SPLITS:
-        with explain(f"cannot read '{folder}/{split}.bin'",
-                     f'give uint16 tokens of {encoding.name}'):
-            ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
-            ends = np.flatnonzero(ids == encoding.eot_token)
-            for document in np.split(ids, ends + 1):
-                tokens = [token for token in document.tolist() if token not in around]
-                for text in documents_in(encoding.decode(tokens)):
-                    yield split, text

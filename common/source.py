@@ -2,6 +2,8 @@
 Where the documents of a data set come from: what own_text.py, torchdocs.py and fineweb.py have in
 common.
 """
+from common.errors import UserError, check
+
 SPLITS = 'train', 'val'
 
 
@@ -9,21 +11,44 @@ class Source:
     """
     The documents of a data set. Each kind of source is a class of its own, with
 
-        description         where the text comes from, for meta.json: a path, or some words
-        default_tokenizer   the tokenizer unless the user names one
-        sha256              of the text files; None if another fact identifies the text
-        revision            the commit of a stream from the hub; otherwise None
+        default_fraction    the share of documents to hold out, unless the user gives another one
+        place               where the text comes from: a path, or some words
+        revision            the commit of a data set on the hub; otherwise None
+        sha256              of the text, if it lies in files; otherwise None
+        val_fraction        the share that is held out; None if the source says by itself which
+                            documents these are
         most_tokens         how many tokens are taken; None for all
+        default_tokenizer   the tokenizer unless the user names one
 
-        open(progress)      -> (split, text) pairs. progress: the state after which they go on, {}
-                            for the first document. ValueError if they cannot be read
-        state()             where the pairs are now, for progress; None if a source can only be read
-                            from its first document on
+        documents(progress) -> (split, text) pairs, from the first one on. A stream continues after
+                            `progress` instead, if it is not empty: what an interrupted call saved
+        state()             how far a stream was read, to be saved as progress; None if the source
+                            cannot be continued
     """
-    sha256 = None
-    revision = None
-    most_tokens = None
+    default_fraction = 0.05
     default_tokenizer = 'bytes'
+    revision = None
+    sha256 = None
+    most_tokens = None
+
+    @property
+    def description(self):
+        """Where the text comes from: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'."""
+        return f'{self.place} at {self.revision}' if self.revision else self.place
 
     def state(self):
         return None
+
+
+def one_in(val_fraction):
+    """The n of val_fraction = 1/n: one document in n is held out. ValueError for another share."""
+    n = round(1 / val_fraction)
+    check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
+          f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')
+    return n
+
+
+def refuse_fraction(val_fraction, reason):
+    """ValueError if the knob val_fraction is given to a source where it would have no effect."""
+    if val_fraction is not None:
+        raise UserError(f'--val_fraction has no effect here: {reason}. Leave it out')

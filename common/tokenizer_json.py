@@ -77,12 +77,12 @@ class TokenizerJson:
         self.tokenizer.encode_special_tokens = False    # '<s>' in this text is one token
         tokens = self.ids_of(text)
         self.tokenizer.encode_special_tokens = True
-        if tokens[:len(self.start)] == self.start:      # as a text for a chat model often begins
+        if tokens[:len(self.start)] == self.start:      # a chat prompt often has them already
             return tokens
         return [*self.start, *tokens]
 
     def encode_ordinary(self, text):
-        # half of a pair of surrogates is no character: it becomes a ?, as in tiktoken a \ufffd
+        # a lone surrogate cannot be encoded: it becomes '?' (tiktoken writes \ufffd)
         text = text.encode('utf-8', 'replace').decode()
         pieces = pieces_of(text) if self.can_cut else [text]
         return [token for piece in pieces for token in self.ids_of(piece)]
@@ -115,7 +115,7 @@ def tokens_around(tokenizer):
 def end_tokens(added_after, vocab):
     """The tokens that end a text: what the file adds after it, then those of known names."""
     check(len(added_after) <= 1,
-          f'it adds tokens {added_after} behind each text, and one ends a text')
+          f'it adds {len(added_after)} tokens after each text, and this program can use one')
     known = [vocab[end] for end in ENDS if end in vocab]
     ends = added_after + [token for token in known if token not in added_after]
     check(ends, f"it has no end-of-text token: one of {', '.join(ENDS)}")
@@ -168,8 +168,6 @@ def check_settings(encoding, folder):
 def train_bpe(texts, vocab_size):
     """A byte-level BPE of at most vocab_size tokens, trained on texts -> its TokenizerJson."""
     from tokenizers import ByteLevelBPETokenizer
-    check(257 <= vocab_size <= 2 ** 16,
-          f'bpe must be a number of tokens from 257 to 65536, not {vocab_size}')
     print(f'training a BPE of {vocab_size} tokens; long stretches without a blank make it slow',
           file=sys.stderr)
     tokenizer = ByteLevelBPETokenizer()

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import torch
 
-from common.source import Source
+from common.source import Source, one_in
 
 
 class TorchDocs(Source):
-    """The documents of torch_documents. The first of each `every` is held out."""
+    """The documents of torch_documents. The first of each 1 / val_fraction is held out."""
+    default_fraction = 1 / 48
 
-    def __init__(self, every):
-        self.description = f'documentation in torch {torch.__version__}'
-        self.every = every
+    def __init__(self, val_fraction=None):
+        self.place = f'documentation in torch {torch.__version__}'
+        self.every = one_in(val_fraction or self.default_fraction)
+        self.val_fraction = 1 / self.every
 
-    def open(self, progress):
+    def documents(self, progress):
         print("making data/torchdocs from torch's documentation, half a minute", file=sys.stderr)
         for number, text in enumerate(torch_documents()):
             yield 'train' if number % self.every else 'val', text

@@ -2,10 +2,11 @@
 The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME/part.
 For a stream progress.json is beside them, with which an interrupted call is continued. It holds
 
-    recipe        every choice on which the tokens depend (data.make). Progress with another recipe
-                  is not used, but a call may ask for another number of tokens
+    recipe        every choice on which the tokens depend (data.make). Progress is used only by a
+                  call with the same recipe; its `tokens` alone may differ, and must be larger
+                  than what is there
     documents     how many were read
-    stream        the state of the stream behind the last of them
+    stream        the state of the stream after the last of them
     train, val    how many documents, tokens and bytes of text were written
 """
 import os
@@ -57,12 +58,12 @@ class Writer:
 
     @property
     def n_tokens(self):
-        """How many tokens both files have."""
+        """The tokens written so far, in both files."""
         return n_tokens_in(self.counts)
 
     @property
     def is_full(self):
-        """Do they have as many as are wanted?"""
+        """Are there as many tokens as wanted?"""
         return self.most_tokens is not None and self.n_tokens >= self.most_tokens
 
     def add(self, split, text):
@@ -84,7 +85,7 @@ class Writer:
         state = source.state()
         if state is None:
             return
-        for file in self.bins.values():     # all that it counts must be on the disk first
+        for file in self.bins.values():     # on the disk before the progress that counts them
             file.flush()
             os.fsync(file.fileno())
         write_json(dict(recipe=recipe) | state | self.counts, f'{self.part}/progress.json')
@@ -102,17 +103,17 @@ def usable_progress(part, recipe):
         return {}
     reason = why_useless(progress, part, recipe)
     if reason:
-        print(f'{n_tokens_in(progress):,} tokens of {source_of(recipe_in(progress))}, left by an '
-              f'interrupted call, are discarded: {reason}', file=sys.stderr)
+        print(f'{n_tokens_in(progress):,} tokens that an interrupted call has left are discarded: '
+              f'{reason}', file=sys.stderr)
         return {}
     return progress
 
 
 def why_useless(progress, part, recipe):
     """Why a call with this recipe cannot continue this progress in part; '' if it can."""
-    others = differences(recipe_in(progress) | dict(tokens=recipe['tokens']), recipe)
-    if others:
-        return f"that call had {', '.join(others)}"
+    differing = differences(recipe_in(progress) | dict(tokens=recipe['tokens']), recipe)
+    if differing:
+        return f"that call had {', '.join(differing)}"
     if n_tokens_in(progress) >= recipe['tokens']:
         return 'this call asks for no more than these'
     for split in SPLITS:
@@ -123,7 +124,7 @@ def why_useless(progress, part, recipe):
 
 
 def n_tokens_in(counts):
-    """How many tokens both splits have."""
+    """The tokens of both splits."""
     return sum(counts[split]['tokens'] for split in SPLITS)
 
 
@@ -131,13 +132,7 @@ def n_tokens_in(counts):
 
 def recipe_in(record):
     """The recipe in a meta.json or progress.json; {} if it has none."""
-    return record.get('recipe') or record.get('made_of', {})        # the name of earlier versions
-
-
-def source_of(recipe):
-    """Where the text comes from: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'."""
-    revision = recipe.get('revision')
-    return f"{recipe['source']} at {revision}" if revision else recipe['source']
+    return record.get('recipe', {})
 
 
 def differences(old, new):
@@ -147,7 +142,7 @@ def differences(old, new):
     in_words = []
     for choice, a in old.items():
         b = new[choice]
-        if choice == 'source' and os.path.abspath(a) == os.path.abspath(b):
+        if choice == 'place' and os.path.abspath(a) == os.path.abspath(b):
             continue        # two spellings of a path
         if choice == 'sha256' and a != b:
             in_words.append('other text')

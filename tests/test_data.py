@@ -21,10 +21,9 @@ from conftest import ROOT, finished, refused, small_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
-from common import tokenizer_json, torchdocs, writer
+from common import own_text, tokenizer_json, torchdocs, writer
 from common.encoding import EOT, kind_of
 from common.examples import Examples
-from common.files import sha256_of
 
 datasets = pytest.importorskip('datasets')
 huggingface_hub = pytest.importorskip('huggingface_hub')
@@ -189,7 +188,7 @@ def test_what_a_tokenizer_json_asks_for():
     assert ends.encode(text) == plain.encode(text) and ends.eot_token == vocab['</s>']
     other = with_template('<s> $A [SEP]')       # whatever its name
     assert other.ends[:1] == [other.eot_token] == [vocab['[SEP]']] and vocab[EOT] in other.ends
-    with pytest.raises(ValueError, match='it adds tokens .* behind each text'):
+    with pytest.raises(ValueError, match='it adds 2 tokens after each text'):
         with_template('$A </s> </s>')
 
 
@@ -345,7 +344,7 @@ def test_a_folder_is_split_by_document(capsys):
     data.make('folder', 'run[1]', val_fraction=0.2)
     for split in data.SPLITS:
         assert text_of('folder', split) == text_of('own', split)
-    assert ('6 files and linked folders in run[1] are left out: only .txt files that are not hidden'
+    assert ('left out in run[1]: files and linked folders, 6 in all; only .txt files that are not'
             in capsys.readouterr().err)
 
 
@@ -375,12 +374,31 @@ def test_a_file_is_renamed_so_that_it_is_held_out():
     data.make('own', 'texts')
     for old, new in ('b', 'test'), ('val', 'z'), ('test', 'y'):     # the order stays
         os.rename(f'texts/{old}.txt', f'texts/{new}.txt')
-        with pytest.raises(ValueError, match='data/own is there, made with other text: --o'):
+        with pytest.raises(ValueError, match='data/own is there, made with other text'):
             data.make('own', 'texts')
         data.make('own', 'texts', overwrite=True)
-    # a data set of an earlier version, which had the contents alone
-    meta = json.loads(Path('data/own/meta.json').read_text())
-    assert meta['recipe']['sha256'] == sha256_of(*(f'texts/{file}.txt' for file in 'ayz'))
+
+
+def test_a_file_that_is_cut_in_two_is_other_text():
+    """The contents are the same, one after the other, and the documents are not."""
+    os.mkdir('texts')
+    Path('texts/a.txt').write_text('one two three four')
+    data.make('own', 'texts')
+    Path('texts/a.txt').write_text('one two ')
+    Path('texts/b.txt').write_text('three four')
+    with pytest.raises(ValueError, match='data/own is there, made with other text'):
+        data.make('own', 'texts')
+
+
+def test_a_share_that_would_have_no_effect_is_refused():
+    os.mkdir('texts')
+    for file in 'a', 'val':
+        Path(f'texts/{file}.txt').write_text(f'this is {file}')
+    with pytest.raises(ValueError, match='val_fraction has no effect here: the names of the files'):
+        data.make('own', 'texts', val_fraction=0.2)
+    data.make('own', 'texts')
+    with pytest.raises(ValueError, match='data/own/val.bin is held out. Leave it out'):
+        data.make('again', 'data/own', val_fraction=0.2)
 
 
 def test_what_is_held_out_otherwise(capsys):
@@ -545,8 +563,8 @@ def check_web(web):
 
 def test_fineweb_schema(web, capsys):
     # it stops after the document that reaches so many tokens, in the middle of a batch
-    assert [*map(data.count_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
-    assert data.count_tokens('8.2M') == 8_200_000
+    assert [*map(data.parse_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
+    assert data.parse_tokens('8.2M') == 8_200_000
     meta = make_web(tokens='1K')
     lengths = np.cumsum([len(text) + 1 for text in web.texts])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
@@ -575,7 +593,7 @@ def test_a_stream_continues_where_it_broke_off(web):
     for after, error in [(10, ConnectionError('reset')), (1300, RuntimeError('peer closed')),
                          (1250, TimeoutError()), (5, KeyboardInterrupt())]:
         web.breaks(after, error)
-        with pytest.raises((ValueError, KeyboardInterrupt), match='what is done is kept|^$'):
+        with pytest.raises((ValueError, KeyboardInterrupt), match='it was last saved|^$'):
             make_web(overwrite=True)
         assert data.open_data('fineweb').meta == before
     web.breaks()
@@ -640,22 +658,15 @@ def test_without_a_network(tmp_path, monkeypatch):
 
 
 def as_before(record):
-    """The recipe of a meta.json or progress.json as an earlier version wrote it."""
-    recipe = dict(record.pop('recipe'))
-    revision = recipe.pop('revision')
-    if revision:
-        recipe['source'] += f' at {revision}'
-    if recipe['bpe']:
-        recipe['tokenizer'] = 'bytes'
-    recipe['sha256'] = recipe['sha256'] or sha256_of()
-    return record | dict(made_of=recipe)
+    """A meta.json or progress.json as an earlier version wrote it."""
+    return {'made_of' if key == 'recipe' else key: value for key, value in record.items()}
 
 
 def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
     """That of the interrupted call, whatever is the newest. Another one is read from the start."""
     commits, calls, real = iter('a'), [], datasets.load_dataset
-    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info',
-                        lambda self, name: SimpleNamespace(sha=next(commits)))
+    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name, revision: (
+        SimpleNamespace(sha=revision or next(commits))))
     monkeypatch.setattr(datasets, 'load_dataset', lambda source, **how: (
         calls.append((source, how['revision'])), real('web', **how))[1])
     for after, tokens in (1300, '300M'), (10, '200M'):
@@ -671,10 +682,8 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
     assert meta['source'] == 'HuggingFaceFW/fineweb sample-10BT at a'
     assert make_web(path='') == meta and len(calls) == 3        # it is there: no network
     assert 'discarded' not in capsys.readouterr().err
-    assert (meta['recipe']['source'], meta['recipe']['revision']) == (
-        'HuggingFaceFW/fineweb sample-10BT', 'a')
     # another commit, fewer tokens than are there, a file that is too short, or progress of an
-    # earlier version, in which the commit was a part of the source
+    # earlier version
     for changes, reason in ((dict(revision='b'), 'that call had revision a, not b'),
                             (dict(tokens='1K'), 'this call asks for no more than these'),
                             (dict(), 'data/fineweb/part/val.bin is damaged'),
@@ -688,8 +697,35 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch, capsys):
         web.breaks()
         make_web(path='', overwrite=True, **changes)
         assert web.read[:9] == web.rows[:9]
-        line = 'tokens of HuggingFaceFW/fineweb sample-10BT at a, left by an interrupted call, are'
-        assert f'{line} discarded: {reason}' in capsys.readouterr().err
+        line = 'tokens that an interrupted call has left are discarded'
+        assert f'{line}: {reason}' in capsys.readouterr().err
+
+
+def test_a_folder_whose_text_changes_is_not_continued(web, capsys):
+    """The tokens of two texts would be mixed."""
+    web.breaks(1300, ConnectionError('reset'))
+    with pytest.raises(ValueError):
+        make_web()
+    web.breaks()
+    os.utime('web/sample/10BT/000_00000.parquet', (1, 1))
+    make_web()
+    assert 'discarded: that call had other text' in capsys.readouterr().err
+    check_web(web)
+    os.utime('web/sample/10BT/000_00000.parquet', (2, 2))
+    with pytest.raises(ValueError, match='data/fineweb is there, made with other text'):
+        make_web()
+
+
+def test_a_branch_is_read_at_its_commit(web, monkeypatch):
+    asked = []
+    monkeypatch.setattr(huggingface_hub.HfApi, 'dataset_info', lambda self, name, revision: (
+        asked.append(revision), SimpleNamespace(sha='c' * 40))[1])
+    real = datasets.load_dataset
+    monkeypatch.setattr(datasets, 'load_dataset', lambda source, **how: real('web', **how))
+    assert make_web(path='', revision='main')['recipe']['revision'] == 'c' * 40
+    # that commit itself needs no network
+    assert make_web(path='', revision='c' * 40)['source'].endswith('10BT at ' + 'c' * 40)
+    assert asked == ['main']
 
 
 @pytest.mark.parametrize('n_moved', range(4))
@@ -711,16 +747,18 @@ def test_a_data_set_that_is_killed_while_its_files_are_moved(monkeypatch, n_move
     with pytest.raises(KeyboardInterrupt):
         data.make('own', 'good.txt', bpe=300, overwrite=True)
     monkeypatch.setattr(os, 'replace', replace)
-    with pytest.raises(ValueError, match="no data set or task 'own'"):
+    with pytest.raises(ValueError, match='data/own is not complete: run the command that'):
         data.open_data('own')
-    meta = data.make('own', 'good.txt', bpe=300)
+    # the same command reads nothing again
+    monkeypatch.setattr(own_text.TextFiles, 'documents', None)
+    meta = data.make('own', 'good.txt', bpe=300, overwrite=True)
     assert meta != before and data.open_data('own').meta == meta
     assert sorted(os.listdir('data/own')) == sorted([*WHOLE, 'tokenizer.json'])
 
 
 def test_a_full_disk(web):
     """What is done is kept."""
-    message = 'cannot make data/fineweb .*: if the disk is full, make room; then run the command'
+    message = 'cannot make data/fineweb .* make room if the disk is full; then run the command'
     with small_disk(90_000), pytest.raises(ValueError, match=message):
         make_web()
     web.breaks()
@@ -766,14 +804,12 @@ def test_windows_of_a_text_and_what_fits_it():
                       model_args=dict(block_size=5, vocab_size=257))
     _, *x_and_y, depth = data.held_out_windows(checkpoint, 3)
     assert depth is None and all(map(torch.equal, x_and_y, text.held_out([0, 2, 4], 5)))
-    with pytest.raises(ValueError, match='has 5 windows of 5 tokens, fewer than 6: lower'):
+    with pytest.raises(ValueError, match='only 5 held-out windows of 5 tokens, not 6: lower'):
         data.held_out_windows(checkpoint, 6)
 
-    text.check_fits(25, rows=451)            # all windows of 25 tokens with a next one
-    for T, rows, words in ((26, 1, r'val text of own \(26 tokens\) has fewer than 1 windows of 26'),
-                           (25, 452, 'train text .* fewer than 452 .* or --batch_size')):
-        with pytest.raises(ValueError, match=words):
-            text.check_fits(T, rows)
+    text.check_fits(25)
+    with pytest.raises(ValueError, match='val text of own has 26 tokens, and no window of 26 with'):
+        text.check_fits(26)
     for reads, vocab_size, words in (
             ('gpt2', 257, "reads tokens of gpt2, but data set 'own' has those of bytes"),
             ('bytes', 256, "has 256 tokens, but data set 'own' has 257, of bytes")):
@@ -788,7 +824,7 @@ def test_a_data_set_of_an_earlier_version(monkeypatch, name, knobs):
     make_good()
     monkeypatch.setattr(torchdocs, 'torch_documents', lambda: ['one', 'two', 'three'])
     meta = data.make(name, **knobs, overwrite=True)
-    earlier = as_before(dict(meta))
+    earlier = as_before(meta)
     Path(f'data/{name}/meta.json').write_text(json.dumps(earlier))
     assert data.open_data(name).meta == earlier
     with pytest.raises(ValueError, match='is there, made with a recipe of another version'):
@@ -813,7 +849,7 @@ def test_text_under_a_name_in_use():
 
 
 @pytest.mark.parametrize('path, knobs, words', [
-    ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "'empty.txt' is empty: leave it out"),
+    ('missing.txt', {}, 'no text at'), ('empty.txt', {}, "'empty.txt' has no text: leave it out"),
     ('latin.txt', {}, "cannot read 'latin.txt' .* position 3.*UTF-8"),
     ('good.txt', dict(bpe=256), 'from 257 to 65536, not 256'),
     ('good.txt', dict(bpe=300, tokenizer='gpt2'), 'leave out --tokenizer')])
@@ -830,15 +866,15 @@ def test_bad_text_and_nothing_lost(path, knobs, words):
     (data.make, ('new',), 'python data.py new --path=TEXT'),
     (data.open_data, ('new',), "no data set or task 'new' .*python data.py new --path=TEXT"),
     (data.open_data, ('clac',), 'mean .calc'), (data.open_data, ('',), 'name one with --dataset'),
-    (data.open_encoding, ('gpt9',), 'Unknown encoding gpt9.*bytes needs no file'),
+    (data.open_encoding, ('gpt9',), "no tokenizer 'gpt9': did you mean 'gpt2'?"),
     (data.open_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
     (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),
-    (partial(data.make, bpe=300), ('fineweb',), '--bpe trains a tokenizer on text of your own'),
+    (partial(data.make, bpe=300), ('fineweb',), '--bpe needs text that fits into memory'),
     (partial(data.make, val_fraction=0.4), ('torchdocs',), '1/n, not 0.4: say 0.5 for n = 2'),
     (partial(data.make, val_fraction=0.15), ('fineweb', 'web'), '1/n, not 0.15: say 0.14286'),
     (partial(data.make, val_fraction=0.9), ('own', 'good.txt'), 'val_fraction'),
-    *((data.count_tokens, (text,), 'not a number')
+    *((data.parse_tokens, (text,), 'not a number')
       for text in ('many', '-3M', '1e999', '0.5', '0.0009K'))])
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match='(?s)' + words):
