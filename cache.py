@@ -71,13 +71,14 @@ class KeysValues:
     It is allocated at the first update, when B, H, D, dtype and device are known, and has more
     slots when a pass takes more steps. Step k is in slot_of(k). The keys of a token that has exited
     or sleeps are copied to the slots of later steps: by `update` while other tokens loop, and by
-    `fill` at the end of the pass.
+    `fill` at the end of a pass with an exit rule.
 
-    A subclass overrides slot_of or write. It may rely on this: a token is first written at k = 1,
-    then at each k while any token of its pass loops. Of a token that has exited, or sleeps, `new`
-    holds what the slot of the step before holds (in a ring that has wrapped, its own slot): what
-    `write` has put there last. So a subclass that keeps the average over the steps leaves that of a
-    sleeping token as it is.
+    A subclass overrides slot_of or write (not fill, which fixed loops do not call). It may rely on
+    this: a token is first written at k = 1, then at each k while any token of its pass loops. Of a
+    token that has exited, or sleeps, `new` holds what the slot of the step before holds (in a ring
+    that has wrapped, its own slot): what `write` has put there last. So a subclass that keeps the
+    average over the steps leaves that of a sleeping token as it is. But k is not the number of keys
+    in that average if the token has slept and woken.
     """
 
     def __init__(self, slots, T_max):
@@ -205,7 +206,8 @@ def check_policy(policy, ring):
     """ValueError for an unknown policy, or a ring without a slot."""
     if policy not in POLICIES:
         raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
-                         'or None to recompute the context')
+                         'or None to recompute the context; name a file of your own behind '
+                         'the script')
     if ring < 1:
         raise ValueError(f'the ring must have at least 1 slot, not {ring}')
 

@@ -186,8 +186,8 @@ def make_exit(name, tau=None, hits=None, keep=None, wake=False):
                          'write MODULE:NAME, such as zoo.huginn:kl, and in that file from exits '
                          'import EXITS, Exit and EXITS[NAME] = Exit(...)') from None
     if short not in known:
-        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}, or write "
-                         'MODULE:NAME for one in a file of your own')
+        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}; name "
+                         'a file of your own behind the script, or write MODULE:NAME')
     rule = known[short]
     tau = rule.tau if tau is None else tau
     if isinstance(tau, bool) or not isinstance(tau, Real) or math.isnan(tau) or tau < 0:
@@ -330,6 +330,9 @@ def loop_awake(f, x, k_max, rule, read, readers, diary=None):
             memo[woken] = rule.signal(x0[woken], x0[woken], memo[woken], read)[1]
         x1 = f(x0, k, rows, places)
         value, memo = rule.signal(x0, x1, memo, read)
+        if not isinstance(memo, torch.Tensor | None):
+            raise ValueError(f"the memo of the rule '{rule.name}' must be a tensor or None, not a "
+                             f'{type(memo).__name__}: stack its parts')
         if memo is not None and memos is None:
             memos = memo.new_zeros(*x.shape[:2], *memo.shape[1:])
         if memo is not None:

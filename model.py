@@ -138,9 +138,10 @@ class Rotary(nn.Module):
 
 class CausalSelfAttention(nn.Module):
     """
-    Each token reads all tokens up to itself, or the last `window` of them. A subclass that lets
-    tokens read others in place of the window says so in `near` and `readers`; a block names its
-    class, see Block.attention.
+    Each token reads all tokens up to itself, or the last `window` of them. A subclass in which
+    tokens read others overrides `near` and `readers`; a block names its class, see Block.attention.
+    One that has a score for each of these places has a `forward` of its own, too, as RoomAttention
+    in zoo/maze.py.
     """
 
     def __init__(self, config):
@@ -185,7 +186,9 @@ class CausalSelfAttention(nn.Module):
         if hook is not None:
             # (B, end, 2, H, D), or what each token reads (B, T, window, 2, H, D) and if it is there
             kv, mask = hook(kv)
-        if self.window is not None and kv.dim() == 5 and kv.shape[1] > self.window:
+        window_matters = self.window is not None and kv.shape[1] > self.window
+        has_own_near = type(self).near is not CausalSelfAttention.near
+        if kv.dim() == 5 and (window_matters or has_own_near):
             pos = torch.arange(T, device=x.device) if pos is None else pos
             kv, mask = self.within_window(kv, pos)
         if kv.dim() == 6:
@@ -206,7 +209,7 @@ class CausalSelfAttention(nn.Module):
         """
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
-        if end > LONG * self.window and not (self.training and self.dropout):
+        if end > LONG * near.shape[1] and not (self.training and self.dropout):
             return kv[:, near.clamp(min=0)], near >= 0
         # a column more, for the places that are not there
         mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)

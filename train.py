@@ -42,7 +42,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import data
 from common import configurator, distributed, evaluation, training_log
-from common.checkpoint import Run, class_of, load_checkpoint, save_run, say_own_files
+from common.checkpoint import Run, class_of, file_of, load_checkpoint, save_run, say_own_files
 from common.configurator import PathName
 from common.distributed import say
 from common.errors import explain, run
@@ -243,6 +243,9 @@ def make_run(start, examples, dev):
     # a longer max_iters of a resumed run leaves the decay where it was
     knobs = start.knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
     own_files = dict.fromkeys([*start.checkpoint.get('own_files', []), *configurator.own_files])
+    module = type(model).__module__
+    if module != 'model' and not module.startswith('zoo.'):
+        own_files[file_of(module)] = None       # other programs import this class if they name it
     run = Run(knobs, model, optimizers, examples.tokenizer, examples.sha256,
               own_files=list(own_files))
     if start.resumed_from:

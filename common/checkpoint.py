@@ -92,19 +92,27 @@ class NotWhole(UserError):
 
 def class_of(name, from_anywhere=False):
     """
-    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so a class outside model.py and
-    zoo/ is refused, unless the user has named it on the command line (from_anywhere).
+    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it. So a class outside model.py and
+    zoo/ is refused, unless the user has named it (from_anywhere) or its file on the command line.
     """
     module, _, attribute = name.rpartition(':')
-    if not from_anywhere and module != 'model' and not module.startswith('zoo.'):
-        raise UserError(f"the model's class is '{name}', but only zoo/ is imported by default: "
-                        f'put its file there, or continue with train.py --model_class={name}')
+    file = file_of(module)
+    named = [os.path.normpath(path) for path in configurator.own_files]
+    is_ours = module == 'model' or module.startswith('zoo.')
+    if not (is_ours or from_anywhere or file in named):
+        raise UserError(f"the model's class is '{name}', and a file outside zoo/ is imported only "
+                        f'if you name it: write {file} behind the script')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
         if not (issubclass(cls, torch.nn.Module) and hasattr(cls, 'Config')):
             raise TypeError('no model')
     return cls
+
+
+def file_of(module):
+    """The file of a module beside the programs, as a command line names it: mine.py."""
+    return os.path.join(*module.split('.')) + '.py'
 
 
 def read_checkpoint(path):

@@ -182,6 +182,8 @@ def read_file(path, knobs, annotations):
     for key, value in bound.items():
         is_own = key != key.lower() or key[0] == '_'        # LIMIT, _half: for the file itself
         is_part = callable(value) or isinstance(value, ModuleType)
+        if key in knobs and is_part:
+            raise UserError(f"'{path}' binds {key}, which is a setting here: choose another name")
         if key in knobs:
             knobs[key] = convert(key, value, annotations[key], example=knobs[key])
             given.add(key)
@@ -202,9 +204,10 @@ def run_file(code, known):
     readable = deepcopy(known)
     names = dict(__builtins__=vars(builtins) | readable)
     exec(code, names)
-    del names['__builtins__']
+    # the functions of the file go on using `names`, in which torch.compile looks for __builtins__
+    bound = {key: value for key, value in names.items() if key != '__builtins__'}
     appended_to = {key: value for key, value in readable.items() if value != known[key]}
-    return appended_to | names
+    return appended_to | bound
 
 
 def show_help(script, knobs, annotations):

@@ -122,7 +122,8 @@ def choose_cache(cache, wave=0):
         return 'latest' if wave else 'exact'
     if cache is not None and cache not in POLICIES:
         raise ValueError(f"unknown cache policy '{cache}': choose one of {', '.join(POLICIES)}, "
-                         'auto, or None to recompute the context')
+                         'auto, or None to recompute the context; name a file of your own '
+                         'behind the script')
     return cache
 
 

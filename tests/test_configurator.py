@@ -58,7 +58,8 @@ FILES = dict(
     appends='layers.append([2])\nkeep_iters.append(500)\n',
     same="name = 'x'\n", quotes='"""\nHow to begin:\nfrom the weights of calc.\n"""\ncount = 4\n',
     bad_key='ratee = 1', near_train='learning_rte = 1',
-    bad_type="count = 'three'", raises='rate = 1 / 0', no_path='folder = 5')
+    bad_type="count = 'three'", raises='rate = 1 / 0', no_path='folder = 5',
+    part='def count():\n    pass')
 
 
 @pytest.fixture
@@ -120,6 +121,7 @@ def test_arguments_apply_in_the_order_given(script, args, changes):
     (['near_train.py'], "unknown knob 'learning_rte' in config file 'near_train.py': "
      "did you mean 'learning_rate'?"),
     (['bad_type.py'], "count must be int, not 'three'"),
+    (['part.py'], "'part.py' binds count, which is a setting here: choose another name"),
     (['raises.py'], "config file 'raises.py' failed: ZeroDivisionError: division by zero")])
 def test_bad_input_is_one_line_and_status_2(script, args, line, capsys):
     with pytest.raises(SystemExit, match='2'):
@@ -141,6 +143,16 @@ def test_only_a_file_that_imports_may_have_added_a_part(script):
     """A sentence of its docstring that begins like an import is none."""
     script('same.py', 'quotes.py', 'parts.py')
     assert configurator.own_files == ['parts.py']
+
+
+def test_a_part_in_a_file_of_ones_own_can_be_compiled(tmp_path):
+    """torch.compile looks for the builtins among the globals of a function."""
+    path = tmp_path / 'mine.py'
+    path.write_text('import torch\ndef twice(x):\n    return torch.stack([x for _ in range(2)])\n')
+    bound = configurator.run_file(path.read_text(), {})
+    assert {*bound} == {'torch', 'twice'}
+    compiled = torch.compile(bound['twice'], backend='eager', fullgraph=True)
+    assert compiled(torch.ones(1)).tolist() == [[1.0], [1.0]]
 
 
 @pytest.mark.parametrize('script', ['tasks.py', 'exits.py', 'cache.py', 'decode/wave.py'])

@@ -6,7 +6,7 @@ import torch
 from conftest import exit_by_hand, loop
 
 import exits
-from exits import EPS, Exit, algorithm_1, make_exit
+from exits import EPS, Exit, algorithm_1, loop_awake, make_exit
 
 # thresholds at which the tokens of a spiral exit at different steps
 TAUS = dict(norm=0.3, norm_rel=0.1, kl=1e-3, accel=0.1, accel_hat=0.82, accel_rel=0.05)
@@ -91,7 +91,7 @@ def test_make_exit():
 
 @pytest.mark.parametrize('args, words', [
     (('acel', 1e-2), 'unknown exit rule .acel.: choose one of norm, norm_rel, kl, accel, accel_h'),
-    (('ranks', 1e-2), 'or write MODULE:NAME for one in a file of your own'),
+    (('ranks', 1e-2), 'name a file of your own behind the script, or write MODULE:NAME'),
     *((('accel', tau), 'tau must be a number >= 0') for tau in (-1e-3, math.nan, 'small', True)),
     (('accel', 1e-2, 0), 'hits must be at least 1')])
 def test_bad_rules(args, words):
@@ -215,6 +215,13 @@ def test_waiting_is_its_definition(name, hits):
             done.append(min(ends, default=k_max))
         assert evals[b].tolist() == done == sorted(done)
     assert len(evals.unique()) > 1
+
+
+def test_a_memo_of_several_parts_is_refused_where_tokens_wake_alone():
+    rule = Exit(lambda x0, x1, memo, read: ((x1 - x0).norm(dim=-1), (x0, x1)), tau=1, wake=True)
+    with pytest.raises(ValueError, match='must be a tensor or None, not a tuple: stack its parts'):
+        loop_awake(lambda x, k, rows, places: x + 1, torch.zeros(2, 3, 2), 9, rule,
+                   lambda x: x, lambda moved: moved)
 
 
 def test_a_yes_or_no_signal_is_refused():

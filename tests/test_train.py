@@ -471,7 +471,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
 
 
 @pytest.mark.parametrize('flag, words', [
-    ('--block_size=100000', 'fewer than 4 windows of 100000'),
+    ('--block_size=100000', 'no window of 100000 with a next token'),
     ('--block_size=0', 'block_size must be at least 1'),
     ('--init_from=resume', 'continue the run in --out_dir with --resume'),
     ('--init_from=gpt2-xl', 'no groups that loop'),

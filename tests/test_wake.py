@@ -300,6 +300,31 @@ def test_an_attention_that_reads_others_does_so_in_short_and_long_rows(monkeypat
     assert (model(other, n_loop=1)[0] - model(idx, n_loop=1)[0])[0, -1].abs().max() > 1e-3
 
 
+class Odd(CausalSelfAttention):
+    """Each token reads itself and the token three places before it."""
+
+    def near(self, pos):
+        return torch.stack((pos, pos - 3), dim=1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('window', [None, 4])
+def test_an_attention_of_ones_own_reads_the_same_in_a_row_of_any_length(monkeypatch, window):
+    """Token by token, too. It needs no window."""
+    monkeypatch.setattr(Block, 'attention', Odd)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(block_size=24, vocab_size=9, n_layer=2, n_head=2, n_embd=16, groups=[[1]],
+                          x0='zero', **WINDOW | dict(window=window))).eval()
+    idx = torch.randint(9, (1, 24))
+    whole, _ = model(idx, n_loop=3)
+    for t in 2, 3, 4, 9:
+        torch.testing.assert_close(model(idx[:, :t], n_loop=3)[0], whole[:, :t], **CLOSE)
+    text, _ = model.generate(idx[:, :3], 9, temperature=0, n_loop=3)
+    for t in range(3, 12):
+        logits, _ = model(text[:, :t], n_loop=3)
+        assert torch.equal(text[:, t], logits[:, -1].argmax(-1))
+
+
 @pytest.mark.parametrize('cache', ['exact', 'latest', 'ring', None])
 def test_a_window_in_generated_text(tiny, idx, cache):
     """Each token is the argmax of the whole context where the policy is exact; all have drafts."""

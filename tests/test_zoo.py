@@ -263,17 +263,19 @@ def test_a_checkpoint_names_its_class(tmp_path, tiny, idx, name):
 
 
 def test_the_class_of_a_checkpoint(tmp_path, monkeypatch):
-    """Code outside of model.py and zoo/ is imported for --model_class alone."""
+    """Code outside of model.py and zoo/ is imported only if --model_class or its file is named."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     make_book()
     (tmp_path / 'foreign.py').write_text('from model import GPT\nclass Mine(GPT):\n    pass\n')
-    finished(*TINY, '--max_iters=1', '--model_class=foreign:Mine')
+    printed = finished(*TINY, '--max_iters=1', '--model_class=foreign:Mine')
+    assert printed.endswith('next: python sample.py foreign.py\n')
     monkeypatch.delitem(sys.modules, 'foreign')
     start = ['--init_from=out/ckpt.pt', '--out_dir=out-2', *TINY]
-    assert 'train.py --model_class=foreign:Mine' in refused(*start)
+    assert 'only if you name it: write foreign.py behind the script' in refused(*start)
     assert 'foreign' not in sys.modules
     finished(*start, '--model_class=foreign:Mine', '--max_iters=1')
+    finished('foreign.py', '--max_new_tokens=2', script='sample.py')
 
 
 # public folders -----------------------------------------------------------------------------------
