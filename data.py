@@ -9,7 +9,8 @@ Turn text into tokens on disk, and read them back.
 
 writes data/NAME (and data/NAME.lock, an empty file that keeps a second program out):
 
-    train.bin, val.bin    tokens as uint16, little-endian; an end-of-text token ends each document
+    train.bin, val.bin    tokens as uint16, little-endian: of each document the tokens with which a
+                          text begins, if the tokenizer has any, its text, and an end-of-text token
     meta.json             tokenizer, vocab_size, dtype, source; the recipe, which has every choice
                           on which the tokens depend; for each split its documents, tokens, bytes of
                           text, and sha256
@@ -17,11 +18,12 @@ writes data/NAME (and data/NAME.lock, an empty file that keeps a second program 
                           train.py copies it beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them. All files together
-must fit into memory. nanoGPT's train.bin and val.bin in a folder are read as text, too.
+must fit into memory. A folder with train.bin and val.bin (nanoGPT's, or one of data/) is decoded to
+text.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out. By default FineWeb is
-encoded with gpt2, stored tokens with the tokenizer that they have, and other text as bytes.
+encoded with gpt2, a folder with train.bin keeps its tokenizer, and other text becomes bytes.
 
 What is held out, as val.bin:
 
@@ -35,8 +37,8 @@ What is held out, as val.bin:
     torchdocs       the first document and every 48th after it
     FineWeb         the first document and every 2,000th after it
 
---val_fraction changes these shares where names or a val.bin do not decide. For torchdocs and
-FineWeb it must be 1/n.
+--val_fraction changes these shares. It is refused where names or a val.bin say what is held out,
+and for torchdocs and FineWeb it must be 1/n.
 
 From there to a model:
 
@@ -44,8 +46,8 @@ From there to a model:
     a task          ->                          x, y      tasks.Problems
 
     x   (B, T) int64: input tokens
-    y   (B, T) int64: the label of each of them. On text that is the next token; on a task the right
-        answer, or tasks.NOT_ASKED
+    y   (B, T) int64: the label of each input token. On text that is the next token; on a task the
+        right answer, or tasks.NOT_ASKED
 
 A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
 The batches of a task are made, not read: tasks.py.
@@ -78,7 +80,7 @@ from common.own_text import StoredTokens, TextFiles, has_tokens
 from common.source import SPLITS
 from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import TorchDocs
-from common.writer import Writer, differences, n_tokens_in, recipe_in, usable_progress
+from common.writer import Writer, differences, n_tokens_in, usable_progress
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
@@ -100,10 +102,10 @@ TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 #
 # The files in the order in which they are written, and what the next call does if a call is killed:
 #
-#   part/train.bin, val.bin     grow                    it begins anew,
-#   part/progress.json          for a stream, at times  or continues after the saved progress
-#   part/meta.json              when all is written     it moves the files
-#   the files of the folder     moved; meta.json last   it moves the rest
+#   NAME.part/train.bin, val.bin    grow                    it begins anew,
+#   NAME.part/progress.json         for a stream, at times  or continues after the saved progress
+#   NAME.part/meta.json             when all is written     it moves the files
+#   the files in NAME               moved; meta.json last   it moves the rest
 
 def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='sample-10BT',
          revision=None, val_fraction=None, overwrite=False):
@@ -111,34 +113,40 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
     Write data/NAME -> its meta. The arguments are the knobs.
 
     If the data set that is there has the same recipe, nothing is written and its meta is returned,
-    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError).
+    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError). The
+    same is true of what an interrupted call has left of a stream, which is continued.
     """
     check_knobs(name, path, tokenizer, bpe, val_fraction)
     folder = f'data/{name}'
-    part = f'{folder}/part'
+    part = f'{folder}.part'
     with only_maker(folder):
-        was_moved = move_finished(folder)       # what an interrupted call had still to move
-        may_replace = overwrite and not was_moved
+        # what an interrupted call had only to move is not made again
+        anew = overwrite and not move_finished(folder)
+        old_meta = read_json(f'{folder}/meta.json')
+        earlier = old_meta
+        if anew or not old_meta:
+            earlier = read_json(f'{part}/progress.json')
         source = open_source(name, path, tokens, config, revision, val_fraction,
-                             recipe_to_repeat(folder, may_replace))
+                             earlier.get('recipe', {}))
         encoding = None                         # with bpe it is trained below
         if bpe is None:
             encoding = open_text_encoding(tokenizer or source.default_tokenizer)
         # every choice on which the tokens depend
-        recipe = dict(place=source.place, revision=source.revision, sha256=source.sha256,
-                      val_fraction=source.val_fraction, tokens=source.most_tokens,
-                      tokenizer=encoding.name if encoding else None, bpe=bpe)
-        old_meta = read_json(f'{folder}/meta.json')
-        differing = differences(recipe_in(old_meta), recipe)
-        if old_meta and not differing and not may_replace:
+        recipe = dict(text=source.text, tokens=source.most_tokens, bpe=bpe,
+                      val_fraction=source.val_fraction,
+                      tokenizer=encoding.name if encoding else None)
+
+        differing = differences(old_meta.get('recipe', {}), recipe)
+        if old_meta and not differing and not anew:
+            print(f'{folder} is made already', file=sys.stderr)
             return old_meta
         if not overwrite:
-            check_free(folder, old_meta, differing)
+            refuse_to_replace(folder, old_meta, differing)
 
-        progress = usable_progress(part, recipe)
+        progress = usable_progress(part, recipe, overwrite)
         documents = source.documents(progress)
         if bpe is not None:
-            documents = list(documents)
+            documents = list(documents)         # read twice: to train the BPE, and to encode
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
         with Writer(part, encoding, progress, source.most_tokens) as writer:
             for split, text in documents:
@@ -147,15 +155,15 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
                     break
                 writer.save_at_times(recipe, source)
             if source.most_tokens is not None and not writer.is_full:
-                print(f'{source.place} ends after {writer.n_tokens:,} tokens, fewer than the '
+                print(f'{source.description} ends after {writer.n_tokens:,} tokens, fewer than the '
                       f'{source.most_tokens:,} of --tokens', file=sys.stderr)
-        finish(part, encoding, source, recipe, writer.counts)
+        write_meta(part, encoding, source, recipe, writer.counts)
         move_finished(folder)
         return read_json(f'{folder}/meta.json')
 
 
 def open_source(name, path, tokens, config, revision, val_fraction, earlier):
-    """The Source of the data set `name`. earlier: what recipe_to_repeat returns."""
+    """The Source of the data set `name`. earlier: the recipe of an earlier call, or {}."""
     if name == 'torchdocs':
         return TorchDocs(val_fraction)
     if name == 'fineweb':
@@ -165,10 +173,10 @@ def open_source(name, path, tokens, config, revision, val_fraction, earlier):
     return TextFiles(path, val_fraction)
 
 
-def check_free(folder, old_meta, differing):
-    """ValueError if the folder has tokens that must not be replaced: those of another recipe."""
+def refuse_to_replace(folder, old_meta, differing):
+    """ValueError if the folder has tokens: those of a recipe with these differences, or unknown."""
     if old_meta:
-        raise UserError(f"{folder} is there, made with {', '.join(differing)}: --overwrite "
+        raise UserError(f"{folder} is there, made with {'; '.join(differing)}: --overwrite "
                         'replaces it, or choose another name')
     for split in SPLITS:
         if os.path.exists(f'{folder}/{split}.bin'):
@@ -176,23 +184,19 @@ def check_free(folder, old_meta, differing):
                             'replaces them, or choose another name')
 
 
-def recipe_to_repeat(folder, may_replace):
-    """The recipe of the data set in this folder, or of an interrupted call; {} if there is none."""
-    earlier = {} if may_replace else read_json(f'{folder}/meta.json')
-    return recipe_in(earlier or read_json(f'{folder}/part/progress.json'))
-
-
 def check_knobs(name, path, tokenizer, bpe, val_fraction):
     """ValueError if these knobs of make do not go together."""
-    if not re.fullmatch(r'\w[\w.-]*', name) or name in tasks.TASKS:
-        raise UserError(f"'{name}' cannot be the name of a data set: use letters, digits, _ . and "
-                        '-, and not the name of a task')
+    is_word = re.fullmatch(r'\w[\w.-]*', name)
+    if not is_word or name in tasks.TASKS or name.endswith(('.lock', '.part')):
+        raise UserError(f"'{name}' cannot be the name of a data set: begin with a letter, then use "
+                        'letters, digits, _ . and -, and not the name of a task')
     if name == 'torchdocs' and path:
         raise UserError('text of your own needs a name of its own: python data.py NAME '
                         f'--path={quote(path)}')
     if name not in ('torchdocs', 'fineweb') and not path:
         raise UserError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    if path and os.path.realpath(path) == os.path.realpath(f'data/{name}'):
+    own_folders = os.path.realpath(f'data/{name}'), os.path.realpath(f'data/{name}.part')
+    if path and os.path.realpath(path) in own_folders:
         raise UserError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
                         'another name')
     if bpe is not None and name == 'fineweb':
@@ -211,10 +215,9 @@ def parse_tokens(text):
     n = 0
     if match:
         number, unit = match.groups()
-        # 8.2 * 1e6 is 8,199,999.999...
-        n = int(float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit] + 1e-3)
+        n = float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit]
     check(n >= 1, f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return n
+    return round(n)
 
 
 @contextmanager
@@ -223,8 +226,8 @@ def only_maker(folder):
     `with only_maker('data/NAME'):` holds data/NAME.lock: one program writes data/NAME at a time,
     and a second one waits. An error of the disk ends the program with one line.
     """
-    with explain(f'cannot make {folder}', 'look at that file, and make room if the disk is full; '
-                 'then run the command again', OSError):
+    with explain(f'cannot make {folder}', 'is the disk full, or a file not readable? Then run the '
+                 'command again', OSError):
         lock = FileLock(f'{folder}.lock')
         try:
             lock.acquire(blocking=False)
@@ -238,7 +241,7 @@ def only_maker(folder):
             lock.release()
 
 
-def finish(part, encoding, source, recipe, counts):
+def write_meta(part, encoding, source, recipe, counts):
     """
     Check the tokens in the folder part, and write tokenizer.json and meta.json beside them.
     meta.json comes last: it says that the data set is complete.
@@ -252,9 +255,11 @@ def finish(part, encoding, source, recipe, counts):
             if source.most_tokens is not None and n_tokens_in(counts) >= source.most_tokens:
                 raise UserError(f'--tokens={source.most_tokens} is too small for a training and a '
                                 'held-out split: give more, such as 1M')
-            raise UserError(f'{source.place} is too small for a training and a held-out split')
-        check(os.path.getsize(file) == 2 * n, f'{file} has other tokens than the {n:,} that this '
-              'program wrote: start again, while no other program writes there')
+            raise UserError(f'{source.description} is too small for a training and a held-out '
+                            'split')
+        size = os.path.getsize(file)
+        check(size == 2 * n, f'{file} has {size:,} bytes, and this program wrote {2 * n:,}: start '
+              'again, while no other program writes there')
         meta[split] = counts[split] | dict(sha256=sha256_of(file))
     if isinstance(encoding, TokenizerJson):
         encoding.save(part)
@@ -263,13 +268,14 @@ def finish(part, encoding, source, recipe, counts):
 
 def move_finished(folder):
     """
-    Move a data set that is complete from folder/part to folder, replacing an earlier one. If that
+    Move a data set that is complete from folder.part to folder, replacing an earlier one. If that
     is interrupted, the next call moves the rest. Until then there is no meta.json, so that nothing
     is read. Returns whether there was one to move.
     """
-    part = f'{folder}/part'
+    part = f'{folder}.part'
     if not os.path.exists(f'{part}/meta.json'):
         return False
+    os.makedirs(folder, exist_ok=True)
     if os.path.exists(f'{part}/train.bin'):         # nothing has been moved yet
         for file in f'{folder}/meta.json', f'{folder}/tokenizer.json', f'{part}/progress.json':
             with suppress(FileNotFoundError):
@@ -362,11 +368,12 @@ class Text(Examples):
 
     def warn_of_other_torch(self):
         """Warn if torchdocs, made with the default knobs, is the text of another torch."""
-        val_fraction = recipe_in(self.meta).get('val_fraction')
-        is_default = self.tokenizer == 'bytes' and val_fraction == TorchDocs.default_fraction
+        val_fraction = self.meta.get('recipe', {}).get('val_fraction')
+        is_default = self.tokenizer == 'bytes' and val_fraction == 1 / TorchDocs.default_every
         if is_default and self.sha256 != TORCHDOCS:
             print('warning: data/torchdocs is not the text of torch 2.13.0 (this is torch '
-                  f'{torch.__version__}), so losses differ from the README', file=sys.stderr)
+                  f'{torch.__version__}), so losses differ from the README; python data.py '
+                  '--overwrite makes it anew', file=sys.stderr)
 
     def check_fits(self, T, rows=1):
         """ValueError unless each split has a window of T tokens and the token after it."""
@@ -390,11 +397,10 @@ class Text(Examples):
 
 def no_data_set(name):
     """The error message for a name that is neither a task nor a folder of data/."""
-    if os.path.exists(f'data/{name}/part/meta.json'):
-        return f'data/{name} is not complete: run the command that makes it again'
-    names = [*tasks.TASKS, 'torchdocs']
-    if os.path.isdir('data'):
-        names += os.listdir('data')
+    if os.path.exists(f'data/{name}.part'):
+        return f'data/{name} is not complete: run its python data.py command once more'
+    prepared = [path.parent.name for path in Path('data').glob('*/meta.json')]
+    names = [*tasks.TASKS, 'torchdocs', *prepared]
     flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
     return (f"no data set or task '{name}'{did_you_mean(name, names)} (text is prepared with "
             f'python data.py {name} {flag})')

@@ -169,7 +169,9 @@ def knobs_of_training():
 def read_file(path, knobs, annotations):
     """Run a config file, and set the knobs that it binds."""
     if not path.endswith('.py'):
-        raise UserError(f"'{path}' is neither a --key=value flag nor a config file ending in .py")
+        hint = '; a file for a setting is given as --key=FILE' if os.path.exists(path) else ''
+        raise UserError(f"'{path}' is neither a --key=value flag nor a config file ending in .py"
+                        f'{hint}')
     known = knobs_of_training() | knobs
     try:
         with open(path, encoding='utf-8-sig') as f:

@@ -46,8 +46,8 @@ def kind_of(name):
 def open_text_encoding(name, folder=None):
     """
     The encoding of texts that has this name, see kind_of. ValueError if it is unavailable, or has
-    too many tokens for uint16. folder: the folder of a checkpoint or a data set. A tokenizer.json
-    is read from there if it is given.
+    too many tokens for uint16. folder: that of a checkpoint or a data set; a tokenizer.json is
+    read from it, whatever path the name has.
     """
     kind = kind_of(name)
     if kind == 'bytes':

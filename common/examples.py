@@ -6,7 +6,8 @@ from common.errors import UserError
 
 class Examples:
     """
-    Batches to train on, and held-out windows. Both classes have, with T a number of tokens,
+    Batches to train on, and held-out windows. Both classes implement this, with T a number of
+    tokens:
 
         name                        of the data set, or of the task without its knobs
         description                 what is trained on, in words

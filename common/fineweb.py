@@ -2,57 +2,63 @@
 import os
 import re
 from pathlib import Path
+from shlex import quote
 
-from common.errors import UserError, explain
+from common.errors import UserError, check, explain
 from common.files import sha256_of
-from common.source import Source, one_in
+from common.source import SPLITS, Source, one_in
 
 
 class Stream(Source):
     """
     The documents of a data set on the hub, or of a folder with the same layout. The first of each
-    1 / val_fraction documents is held out. An error while they are read ends the program with one
-    line.
+    `every` documents is held out. An error while they are read ends the program with one line.
 
     path, config, revision, val_fraction    knobs of data.py
-    earlier             the recipe of an earlier call (data.make), {} if there was none
     most_tokens         how many tokens are to be taken
+    earlier             the recipe of an earlier call (data.make), {} if there was none
     """
-    default_fraction = 0.0005
+    default_every = 2000
     default_tokenizer = 'gpt2'
 
     def __init__(self, path, config, revision, val_fraction, most_tokens, earlier):
         self.path = path or 'HuggingFaceFW/fineweb'
         self.config = config
-        self.place = f'{self.path} {config}'
-        self.every = one_in(val_fraction or self.default_fraction)
+        self.every = one_in(val_fraction) if val_fraction else self.default_every
         self.val_fraction = 1 / self.every
         self.most_tokens = most_tokens
-        self.revision = self.pick_revision(revision, earlier)
-        if os.path.isdir(self.path):
-            self.sha256 = fingerprint(self.path)
-        self.n_read = 0         # documents
-
-    def pick_revision(self, revision, earlier):
-        """The commit that is to be read; None for a folder, which has none. revision: the knob."""
+        self.name = f'{self.path} {config}'
         if os.path.isdir(self.path):
             if revision:
                 raise UserError(f'{self.path} is a folder, which has no commits: leave out '
                                 '--revision')
-            return None
-        # a call that is repeated or continued reads the same texts
-        if not revision and earlier.get('place') == self.place and earlier.get('revision'):
-            return earlier['revision']
-        if revision and re.fullmatch('[0-9a-f]{40}', revision):
+            self.revision = None
+            self.description = self.name
+            self.text = fingerprint(self.path)
+        else:
+            self.revision = self.pick_revision(revision, earlier)
+            self.description = self.text = f'{self.name} at {self.revision}'
+
+    def pick_revision(self, revision, earlier):
+        """The commit that is to be read. revision: the knob."""
+        if os.path.isfile(self.path):
+            raise UserError('text of your own needs a name of its own: python data.py NAME '
+                            f'--path={quote(self.path)}')
+        if revision:
+            check(re.fullmatch('[0-9a-f]{40}', revision), f"revision '{revision}' is no commit of "
+                  '40 digits: leave it out for the newest')
             return revision
-        # the newest commit, or that of a branch
+        # a call that is repeated or continued reads the same texts
+        name, _, commit = earlier.get('text', '').rpartition(' at ')
+        if name == self.name:
+            return commit
         with self.opening():
             import huggingface_hub
-            return huggingface_hub.HfApi().dataset_info(self.path, revision=revision).sha
+            return huggingface_hub.HfApi().dataset_info(self.path).sha
 
     def opening(self):
         """`with self.opening():` turns an error before the first document into one line."""
-        return explain(f'cannot stream {self.place}', 'no network? If there is one, check --path, '
+        return explain(f'cannot stream {self.name}', 'no network? If there is one, check --path, '
                        '--config and --revision, and that the packages of requirements.txt are '
                        'installed')
 
@@ -62,23 +68,24 @@ class Stream(Source):
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
                                          revision=self.revision, streaming=True)
             self.rows = rows.select_columns('text')
+        n_read = 0
         if progress:
             self.rows.load_state_dict(progress['stream'])
-            self.n_read = progress['documents']
-        return self.pairs()
+            n_read = sum(progress[split]['documents'] for split in SPLITS)
+        return self.documents_after(n_read)
 
-    def pairs(self):
-        """The (split, text) pairs, from where the stream is."""
-        with explain(f'cannot stream {self.place}', 'run the command again: it continues where it '
+    def documents_after(self, n_read):
+        """The (split, text) pairs from where the stream is, after n_read documents."""
+        with explain(f'cannot stream {self.name}', 'run the command again: it continues where it '
                      'was last saved'):
             for row in self.rows:
                 if row['text'] and row['text'].strip():
-                    split = 'train' if self.n_read % self.every else 'val'
-                    self.n_read += 1
+                    split = 'train' if n_read % self.every else 'val'
+                    n_read += 1
                     yield split, row['text']
 
     def state(self):
-        return dict(documents=self.n_read, stream=self.rows.state_dict())
+        return self.rows.state_dict()
 
 
 def fingerprint(folder):

@@ -27,17 +27,17 @@ class TextFiles(Source):
     """The documents of the text files at path. val_fraction: the knob of data.py."""
 
     def __init__(self, path, val_fraction=None):
-        self.place = path
+        self.description = path
         self.files = find_files(path)
         self.splits = splits_by_name(self.files)
         if self.splits is None:
-            self.val_fraction = val_fraction or self.default_fraction
+            self.val_fraction = val_fraction or 0.05
         else:
             refuse_fraction(val_fraction, 'the names of the files say which are held out')
             self.val_fraction = None
-        # a file that is cut in two makes other documents
+        # sha256_of joins the files, so their sizes say where each of them ends
         sizes = [os.path.getsize(file) for file in self.files]
-        self.sha256 = sha256_of(*self.files, more=f'{sizes} {self.splits}')
+        self.text = sha256_of(*self.files, more=f'{sizes} {self.splits}')
 
     def documents(self, progress):
         return own_documents(self.files, self.splits, self.val_fraction)
@@ -51,7 +51,7 @@ def find_files(path):
         files = files_in(path)
     else:
         folder, pattern = os.path.split(path)
-        if os.path.isdir(folder):       # a folder named a[1] is meant literally
+        if os.path.isdir(folder):       # the [1] of a folder that exists is no pattern
             folder = glob.escape(folder)
         files = glob.glob(os.path.join(folder, pattern), recursive=True)
     by_real_path = {}
@@ -64,7 +64,7 @@ def find_files(path):
 
 
 def files_in(folder):
-    """The .txt files in a folder and its folders. Hidden ones and linked folders are left out."""
+    """The .txt files in a folder and its subfolders, but no hidden ones and no linked folders."""
     files = []
     n_left_out = 0
     for file in Path(folder).rglob('*'):
@@ -92,17 +92,12 @@ def splits_by_name(files):
         raise UserError('all files are held out because of their names '
                         f"({', '.join(sorted(HELD_OUT))}), and none is left to train on: rename "
                         'some')
-    if 'val' in splits:
-        return splits
-    if len(files) > 1 and is_held_out(root):
-        print(f'all files lie in {root}, so the name of that folder holds out none of them',
-              file=sys.stderr)
-    return None
+    return splits if 'val' in splits else None
 
 
 def is_held_out(path):
     """Does a path contain a word of HELD_OUT?"""
-    return not HELD_OUT.isdisjoint(re.findall('[a-z]+', path.lower()))
+    return not HELD_OUT.isdisjoint(re.findall(r'[^\W\d_]+', path.lower()))
 
 
 def own_documents(files, splits, val_fraction):
@@ -157,15 +152,15 @@ class StoredTokens(Source):
             raise UserError(f'the tokens in {folder} are letters, numbered by meta.pkl, which is '
                             f'not read: take their text, --path={quote(folder)}/input.txt')
         refuse_fraction(val_fraction, f'{folder}/val.bin is held out')
-        self.place = folder
+        self.folder = self.description = folder
         self.val_fraction = None
-        self.sha256 = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
+        self.text = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
         tokenizer = tokenizer_of(folder)
         is_stored = kind_of(tokenizer) == 'stored'
         self.default_tokenizer = f'{folder}/tokenizer.json' if is_stored else tokenizer
 
     def documents(self, progress):
-        folder = self.place
+        folder = self.folder
         encoding = open_text_encoding(tokenizer_of(folder), folder)
         not_text = {*encoding.start, *encoding.ends}
         for split in SPLITS:

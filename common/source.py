@@ -11,10 +11,8 @@ class Source:
     """
     The documents of a data set. Each kind of source is a class of its own, with
 
-        default_fraction    the share of documents to hold out, unless the user gives another one
-        place               where the text comes from: a path, or some words
-        revision            the commit of a data set on the hub; otherwise None
-        sha256              of the text, if it lies in files; otherwise None
+        description         where the text comes from, for meta.json
+        text                what changes if the text does: a sha256, or a name with a version
         val_fraction        the share that is held out; None if the source says by itself which
                             documents these are
         most_tokens         how many tokens are taken; None for all
@@ -25,23 +23,18 @@ class Source:
         state()             how far a stream was read, to be saved as progress; None if the source
                             cannot be continued
     """
-    default_fraction = 0.05
     default_tokenizer = 'bytes'
-    revision = None
-    sha256 = None
     most_tokens = None
-
-    @property
-    def description(self):
-        """Where the text comes from: 'HuggingFaceFW/fineweb sample-10BT at COMMIT'."""
-        return f'{self.place} at {self.revision}' if self.revision else self.place
 
     def state(self):
         return None
 
 
 def one_in(val_fraction):
-    """The n of val_fraction = 1/n: one document in n is held out. ValueError for another share."""
+    """
+    The n of val_fraction = 1/n, up to 2%: one document in n is held out. ValueError for another
+    share.
+    """
     n = round(1 / val_fraction)
     check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '
           f'must be 1/n, not {val_fraction}: say {1 / n:.5g} for n = {n}')

@@ -75,8 +75,10 @@ class TokenizerJson:
         if not allowed_special:
             return [*self.start, *self.encode_ordinary(text)]
         self.tokenizer.encode_special_tokens = False    # '<s>' in this text is one token
-        tokens = self.ids_of(text)
-        self.tokenizer.encode_special_tokens = True
+        try:
+            tokens = self.ids_of(text)
+        finally:
+            self.tokenizer.encode_special_tokens = True
         if tokens[:len(self.start)] == self.start:      # a chat prompt often has them already
             return tokens
         return [*self.start, *tokens]
@@ -88,7 +90,7 @@ class TokenizerJson:
         return [token for piece in pieces for token in self.ids_of(piece)]
 
     def decode(self, tokens):
-        if self.byte_level:     # the library takes letters of added tokens for bytes
+        if self.byte_level:     # the library would take each letter of an added token for a byte
             return b''.join(map(self.decode_single_token_bytes, tokens)).decode(errors='replace')
         return self.tokenizer.decode(tokens, skip_special_tokens=False)
 

@@ -13,12 +13,12 @@ from common.source import Source, one_in
 
 
 class TorchDocs(Source):
-    """The documents of torch_documents. The first of each 1 / val_fraction is held out."""
-    default_fraction = 1 / 48
+    """The documents of torch_documents. The first of each `every` is held out."""
+    default_every = 48
 
     def __init__(self, val_fraction=None):
-        self.place = f'documentation in torch {torch.__version__}'
-        self.every = one_in(val_fraction or self.default_fraction)
+        self.description = self.text = f'documentation in torch {torch.__version__}'
+        self.every = one_in(val_fraction) if val_fraction else self.default_every
         self.val_fraction = 1 / self.every
 
     def documents(self, progress):

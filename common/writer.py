@@ -1,21 +1,19 @@
 """
-The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME/part.
+The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME.part.
 For a stream progress.json is beside them, with which an interrupted call is continued. It holds
 
-    recipe        every choice on which the tokens depend (data.make). Progress is used only by a
-                  call with the same recipe; its `tokens` alone may differ, and must be larger
-                  than what is there
-    documents     how many were read
-    stream        the state of the stream after the last of them
+    recipe        every choice on which the tokens depend (data.make). A call continues only what
+                  has its own recipe; its `tokens` may be a larger number
+    stream        the state of the stream
     train, val    how many documents, tokens and bytes of text were written
 """
 import os
 import shutil
-import sys
 
 import numpy as np
 from tqdm import tqdm
 
+from common.errors import UserError
 from common.files import read_json, write_json
 from common.source import SPLITS
 
@@ -24,15 +22,15 @@ SAVE_EVERY = 1024       # documents; 300M tokens take hours
 
 class Writer:
     """
-    `with Writer(part, encoding) as writer:` writes the tokens of documents into train.bin and
+    `with Writer(...) as writer:` writes the tokens of documents into train.bin and
     val.bin in the folder part.
 
     counts          {split: dict(documents, tokens, bytes of text)}, what is in them
-    progress        what usable_progress returns: the call continues it; {} starts anew
+    progress        what usable_progress returns: it is continued; {} starts anew
     most_tokens     how many tokens are wanted; None for all
     """
 
-    def __init__(self, part, encoding, progress=None, most_tokens=None):
+    def __init__(self, part, encoding, progress, most_tokens):
         self.part = part
         self.encoding = encoding
         self.most_tokens = most_tokens
@@ -74,7 +72,7 @@ class Writer:
         counts = self.counts[split]
         counts['documents'] += 1
         counts['tokens'] += len(ids)
-        counts['bytes'] += len(text.encode(errors='replace'))
+        counts['bytes'] += len(text.encode(errors='replace'))   # lone surrogates may occur
         self.bar.update(len(ids))
 
     def save_at_times(self, recipe, source):
@@ -88,34 +86,32 @@ class Writer:
         for file in self.bins.values():     # on the disk before the progress that counts them
             file.flush()
             os.fsync(file.fileno())
-        write_json(dict(recipe=recipe) | state | self.counts, f'{self.part}/progress.json')
+        write_json(dict(recipe=recipe, stream=state, **self.counts), f'{self.part}/progress.json')
 
 
 # what an interrupted call has written -------------------------------------------------------------
 
-def usable_progress(part, recipe):
+def usable_progress(part, recipe, overwrite):
     """
-    The progress in the folder part, if a call with this recipe can continue it; otherwise {}, and a
-    line says why it cannot.
+    The progress in the folder part that a call with this recipe continues, or {}. ValueError if
+    another call has left it: only with overwrite it is discarded.
     """
     progress = read_json(f'{part}/progress.json')
-    if not progress:
-        return {}
-    reason = why_useless(progress, part, recipe)
-    if reason:
-        print(f'{n_tokens_in(progress):,} tokens that an interrupted call has left are discarded: '
-              f'{reason}', file=sys.stderr)
-        return {}
-    return progress
+    reason = why_useless(progress, part, recipe) if progress else ''
+    if reason and not overwrite:
+        raise UserError(f'an interrupted call has left {n_tokens_in(progress):,} tokens in {part}, '
+                        f'and {reason}: repeat that call, or begin anew with --overwrite')
+    return {} if reason else progress
 
 
 def why_useless(progress, part, recipe):
     """Why a call with this recipe cannot continue this progress in part; '' if it can."""
-    differing = differences(recipe_in(progress) | dict(tokens=recipe['tokens']), recipe)
+    earlier = progress.get('recipe', {})
+    differing = differences(earlier | dict(tokens=recipe['tokens']), recipe)
     if differing:
-        return f"that call had {', '.join(differing)}"
+        return f"it had {'; '.join(differing)}"
     if n_tokens_in(progress) >= recipe['tokens']:
-        return 'this call asks for no more than these'
+        return f"this call asks for no more than {recipe['tokens']:,}"
     for split in SPLITS:
         file = f'{part}/{split}.bin'
         if not os.path.exists(file) or os.path.getsize(file) < 2 * progress[split]['tokens']:
@@ -128,24 +124,14 @@ def n_tokens_in(counts):
     return sum(counts[split]['tokens'] for split in SPLITS)
 
 
-# the recipe of tokens -----------------------------------------------------------------------------
-
-def recipe_in(record):
-    """The recipe in a meta.json or progress.json; {} if it has none."""
-    return record.get('recipe', {})
-
-
 def differences(old, new):
     """What makes the tokens of two recipes differ, in words: ['tokenizer gpt2, not bytes']."""
     if old.keys() != new.keys():
         return ['a recipe of another version of this program']
     in_words = []
-    for choice, a in old.items():
-        b = new[choice]
-        if choice == 'place' and os.path.abspath(a) == os.path.abspath(b):
-            continue        # two spellings of a path
-        if choice == 'sha256' and a != b:
+    for choice in old:
+        if old[choice] != new[choice] and choice == 'text':
             in_words.append('other text')
-        elif a != b:
-            in_words.append(f'{choice} {a}, not {b}')
+        elif old[choice] != new[choice]:
+            in_words.append(f'{choice} {old[choice]}, not {new[choice]}')
     return in_words
