@@ -91,7 +91,7 @@ tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is 
 config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 revision: str | None = None         # fineweb: a commit of the data set; None = the newest
 val_fraction: float | None = None   # share of documents to hold out; None = the default above
-overwrite = False                   # replace a data set of this name
+overwrite = False                   # replace a data set, or unfinished tokens of another recipe
 # --------------------------------------------------------------------------------------------------
 
 # the sha256 of torchdocs' train.bin with torch 2.13.0
@@ -102,10 +102,12 @@ TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 #
 # The files in the order in which they are written, and what the next call does if a call is killed:
 #
-#   NAME.part/train.bin, val.bin    grow                    it begins anew,
-#   NAME.part/progress.json         for a stream, at times  or continues after the saved progress
-#   NAME.part/meta.json             when all is written     it moves the files
-#   the files in NAME               moved; meta.json last   it moves the rest
+#   what is on the disk                                 what the next call does
+#
+#   NAME.part/train.bin, val.bin                        It begins anew. A stream continues after
+#       and for a stream NAME.part/progress.json        the progress that was last saved.
+#   NAME.part/meta.json, too: all is written            It moves the files to NAME, meta.json last.
+#   NAME without meta.json, the rest in NAME.part       It moves the rest.
 
 def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='sample-10BT',
          revision=None, val_fraction=None, overwrite=False):
@@ -113,37 +115,38 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
     Write data/NAME -> its meta. The arguments are the knobs.
 
     If the data set that is there has the same recipe, nothing is written and its meta is returned,
-    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError). The
-    same is true of what an interrupted call has left of a stream, which is continued.
+    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError). What
+    an interrupted call has left of a stream is continued if its recipe is the same (`tokens` may be
+    larger). If it differs, overwrite must be given.
     """
     check_knobs(name, path, tokenizer, bpe, val_fraction)
     folder = f'data/{name}'
     part = f'{folder}.part'
     with only_maker(folder):
-        # what an interrupted call had only to move is not made again
-        anew = overwrite and not move_finished(folder)
-        old_meta = read_json(f'{folder}/meta.json')
-        earlier = old_meta
-        if anew or not old_meta:
-            earlier = read_json(f'{part}/progress.json')
+        was_moved = move_finished(folder)       # what an interrupted call had only to move
+        replace = overwrite and not was_moved
+        old_meta = {} if replace else read_json(f'{folder}/meta.json')
         source = open_source(name, path, tokens, config, revision, val_fraction,
-                             earlier.get('recipe', {}))
+                             recipe_to_repeat(old_meta, part))
         encoding = None                         # with bpe it is trained below
         if bpe is None:
             encoding = open_text_encoding(tokenizer or source.default_tokenizer)
         # every choice on which the tokens depend
-        recipe = dict(text=source.text, tokens=source.most_tokens, bpe=bpe,
-                      val_fraction=source.val_fraction,
+        recipe = dict(identity=source.identity, revision=source.revision, bpe=bpe,
+                      tokens=source.most_tokens, val_fraction=source.val_fraction,
                       tokenizer=encoding.name if encoding else None)
 
-        differing = differences(old_meta.get('recipe', {}), recipe)
-        if old_meta and not differing and not anew:
-            print(f'{folder} is made already', file=sys.stderr)
-            return old_meta
-        if not overwrite:
-            refuse_to_replace(folder, old_meta, differing)
-
+        if old_meta:
+            differing = differences(old_meta.get('recipe', {}), recipe)
+            if not differing:
+                print(f'{folder} is made already', file=sys.stderr)
+                return old_meta
+            check(overwrite, f"{folder} is there, made with {'; '.join(differing)}: --overwrite "
+                  'replaces it, or choose another name')
+        elif not overwrite:
+            refuse_unknown_tokens(folder)
         progress = usable_progress(part, recipe, overwrite)
+
         documents = source.documents(progress)
         if bpe is not None:
             documents = list(documents)         # read twice: to train the BPE, and to encode
@@ -173,11 +176,17 @@ def open_source(name, path, tokens, config, revision, val_fraction, earlier):
     return TextFiles(path, val_fraction)
 
 
-def refuse_to_replace(folder, old_meta, differing):
-    """ValueError if the folder has tokens: those of a recipe with these differences, or unknown."""
-    if old_meta:
-        raise UserError(f"{folder} is there, made with {'; '.join(differing)}: --overwrite "
-                        'replaces it, or choose another name')
+def recipe_to_repeat(old_meta, part):
+    """
+    The recipe of the data set that is there, or of what an interrupted call has left; {} without
+    either. A stream reads the commit that it read before.
+    """
+    earlier = old_meta or read_json(f'{part}/progress.json')
+    return earlier.get('recipe', {})
+
+
+def refuse_unknown_tokens(folder):
+    """ValueError if the folder has tokens. It has no meta.json."""
     for split in SPLITS:
         if os.path.exists(f'{folder}/{split}.bin'):
             raise UserError(f'{folder} has tokens, and no meta.json that says which: --overwrite '
@@ -186,11 +195,11 @@ def refuse_to_replace(folder, old_meta, differing):
 
 def check_knobs(name, path, tokenizer, bpe, val_fraction):
     """ValueError if these knobs of make do not go together."""
-    is_word = re.fullmatch(r'\w[\w.-]*', name)
-    if not is_word or name in tasks.TASKS or name.endswith(('.lock', '.part')):
-        raise UserError(f"'{name}' cannot be the name of a data set: begin with a letter, then use "
-                        'letters, digits, _ . and -, and not the name of a task')
-    if name == 'torchdocs' and path:
+    fits = re.fullmatch(r'[^\W_][\w.-]*', name)
+    if not fits or name in tasks.TASKS or name.endswith(('.lock', '.part')):
+        raise UserError(f"'{name}' cannot be the name of a data set: begin with a letter or digit, "
+                        'then use letters, digits, _ . and -, and not the name of a task')
+    if path and (name == 'torchdocs' or name == 'fineweb' and os.path.isfile(path)):
         raise UserError('text of your own needs a name of its own: python data.py NAME '
                         f'--path={quote(path)}')
     if name not in ('torchdocs', 'fineweb') and not path:
@@ -203,10 +212,10 @@ def check_knobs(name, path, tokenizer, bpe, val_fraction):
         raise UserError('--bpe needs text that fits into memory: give --tokenizer here')
     if bpe is not None and tokenizer:
         raise UserError('--bpe trains a tokenizer of its own: leave out --tokenizer')
-    check(val_fraction is None or 0 < val_fraction <= 0.5,
-          f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-    if bpe is not None:
-        check(257 <= bpe <= 2 ** 16, f'bpe must be a number of tokens from 257 to 65536, not {bpe}')
+    if bpe is not None and not 257 <= bpe <= 2 ** 16:
+        raise UserError(f'bpe must be a number of tokens from 257 to 65536, not {bpe}')
+    if val_fraction is not None and not 0 < val_fraction <= 0.5:
+        raise UserError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
 
 
 def parse_tokens(text):
@@ -252,6 +261,7 @@ def write_meta(part, encoding, source, recipe, counts):
         file = f'{part}/{split}.bin'
         n = counts[split]['tokens']
         if counts[split]['bytes'] == 0:
+            shutil.rmtree(part)     # no later call can use it
             if source.most_tokens is not None and n_tokens_in(counts) >= source.most_tokens:
                 raise UserError(f'--tokens={source.most_tokens} is too small for a training and a '
                                 'held-out split: give more, such as 1M')
@@ -290,7 +300,7 @@ def move_finished(folder):
 # reading a data set -------------------------------------------------------------------------------
 
 def open_encoding(name, folder=None):
-    """The encoding of a checkpoint or a data set: the words of a task, or of texts."""
+    """The encoding of this name: tasks.Words for a task, otherwise that of open_text_encoding."""
     kind = kind_of(name)
     check(kind, 'this model came without a tokenizer.json, so it cannot read or write text: '
           'convert it again from a folder that has one')

@@ -54,14 +54,14 @@ def open_text_encoding(name, folder=None):
         encoding = bytes_encoding()
     elif kind == 'file' or kind == 'stored':
         encoding = read_tokenizer_json(name, folder)
-    elif name not in tiktoken.list_encoding_names():
-        hint = did_you_mean(name, ['bytes', 'gpt2'])
-        raise UserError(f"no tokenizer '{name}'{hint} (bytes, gpt2, p50k_base, or the path of a "
-                        'tokenizer.json)')
-    else:
+    elif name in tiktoken.list_encoding_names():
         with explain(f"cannot load the tokenizer '{name}'", 'no network? It is downloaded once, to '
                      'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
             encoding = TiktokenEncoding(tiktoken.get_encoding(name))
+    else:
+        hint = did_you_mean(name, ['bytes', 'gpt2'])
+        raise UserError(f"no tokenizer '{name}'{hint} (bytes, gpt2, p50k_base, or the path of a "
+                        'tokenizer.json)')
     if encoding.n_vocab > 2 ** 16:
         raise UserError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
                         'use gpt2 or bytes')

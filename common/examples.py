@@ -19,8 +19,8 @@ class Examples:
                                     is the accuracy. False for text: every token has one, and the
                                     measure is the loss
 
-        batch(rng, rows, T, mine)   draws a batch of `rows`, and returns the rows in the slice
-                                    `mine` (by default all) -> x, y (B, T) int64
+        batch(rng, rows, T, mine)   draws `rows` windows, the same in all processes, and returns
+                                    those in the slice `mine` (by default all): x, y (B, T) int64
         n_held_out(T)               how many held-out windows of T tokens there are
         held_out(numbers, T)        those with these numbers -> x, y (N, T) int64
         check_fits(T, rows)         ValueError unless there are batches and windows of T tokens

@@ -2,7 +2,6 @@
 import os
 import re
 from pathlib import Path
-from shlex import quote
 
 from common.errors import UserError, check, explain
 from common.files import sha256_of
@@ -32,26 +31,23 @@ class Stream(Source):
             if revision:
                 raise UserError(f'{self.path} is a folder, which has no commits: leave out '
                                 '--revision')
-            self.revision = None
             self.description = self.name
-            self.text = fingerprint(self.path)
+            self.identity = fingerprint(self.path)
         else:
+            self.identity = self.name
             self.revision = self.pick_revision(revision, earlier)
-            self.description = self.text = f'{self.name} at {self.revision}'
+            self.description = f'{self.name} at {self.revision}'
+        self.rows = None        # the stream of the library, once it is open
 
     def pick_revision(self, revision, earlier):
         """The commit that is to be read. revision: the knob."""
-        if os.path.isfile(self.path):
-            raise UserError('text of your own needs a name of its own: python data.py NAME '
-                            f'--path={quote(self.path)}')
         if revision:
             check(re.fullmatch('[0-9a-f]{40}', revision), f"revision '{revision}' is no commit of "
                   '40 digits: leave it out for the newest')
             return revision
         # a call that is repeated or continued reads the same texts
-        name, _, commit = earlier.get('text', '').rpartition(' at ')
-        if name == self.name:
-            return commit
+        if earlier.get('identity') == self.name:
+            return earlier['revision']
         with self.opening():
             import huggingface_hub
             return huggingface_hub.HfApi().dataset_info(self.path).sha
@@ -63,6 +59,7 @@ class Stream(Source):
                        'installed')
 
     def documents(self, progress):
+        # no generator: an error here comes before anything is written
         with self.opening():
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
@@ -89,7 +86,10 @@ class Stream(Source):
 
 
 def fingerprint(folder):
-    """What changes if a file in this folder does: their names, sizes and times, as one string."""
+    """
+    A sha256 of the names, sizes and times of all files in a folder. A copy of the folder has other
+    times, so it counts as other text.
+    """
     files = sorted(path for path in Path(folder).rglob('*') if path.is_file())
     sizes_and_times = []
     for path in files:

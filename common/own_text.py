@@ -37,10 +37,19 @@ class TextFiles(Source):
             self.val_fraction = None
         # sha256_of joins the files, so their sizes say where each of them ends
         sizes = [os.path.getsize(file) for file in self.files]
-        self.text = sha256_of(*self.files, more=f'{sizes} {self.splits}')
+        self.identity = sha256_of(*self.files, more=f'{sizes} {self.splits}')
 
     def documents(self, progress):
-        return own_documents(self.files, self.splits, self.val_fraction)
+        """The documents, [(split, text), ...]. A line says what is held out, and why."""
+        texts_of_file = [read_documents(file) for file in self.files]
+        if self.splits is not None:
+            by_name = [file for file, split in zip(self.files, self.splits) if split == 'val']
+            more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
+            print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)
+            return [(split, text) for split, texts in zip(self.splits, texts_of_file)
+                    for text in texts]
+        texts = [text for texts in texts_of_file for text in texts]
+        return split_by_chance(texts, self.val_fraction)
 
 
 def find_files(path):
@@ -97,22 +106,12 @@ def splits_by_name(files):
 
 def is_held_out(path):
     """Does a path contain a word of HELD_OUT?"""
+    # words of letters: my-val2.txt has my, val, txt
     return not HELD_OUT.isdisjoint(re.findall(r'[^\W\d_]+', path.lower()))
 
 
-def own_documents(files, splits, val_fraction):
-    """
-    The documents of text files, [(split, text), ...]. splits: what splits_by_name returns. A line
-    says what is held out, and why.
-    """
-    texts_of_file = [read_documents(file) for file in files]
-    if splits is not None:
-        by_name = [file for file, split in zip(files, splits) if split == 'val']
-        more = f' and {len(by_name) - 3} more files' if len(by_name) > 3 else ''
-        print(f"held out: {', '.join(by_name[:3])}{more}, because of the name", file=sys.stderr)
-        return [(split, text) for split, texts in zip(splits, texts_of_file) for text in texts]
-
-    texts = [text for texts in texts_of_file for text in texts]
+def split_by_chance(texts, val_fraction):
+    """Texts -> [(split, text), ...]: a share of them is held out, or the end of a single one."""
     if len(texts) == 1:
         print(f'held out: the last {100 * val_fraction:g}% of the text, since it is one document',
               file=sys.stderr)
@@ -154,7 +153,7 @@ class StoredTokens(Source):
         refuse_fraction(val_fraction, f'{folder}/val.bin is held out')
         self.folder = self.description = folder
         self.val_fraction = None
-        self.text = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
+        self.identity = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
         tokenizer = tokenizer_of(folder)
         is_stored = kind_of(tokenizer) == 'stored'
         self.default_tokenizer = f'{folder}/tokenizer.json' if is_stored else tokenizer
@@ -167,6 +166,7 @@ class StoredTokens(Source):
             with explain(f"cannot read '{folder}/{split}.bin'",
                          f'give uint16 tokens of {encoding.name}'):
                 ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
+                # the letters <|endoftext|> in a text end a document, too: documents_in
                 places = np.flatnonzero(ids == encoding.eot_token)
                 for document in np.split(ids, places + 1):
                     tokens = [token for token in document.tolist() if token not in not_text]

@@ -12,19 +12,21 @@ class Source:
     The documents of a data set. Each kind of source is a class of its own, with
 
         description         where the text comes from, for meta.json
-        text                what changes if the text does: a sha256, or a name with a version
+        identity            the same if and only if the text is the same: a sha256, or a name
+        revision            with such a name, the commit on the hub; otherwise None
         val_fraction        the share that is held out; None if the source says by itself which
                             documents these are
         most_tokens         how many tokens are taken; None for all
         default_tokenizer   the tokenizer unless the user names one
 
-        documents(progress) -> (split, text) pairs, from the first one on. A stream continues after
-                            `progress` instead, if it is not empty: what an interrupted call saved
+        documents(progress) -> (split, text) pairs. progress: what an interrupted call saved, or {}.
+                            A stream continues after it; the other sources begin anew
         state()             how far a stream was read, to be saved as progress; None if the source
                             cannot be continued
     """
     default_tokenizer = 'bytes'
     most_tokens = None
+    revision = None
 
     def state(self):
         return None

@@ -17,7 +17,7 @@ class TorchDocs(Source):
     default_every = 48
 
     def __init__(self, val_fraction=None):
-        self.description = self.text = f'documentation in torch {torch.__version__}'
+        self.description = self.identity = f'documentation in torch {torch.__version__}'
         self.every = one_in(val_fraction) if val_fraction else self.default_every
         self.val_fraction = 1 / self.every
 

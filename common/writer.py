@@ -1,6 +1,6 @@
 """
 The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME.part.
-For a stream progress.json is beside them, with which an interrupted call is continued. It holds
+A stream also has progress.json there, from which the next call continues. It holds
 
     recipe        every choice on which the tokens depend (data.make). A call continues only what
                   has its own recipe; its `tokens` may be a larger number
@@ -97,17 +97,22 @@ def usable_progress(part, recipe, overwrite):
     another call has left it: only with overwrite it is discarded.
     """
     progress = read_json(f'{part}/progress.json')
-    reason = why_useless(progress, part, recipe) if progress else ''
-    if reason and not overwrite:
+    if not progress:
+        return {}
+    reason = why_useless(progress, part, recipe)
+    if not reason:
+        return progress
+    if not overwrite:
         raise UserError(f'an interrupted call has left {n_tokens_in(progress):,} tokens in {part}, '
                         f'and {reason}: repeat that call, or begin anew with --overwrite')
-    return {} if reason else progress
+    return {}
 
 
 def why_useless(progress, part, recipe):
     """Why a call with this recipe cannot continue this progress in part; '' if it can."""
-    earlier = progress.get('recipe', {})
-    differing = differences(earlier | dict(tokens=recipe['tokens']), recipe)
+    # more tokens of the same text are no difference
+    earlier = progress.get('recipe', {}) | dict(tokens=recipe['tokens'])
+    differing = differences(earlier, recipe)
     if differing:
         return f"it had {'; '.join(differing)}"
     if n_tokens_in(progress) >= recipe['tokens']:
@@ -130,7 +135,7 @@ def differences(old, new):
         return ['a recipe of another version of this program']
     in_words = []
     for choice in old:
-        if old[choice] != new[choice] and choice == 'text':
+        if old[choice] != new[choice] and choice == 'identity':
             in_words.append('other text')
         elif old[choice] != new[choice]:
             in_words.append(f'{choice} {old[choice]}, not {new[choice]}')

@@ -390,6 +390,13 @@ def test_a_file_that_is_cut_in_two_is_other_text():
         data.make('own', 'texts')
 
 
+def test_a_text_without_a_second_half_leaves_nothing_behind():
+    Path('a.txt').write_text('a')
+    with pytest.raises(ValueError, match='a.txt is too small for a training and a held-out split'):
+        data.make('own', 'a.txt')
+    assert not os.path.exists('data/own.part')
+
+
 def test_a_share_that_would_have_no_effect_is_refused():
     os.mkdir('texts')
     for file in 'a', 'val':
@@ -569,6 +576,7 @@ def test_fineweb_schema(web, capsys):
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError, match='--tokens=5 is too small for a training .*: give more'):
         make_web(tokens=5, overwrite=True)
+    assert not os.path.exists('data/fineweb.part')
     for changes, words in ((dict(tokens='2K'), 'tokens 1000, not 2000'),
                            (dict(tokens='1K', val_fraction=0.2), 'val_fraction 0.1, not 0.2')):
         with pytest.raises(ValueError, match=f'data/fineweb is there, made with {words}: --overwr'):
@@ -684,7 +692,7 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
     # another commit, fewer tokens than are there, a file that is too short, or progress of an
     # earlier version: nothing is lost unless it is asked for
     shutil.rmtree('data/fineweb')
-    for changes, reason in ((dict(revision=second), 'it had other text'),
+    for changes, reason in ((dict(revision=second), 'it had revision a*, not b*'),
                             (dict(val_fraction=0.2), 'it had val_fraction 0.1, not 0.2'),
                             (dict(tokens='1K'), 'this call asks for no more than 1,000'),
                             (dict(), 'data/fineweb.part/val.bin is damaged'),
@@ -725,8 +733,9 @@ def test_a_branch_is_refused(web):
         make_web(path='', revision='main')
 
 
+@pytest.mark.parametrize('overwrite', [False, True])
 @pytest.mark.parametrize('n_moved', range(4))
-def test_a_data_set_that_is_killed_while_its_files_are_moved(monkeypatch, n_moved):
+def test_a_data_set_that_is_killed_while_its_files_are_moved(monkeypatch, n_moved, overwrite):
     """The next call moves the rest. The files of two data sets are never read together."""
     before = make_good()
     Path('good.txt').write_text('the quick brown fox ' * 50)
@@ -748,7 +757,7 @@ def test_a_data_set_that_is_killed_while_its_files_are_moved(monkeypatch, n_move
         data.open_data('own')
     # the same command reads nothing again
     monkeypatch.setattr(own_text.TextFiles, 'documents', None)
-    meta = data.make('own', 'good.txt', bpe=300, overwrite=True)
+    meta = data.make('own', 'good.txt', bpe=300, overwrite=overwrite)
     assert meta != before and data.open_data('own').meta == meta
     assert sorted(os.listdir('data/own')) == sorted([*WHOLE, 'tokenizer.json'])
 
