@@ -79,7 +79,7 @@ length: int | None = None   # tokens of a window; None = block_size. Others: rot
 rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, the same for all rules
 budgets = [1, 2, 4, 8]      # fixed loop steps
-drafts = [[2, 8, 4]]        # loops of a draft, loops of its check, tokens: drafts 4 x 2, check 8
+drafts = [[2, 8, 4]]        # loops of a draft, loops of its check, tokens of a draft
 waves = [[8, 1]]            # tokens of a wave, and loop steps of a pass
 n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
 cache: str | list = 'exact'     # policies of cache.POLICIES, for fixed loops and rules

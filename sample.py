@@ -122,7 +122,8 @@ def label_of(decoding, source):
     if decoding.draft_loops:
         label = f'drafts of {loops_in_words([decoding.draft_loops])}, checked by {budget}'
     elif decoding.wave:
-        label = f'waves of {decoding.wave} x {decoding.wave_steps}'
+        steps = loops_in_words([decoding.wave_steps])
+        label = f'a wave of {decoding.wave}, {steps} per pass'
     else:
         label = f'at most {budget}' if rule else budget
     if rule:

@@ -44,16 +44,17 @@ class Method:
         if self.kind is Kind.RULE:
             return f'{self.rule.name}, {self.policy}' + (', wake' if self.rule.wake else '')
         if self.kind is Kind.WAVE:
-            return f'wave {self.wave} x {self.wave_steps}, {self.rule.name}'
+            return f'wave of {self.wave}, {self.wave_steps} loops a pass, {self.rule.name}'
         return str(self.kind)
 
     @property
     def label(self):
-        """In words. Of drafts: their tokens x loops of a draft, then the loops of their check."""
+        """The method in words."""
         if self.kind is Kind.FIXED:
             return f'fixed {self.n_loop}, {self.policy}'
         if self.kind is Kind.DRAFTS:
-            return f'drafts {self.draft_tokens} x {self.draft_loops}, check {self.n_loop}'
+            return (f'{self.draft_tokens} drafted by {self.draft_loops} loops, checked by '
+                    f'{self.n_loop}')
         if self.rule:
             return f'{self.family}, tau {self.rule.tau:g}'
         return self.family

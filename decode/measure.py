@@ -1,8 +1,8 @@
 """
 Measuring: how good and how fast a way to decode is, for bench.py.
 
-Not run by itself. The quality of points is measured on windows, their time after prompts, and what
-a threshold costs, for --calibrate, on half of the windows or prompts.
+The quality of points is measured on windows, their time after prompts, and what a threshold costs,
+for --calibrate, on half of the windows or prompts.
 
     B, N    windows of a batch, all windows
     T, V    tokens of a window, vocabulary

@@ -34,7 +34,8 @@ SIX = ['fixed 5, exact', 'fixed 1, exact', 'fixed 2, exact',
 OF_WINDOWS = ['ce', 'ppl', 'ce_minus_full', 'diff_low', 'diff_high', 'accuracy', 'mean_evals',
               'most_evals', 'last_step']
 OF_PROMPTS = ['identical', 'passes', 'blocks', 'ms_per_token', 'ms_low', 'ms_high']
-DRAFTS_AND_WAVES = ['drafts 4 x 1, check 3', *(f'wave 3 x 2, accel, tau {tau:g}' for tau in TAUS)]
+DRAFTS_AND_WAVES = ['4 drafted by 1 loops, checked by 3',
+                    *(f'wave of 3, 2 loops a pass, accel, tau {tau:g}' for tau in TAUS)]
 
 
 def fixed(n):
@@ -99,8 +100,9 @@ def test_every_point_once(benched, run_folder):
     with_quality = [f'fixed {n}, {policy}' for n in (1, 2, 5) for policy in ('exact', 'latest')]
     with_quality += [f'{rule}, {how}, tau {tau:g}' for rule in ('norm', 'accel') for tau in TAUS
                      for how in ('exact', 'exact, wake', 'latest')]
-    others = ['drafts 4 x 1, check 3', *(f'wave 3 x 2, {rule}, tau {tau:g}'
-                                         for rule in ('norm', 'accel') for tau in TAUS)]
+    others = ['4 drafted by 1 loops, checked by 3',
+              *(f'wave of 3, 2 loops a pass, {rule}, tau {tau:g}'
+                for rule in ('norm', 'accel') for tau in TAUS)]
     assert rows[0]['name'] == 'fixed 5, exact'
     assert sorted(names(row for row in rows if row['windows'])) == sorted(with_quality)
     assert sorted(names(row for row in rows if not row['windows'])) == sorted(others)
@@ -175,7 +177,7 @@ def test_what_continuations_cost(benched, held_out):
     texts = {n: model.generate(idx[:2, :8], 8, temperature=0, n_loop=n)[0] for n in (5, 2)}
     assert two['identical'] == (texts[5] == texts[2]).all(dim=1).double().mean().item()
     # a draft of one loop is checked by three
-    assert of['drafts 4 x 1, check 3']['blocks'] > 6
+    assert of['4 drafted by 1 loops, checked by 3']['blocks'] > 6
     # a wave has up to three tokens, each pass with two loop steps
     for name, wave in of.items():
         assert not name.startswith('wave') or (

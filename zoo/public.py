@@ -1,9 +1,9 @@
 """
 Public checkpoints: a folder in the format of the hubs -> out_dir/ckpt.pt in our format.
 
-Not run by itself: each model's file (huginn.py, llama.py, ouro.py) has a function `translate` that
-says what our config and our weights are, given those of the folder. A folder holds config.json,
-*.safetensors and usually a tokenizer.json.
+Each model's file (huginn.py, llama.py, ouro.py) has a function `translate` that says what our
+config and our weights are, given those of the folder. A folder holds config.json, *.safetensors and
+usually a tokenizer.json.
 
 The files are mapped into memory and keep their dtype, such as bfloat16; loading our checkpoint
 makes it float32. The classes that public models share are at the end.

@@ -1,8 +1,8 @@
 """
 The surgery on a plain model: which of its layers stay, which loop, and which tokens it reads.
 
-Not run by itself: etd.py is the program. No weight is trained here; what a looping model needs
-beyond the weights of the plain one starts so that one loop is one pass through its layers.
+etd.py is the program that calls this. No weight is trained here; what a looping model needs beyond
+the weights of the plain one starts so that one loop is one pass through its layers.
 
     block     the layers that loop, by their numbers in the plain model
     keep      the layers that run once, before or behind the block
