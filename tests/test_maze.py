@@ -14,6 +14,7 @@ import tasks
 from exits import make_exit
 from loops import RecurrentGroup
 from model import GPT
+from results.maze import enters, repair, solve
 from tasks import NOT_ASKED
 from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig
 
@@ -242,6 +243,28 @@ def test_its_rooms_exit_for_good_or_loop_together(browser, page):  # noqa: F811
     }})""", x[0].tolist())
     assert for_good['computed'] == trace[0]['evals'].sum()
     assert together['computed'] == 36 * together['loops'] > for_good['computed']
+
+
+@torch.no_grad()
+def test_a_goal_that_moves_is_repaired_as_results_maze_measures_it(browser, page):  # noqa: F811
+    _, x, *_ = some('maze:deep=1', rows=1, T=81)
+    words = torch.from_numpy(x[0])
+    goal = 80 if words[80] < GOAL else 0
+    moved = words % GOAL
+    moved[goal] += GOAL
+    model = shipped(81)
+    group, = model.groups
+    e = enters(model, words)
+    state, n_solve, keys = solve(group, e)
+    state, n_repair = repair(group, e, enters(model, moved), state, keys)
+    first, on_page = in_page(browser, page, f"""(ids, goal) => {{
+        {SET_UP} show(ids);
+        const first = ({SOLVE})();
+        maze.goals = maze.goals.map((_, room) => room === goal), begin(false);
+        return [first, ({SOLVE})()];
+    }}""", x[0].tolist(), goal)
+    assert (first['computed'], on_page['computed']) == (n_solve, n_repair)
+    np.testing.assert_allclose(on_page['logits'], model.through_coda(state)[0], atol=1e-3)
 
 
 def test_it_makes_mazes_and_knows_the_right_doors(browser, page):  # noqa: F811
