@@ -313,7 +313,7 @@ function summary(n_asked, right) {
       `${edits ? ' since your last change' : ''}): ${arrows}, ` +
       `${wrong ? 'and' : 'but'} ${count(awake.length, 'room')} could not settle.`
     : `All rooms are ${quiet()} after ${count(loops, 'loop')}: ${arrows}.`];
-  if (sleep === 'exit' && wrong) {
+  if (sleep === 'exit' && wrong && !edits) {
     words.push('Each room stopped for good as soon as it settled, often before news from the ' +
       'goal arrived.');
   }

@@ -223,7 +223,8 @@ def test_the_page_computes_what_the_model_computes(browser, page):  # noqa: F811
         rule = make_exit(name, tau, wake=True)
         logits, _ = shipped(T)(torch.from_numpy(x), n_loop=2 * T + 100, exit=rule, trace=trace)
         on_page = in_page(browser, page, f"""ids => {{
-            {SET_UP} R.rule = '{name}'; $('tau').max = 1; set_tau({tau}); show(ids); return ({SOLVE})();
+            {SET_UP} R.rule = '{name}', $('tau').max = 1, set_tau({tau});
+            show(ids); return ({SOLVE})();
         }}""", x[0].tolist())
         assert on_page['awake'] == [rooms.tolist() for rooms in trace[0]['awake']]
         np.testing.assert_allclose(on_page['logits'], logits[0], atol=1e-3)
@@ -350,7 +351,8 @@ def test_walls_and_goals_by_keys_and_by_pointer(browser, page):  # noqa: F811
     assert 'from the nearest goal' in two_goals[0]['chosen']
 
 
-def test_a_finger_edits_when_it_has_not_scrolled_and_a_right_click_never(browser, page):  # noqa: F811
+def test_a_finger_edits_if_it_has_not_scrolled_and_a_right_click_never(
+        browser, page):  # noqa: F811
     down, move, up, cancel = (
         f"point('pointer{kind}', 2.5, {y}, {{pointerType: 'touch'}}); "
         for kind, y in (('down', .95), ('move', 1.95), ('up', .96), ('cancel', .95)))
@@ -378,8 +380,8 @@ def test_a_screen_reader_hears_names_the_end_and_the_room_after_a_key(browser, p
         const of_run = said.splice(0).filter(id => heard.some(one => one.id === id));
         canvas.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
         await new Promise(done => setTimeout(done));
-        return {named, value, max, of_run, said: $('said').textContent, chosen: $('chosen').textContent,
-                keys: [...document.querySelectorAll('.key')].every(
+        return {named, value, max, of_run, said: $('said').textContent,
+                chosen: $('chosen').textContent, keys: [...document.querySelectorAll('.key')].every(
                     key => getComputedStyle(key).forcedColorAdjust === 'none')};
     }""".replace('() =>', 'async () =>', 1))
     assert result['named'] == ['speed', 'side', 'deep', 'add', 'tau', 'sleep']
@@ -515,7 +517,8 @@ def test_nothing_jumps_and_play_and_the_result_are_seen_at_once(browser, page, w
         begin(false), draw(), seen.push(places());
         const box = name => $(name).getBoundingClientRect();
         return {seen, words: $('chosen').textContent, play: box('play').bottom,
-                above: box('play').bottom <= box('maze').top, beside: box('new').left >= box('maze').right,
+                above: box('play').bottom <= box('maze').top,
+                beside: box('new').left >= box('maze').right,
                 under: box('summary').top - box('maze').bottom,
                 legend: document.querySelector('#picture .key').getBoundingClientRect().top -
                     box('maze').bottom,
