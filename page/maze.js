@@ -5,10 +5,11 @@
 //     truth       {depth, right}: of each room the doors between it and the nearest goal, Infinity
 //                 if there is no way; which doors are right, a sum of 2 ** door
 //     pass        a pass of the model: {work, tokens, how, limit, loops, computed, touched, awake,
-//                 done, edited, first}. work: the generator; loops: done so far, at most limit;
+//                 done, edits, first}. work: the generator; loops: done so far, at most limit;
 //                 computed: block maps of all rooms together; touched: the rooms that were
-//                 computed; awake: who is in the next loop; edited: does it go on from the states
-//                 before an edit? first: loops per room of the solve that it repairs, if it does
+//                 computed; awake: who is in the next loop; edits: how many it repairs, from the
+//                 states before them; first: loops per room of the last solve from the start, if
+//                 it repairs that one
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
 'use strict';
@@ -20,6 +21,8 @@ const GOAL = 16, ARROW = 32;            // words: doors, doors and goal, arrows
 const LOOPED = M.groups[0];              // the layer that loops
 const colour = name =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// write only what differs: a screen reader hears each change of a role=status
+const put = (id, words) => $(id).textContent === words || ($(id).textContent = words);
 const count = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's'}`;
 
 let maze, truth, pass, answers, chosen = 0, playing = false;
@@ -143,8 +146,9 @@ function begin(from_start = true) {
     ? {loops: 0, computed: 0, touched: new Set()} : pass;
   const first = fresh ? undefined : pass.first ?? (pass.done ? pass.computed / doors.length
                                                              : undefined);
+  const edits = fresh ? 0 : pass.done ? 1 : pass.edits + 1;
   pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, computed,
-          touched, awake: fresh ? [...doors.keys()] : [], done: false, edited: !fresh, first};
+          touched, awake: fresh ? [...doors.keys()] : [], done: false, edits, first};
   if (fresh) answers = doors.map(() => ({door: 0, sure: 0}));
 }
 
@@ -196,7 +200,7 @@ const canvas = $('maze'), pen = canvas.getContext('2d');
 let size = 0;                           // of a room, in pixels of the page
 
 function draw() {
-  const {side, doors, goals} = maze, n = side * side, width = $('picture').clientWidth;
+  const {side, doors, goals} = maze, n = side * side, width = canvas.clientWidth;
   const scale = window.devicePixelRatio || 1;
   size = width / side;
   if (canvas.width !== Math.round(width * scale)) canvas.width = Math.round(width * scale);
@@ -241,9 +245,10 @@ function draw() {
   pen.stroke();
   if (document.activeElement === canvas) {
     pen.strokeStyle = colours.chosen;
-    pen.lineWidth = 3;
-    pen.strokeRect(chosen % side * size + 2, Math.floor(chosen / side) * size + 2, size - 4,
-                   size - 4);
+    pen.lineWidth = Math.min(3, size / 7);      // the goal is seen in it
+    const inset = Math.min(2, size / 9);
+    pen.strokeRect(chosen % side * size + inset, Math.floor(chosen / side) * size + inset,
+                   size - 2 * inset, size - 2 * inset);
   }
   draw_numbers();
 }
@@ -287,66 +292,79 @@ function draw_arrow(x, y, door, fill) {
 
 const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` : '-';
 
+const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
+
 // what has happened, in sentences
 function summary(n_asked, right) {
   if (!pass.loops)
     return 'Press play: certainty spreads from the goal and from the dead ends, room by room.';
-  const {loops, awake, edited, first} = pass, n = maze.doors.length, wrong = n_asked - right;
-  const sleep = $('sleep').value, quiet = sleep === 'off' ? 'settled' : 'asleep';
+  const {loops, awake, edits, first} = pass, n = maze.doors.length, wrong = n_asked - right;
+  const sleep = $('sleep').value;
   if (!pass.done) {
-    return n_asked && !wrong ? 'All arrows are right, but some rooms still change.'
+    return n_asked && !wrong
+      ? 'All arrows are right, but some rooms still change: an arrow may still turn.'
       : sleep === 'off' ? 'All rooms loop until all of them are settled.'
       : 'Rooms that change are awake' +
         (sleep === 'on' ? ', and they wake the rooms beside them.' : '.');
   }
   const arrows = n_asked ? `${right} of ${n_asked} arrows are right` : 'no arrow can be right';
   const words = [awake.length
-    ? `The model stops after ${count(loops, 'loop')} (the limit: 2 x rooms + 100): ${arrows}, ` +
+    ? `The model stops after ${count(loops, 'loop')} (the limit: 2 × rooms + 100` +
+      `${edits ? ' since your last change' : ''}): ${arrows}, ` +
       `${wrong ? 'and' : 'but'} ${count(awake.length, 'room')} could not settle.`
-    : `All rooms are ${quiet} after ${count(loops, 'loop')}: ${arrows}.`];
+    : `All rooms are ${quiet()} after ${count(loops, 'loop')}: ${arrows}.`];
+  if (sleep === 'exit' && wrong && !edits) {
+    words.push('Each room stopped for good as soon as it settled, often before news from the ' +
+      'goal arrived.');
+  }
   if (first !== undefined) {
-    words.push(`Your change woke ${pass.touched.size} of ${n} rooms. The repair from the old ` +
-      `states took ${(pass.computed / n).toFixed(1)} loops per room; the first solve took ` +
-      `${first.toFixed(1)}.`);
+    if (sleep !== 'off') {
+      words.push(`Your change${edits > 1 ? 's' : ''} woke ${pass.touched.size} of ${n} rooms.`);
+    }
+    words.push(`The repair took ${(pass.computed / n).toFixed(1)} loops per room; the last solve ` +
+      `from the start took ${first.toFixed(1)}.`);
   }
   const lost = [...maze.doors.keys()].filter(
     room => asked(room) && !is_right(room) && !awake.includes(room)).length;
-  if (edited && lost) {
-    words.push(`${count(lost, 'arrow')} ${lost === 1 ? 'is' : 'are'} wrong and ${quiet}; ` +
-      '“from the start” may do better.');
+  if (edits && lost) {
+    words.push(`${count(lost, 'arrow')} ${lost === 1 ? 'is' : 'are'} wrong and ${quiet()}: ` +
+      'press “from the start”.');
   }
   return words.join(' ');
 }
 
 function draw_numbers() {
   const rooms = [...maze.doors.keys()].filter(asked), n = maze.doors.length;
-  const right = rooms.filter(is_right).length;
+  const right = rooms.filter(is_right).length, n_goals = maze.goals.filter(Boolean).length;
   const deepest = rooms.reduce((most, room) => Math.max(most, truth.depth[room]), 0);
   const begun = pass.loops > 0;
-  $('loops').textContent = `${pass.loops}; the deepest room is ${count(deepest, 'door')} away`;
-  $('awake').textContent = `${pass.awake.length} of ${count(n, 'room')}`;
-  $('computed').textContent = `${(pass.computed / n).toFixed(1)} loops per room` +
-    (begun && $('sleep').value !== 'off' ? `, instead of about ${pass.loops} without sleep` : '');
-  $('right').textContent = begun ? `${right} of ${rooms.length} rooms, ` +
-    percent(right, rooms.length) : '-';
-  $('notice').textContent = unseen();
-  const words = summary(rooms.length, right);
-  // a screen reader hears this, but no number of each step
-  if ($('summary').textContent !== words) $('summary').textContent = words;
-  $('step').disabled = pass.done;
-  $('play').textContent = playing ? '❚❚ stop' : '▶ play';
+  put('deepest', rooms.length ? `${count(deepest, 'door')} away` : '-');
+  put('loops', `${pass.loops}`);
+  put('awake', begun ? `${pass.awake.length} of ${count(n, 'room')}` : '-');
+  put('computed', (pass.computed / n).toFixed(1));
+  put('without', begun ? `about ${pass.loops}` : '-');
+  put('right', !n_goals ? 'no goal' : begun && rooms.length
+    ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
+  put('notice', unseen());
+  put('summary', summary(rooms.length, right));
+  $('step').setAttribute('aria-disabled', pass.done);       // it keeps the focus, and does nothing
+  put('play', playing ? '❚❚ stop' : '▶ play');
   canvas.setAttribute('aria-label', `a maze of ${maze.side} by ${maze.side} rooms; arrow keys ` +
     'choose a room');
   const {depth} = truth, {door, sure} = answers[chosen];
-  $('chosen').textContent = document.activeElement !== canvas ? '' :
+  put('chosen', document.activeElement !== canvas ? '' :
     `Row ${Math.floor(chosen / maze.side) + 1}, column ${chosen % maze.side + 1}: ` +
-    (maze.goals[chosen] ? 'the goal. ' : depth[chosen] < Infinity
-      ? `${count(depth[chosen], 'door')} from the goal. ` : 'no way to the goal. ') +
+    (maze.goals[chosen] ? `${n_goals > 1 ? 'a' : 'the'} goal. ` : depth[chosen] < Infinity
+      ? `${count(depth[chosen], 'door')} from the ${n_goals > 1 ? 'nearest ' : ''}goal. `
+      : n_goals ? 'no way to the goal. ' : '') +
     `Doors: ${NAMES.filter((_, door) => maze.doors[chosen] >> door & 1).join(', ') || 'none'}.` +
     (begun && asked(chosen) ? ` The model says ${NAMES[door]}, ${percent(sure, 1)} sure, ` +
       `${is_right(chosen) ? 'right' : 'wrong'}; ` +
-      `${pass.awake.includes(chosen) ? 'awake' : 'asleep'}.` : '');
+      `${pass.awake.includes(chosen) ? 'awake' : quiet()}.` : ''));
 }
+
+// a screen reader hears of the chosen room when a key was pressed and at the end, not in each loop
+const say_chosen = () => put('said', $('chosen').textContent);
 
 // controls ----------------------------------------------------------------------------------------
 
@@ -421,6 +439,7 @@ async function run() {
     if (pass.done) playing = false;
     draw();
   }
+  say_chosen();
 }
 
 function step() {
@@ -430,9 +449,11 @@ function step() {
 }
 
 function label() {
-  $('side-shown').textContent = $('side').value;
-  $('tau-shown').textContent = `${Number((100 * tau()).toPrecision(2))}%`;
-  $('speed-shown').textContent = $('speed').value;
+  const percent_of_tau = `${Number((100 * tau()).toPrecision(2))}%`;
+  $('tau').setAttribute('aria-valuetext', percent_of_tau);
+  put('tau-shown', percent_of_tau);
+  put('side-shown', $('side').value);
+  put('speed-shown', $('speed').value);
 }
 
 // the wall or room at a point of the picture: {room, door}, door undefined in the middle of a room
@@ -445,20 +466,33 @@ function at_point({offsetX, offsetY}) {
   return {room, door: distances[door] < .25 && behind(room, door) !== undefined ? door : undefined};
 }
 
-let dragging;                           // do walls open that the pointer passes? undefined: none do
-canvas.onpointerdown = event => {
-  const {room, door} = at_point(event);
+let dragging;                           // do walls open that the mouse passes? undefined: none do
+let pressed;                            // what a finger or pen has pressed, and where: {at, x, y}
+function edit({room, door}, add) {
   chosen = room;
-  if (door === undefined) return set_goal(room, event.shiftKey);
+  if (door === undefined) return set_goal(room, add || $('add').checked);
   dragging = !(maze.doors[room] >> door & 1);
   toggle_wall(room, door, dragging);
+}
+canvas.onpointerdown = event => {
+  dragging = pressed = undefined;
+  if (event.button) return;
+  const at = at_point(event);
+  // a finger may begin to scroll: wait until it goes up
+  if (event.pointerType === 'mouse') edit(at, event.shiftKey);
+  else pressed = {at, x: event.clientX, y: event.clientY};
 };
 canvas.onpointermove = event => {
   if (dragging === undefined || !event.buttons) return;
   const {room, door} = at_point(event);
   if (door !== undefined) toggle_wall(room, door, dragging);
 };
-window.onpointerup = () => dragging = undefined;
+canvas.onpointercancel = () => dragging = pressed = undefined;
+window.onpointerup = ({clientX, clientY, shiftKey}) => {
+  if (pressed && Math.hypot(clientX - pressed.x, clientY - pressed.y) < 8)
+    edit(pressed.at, shiftKey);
+  dragging = pressed = undefined;
+};
 canvas.onkeydown = event => {
   const door = ['ArrowUp', 'ArrowRight', 'ArrowDown', 'ArrowLeft'].indexOf(event.key);
   if (door >= 0) {
@@ -469,16 +503,17 @@ canvas.onkeydown = event => {
   else return;
   event.preventDefault();
   draw();
+  say_chosen();
 };
 canvas.onfocus = canvas.onblur = () => draw();
 $('play').onclick = () => play();
 $('step').onclick = step;
 $('again').onclick = restart;
 $('new').onclick = new_maze;
-$('side').oninput = $('deep').oninput = new_maze;
+$('side').onchange = $('deep').onchange = new_maze;
 $('tau').oninput = $('sleep').oninput = restart;
-$('speed').oninput = label;
-new ResizeObserver(() => draw()).observe($('picture'));
+$('side').oninput = $('speed').oninput = label;
+new ResizeObserver(() => draw()).observe(canvas);
 matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 
 set_tau(R.tau);

@@ -2,6 +2,7 @@
 What results/maze.md shows of a model of mazes: right rooms, whole mazes, exit rules; its picture.
 
     python -m results.maze --out_dir=pretrained/maze                    -> results/maze/shipped.csv
+    python -m results.maze --edits=20                                   -> results/maze/edits.csv
     python -m results.maze --gif=assets/maze.gif --out_dir=pretrained/maze
 
 Half of the mazes have long corridors, the others are bushy (zoo/maze.py). The rules are asked in
@@ -11,7 +12,10 @@ small; asleep until news arrives.
     T, K    rooms; loop steps
     pieces, depth_of_wrong      wrong rooms of the CSV's row: in how many connected pieces they lie,
                 and their mean depth as a share of the deepest room's
+    NAME_wrong, NAME_steps      in edits.csv: wrong rooms and steps per room of a solve from the
+                start, and of the REPAIRS
 """
+import copy
 import math
 import os
 from dataclasses import replace
@@ -21,11 +25,13 @@ import torch
 from tqdm import tqdm
 
 import tasks
+from cache import KeysValues
 from common.checkpoint import open_run
 from common.configurator import PathName, configure, run
 from common.files import write_csv
 from decode.defaults import waking_budget
 from exits import make_exit
+from loops import Plan
 from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
@@ -37,6 +43,7 @@ rules = [['norm_rel', 0.2], ['accel', 3.0]]
 asked = ['alone', 'together', 'asleep']     # how the rules are asked
 path: PathName = ''         # of the CSV; empty = results/maze/NAME.csv, NAME that of out_dir
 gif: PathName = ''          # draw a maze of 16 x 16 that is being solved, and measure nothing
+edits = 0                   # > 0: move the goal of a solved maze so often, and measure nothing else
 seed = 5                    # of the mazes
 # -------------------------------------------------------------------------------------------------
 
@@ -130,9 +137,109 @@ def rows_of(model, side, n, deep):
     return rows
 
 
+# goals that move ---------------------------------------------------------------------------------
+
+# how a maze is solved and repaired: the threshold of norm_rel, and do settled rooms sleep?
+REPAIRS = dict(asleep=(0.2, True), smaller=(0.05, True), awake=(0.2, False))
+
+
+def settle(group, e, x, keys, awake, tau=0.2, sleeps=True):
+    """
+    Loop as the page does, until all rooms are settled -> the last states (1, T, C), and how many
+    block maps were computed.
+
+    e (1, T, C) and x (1, T, C): what enters the loop, and the states to start from. keys: of each
+    block of the core, and changed here. awake (T,): the rooms of the first step.
+    """
+    T = e.shape[1]
+    f = group.block_map_awake(e, Plan(counts=[]), keys)
+    x = x.clone()
+    n_computed = 0
+    for k in range(1, waking_budget(T) + 1):
+        places = torch.from_numpy(np.flatnonzero(awake))
+        before = x[0, places]
+        after = f(before, k, torch.zeros_like(places), places)
+        change = (after - before).norm(dim=-1) / before.norm(dim=-1)
+        x[0, places] = after
+        n_computed += len(places)
+        moved = np.zeros(T, dtype=bool)
+        moved[places] = change >= tau
+        if not moved.any():
+            break
+        awake = group.core[0].attn.readers(moved[None])[0] if sleeps else np.full(T, True)
+    return x, n_computed
+
+
+def enters(model, words):
+    """What enters the loop, (1, T, C), of a maze (T,)."""
+    trace = []
+    model(words[None], n_loop=1, trace=trace)
+    return trace[0]['e']
+
+
+def solve(group, e, *rule):
+    """From the start: the states, how many block maps were computed, and the keys."""
+    T = e.shape[1]
+    keys = {block: KeysValues(1, T) for block in group.core}
+    x, n_computed = settle(group, e, group.init_state(e), keys, np.full(T, True), *rule)
+    return x, n_computed, keys
+
+
+def repair(group, e_before, e, x, keys, tau=0.2, sleeps=True):
+    """After an edit: the same as settle, from the states x and the keys of the solved maze."""
+    news = (e != e_before).any(-1).numpy()
+    awake = group.core[0].attn.readers(news)[0] if sleeps else np.full(e.shape[1], True)
+    keys = {block: copy.deepcopy(kv) for block, kv in keys.items()}
+    return settle(group, e, x, keys, awake, tau, sleeps)
+
+
+@torch.no_grad()
+def of_goals(model):
+    """
+    Rows of a CSV: the goal of each of seven mazes of 16 x 16 moves to `edits` rooms drawn by
+    chance, each time from the states of the solved maze. Wrong rooms and steps per room: from the
+    start, and by each of the repairs.
+    """
+    group, = model.groups
+    problems = tasks.Problems('maze:deep=1')
+    first, _, _ = problems.make(np.random.default_rng(0), 1, 256)       # the first in the page
+    tried = {'page': torch.from_numpy(first[0])}
+    for name, deep in (('deep', 1.0), ('bushy', 0.0)):
+        for number, words in enumerate(mazes(16, 3, deep)[0]):
+            tried[f'{name}-{number}'] = words
+    rows = []
+    for number, (name_of_maze, words) in enumerate(tried.items()):
+        e = enters(model, words)
+        solved = {name: solve(group, e, *rule) for name, rule in REPAIRS.items()}
+        rng = np.random.default_rng([seed, number])
+        for goal in rng.choice(np.flatnonzero(words < 16), edits, replace=False):
+            moved = words % 16
+            moved[goal] += 16
+            labels = problems.solve(problems.encoding.decode(moved))[1]
+            e_moved = enters(model, moved)
+            states = dict(start=solve(group, e_moved)[:2])
+            for name, rule in REPAIRS.items():
+                x, _, keys = solved[name]
+                states[name] = repair(group, e, e_moved, x, keys, *rule)
+            row = dict(maze=name_of_maze, goal=goal)
+            for name, (x, n_computed) in states.items():
+                answers = model.through_coda(x)[0].argmax(-1).numpy()
+                row[f'{name}_wrong'] = ((answers != labels) & (labels != NOT_ASKED)).sum()
+                row[f'{name}_steps'] = round(n_computed / len(words), 1)
+            rows.append(row)
+            print(' '.join(f'{value!s:>7}' for value in row.values()))
+    return rows
+
+
 def main():
     if gif:
         return draw()
+    if edits:
+        model, *_ = open_run(out_dir, length=256)
+        where = path or 'results/maze/edits.csv'
+        write_csv(of_goals(model), where)
+        print(where)
+        return
     if len(n_mazes) != len(sides):
         raise ValueError(f'n_mazes must have a number for each of the sides {sides}')
     name = os.path.basename(os.path.normpath(out_dir))

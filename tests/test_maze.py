@@ -14,6 +14,7 @@ import tasks
 from exits import make_exit
 from loops import RecurrentGroup
 from model import GPT
+from results.maze import enters, repair, solve
 from tasks import NOT_ASKED
 from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig
 
@@ -222,7 +223,8 @@ def test_the_page_computes_what_the_model_computes(browser, page):  # noqa: F811
         rule = make_exit(name, tau, wake=True)
         logits, _ = shipped(T)(torch.from_numpy(x), n_loop=2 * T + 100, exit=rule, trace=trace)
         on_page = in_page(browser, page, f"""ids => {{
-            {SET_UP} R.rule = '{name}'; set_tau({tau}); show(ids); return ({SOLVE})();
+            {SET_UP} R.rule = '{name}', $('tau').max = 1, set_tau({tau});
+            show(ids); return ({SOLVE})();
         }}""", x[0].tolist())
         assert on_page['awake'] == [rooms.tolist() for rooms in trace[0]['awake']]
         np.testing.assert_allclose(on_page['logits'], logits[0], atol=1e-3)
@@ -244,6 +246,28 @@ def test_its_rooms_exit_for_good_or_loop_together(browser, page):  # noqa: F811
     assert together['computed'] == 36 * together['loops'] > for_good['computed']
 
 
+@torch.no_grad()
+def test_a_goal_that_moves_is_repaired_as_results_maze_measures_it(browser, page):  # noqa: F811
+    _, x, *_ = some('maze:deep=1', rows=1, T=81)
+    words = torch.from_numpy(x[0])
+    goal = 80 if words[80] < GOAL else 0
+    moved = words % GOAL
+    moved[goal] += GOAL
+    model = shipped(81)
+    group, = model.groups
+    e = enters(model, words)
+    state, n_solve, keys = solve(group, e)
+    state, n_repair = repair(group, e, enters(model, moved), state, keys)
+    first, on_page = in_page(browser, page, f"""(ids, goal) => {{
+        {SET_UP} show(ids);
+        const first = ({SOLVE})();
+        maze.goals = maze.goals.map((_, room) => room === goal), begin(false);
+        return [first, ({SOLVE})()];
+    }}""", x[0].tolist(), goal)
+    assert (first['computed'], on_page['computed']) == (n_solve, n_repair)
+    np.testing.assert_allclose(on_page['logits'], model.through_coda(state)[0], atol=1e-3)
+
+
 def test_it_makes_mazes_and_knows_the_right_doors(browser, page):  # noqa: F811
     _, x, y, depth = some('maze', rows=4, T=81)
     truths = in_page(browser, page, 'mazes => mazes.map(ids => (show(ids), truth))', x.tolist())
@@ -252,7 +276,10 @@ def test_it_makes_mazes_and_knows_the_right_doors(browser, page):  # noqa: F811
         asked = label != NOT_ASKED
         assert np.array(truth['right'])[asked].tolist() == (1 << label[asked] - 2 * GOAL).tolist()
     made = in_page(browser, page, """() => [5, 30].flatMap(side => ['1', ''].map(deep => {
-        $('side').value = side, $('deep').value = deep, $('new').click();
+        const before = maze;
+        $('side').value = side, $('side').dispatchEvent(new Event('input'));
+        if (maze !== before) throw Error('a new maze before the slider is let go');
+        $('deep').value = deep, $('new').click();
         return {T: maze.doors.length, notice: $('notice').textContent,
                 words: [...maze.doors.keys()].map(word_of), depth: Math.max(...truth.depth)};
     }))""")
@@ -276,15 +303,18 @@ CHANGE = """(change) => {
         canvas.dispatchEvent(new KeyboardEvent('keydown', {key, shiftKey}));
     const point = (type, x, y, more) => {
         const {left, top, width} = canvas.getBoundingClientRect();
-        canvas.dispatchEvent(new PointerEvent(type, {buttons: 1, ...more,
-            clientX: left + x * width / 5, clientY: top + y * width / 5}));
+        canvas.dispatchEvent(new PointerEvent(type, {buttons: 1, pointerType: 'mouse', ...more,
+            clientX: left + x * width / 5, clientY: top + y * width / 5, bubbles: true}));
     };
     eval(change);
     const repaired = run(), said = $('summary').textContent, touched = pass.touched.size;
+    const chosen_room = $('chosen').textContent, numbers = ['deepest', 'right'].map(
+        name => $(name).textContent);
     const right = [...maze.doors.keys()].filter(asked).every(is_right);
     const notice = $('notice').textContent, goals = maze.goals.filter(Boolean).length;
     restart();
-    return {repaired, fresh: run(), touched, said, notice, right, goals, doors: maze.doors};
+    return {repaired, fresh: run(), touched, said, notice, right, goals, doors: maze.doors,
+            chosen: chosen_room, numbers};
 }"""
 
 
@@ -308,7 +338,7 @@ def test_walls_and_goals_by_keys_and_by_pointer(browser, page):  # noqa: F811
         browser, page, "chosen = 2; key('ArrowDown', true)", "point('pointerdown', 2.5, 0.95)",
         """point('pointerdown', 1.5, .95), point('pointermove', 2.5, .95),
            point('pointermove', 3.5, 1.05), point('pointermove', 3.5, .01)""",
-        "chosen = 0; key('ArrowDown'), key('Enter', true)",
+        "chosen = 0; key('ArrowDown'), key('Enter', true); canvas.focus(), key('ArrowRight')",
         "point('pointerdown', .5, 1.5, {shiftKey: true})", "point('pointerdown', 4.5, 4.5)",
         "chosen = 0; key('Enter', true)")
     assert by_key['doors'][2] == 10 + 4 and by_key['doors'][7] == 10 + 1
@@ -317,7 +347,48 @@ def test_walls_and_goals_by_keys_and_by_pointer(browser, page):  # noqa: F811
     assert [dragged['doors'][room] & 4 for room in (0, 1, 2, 3)] == [0, 4, 4, 4]
     assert all(one['goals'] == 2 and '2 goals' in one['notice'] for one in two_goals)
     assert moved['goals'] == 1 and moved['right'] and not moved['notice']
-    assert 'no goal' in none['notice']
+    assert 'no goal' in none['notice'] and none['numbers'] == ['-', 'no goal']
+    assert 'from the nearest goal' in two_goals[0]['chosen']
+
+
+def test_a_finger_edits_if_it_has_not_scrolled_and_a_right_click_never(
+        browser, page):  # noqa: F811
+    down, move, up, cancel = (
+        f"point('pointer{kind}', 2.5, {y}, {{pointerType: 'touch'}}); "
+        for kind, y in (('down', .95), ('move', 1.95), ('up', .96), ('cancel', .95)))
+    far = up.replace('0.96', '1.5')
+    tapped, held, scrolled, cancelled, again, right, added = after(
+        browser, page, down + up, down, down + move + far, down + cancel + move,
+        down + up + down + cancel + move + far, "point('pointerdown', 2.5, .95, {button: 2})",
+        "$('add').checked = true; " + down.replace('0.95', '1.5') + far)
+    assert tapped['doors'][2] & 4 and added['goals'] == 2
+    for one in (held, scrolled, cancelled, right):
+        assert one['doors'] == added['doors'] and one['goals'] == 1
+    assert again['doors'] == tapped['doors']
+
+
+def test_a_screen_reader_hears_names_the_end_and_the_room_after_a_key(browser, page):  # noqa: F811
+    result = in_page(browser, page, """() => {
+        $('side').value = 5, $('side').onchange(), canvas.focus();
+        const heard = [...document.querySelectorAll('[role=status]')], said = [];
+        new MutationObserver(all => said.push(...all.map(({target}) => target.id)))
+            .observe(document.body, {childList: true, subtree: true});
+        const named = [...document.querySelectorAll('label')].map(label => label.control.id);
+        const value = $('tau').getAttribute('aria-valuetext'), {max} = $('tau');
+        while (!pass.done) loop(), draw();
+        await new Promise(done => setTimeout(done));
+        const of_run = said.splice(0).filter(id => heard.some(one => one.id === id));
+        canvas.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}));
+        await new Promise(done => setTimeout(done));
+        return {named, value, max, of_run, said: $('said').textContent,
+                chosen: $('chosen').textContent, keys: [...document.querySelectorAll('.key')].every(
+                    key => getComputedStyle(key).forcedColorAdjust === 'none')};
+    }""".replace('() =>', 'async () =>', 1))
+    assert result['named'] == ['speed', 'side', 'deep', 'add', 'tau', 'sleep']
+    assert result['value'] == '20%' and float(result['max']) == 0 and result['keys']
+    # at most: rooms that change are awake; all arrows are right; all rooms are asleep
+    assert 1 <= len(result['of_run']) <= 3 and {*result['of_run']} == {'summary'}
+    assert result['said'] == result['chosen'] != ''
 
 
 def test_after_the_end_a_click_on_the_goal_changes_nothing_and_a_click_on_a_room_hits_it(
@@ -332,29 +403,44 @@ def test_after_the_end_a_click_on_the_goal_changes_nothing_and_a_click_on_a_room
 
 
 def test_it_says_what_a_repair_took_and_what_it_left_wrong(browser, page):  # noqa: F811
-    cheap, stuck, moving = after(
-        browser, page, "toggle_wall(23, 1, false)", '''set_goal(24); run();
-            answers = answers.map((answer, room) => room === 3 ? {...answer, door: 0} : answer);''',
-        "set_tau(1e-4), $('sleep').value = 'off'; restart(), pass.limit = 40")
-    first, = re.findall(r'the first solve took (\d+\.\d)', cheap['said'])
-    repair, = re.findall(r'old states took (\d+\.\d) loops per room', cheap['said'])
+    wrong = '''set_goal(24); run();
+        answers = answers.map((answer, room) => room === 3 ? {...answer, door: 0} : answer);
+        chosen = 3, canvas.focus();'''
+    cheap, stuck, awake, for_good, moving, edited, twice = after(
+        browser, page, "toggle_wall(23, 1, false)", wrong,
+        "$('sleep').value = 'off'; restart(), run();" + wrong,
+        "$('sleep').value = 'exit'; restart(), run(), answers[3].door = 0;",
+        "set_tau(1e-4), $('sleep').value = 'off'; restart(), pass.limit = 40",
+        "toggle_wall(3, 2, true); pass.limit = 41",
+        "set_tau(.2), $('sleep').value = 'on'; restart(), run(); set_goal(7), set_goal(8)")
+    first, = re.findall(r'the last solve from the start took (\d+\.\d)', cheap['said'])
+    repair, = re.findall(r'The repair took (\d+\.\d) loops per room', cheap['said'])
     assert 0 < float(repair) < float(first)
-    assert '1 arrow is wrong and asleep; “from the start” may do better' in stuck['said']
-    assert 'wrong' not in cheap['said']
+    assert '1 arrow is wrong and asleep: press “from the start”' in stuck['said']
+    assert 'wrong; asleep' in stuck['chosen']
+    assert 'wrong' not in cheap['said'] and 'for good' not in stuck['said']
+    # where no room sleeps, none is woken
+    assert '1 arrow is wrong and settled' in awake['said'] and 'woke' not in awake['said']
+    assert 'The repair took' in awake['said'] and 'wrong; settled' in awake['chosen']
+    assert 'Each room stopped for good as soon as it settled' in for_good['said']
+    assert 'Your changes woke' in twice['said']
     assert '24 of 24 arrows are right, but 25 rooms could not settle' in moving['said']
+    assert '(the limit: 2 × rooms + 100):' in moving['said']
+    assert '(the limit: 2 × rooms + 100 since your last change):' in edited['said']
 
 
 def test_an_edit_goes_on_playing_after_the_end_alone_and_step_does_not_start_over(
         browser, page):  # noqa: F811
     result = in_page(browser, page, """() => {
-        $('side').value = 5, $('side').oninput(), step(), step();
+        $('side').value = 5, $('side').onchange(), step(), step();
         const computed = pass.computed, open = !(maze.doors[0] >> 1 & 1);
         toggle_wall(0, 1, open);
         const stopped = !playing, goes_on = pass.loops === 3 && pass.computed > computed;
         while (!pass.done) step();
         const {loops} = pass;
-        $('step').click(), step();
-        const stays = pass.loops === loops && $('step').disabled;
+        $('step').focus(), $('step').click(), draw();
+        const stays = pass.loops === loops && $('step').ariaDisabled === 'true' &&
+            document.activeElement === $('step');
         toggle_wall(0, 1, !open);
         const again = playing && pass.first > 0;
         playing = false;
@@ -399,8 +485,9 @@ def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_w
             (Math.floor(room / maze.side) + .14) * canvas.width / maze.side, 1, 1).data];
         const rgb = name => [1, 3, 5].map(i => parseInt(colour(name).slice(i, i + 2), 16));
         const is = (room, name) => rgb(name).every((part, i) => Math.abs(part - at(room)[i]) < 3);
-        $('side').value = 12, $('side').oninput();
-        const plain = asked_rooms().every(room => is(room, 'room'));
+        $('side').value = 12, $('side').onchange();
+        const plain = asked_rooms().every(room => is(room, 'room')) &&
+            $('awake').textContent === '-';
         while (!pass.done) loop();
         draw();
         const asleep = asked_rooms().every(room => is(room, 'room'));
@@ -413,24 +500,34 @@ def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_w
     assert result['plain'] and result['asleep'] and result['woken'] and result['pale'], result
 
 
-@pytest.mark.parametrize('width', [360, 640, 1000])
-def test_nothing_jumps_when_the_maze_gets_the_focus_and_play_is_seen_at_once(
-        browser, page, width):  # noqa: F811
+@pytest.mark.parametrize('width', [360, 800, 1400])
+def test_nothing_jumps_and_play_and_the_result_are_seen_at_once(browser, page, width):  # noqa: F811
+    """From the first loop to the end of a repair that leaves wrong arrows, on each width."""
     browser.open(page, width=width)
     result = browser.value("""{
         const places = () => ['summary', 'new', 'sleep'].map(
             name => Math.round($(name).getBoundingClientRect().top));
-        step();
-        const at_rest = places();
-        canvas.focus();
-        const focused = places(), box = name => $(name).getBoundingClientRect();
-        return {at_rest, focused, words: $('chosen').textContent, play: box('play').bottom,
+        const seen = [places()];
+        step(), seen.push(places());
+        canvas.focus(), seen.push(places());
+        Object.assign(pass, {done: true, loops: 106, computed: 255 * 139, edits: 2, first: 118.3,
+                             awake: []});
+        draw(), seen.push(places());
+        maze.doors[0] ^= 2, maze.doors[1] ^= 8, pass.done = false;      // a ring or two parts
+        begin(false), draw(), seen.push(places());
+        const box = name => $(name).getBoundingClientRect();
+        return {seen, words: $('chosen').textContent, play: box('play').bottom,
                 above: box('play').bottom <= box('maze').top,
-                beside: box('panel').left >= box('picture').right,
+                beside: box('new').left >= box('maze').right,
+                under: box('summary').top - box('maze').bottom,
+                legend: document.querySelector('#picture .key').getBoundingClientRect().top -
+                    box('maze').bottom,
                 maze: box('maze').width, all: document.documentElement.scrollWidth};
     }""")
-    assert result['at_rest'] == result['focused'] and result['words'].startswith('Row')
-    assert result['play'] < 600 and result['above'] and result['beside'] == (width == 1000)
+    assert all(places == result['seen'][0] for places in result['seen']), result['seen']
+    assert result['words'].startswith('Row') and result['legend'] > 0
+    assert result['play'] < 600 and result['above'] and result['beside'] == (width > 720)
+    assert result['beside'] or 0 <= result['under'] < 20
     assert result['maze'] > min(width - 60, 400) and result['all'] <= width
 
 
@@ -438,7 +535,7 @@ def test_play_stop_step_and_a_narrow_window(browser, page):  # noqa: F811
     browser.open(page, width=360)
     assert browser.value('document.documentElement.scrollWidth') <= 360
     result = browser.value("""{
-        $('side').value = 5, $('side').oninput(), $('speed').value = 60, $('speed').oninput();
+        $('side').value = 5, $('side').onchange(), $('speed').value = 60, $('speed').oninput();
         const words = [$('summary').textContent];
         $('step').click();
         const one = pass.loops;

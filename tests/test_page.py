@@ -498,6 +498,9 @@ def test_every_control_says_what_it_does(browser, pages):
                 .filter(control => !control.closest('#tokens'))
                 .map(control => [control.id, control.closest('[title]')?.title ?? ''])""")
         assert len(titles) > 15 and all(len(title) > 15 for _, title in titles), titles
+        sliders = browser.value("""[...document.querySelectorAll('input[type=range]')]
+            .map(slider => [...slider.labels].map(label => label.control === slider))""")
+        assert sliders and all(named == [True] for named in sliders)
 
 
 def test_a_chosen_tile_shows_its_predictions_and_play_hides_later_steps(browser, pages):
