@@ -66,9 +66,8 @@ ABOUT_MAZE = (
     'For each room the model must say which door leads to the goal. It runs one layer again and '
     'again. In each loop a room hears only from the four rooms beside it, walls or not. So '
     'certainty spreads from the goal, and from dead ends, which have only one way out. A room that '
-    'stops changing sleeps, until a neighbour changes. When all sleep, the model is done. It was '
-    'trained on mazes of at most {side} by {side} rooms.')
-
+    'stops changing sleeps until a neighbour changes (below you can choose otherwise). When all '
+    'rooms sleep, the model is done. It was trained on mazes of at most {side} by {side} rooms.')
 
 
 def main():
