@@ -9,8 +9,8 @@ Turn text into tokens on disk, and read them back.
 
 writes data/NAME (and data/NAME.lock, an empty file that keeps a second program out):
 
-    train.bin, val.bin    tokens as uint16, little-endian: of each document the tokens with which a
-                          text begins, if the tokenizer has any, its text, and an end-of-text token
+    train.bin, val.bin    tokens as uint16, little-endian. A document is its start tokens (if the
+                          tokenizer has any), its text, and an end-of-text token
     meta.json             tokenizer, vocab_size, dtype, source; the recipe, which has every choice
                           on which the tokens depend; for each split its documents, tokens, bytes of
                           text, and sha256
@@ -18,8 +18,8 @@ writes data/NAME (and data/NAME.lock, an empty file that keeps a second program 
                           train.py copies it beside ckpt.pt
 
 A text file is one document, or several if <|endoftext|> stands between them. All files together
-must fit into memory. A folder with train.bin and val.bin (nanoGPT's, or one of data/) is decoded to
-text.
+must fit into memory. --path may also be a folder with train.bin and val.bin (nanoGPT's, or one of
+data/): its tokens are turned back into text and encoded anew.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out. By default FineWeb is
@@ -57,16 +57,11 @@ Paper: App. B (FineWeb, 300M tokens).
 import json
 import math
 import os
-import re
-import shutil
 import sys
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 
 import tasks
 from common import configurator
@@ -74,13 +69,10 @@ from common.configurator import PathName, configure, run
 from common.encoding import kind_of, open_text_encoding
 from common.errors import UserError, check, did_you_mean, explain
 from common.examples import Examples
-from common.files import read_json, sha256_of, write_json
-from common.fineweb import Stream
-from common.own_text import StoredTokens, TextFiles, has_tokens
+from common.files import sha256_of
+from common.make_data import make
 from common.source import SPLITS
-from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import TorchDocs
-from common.writer import Writer, differences, n_tokens_in, usable_progress
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
@@ -94,210 +86,10 @@ val_fraction: float | None = None   # share of documents to hold out; None = the
 overwrite = False                   # replace a data set, or unfinished tokens of another recipe
 # --------------------------------------------------------------------------------------------------
 
-# the sha256 of torchdocs' train.bin with torch 2.13.0
+# the sha256 of torchdocs' train.bin with this version of torch
+TORCH_VERSION = '2.13.0'
 TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
 
-
-# writing a data set -------------------------------------------------------------------------------
-#
-# The files in the order in which they are written, and what the next call does if a call is killed:
-#
-#   what is on the disk                                 what the next call does
-#
-#   NAME.part/train.bin, val.bin                        It begins anew. A stream continues after
-#       and for a stream NAME.part/progress.json        the progress that was last saved.
-#   NAME.part/meta.json, too: all is written            It moves the files to NAME, meta.json last.
-#   NAME without meta.json, the rest in NAME.part       It moves the rest.
-
-def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='sample-10BT',
-         revision=None, val_fraction=None, overwrite=False):
-    """
-    Write data/NAME -> its meta. The arguments are the knobs.
-
-    If the data set that is there has the same recipe, nothing is written and its meta is returned,
-    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError). What
-    an interrupted call has left of a stream is continued if its recipe is the same (`tokens` may be
-    larger). If it differs, overwrite must be given.
-    """
-    check_knobs(name, path, tokenizer, bpe, val_fraction)
-    folder = f'data/{name}'
-    part = f'{folder}.part'
-    with only_maker(folder):
-        was_moved = move_finished(folder)       # what an interrupted call had only to move
-        replace = overwrite and not was_moved
-        old_meta = {} if replace else read_json(f'{folder}/meta.json')
-        source = open_source(name, path, tokens, config, revision, val_fraction,
-                             recipe_to_repeat(old_meta, part))
-        encoding = None                         # with bpe it is trained below
-        if bpe is None:
-            encoding = open_text_encoding(tokenizer or source.default_tokenizer)
-        # every choice on which the tokens depend
-        recipe = dict(identity=source.identity, revision=source.revision, bpe=bpe,
-                      tokens=source.most_tokens, val_fraction=source.val_fraction,
-                      tokenizer=encoding.name if encoding else None)
-
-        if old_meta:
-            differing = differences(old_meta.get('recipe', {}), recipe)
-            if not differing:
-                print(f'{folder} is made already', file=sys.stderr)
-                return old_meta
-            check(overwrite, f"{folder} is there, made with {'; '.join(differing)}: --overwrite "
-                  'replaces it, or choose another name')
-        elif not overwrite:
-            refuse_unknown_tokens(folder)
-        progress = usable_progress(part, recipe, overwrite)
-
-        documents = source.documents(progress)
-        if bpe is not None:
-            documents = list(documents)         # read twice: to train the BPE, and to encode
-            encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
-        with Writer(part, encoding, progress, source.most_tokens) as writer:
-            for split, text in documents:
-                writer.add(split, text)
-                if writer.is_full:
-                    break
-                writer.save_at_times(recipe, source)
-            if source.most_tokens is not None and not writer.is_full:
-                print(f'{source.description} ends after {writer.n_tokens:,} tokens, fewer than the '
-                      f'{source.most_tokens:,} of --tokens', file=sys.stderr)
-        write_meta(part, encoding, source, recipe, writer.counts)
-        move_finished(folder)
-        return read_json(f'{folder}/meta.json')
-
-
-def open_source(name, path, tokens, config, revision, val_fraction, earlier):
-    """The Source of the data set `name`. earlier: the recipe of an earlier call, or {}."""
-    if name == 'torchdocs':
-        return TorchDocs(val_fraction)
-    if name == 'fineweb':
-        return Stream(path, config, revision, val_fraction, parse_tokens(tokens), earlier)
-    if has_tokens(path):
-        return StoredTokens(path, val_fraction)
-    return TextFiles(path, val_fraction)
-
-
-def recipe_to_repeat(old_meta, part):
-    """
-    The recipe of the data set that is there, or of what an interrupted call has left; {} without
-    either. A stream reads the commit that it read before.
-    """
-    earlier = old_meta or read_json(f'{part}/progress.json')
-    return earlier.get('recipe', {})
-
-
-def refuse_unknown_tokens(folder):
-    """ValueError if the folder has tokens. It has no meta.json."""
-    for split in SPLITS:
-        if os.path.exists(f'{folder}/{split}.bin'):
-            raise UserError(f'{folder} has tokens, and no meta.json that says which: --overwrite '
-                            'replaces them, or choose another name')
-
-
-def check_knobs(name, path, tokenizer, bpe, val_fraction):
-    """ValueError if these knobs of make do not go together."""
-    fits = re.fullmatch(r'[^\W_][\w.-]*', name)
-    if not fits or name in tasks.TASKS or name.endswith(('.lock', '.part')):
-        raise UserError(f"'{name}' cannot be the name of a data set: begin with a letter or digit, "
-                        'then use letters, digits, _ . and -, and not the name of a task')
-    if path and (name == 'torchdocs' or name == 'fineweb' and os.path.isfile(path)):
-        raise UserError('text of your own needs a name of its own: python data.py NAME '
-                        f'--path={quote(path)}')
-    if name not in ('torchdocs', 'fineweb') and not path:
-        raise UserError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
-    own_folders = os.path.realpath(f'data/{name}'), os.path.realpath(f'data/{name}.part')
-    if path and os.path.realpath(path) in own_folders:
-        raise UserError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
-                        'another name')
-    if bpe is not None and name == 'fineweb':
-        raise UserError('--bpe needs text that fits into memory: give --tokenizer here')
-    if bpe is not None and tokenizer:
-        raise UserError('--bpe trains a tokenizer of its own: leave out --tokenizer')
-    if bpe is not None and not 257 <= bpe <= 2 ** 16:
-        raise UserError(f'bpe must be a number of tokens from 257 to 65536, not {bpe}')
-    if val_fraction is not None and not 0 < val_fraction <= 0.5:
-        raise UserError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
-
-
-def parse_tokens(text):
-    """'300M' -> 300_000_000; also K and B."""
-    match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
-    n = 0
-    if match:
-        number, unit = match.groups()
-        n = float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit]
-    check(n >= 1, f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
-    return round(n)
-
-
-@contextmanager
-def only_maker(folder):
-    """
-    `with only_maker('data/NAME'):` holds data/NAME.lock: one program writes data/NAME at a time,
-    and a second one waits. An error of the disk ends the program with one line.
-    """
-    with explain(f'cannot make {folder}', 'is the disk full, or a file not readable? Then run the '
-                 'command again', OSError):
-        lock = FileLock(f'{folder}.lock')
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            print(f'waiting for another program, which is writing {folder} and holds '
-                  f'{folder}.lock', file=sys.stderr)
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
-
-
-def write_meta(part, encoding, source, recipe, counts):
-    """
-    Check the tokens in the folder part, and write tokenizer.json and meta.json beside them.
-    meta.json comes last: it says that the data set is complete.
-    """
-    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
-                source=source.description, recipe=recipe)
-    for split in SPLITS:
-        file = f'{part}/{split}.bin'
-        n = counts[split]['tokens']
-        if counts[split]['bytes'] == 0:
-            shutil.rmtree(part)     # no later call can use it
-            if source.most_tokens is not None and n_tokens_in(counts) >= source.most_tokens:
-                raise UserError(f'--tokens={source.most_tokens} is too small for a training and a '
-                                'held-out split: give more, such as 1M')
-            raise UserError(f'{source.description} is too small for a training and a held-out '
-                            'split')
-        size = os.path.getsize(file)
-        check(size == 2 * n, f'{file} has {size:,} bytes, and this program wrote {2 * n:,}: start '
-              'again, while no other program writes there')
-        meta[split] = counts[split] | dict(sha256=sha256_of(file))
-    if isinstance(encoding, TokenizerJson):
-        encoding.save(part)
-    write_json(meta, f'{part}/meta.json')
-
-
-def move_finished(folder):
-    """
-    Move a data set that is complete from folder.part to folder, replacing an earlier one. If that
-    is interrupted, the next call moves the rest. Until then there is no meta.json, so that nothing
-    is read. Returns whether there was one to move.
-    """
-    part = f'{folder}.part'
-    if not os.path.exists(f'{part}/meta.json'):
-        return False
-    os.makedirs(folder, exist_ok=True)
-    if os.path.exists(f'{part}/train.bin'):         # nothing has been moved yet
-        for file in f'{folder}/meta.json', f'{folder}/tokenizer.json', f'{part}/progress.json':
-            with suppress(FileNotFoundError):
-                os.remove(file)
-    for file in 'train.bin', 'val.bin', 'tokenizer.json', 'meta.json':     # meta.json comes last
-        with suppress(FileNotFoundError):
-            os.replace(f'{part}/{file}', f'{folder}/{file}')
-    shutil.rmtree(part)
-    return True
-
-
-# reading a data set -------------------------------------------------------------------------------
 
 def open_encoding(name, folder=None):
     """The encoding of this name: tasks.Words for a task, otherwise that of open_text_encoding."""
@@ -381,9 +173,12 @@ class Text(Examples):
         val_fraction = self.meta.get('recipe', {}).get('val_fraction')
         is_default = self.tokenizer == 'bytes' and val_fraction == 1 / TorchDocs.default_every
         if is_default and self.sha256 != TORCHDOCS:
-            print('warning: data/torchdocs is not the text of torch 2.13.0 (this is torch '
-                  f'{torch.__version__}), so losses differ from the README; python data.py '
-                  '--overwrite makes it anew', file=sys.stderr)
+            advice = ''
+            if torch.__version__.startswith(TORCH_VERSION):
+                advice = '; python data.py --overwrite makes it anew'
+            print(f'warning: data/torchdocs is not the text of torch {TORCH_VERSION} (this is '
+                  f'torch {torch.__version__}), so losses differ from the README{advice}',
+                  file=sys.stderr)
 
     def check_fits(self, T, rows=1):
         """ValueError unless each split has a window of T tokens and the token after it."""
@@ -437,6 +232,7 @@ def main():
         for knob in 'tokens', 'config', 'revision':
             if knob in configurator.given:
                 raise UserError(f'--{knob} is for fineweb alone: leave it out')
+    check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
     meta = make(name, path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, config=config,
                 revision=revision, val_fraction=val_fraction, overwrite=overwrite)
     for split in SPLITS:

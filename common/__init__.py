@@ -22,6 +22,7 @@ training
 
 what is learned
     examples        data            what a data set and a task have in common
+    make_data       data            the documents of a source -> the tokens in data/NAME
     source          data            what the next three have in common
     own_text        data            documents of text files, or of nanoGPT's tokens
     fineweb         data            a stream of documents from Hugging Face's hub

@@ -15,7 +15,7 @@ class Stream(Source):
 
     path, config, revision, val_fraction    knobs of data.py
     most_tokens         how many tokens are to be taken
-    earlier             the recipe of an earlier call (data.make), {} if there was none
+    earlier             the recipe of an earlier call (make_data), {} if there was none
     """
     default_every = 2000
     default_tokenizer = 'gpt2'
@@ -32,7 +32,7 @@ class Stream(Source):
                 raise UserError(f'{self.path} is a folder, which has no commits: leave out '
                                 '--revision')
             self.description = self.name
-            self.identity = fingerprint(self.path)
+            self.identity = f'{fingerprint(self.path)} {config}'
         else:
             self.identity = self.name
             self.revision = self.pick_revision(revision, earlier)
@@ -59,7 +59,7 @@ class Stream(Source):
                        'installed')
 
     def documents(self, progress):
-        # no generator: an error here comes before anything is written
+        # a plain function, no generator: an error here comes before anything is written
         with self.opening():
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',
@@ -74,7 +74,7 @@ class Stream(Source):
     def documents_after(self, n_read):
         """The (split, text) pairs from where the stream is, after n_read documents."""
         with explain(f'cannot stream {self.name}', 'run the command again: it continues where it '
-                     'was last saved'):
+                     'was last saved. If that fails, remove data/fineweb.part to begin anew'):
             for row in self.rows:
                 if row['text'] and row['text'].strip():
                     split = 'train' if n_read % self.every else 'val'

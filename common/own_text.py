@@ -35,7 +35,7 @@ class TextFiles(Source):
         else:
             refuse_fraction(val_fraction, 'the names of the files say which are held out')
             self.val_fraction = None
-        # sha256_of joins the files, so their sizes say where each of them ends
+        # the bytes of the files run together in the hash, so their sizes are hashed as well
         sizes = [os.path.getsize(file) for file in self.files]
         self.identity = sha256_of(*self.files, more=f'{sizes} {self.splits}')
 
@@ -54,6 +54,8 @@ class TextFiles(Source):
 
 def find_files(path):
     """The text files at path (a file, folder or pattern), sorted. A link repeats no file."""
+    if path.endswith('.bin'):
+        raise UserError(f"'{path}' holds tokens: give the folder of train.bin and val.bin")
     if os.path.isfile(path):
         files = [path]
     elif os.path.isdir(path):

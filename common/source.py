@@ -34,8 +34,8 @@ class Source:
 
 def one_in(val_fraction):
     """
-    The n of val_fraction = 1/n, up to 2%: one document in n is held out. ValueError for another
-    share.
+    n, if val_fraction is within 2% of 1/n (0.33 counts as 1/3): one document in n is held out.
+    Otherwise ValueError.
     """
     n = round(1 / val_fraction)
     check(abs(n * val_fraction - 1) < 0.02, f'one of each n documents is held out, so val_fraction '

@@ -2,7 +2,7 @@
 The tokens of a data set while they are written: train.bin and val.bin in the folder data/NAME.part.
 A stream also has progress.json there, from which the next call continues. It holds
 
-    recipe        every choice on which the tokens depend (data.make). A call continues only what
+    recipe        every choice on which the tokens depend (make_data). A call continues only what
                   has its own recipe; its `tokens` may be a larger number
     stream        the state of the stream
     train, val    how many documents, tokens and bytes of text were written
@@ -116,7 +116,7 @@ def why_useless(progress, part, recipe):
     if differing:
         return f"it had {'; '.join(differing)}"
     if n_tokens_in(progress) >= recipe['tokens']:
-        return f"this call asks for no more than {recipe['tokens']:,}"
+        return f"this call asks for {recipe['tokens']:,}, no more than these"
     for split in SPLITS:
         file = f'{part}/{split}.bin'
         if not os.path.exists(file) or os.path.getsize(file) < 2 * progress[split]['tokens']:

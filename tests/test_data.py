@@ -21,7 +21,7 @@ from conftest import ROOT, finished, refused, small_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 import data
-from common import own_text, tokenizer_json, torchdocs, writer
+from common import make_data, own_text, tokenizer_json, torchdocs, writer
 from common.encoding import EOT, kind_of
 from common.examples import Examples
 
@@ -569,8 +569,8 @@ def check_web(web):
 
 def test_fineweb_schema(web, capsys):
     # it stops after the document that reaches so many tokens, in the middle of a batch
-    assert [*map(data.parse_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
-    assert data.parse_tokens('8.2M') == 8_200_000
+    assert [*map(make_data.parse_tokens, ('300M', '1.5b', 70))] == [300_000_000, 1_500_000_000, 70]
+    assert make_data.parse_tokens('8.2M') == 8_200_000
     meta = make_web(tokens='1K')
     lengths = np.cumsum([len(text) + 1 for text in web.texts])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
@@ -694,7 +694,7 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
     shutil.rmtree('data/fineweb')
     for changes, reason in ((dict(revision=second), 'it had revision a*, not b*'),
                             (dict(val_fraction=0.2), 'it had val_fraction 0.1, not 0.2'),
-                            (dict(tokens='1K'), 'this call asks for no more than 1,000'),
+                            (dict(tokens='1K'), 'this call asks for 1,000, no more than these'),
                             (dict(), 'data/fineweb.part/val.bin is damaged'),
                             (dict(revision=first), 'it had a recipe of another version of .*')):
         path = Path(shutil.copytree(part, 'data/fineweb.part'), 'progress.json')
@@ -725,6 +725,16 @@ def test_a_folder_whose_text_changes_is_not_continued(web):
     os.utime('web/sample/10BT/000_00000.parquet', (2, 2))
     with pytest.raises(ValueError, match='data/fineweb is there, made with other text'):
         make_web()
+
+
+def test_another_part_of_a_folder_is_other_text(web):
+    readme = Path('web/README.md')
+    make_parts = readme.read_text().replace('- config_name', '- config_name: other\n  data_files: '
+                                            'sample/10BT/*\n- config_name')
+    readme.write_text(make_parts)
+    make_web(tokens='1K')
+    with pytest.raises(ValueError, match='data/fineweb is there, made with other text'):
+        make_web(tokens='1K', config='other')
 
 
 def test_a_branch_is_refused(web):
@@ -875,16 +885,22 @@ def test_bad_text_and_nothing_lost(path, knobs, words):
     (data.open_encoding, ('gpt9',), "no tokenizer 'gpt9': did you mean 'gpt2'?"),
     (data.open_encoding, (None,), 'came without a tokenizer.json'),
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
-    (data.make, ('../out',), 'cannot be the name'), (data.make, ('calc',), 'the name of a task'),
+    (data.make, ('../out',), 'cannot be the name'),
+    (data.make, ('own', 'data/own/train.bin'), 'holds tokens: give the folder'),
+    (data.make, ('own', 'data/own.part/a.txt'), 'cannot be made of what is in data/own itself'),
     (partial(data.make, bpe=300), ('fineweb',), '--bpe needs text that fits into memory'),
     (partial(data.make, val_fraction=0.4), ('torchdocs',), '1/n, not 0.4: say 0.5 for n = 2'),
     (partial(data.make, val_fraction=0.15), ('fineweb', 'web'), '1/n, not 0.15: say 0.14286'),
     (partial(data.make, val_fraction=0.9), ('own', 'good.txt'), 'val_fraction'),
-    *((data.parse_tokens, (text,), 'not a number')
+    *((make_data.parse_tokens, (text,), 'not a number')
       for text in ('many', '-3M', '1e999', '0.5', '0.0009K'))])
 def test_bad_names_and_numbers(function, args, words):
     with pytest.raises(ValueError, match='(?s)' + words):
         function(*args)
+
+
+def test_the_name_of_a_task_is_refused():
+    assert "'calc' is the name of a task" in refused('calc', '--path=good.txt', script='data.py')
 
 
 def test_flags_of_fineweb_alone():

@@ -1,0 +1,219 @@
+"""
+Making a data set: the documents of a source -> the tokens in data/NAME. data.py says what is in
+such a folder, and what is held out.
+
+What is on the disk, in the order in which it is written, and what the next call does if this one is
+killed:
+
+    NAME.part/train.bin, val.bin                        It begins anew. A stream continues after the
+        and for a stream NAME.part/progress.json        progress that was last saved.
+    NAME.part/meta.json, too: all is written            It moves the files to NAME, meta.json last.
+    NAME without meta.json, the rest in NAME.part       It moves the rest.
+"""
+import os
+import re
+import shutil
+import sys
+from contextlib import contextmanager, suppress
+from shlex import quote
+
+from filelock import FileLock, Timeout
+
+from common.encoding import open_text_encoding
+from common.errors import UserError, check, explain
+from common.files import read_json, sha256_of, write_json
+from common.fineweb import Stream
+from common.own_text import StoredTokens, TextFiles, has_tokens
+from common.source import SPLITS
+from common.tokenizer_json import TokenizerJson, train_bpe
+from common.torchdocs import TorchDocs
+from common.writer import Writer, differences, n_tokens_in, usable_progress
+
+
+def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='sample-10BT',
+         revision=None, val_fraction=None, overwrite=False):
+    """
+    Write data/NAME -> its meta. The arguments are the knobs of data.py.
+
+    If the data set that is there has the same recipe, nothing is written and its meta is returned,
+    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError). What
+    an interrupted call has left of a stream is continued if its recipe is the same (`tokens` may be
+    larger). If it differs, overwrite must be given.
+    """
+    check_knobs(name, path, tokenizer, bpe, val_fraction)
+    folder = f'data/{name}'
+    part = f'{folder}.part'
+    with explain(f'cannot make {folder}', 'is the disk full, or a file not readable? Then run the '
+                 'command again', OSError), only_maker(folder):
+        was_moved = move_finished(folder)
+        old_meta = read_json(f'{folder}/meta.json')
+        if overwrite and not was_moved:     # what this call has just moved is not made again
+            old_meta = {}
+        source = open_source(name, path, tokens, config, revision, val_fraction,
+                             recipe_to_repeat(old_meta, part))
+        if bpe is None:
+            encoding = open_text_encoding(tokenizer or source.default_tokenizer)
+            tokenizer_in_words = encoding.name
+        else:
+            tokenizer_in_words = f'a BPE of {bpe} tokens'       # trained below
+        # every choice on which the tokens depend
+        recipe = dict(identity=source.identity, revision=source.revision, tokens=source.most_tokens,
+                      val_fraction=source.val_fraction, tokenizer=tokenizer_in_words)
+
+        if old_meta:
+            differing = differences(old_meta.get('recipe', {}), recipe)
+            if not differing:
+                print(f'{folder} is made already', file=sys.stderr)
+                return old_meta
+            check(overwrite, f"{folder} is there, made with {'; '.join(differing)}: --overwrite "
+                  'replaces it, or choose another name')
+        if not old_meta and not overwrite:
+            refuse_unknown_tokens(folder)
+        progress = usable_progress(part, recipe, overwrite)
+
+        documents = source.documents(progress)
+        if bpe is not None:
+            documents = list(documents)         # read twice: to train the BPE, and to encode
+            encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
+        with Writer(part, encoding, progress, source.most_tokens) as writer:
+            for split, text in documents:
+                writer.add(split, text)
+                if writer.is_full:
+                    break
+                writer.save_at_times(recipe, source)
+            if source.most_tokens is not None and not writer.is_full:
+                print(f'{source.description} ends after {writer.n_tokens:,} tokens, fewer than the '
+                      f'{source.most_tokens:,} of --tokens', file=sys.stderr)
+        write_meta(part, encoding, source, recipe, writer.counts)
+        move_finished(folder)
+        return read_json(f'{folder}/meta.json')
+
+
+def open_source(name, path, tokens, config, revision, val_fraction, earlier):
+    """The Source of the data set `name`. earlier: the recipe of an earlier call, or {}."""
+    if name == 'torchdocs':
+        return TorchDocs(val_fraction)
+    if name == 'fineweb':
+        return Stream(path, config, revision, val_fraction, parse_tokens(tokens), earlier)
+    if has_tokens(path):
+        return StoredTokens(path, val_fraction)
+    return TextFiles(path, val_fraction)
+
+
+def recipe_to_repeat(old_meta, part):
+    """
+    The recipe of the data set that is there, or of what an interrupted call has left; {} without
+    either. Without --revision a stream reads the commit that is in it.
+    """
+    earlier = old_meta or read_json(f'{part}/progress.json')
+    return earlier.get('recipe', {})
+
+
+def refuse_unknown_tokens(folder):
+    """ValueError if the folder has tokens. It has no meta.json."""
+    for split in SPLITS:
+        if os.path.exists(f'{folder}/{split}.bin'):
+            raise UserError(f'{folder} has tokens, and no meta.json that says which: --overwrite '
+                            'replaces them, or choose another name')
+
+
+def check_knobs(name, path, tokenizer, bpe, val_fraction):
+    """ValueError if these knobs of make do not go together."""
+    if not re.fullmatch(r'[^\W_][\w.-]*', name) or name.endswith(('.lock', '.part')):
+        raise UserError(f"'{name}' cannot be the name of a data set: begin with a letter or digit, "
+                        'then use letters, digits, _ . and -, without .lock or .part at the end')
+    if path and (name == 'torchdocs' or name == 'fineweb' and os.path.isfile(path)):
+        raise UserError('text of your own needs a name of its own: python data.py NAME '
+                        f'--path={quote(path)}')
+    if name not in ('torchdocs', 'fineweb') and not path:
+        raise UserError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+    folder, part = os.path.realpath(f'data/{name}'), os.path.realpath(f'data/{name}.part')
+    real_path = os.path.realpath(path)
+    if path and (real_path in (folder, part) or real_path.startswith(part + os.sep)):
+        raise UserError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
+                        'another name')
+    if bpe is not None and name == 'fineweb':
+        raise UserError('--bpe needs text that fits into memory: give --tokenizer here')
+    if bpe is not None and tokenizer:
+        raise UserError('--bpe trains a tokenizer of its own: leave out --tokenizer')
+    if bpe is not None and not 257 <= bpe <= 2 ** 16:
+        raise UserError(f'bpe must be a number of tokens from 257 to 65536, not {bpe}')
+    if val_fraction is not None and not 0 < val_fraction <= 0.5:
+        raise UserError(f'val_fraction must lie in (0, 0.5], not {val_fraction}')
+
+
+def parse_tokens(text):
+    """'300M' -> 300_000_000; also K and B."""
+    match = re.fullmatch(r'(\d{1,12}\.?\d*)([KMB]?)', str(text).upper())
+    n = 0
+    if match:
+        number, unit = match.groups()
+        n = float(number) * {'': 1, 'K': 1e3, 'M': 1e6, 'B': 1e9}[unit]
+    check(n >= 1, f"tokens = '{text}' is not a number of tokens: say 300M, 2B or 100000")
+    return round(n)
+
+
+@contextmanager
+def only_maker(folder):
+    """
+    `with only_maker('data/NAME'):` holds data/NAME.lock: one program writes data/NAME at a time,
+    and a second one waits.
+    """
+    lock = FileLock(f'{folder}.lock')
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        print(f'waiting for another program, which is writing {folder} and holds {folder}.lock',
+              file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_meta(part, encoding, source, recipe, counts):
+    """
+    Check the tokens in the folder part, and write tokenizer.json and meta.json beside them.
+    meta.json comes last: it says that the data set is complete.
+    """
+    meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, dtype='uint16',
+                source=source.description, recipe=recipe)
+    for split in SPLITS:
+        file = f'{part}/{split}.bin'
+        n = counts[split]['tokens']
+        if counts[split]['bytes'] == 0:
+            shutil.rmtree(part)     # no later call can use it
+            if source.most_tokens is not None and n_tokens_in(counts) >= source.most_tokens:
+                raise UserError(f'--tokens={source.most_tokens} is too small for a training and a '
+                                'held-out split: give more, such as 1M')
+            raise UserError(f'{source.description} is too small for a training and a held-out '
+                            'split')
+        size = os.path.getsize(file)
+        check(size == 2 * n, f'{file} has {size:,} bytes, and this program wrote {2 * n:,}: start '
+              'again, while no other program writes there')
+        meta[split] = counts[split] | dict(sha256=sha256_of(file))
+    if isinstance(encoding, TokenizerJson):
+        encoding.save(part)
+    write_json(meta, f'{part}/meta.json')
+
+
+def move_finished(folder):
+    """
+    Move a data set that is complete from folder.part to folder, replacing an earlier one. If that
+    is interrupted, the next call moves the rest. Until then there is no meta.json, so that nothing
+    is read. Returns whether there was one to move.
+    """
+    part = f'{folder}.part'
+    if not os.path.exists(f'{part}/meta.json'):
+        return False
+    os.makedirs(folder, exist_ok=True)
+    if os.path.exists(f'{part}/train.bin'):         # nothing is moved yet, the third line above
+        for file in f'{folder}/meta.json', f'{folder}/tokenizer.json', f'{part}/progress.json':
+            with suppress(FileNotFoundError):
+                os.remove(file)
+    for file in 'train.bin', 'val.bin', 'tokenizer.json', 'meta.json':     # meta.json comes last
+        with suppress(FileNotFoundError):
+            os.replace(f'{part}/{file}', f'{folder}/{file}')
+    shutil.rmtree(part)
+    return True
