@@ -59,7 +59,7 @@ class Stream(Source):
                        'installed')
 
     def documents(self, progress):
-        # a plain function, no generator: an error here comes before anything is written
+        # no generator: an error in opening it comes before the Writer clears the folder
         with self.opening():
             import datasets  # takes a second
             rows = datasets.load_dataset(self.path, name=self.config, split='train',

@@ -2,13 +2,13 @@
 Making a data set: the documents of a source -> the tokens in data/NAME. data.py says what is in
 such a folder, and what is held out.
 
-What is on the disk, in the order in which it is written, and what the next call does if this one is
-killed:
+If a call is killed, this is on the disk, and this is what the next call does:
 
-    NAME.part/train.bin, val.bin                        It begins anew. A stream continues after the
-        and for a stream NAME.part/progress.json        progress that was last saved.
-    NAME.part/meta.json, too: all is written            It moves the files to NAME, meta.json last.
-    NAME without meta.json, the rest in NAME.part       It moves the rest.
+    killed while it              on the disk                         the next call
+    1  wrote tokens              NAME.part: train.bin, val.bin       starts again
+                                 ... of a stream: progress.json      continues after the progress
+    2  had still to move them    NAME.part has a meta.json, too      moves all files, meta.json last
+    3  moved them                NAME has no meta.json               moves the rest
 """
 import os
 import re
@@ -27,7 +27,7 @@ from common.own_text import StoredTokens, TextFiles, has_tokens
 from common.source import SPLITS
 from common.tokenizer_json import TokenizerJson, train_bpe
 from common.torchdocs import TorchDocs
-from common.writer import Writer, differences, n_tokens_in, usable_progress
+from common.writer import Writer, differences, n_tokens_in, progress_to_continue
 
 
 def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='sample-10BT',
@@ -35,10 +35,11 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
     """
     Write data/NAME -> its meta. The arguments are the knobs of data.py.
 
-    If the data set that is there has the same recipe, nothing is written and its meta is returned,
-    unless overwrite is given. If it has another recipe, overwrite must be given (ValueError). What
-    an interrupted call has left of a stream is continued if its recipe is the same (`tokens` may be
-    larger). If it differs, overwrite must be given.
+    A data set that is there is kept if it has the same recipe: its meta is returned. Otherwise
+    overwrite must be given (ValueError); with it the tokens are made anew in both cases.
+
+    Unfinished tokens of a stream are continued if they have the same recipe (`tokens` may be
+    larger), with overwrite, too. Those of another recipe are discarded with overwrite alone.
     """
     check_knobs(name, path, tokenizer, bpe, val_fraction)
     folder = f'data/{name}'
@@ -46,11 +47,13 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
     with explain(f'cannot make {folder}', 'is the disk full, or a file not readable? Then run the '
                  'command again', OSError), only_maker(folder):
         was_moved = move_finished(folder)
-        old_meta = read_json(f'{folder}/meta.json')
-        if overwrite and not was_moved:     # what this call has just moved is not made again
-            old_meta = {}
+        replaces = overwrite and not was_moved      # what was just moved is not made again
+        old_meta = read_meta(folder, overwrite)
+        progress = read_json(f'{part}/progress.json')
+        # a call that is repeated or continued reads the commit that it read before
+        earlier = old_meta if old_meta and not replaces else progress
         source = open_source(name, path, tokens, config, revision, val_fraction,
-                             recipe_to_repeat(old_meta, part))
+                             earlier.get('recipe', {}))
         if bpe is None:
             encoding = open_text_encoding(tokenizer or source.default_tokenizer)
             tokenizer_in_words = encoding.name
@@ -60,18 +63,14 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
         recipe = dict(identity=source.identity, revision=source.revision, tokens=source.most_tokens,
                       val_fraction=source.val_fraction, tokenizer=tokenizer_in_words)
 
-        if old_meta:
-            differing = differences(old_meta.get('recipe', {}), recipe)
-            if not differing:
-                print(f'{folder} is made already', file=sys.stderr)
-                return old_meta
-            check(overwrite, f"{folder} is there, made with {'; '.join(differing)}: --overwrite "
-                  'replaces it, or choose another name')
-        if not old_meta and not overwrite:
-            refuse_unknown_tokens(folder)
-        progress = usable_progress(part, recipe, overwrite)
+        if old_meta.get('recipe') == recipe and not replaces:
+            print(f'{folder} is made already', file=sys.stderr)
+            return old_meta
+        if not overwrite:
+            check_free(folder, old_meta, recipe)
+        progress = progress_to_continue(progress, part, recipe, overwrite)
 
-        documents = source.documents(progress)
+        documents = source.documents(progress)  # a stream is opened before a file is touched
         if bpe is not None:
             documents = list(documents)         # read twice: to train the BPE, and to encode
             encoding = train_bpe((text for split, text in documents if split == 'train'), bpe)
@@ -89,6 +88,16 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
         return read_json(f'{folder}/meta.json')
 
 
+def read_meta(folder, overwrite):
+    """What meta.json holds, {} if there is none; with overwrite a damaged one counts as none."""
+    try:
+        return read_json(f'{folder}/meta.json')
+    except ValueError:
+        if not overwrite:
+            raise
+        return {}
+
+
 def open_source(name, path, tokens, config, revision, val_fraction, earlier):
     """The Source of the data set `name`. earlier: the recipe of an earlier call, or {}."""
     if name == 'torchdocs':
@@ -100,17 +109,12 @@ def open_source(name, path, tokens, config, revision, val_fraction, earlier):
     return TextFiles(path, val_fraction)
 
 
-def recipe_to_repeat(old_meta, part):
-    """
-    The recipe of the data set that is there, or of what an interrupted call has left; {} without
-    either. Without --revision a stream reads the commit that is in it.
-    """
-    earlier = old_meta or read_json(f'{part}/progress.json')
-    return earlier.get('recipe', {})
-
-
-def refuse_unknown_tokens(folder):
-    """ValueError if the folder has tokens. It has no meta.json."""
+def check_free(folder, old_meta, recipe):
+    """ValueError if the folder has tokens: of another recipe, or without a meta.json."""
+    if old_meta:
+        differing = differences(old_meta.get('recipe', {}), recipe)
+        raise UserError(f"{folder} was made with {'; '.join(differing)}: --overwrite replaces it, "
+                        'or choose another name')
     for split in SPLITS:
         if os.path.exists(f'{folder}/{split}.bin'):
             raise UserError(f'{folder} has tokens, and no meta.json that says which: --overwrite '
@@ -127,10 +131,12 @@ def check_knobs(name, path, tokenizer, bpe, val_fraction):
                         f'--path={quote(path)}')
     if name not in ('torchdocs', 'fineweb') and not path:
         raise UserError(f"no data set '{name}': give its text, python data.py {name} --path=TEXT")
+    # its own tokens would be replaced while they are read. A text beside them, such as nanoGPT's
+    # input.txt, may be read
     folder, part = os.path.realpath(f'data/{name}'), os.path.realpath(f'data/{name}.part')
     real_path = os.path.realpath(path)
     if path and (real_path in (folder, part) or real_path.startswith(part + os.sep)):
-        raise UserError(f'data/{name} cannot be made of what is in data/{name} itself: choose '
+        raise UserError(f'data/{name} cannot be made from its own tokens: choose '
                         'another name')
     if bpe is not None and name == 'fineweb':
         raise UserError('--bpe needs text that fits into memory: give --tokenizer here')
@@ -208,7 +214,7 @@ def move_finished(folder):
     if not os.path.exists(f'{part}/meta.json'):
         return False
     os.makedirs(folder, exist_ok=True)
-    if os.path.exists(f'{part}/train.bin'):         # nothing is moved yet, the third line above
+    if os.path.exists(f'{part}/train.bin'):         # case 3 has not begun
         for file in f'{folder}/meta.json', f'{folder}/tokenizer.json', f'{part}/progress.json':
             with suppress(FileNotFoundError):
                 os.remove(file)

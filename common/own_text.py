@@ -54,7 +54,7 @@ class TextFiles(Source):
 
 def find_files(path):
     """The text files at path (a file, folder or pattern), sorted. A link repeats no file."""
-    if path.endswith('.bin'):
+    if path.endswith('.bin') and not os.path.isdir(path):
         raise UserError(f"'{path}' holds tokens: give the folder of train.bin and val.bin")
     if os.path.isfile(path):
         files = [path]
@@ -121,7 +121,7 @@ def split_by_chance(texts, val_fraction):
         return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
 
     n = max(1, round(len(texts) * val_fraction))
-    print(f"held out: {n} of {len(texts)} documents, drawn by chance: no file's name says which",
+    print(f'held out: {n} of {len(texts)} documents, drawn at random, as no name says which',
           file=sys.stderr)
     # With seed 3 and 5% the first document, often a licence, is not held out in texts of up to 55
     # documents. Do not change the seed: existing data sets would be split anew.
@@ -155,24 +155,26 @@ class StoredTokens(Source):
         refuse_fraction(val_fraction, f'{folder}/val.bin is held out')
         self.folder = self.description = folder
         self.val_fraction = None
-        self.identity = sha256_of(*[f'{folder}/{split}.bin' for split in SPLITS])
-        tokenizer = tokenizer_of(folder)
-        is_stored = kind_of(tokenizer) == 'stored'
-        self.default_tokenizer = f'{folder}/tokenizer.json' if is_stored else tokenizer
+        name = tokenizer_of(folder)
+        self.encoding = open_text_encoding(name, folder)
+        # the user may take another tokenizer for the new data set. A copy that is stored in the
+        # folder is named by its path
+        self.default_tokenizer = f'{folder}/tokenizer.json' if kind_of(name) == 'stored' else name
+        files = [f'{folder}/{split}.bin' for split in SPLITS]
+        sizes = [os.path.getsize(file) for file in files]
+        self.identity = sha256_of(*files, more=f'{sizes} {name}')
 
     def documents(self, progress):
-        folder = self.folder
-        encoding = open_text_encoding(tokenizer_of(folder), folder)
-        not_text = {*encoding.start, *encoding.ends}
+        not_text = {*self.encoding.start, *self.encoding.ends}
         for split in SPLITS:
-            with explain(f"cannot read '{folder}/{split}.bin'",
-                         f'give uint16 tokens of {encoding.name}'):
-                ids = np.memmap(f'{folder}/{split}.bin', '<u2', 'r')
+            file = f'{self.folder}/{split}.bin'
+            with explain(f"cannot read '{file}'", f'give uint16 tokens of {self.encoding.name}'):
+                ids = np.memmap(file, '<u2', 'r')
                 # the letters <|endoftext|> in a text end a document, too: documents_in
-                places = np.flatnonzero(ids == encoding.eot_token)
+                places = np.flatnonzero(ids == self.encoding.eot_token)
                 for document in np.split(ids, places + 1):
                     tokens = [token for token in document.tolist() if token not in not_text]
-                    for text in documents_in(encoding.decode(tokens)):
+                    for text in documents_in(self.encoding.decode(tokens)):
                         yield split, text
 
 

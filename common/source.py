@@ -12,7 +12,7 @@ class Source:
     The documents of a data set. Each kind of source is a class of its own, with
 
         description         where the text comes from, for meta.json
-        identity            the same if and only if the text is the same: a sha256, or a name
+        identity            what changes with the text, as far as can be told: a sha256, or a name
         revision            with such a name, the commit on the hub; otherwise None
         val_fraction        the share that is held out; None if the source says by itself which
                             documents these are

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.errors import UserError
-from common.files import read_json, write_json
+from common.files import write_json
 from common.source import SPLITS
 
 SAVE_EVERY = 1024       # documents; 300M tokens take hours
@@ -26,7 +26,7 @@ class Writer:
     val.bin in the folder part.
 
     counts          {split: dict(documents, tokens, bytes of text)}, what is in them
-    progress        what usable_progress returns: it is continued; {} starts anew
+    progress        what progress_to_continue returns; {} starts anew
     most_tokens     how many tokens are wanted; None for all
     """
 
@@ -91,15 +91,14 @@ class Writer:
 
 # what an interrupted call has written -------------------------------------------------------------
 
-def usable_progress(part, recipe, overwrite):
+def progress_to_continue(progress, part, recipe, overwrite):
     """
-    The progress in the folder part that a call with this recipe continues, or {}. ValueError if
-    another call has left it: only with overwrite it is discarded.
+    The progress in the folder part if a call with this recipe can continue it, otherwise {}.
+    ValueError if it cannot, and overwrite is not given: then nothing is discarded.
     """
-    progress = read_json(f'{part}/progress.json')
     if not progress:
         return {}
-    reason = why_useless(progress, part, recipe)
+    reason = why_not_continued(progress, part, recipe)
     if not reason:
         return progress
     if not overwrite:
@@ -108,9 +107,9 @@ def usable_progress(part, recipe, overwrite):
     return {}
 
 
-def why_useless(progress, part, recipe):
+def why_not_continued(progress, part, recipe):
     """Why a call with this recipe cannot continue this progress in part; '' if it can."""
-    # more tokens of the same text are no difference
+    # everything but the number of tokens, which may have grown: see below
     earlier = progress.get('recipe', {}) | dict(tokens=recipe['tokens'])
     differing = differences(earlier, recipe)
     if differing:
@@ -130,13 +129,13 @@ def n_tokens_in(counts):
 
 
 def differences(old, new):
-    """What makes the tokens of two recipes differ, in words: ['tokenizer gpt2, not bytes']."""
+    """What makes two recipes differ, in words: ['tokenizer gpt2, and this is bytes']."""
     if old.keys() != new.keys():
         return ['a recipe of another version of this program']
     in_words = []
     for choice in old:
         if old[choice] != new[choice] and choice == 'identity':
-            in_words.append('other text')
+            in_words.append('other text, or another split of it')
         elif old[choice] != new[choice]:
-            in_words.append(f'{choice} {old[choice]}, not {new[choice]}')
+            in_words.append(f'{choice} {old[choice]}, and this is {new[choice]}')
     return in_words

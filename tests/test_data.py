@@ -374,7 +374,7 @@ def test_a_file_is_renamed_so_that_it_is_held_out():
     data.make('own', 'texts')
     for old, new in ('b', 'test'), ('val', 'z'), ('test', 'y'):     # the order stays
         os.rename(f'texts/{old}.txt', f'texts/{new}.txt')
-        with pytest.raises(ValueError, match='data/own is there, made with other text'):
+        with pytest.raises(ValueError, match='data/own was made with other text'):
             data.make('own', 'texts')
         data.make('own', 'texts', overwrite=True)
 
@@ -386,7 +386,7 @@ def test_a_file_that_is_cut_in_two_is_other_text():
     data.make('own', 'texts')
     Path('texts/a.txt').write_text('one two ')
     Path('texts/b.txt').write_text('three four')
-    with pytest.raises(ValueError, match='data/own is there, made with other text'):
+    with pytest.raises(ValueError, match='data/own was made with other text'):
         data.make('own', 'texts')
 
 
@@ -395,6 +395,32 @@ def test_a_text_without_a_second_half_leaves_nothing_behind():
     with pytest.raises(ValueError, match='a.txt is too small for a training and a held-out split'):
         data.make('own', 'a.txt')
     assert not os.path.exists('data/own.part')
+
+
+def test_tokens_that_are_cut_or_read_in_another_way_are_other_text():
+    os.mkdir('nano')
+    ids = np.array([464, 3139, 50256, 464, 50256, 3139, 50256], dtype='<u2')
+    for cut in 3, 5:
+        ids[:cut].tofile('nano/train.bin')
+        ids[cut:].tofile('nano/val.bin')
+        if cut == 3:
+            data.make('nano', 'nano', tokenizer='bytes')
+    with pytest.raises(ValueError, match='data/nano was made with other text, or another split of'):
+        data.make('nano', 'nano', tokenizer='bytes')
+    data.make('nano', 'nano', tokenizer='bytes', overwrite=True)
+    Path('nano/meta.json').write_text('{"tokenizer": "p50k_base"}')
+    gpt2 = data.open_encoding('gpt2')       # of which there is a copy here
+    with (mock.patch.object(own_text, 'open_text_encoding', return_value=gpt2),
+          pytest.raises(ValueError, match='data/nano was made with other text')):
+        data.make('nano', 'nano', tokenizer='bytes')
+
+
+def test_a_damaged_data_set_is_made_again():
+    meta = make_good()
+    Path('data/own/meta.json').write_text('{"tok')
+    with pytest.raises(ValueError, match='meta.json. is damaged'):
+        make_good()
+    assert data.make('own', 'good.txt', overwrite=True) == meta
 
 
 def test_a_share_that_would_have_no_effect_is_refused():
@@ -414,7 +440,7 @@ def test_what_is_held_out_otherwise(capsys):
         Path(f'two/{file}.txt').write_text(f'this is {file}')
     data.make('two', 'two')
     assert text_of('two', 'train') + text_of('two', 'val') == ['this is train', 'this is zebra']
-    assert "held out: 1 of 2 documents, drawn by chance: no file's name" in capsys.readouterr().err
+    assert "held out: 1 of 2 documents, drawn at random, as no name" in capsys.readouterr().err
     make_good()
     assert 'held out: the last 5% of the text, since it is one document' in capsys.readouterr().err
     for file in 'valid', 'test':
@@ -477,7 +503,7 @@ def test_tokens_that_are_there_are_not_replaced():
     for split in data.SPLITS:
         np.array([464, 3139, 50256], dtype='<u2').tofile(f'data/openwebtext/{split}.bin')
     Path('own.txt').write_text('a text of my own')
-    for path, words in ('data/openwebtext', 'itself: choose another name'), ('own.txt', '--overwr'):
+    for path, words in ('data/openwebtext', 'from its own tokens: choose'), ('own.txt', '--overwr'):
         with pytest.raises(ValueError, match=f'data/openwebtext .*{words}'):
             data.make('openwebtext', path)
     os.rename('data/openwebtext/val.bin', 'val.bin')
@@ -577,9 +603,10 @@ def test_fineweb_schema(web, capsys):
     with pytest.raises(ValueError, match='--tokens=5 is too small for a training .*: give more'):
         make_web(tokens=5, overwrite=True)
     assert not os.path.exists('data/fineweb.part')
-    for changes, words in ((dict(tokens='2K'), 'tokens 1000, not 2000'),
-                           (dict(tokens='1K', val_fraction=0.2), 'val_fraction 0.1, not 0.2')):
-        with pytest.raises(ValueError, match=f'data/fineweb is there, made with {words}: --overwr'):
+    for changes, words in (
+            (dict(tokens='2K'), 'tokens 1000, and this is 2000'),
+            (dict(tokens='1K', val_fraction=0.2), 'val_fraction 0.1, and this is 0.2')):
+        with pytest.raises(ValueError, match=f'data/fineweb was made with {words}: --overwr'):
             make_web(**changes)
     web.breaks()
     assert make_web(tokens='1K') == meta and not web.read       # it is there
@@ -692,8 +719,8 @@ def test_a_stream_from_the_hub_is_of_one_commit(web, monkeypatch):
     # another commit, fewer tokens than are there, a file that is too short, or progress of an
     # earlier version: nothing is lost unless it is asked for
     shutil.rmtree('data/fineweb')
-    for changes, reason in ((dict(revision=second), 'it had revision a*, not b*'),
-                            (dict(val_fraction=0.2), 'it had val_fraction 0.1, not 0.2'),
+    for changes, reason in ((dict(revision=second), 'it had revision a*, and this is b*'),
+                            (dict(val_fraction=0.2), 'it had val_fraction 0.1, and this is 0.2'),
                             (dict(tokens='1K'), 'this call asks for 1,000, no more than these'),
                             (dict(), 'data/fineweb.part/val.bin is damaged'),
                             (dict(revision=first), 'it had a recipe of another version of .*')):
@@ -718,12 +745,12 @@ def test_a_folder_whose_text_changes_is_not_continued(web):
         make_web()
     web.breaks()
     os.utime('web/sample/10BT/000_00000.parquet', (1, 1))
-    with pytest.raises(ValueError, match='left [0-9,]+ tokens in .*, and it had other text: repe'):
+    with pytest.raises(ValueError, match='left [0-9,]+ tokens in .*, and it had other text, or'):
         make_web()
     make_web(overwrite=True)
     check_web(web)
     os.utime('web/sample/10BT/000_00000.parquet', (2, 2))
-    with pytest.raises(ValueError, match='data/fineweb is there, made with other text'):
+    with pytest.raises(ValueError, match='data/fineweb was made with other text'):
         make_web()
 
 
@@ -733,7 +760,7 @@ def test_another_part_of_a_folder_is_other_text(web):
                                             'sample/10BT/*\n- config_name')
     readme.write_text(make_parts)
     make_web(tokens='1K')
-    with pytest.raises(ValueError, match='data/fineweb is there, made with other text'):
+    with pytest.raises(ValueError, match='data/fineweb was made with other text'):
         make_web(tokens='1K', config='other')
 
 
@@ -843,7 +870,7 @@ def test_a_data_set_of_an_earlier_version(monkeypatch, name, knobs):
     earlier = as_before(meta)
     Path(f'data/{name}/meta.json').write_text(json.dumps(earlier))
     assert data.open_data(name).meta == earlier
-    with pytest.raises(ValueError, match='is there, made with a recipe of another version'):
+    with pytest.raises(ValueError, match='was made with a recipe of another version'):
         data.make(name, **knobs)
     assert data.make(name, **knobs, overwrite=True) == meta
 
@@ -854,11 +881,11 @@ def test_text_under_a_name_in_use():
     for path in './good.txt', os.path.abspath('good.txt'), 'data/../good.txt':
         assert data.make('own', path) == before
     Path('good.txt').write_text('another text')
-    with pytest.raises(ValueError, match='data/own is there, made with other text: --overwrite'):
+    with pytest.raises(ValueError, match='data/own was made with other text, or .*: --over'):
         data.make('own', 'good.txt')
     os.symlink('data', 'link')
     for path in 'data/own', 'link/own/':
-        with pytest.raises(ValueError, match='data/own cannot be made of what is in data/own itse'):
+        with pytest.raises(ValueError, match='data/own cannot be made from its own tok'):
             data.make('own', path, overwrite=True)
     assert data.open_data('own').meta == before
     assert data.make('own', 'good.txt', overwrite=True)['train']['bytes'] == 11
@@ -887,7 +914,7 @@ def test_bad_text_and_nothing_lost(path, knobs, words):
     (data.make, ('torchdocs', 'my book.txt'), "data.py NAME --path='my book.txt'"),
     (data.make, ('../out',), 'cannot be the name'),
     (data.make, ('own', 'data/own/train.bin'), 'holds tokens: give the folder'),
-    (data.make, ('own', 'data/own.part/a.txt'), 'cannot be made of what is in data/own itself'),
+    (data.make, ('own', 'data/own.part/a.txt'), 'cannot be made from its own tokens'),
     (partial(data.make, bpe=300), ('fineweb',), '--bpe needs text that fits into memory'),
     (partial(data.make, val_fraction=0.4), ('torchdocs',), '1/n, not 0.4: say 0.5 for n = 2'),
     (partial(data.make, val_fraction=0.15), ('fineweb', 'web'), '1/n, not 0.15: say 0.14286'),
