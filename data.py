@@ -19,7 +19,7 @@ writes data/NAME (and data/NAME.lock, an empty file that keeps a second program 
 
 A text file is one document, or several if <|endoftext|> stands between them. All files together
 must fit into memory. --path may also be a folder with train.bin and val.bin (nanoGPT's, or one of
-data/): its tokens are turned back into text and encoded anew.
+data/): its tokens are turned back into text, which is encoded anew. Line ends become \\n.
 
 A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
 tokenizer.json. --bpe trains one on the documents that are not held out. By default FineWeb is
@@ -40,7 +40,7 @@ What is held out, as val.bin:
 --val_fraction changes these shares. It is refused where names or a val.bin say what is held out,
 and for torchdocs and FineWeb it must be 1/n.
 
-From there to a model:
+From data/NAME to a batch:
 
     text, FineWeb   ->  train.bin, val.bin  ->  x, y      data.Text
     a task          ->                          x, y      tasks.Problems

@@ -15,12 +15,12 @@ class Stream(Source):
 
     path, config, revision, val_fraction    knobs of data.py
     most_tokens         how many tokens are to be taken
-    earlier             the recipe of an earlier call (make_data), {} if there was none
+    earlier_recipe      that of an earlier call (make_data), {} if there was none
     """
     default_every = 2000
     default_tokenizer = 'gpt2'
 
-    def __init__(self, path, config, revision, val_fraction, most_tokens, earlier):
+    def __init__(self, path, config, revision, val_fraction, most_tokens, earlier_recipe):
         self.path = path or 'HuggingFaceFW/fineweb'
         self.config = config
         self.every = one_in(val_fraction) if val_fraction else self.default_every
@@ -35,19 +35,19 @@ class Stream(Source):
             self.identity = f'{fingerprint(self.path)} {config}'
         else:
             self.identity = self.name
-            self.revision = self.pick_revision(revision, earlier)
+            self.revision = self.pick_revision(revision, earlier_recipe)
             self.description = f'{self.name} at {self.revision}'
         self.rows = None        # the stream of the library, once it is open
 
-    def pick_revision(self, revision, earlier):
+    def pick_revision(self, revision, earlier_recipe):
         """The commit that is to be read. revision: the knob."""
         if revision:
             check(re.fullmatch('[0-9a-f]{40}', revision), f"revision '{revision}' is no commit of "
                   '40 digits: leave it out for the newest')
             return revision
         # a call that is repeated or continued reads the same texts
-        if earlier.get('identity') == self.name:
-            return earlier['revision']
+        if earlier_recipe.get('identity') == self.name:
+            return earlier_recipe['revision']
         with self.opening():
             import huggingface_hub
             return huggingface_hub.HfApi().dataset_info(self.path).sha

@@ -35,25 +35,28 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
     """
     Write data/NAME -> its meta. The arguments are the knobs of data.py.
 
-    A data set that is there is kept if it has the same recipe: its meta is returned. Otherwise
-    overwrite must be given (ValueError); with it the tokens are made anew in both cases.
+    If data/NAME is there with the same recipe, it is kept and its meta is returned. With another
+    recipe it is a ValueError. `overwrite` makes the tokens anew in both cases.
 
-    Unfinished tokens of a stream are continued if they have the same recipe (`tokens` may be
-    larger), with overwrite, too. Those of another recipe are discarded with overwrite alone.
+    An interrupted stream is continued, with or without `overwrite`, if the recipe is the same;
+    `tokens` may differ if it is more than what was written. Unfinished tokens with another recipe
+    are a ValueError, and `overwrite` discards them.
     """
     check_knobs(name, path, tokenizer, bpe, val_fraction)
     folder = f'data/{name}'
     part = f'{folder}.part'
     with explain(f'cannot make {folder}', 'is the disk full, or a file not readable? Then run the '
                  'command again', OSError), only_maker(folder):
+        # if a call with --overwrite was killed while it moved its files, this finishes its work
         was_moved = move_finished(folder)
-        replaces = overwrite and not was_moved      # what was just moved is not made again
+        replaces = overwrite and not was_moved
         old_meta = read_meta(folder, overwrite)
         progress = read_json(f'{part}/progress.json')
-        # a call that is repeated or continued reads the commit that it read before
-        earlier = old_meta if old_meta and not replaces else progress
+        # a stream reads the commit that an earlier call has read: that of the data set if it is
+        # kept, otherwise that of what is left of an interrupted call
+        kept = progress if replaces or not old_meta else old_meta
         source = open_source(name, path, tokens, config, revision, val_fraction,
-                             earlier.get('recipe', {}))
+                             kept.get('recipe', {}))
         if bpe is None:
             encoding = open_text_encoding(tokenizer or source.default_tokenizer)
             tokenizer_in_words = encoding.name
@@ -63,11 +66,13 @@ def make(name, path='', *, tokenizer=None, bpe=None, tokens='300M', config='samp
         recipe = dict(identity=source.identity, revision=source.revision, tokens=source.most_tokens,
                       val_fraction=source.val_fraction, tokenizer=tokenizer_in_words)
 
+        # it is kept, refused, continued or made
         if old_meta.get('recipe') == recipe and not replaces:
+            check_whole(folder, old_meta)
             print(f'{folder} is made already', file=sys.stderr)
             return old_meta
         if not overwrite:
-            check_free(folder, old_meta, recipe)
+            refuse_to_replace(folder, old_meta, recipe)
         progress = progress_to_continue(progress, part, recipe, overwrite)
 
         documents = source.documents(progress)  # a stream is opened before a file is touched
@@ -92,24 +97,33 @@ def read_meta(folder, overwrite):
     """What meta.json holds, {} if there is none; with overwrite a damaged one counts as none."""
     try:
         return read_json(f'{folder}/meta.json')
-    except ValueError:
+    except ValueError as error:
         if not overwrite:
-            raise
+            raise UserError(f'{folder} is damaged: make it again with --overwrite') from error
         return {}
 
 
-def open_source(name, path, tokens, config, revision, val_fraction, earlier):
-    """The Source of the data set `name`. earlier: the recipe of an earlier call, or {}."""
+def check_whole(folder, meta):
+    """ValueError unless the files of a data set have the sizes that are in its meta."""
+    for split in SPLITS:
+        file = f'{folder}/{split}.bin'
+        if not os.path.exists(file) or os.path.getsize(file) != 2 * meta[split]['tokens']:
+            raise UserError(f'{file} is damaged or missing: make it again with --overwrite')
+
+
+def open_source(name, path, tokens, config, revision, val_fraction, earlier_recipe):
+    """The Source of the data set `name`. earlier_recipe: that of an earlier call, or {}."""
     if name == 'torchdocs':
         return TorchDocs(val_fraction)
     if name == 'fineweb':
-        return Stream(path, config, revision, val_fraction, parse_tokens(tokens), earlier)
+        return Stream(path, config, revision, val_fraction, parse_tokens(tokens),
+                      earlier_recipe)
     if has_tokens(path):
         return StoredTokens(path, val_fraction)
     return TextFiles(path, val_fraction)
 
 
-def check_free(folder, old_meta, recipe):
+def refuse_to_replace(folder, old_meta, recipe):
     """ValueError if the folder has tokens: of another recipe, or without a meta.json."""
     if old_meta:
         differing = differences(old_meta.get('recipe', {}), recipe)

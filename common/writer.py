@@ -3,7 +3,7 @@ The tokens of a data set while they are written: train.bin and val.bin in the fo
 A stream also has progress.json there, from which the next call continues. It holds
 
     recipe        every choice on which the tokens depend (make_data). A call continues only what
-                  has its own recipe; its `tokens` may be a larger number
+                  has its own recipe; `tokens` may differ if it is more than what is written
     stream        the state of the stream
     train, val    how many documents, tokens and bytes of text were written
 """
@@ -109,9 +109,9 @@ def progress_to_continue(progress, part, recipe, overwrite):
 
 def why_not_continued(progress, part, recipe):
     """Why a call with this recipe cannot continue this progress in part; '' if it can."""
-    # everything but the number of tokens, which may have grown: see below
-    earlier = progress.get('recipe', {}) | dict(tokens=recipe['tokens'])
-    differing = differences(earlier, recipe)
+    # another number of tokens can be continued, if it is more than what is written
+    same_number = progress.get('recipe', {}) | dict(tokens=recipe['tokens'])
+    differing = differences(same_number, recipe)
     if differing:
         return f"it had {'; '.join(differing)}"
     if n_tokens_in(progress) >= recipe['tokens']:

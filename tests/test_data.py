@@ -418,9 +418,12 @@ def test_tokens_that_are_cut_or_read_in_another_way_are_other_text():
 def test_a_damaged_data_set_is_made_again():
     meta = make_good()
     Path('data/own/meta.json').write_text('{"tok')
-    with pytest.raises(ValueError, match='meta.json. is damaged'):
+    with pytest.raises(ValueError, match='data/own is damaged: make it again with --overwrite'):
         make_good()
     assert data.make('own', 'good.txt', overwrite=True) == meta
+    os.remove('data/own/train.bin')
+    with pytest.raises(ValueError, match='train.bin is damaged or missing: make it again'):
+        make_good()
 
 
 def test_a_share_that_would_have_no_effect_is_refused():
