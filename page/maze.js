@@ -12,6 +12,7 @@
 //                 it repairs that one
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
+//     hover       the wall or room under the mouse, {room, door}
 'use strict';
 
 const $ = id => document.getElementById(id);
@@ -25,7 +26,7 @@ const colour = name =>
 const put = (id, words) => $(id).textContent === words || ($(id).textContent = words);
 const count = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's'}`;
 
-let maze, truth, pass, answers, chosen = 0, playing = false;
+let maze, truth, pass, answers, chosen = 0, hover, playing = false;
 let has_edited = false;                 // has the reader changed a maze?
 let drawn = Promise.resolve();          // kept when all that was asked for is drawn
 
@@ -251,6 +252,7 @@ function draw() {
     pen.strokeRect(chosen % side * size + inset, Math.floor(chosen / side) * size + inset,
                    size - 2 * inset, size - 2 * inset);
   }
+  if (hover) draw_hover(colours.chosen);
   draw_numbers();
 }
 
@@ -289,6 +291,22 @@ function draw_arrow(x, y, door, fill) {
   pen.lineTo(...point(.04, .2));
   pen.lineTo(...point(.04, -.2));
   pen.fill();
+}
+
+// what a click would change: a wall, or a hollow goal
+function draw_hover(stroke) {
+  const {room, door} = hover, [down, right] = STEPS[door] ?? [0, 0];
+  const x = (room % maze.side + .5 + right / 2) * size;
+  const y = (Math.floor(room / maze.side) + .5 + down / 2) * size;
+  pen.strokeStyle = stroke;
+  pen.lineWidth = Math.max(2, size / 8);
+  pen.beginPath();
+  if (door === undefined) pen.arc(x, y, size * .32, 0, 2 * Math.PI);
+  else {
+    pen.moveTo(x - down * size / 2, y - right * size / 2);
+    pen.lineTo(x + down * size / 2, y + right * size / 2);
+  }
+  pen.stroke();
 }
 
 const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` : '-';
@@ -496,7 +514,14 @@ canvas.onpointerdown = event => {
   if (event.pointerType === 'mouse') edit(at, event.shiftKey);
   else pressed = {at, x: event.clientX, y: event.clientY};
 };
+function point_to(at) {
+  if (at?.room === hover?.room && at?.door === hover?.door) return;
+  hover = at;
+  draw();
+}
+canvas.onpointerleave = () => point_to();
 canvas.onpointermove = event => {
+  point_to(event.pointerType === 'mouse' ? at_point(event) : undefined);
   if (dragging === undefined || !event.buttons) return;
   const {room, door} = at_point(event);
   if (door !== undefined) toggle_wall(room, door, dragging);

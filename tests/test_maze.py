@@ -467,6 +467,33 @@ def test_after_a_solve_from_the_start_alone_it_says_what_sleep_has_saved(
         True, True, False, False]
 
 
+def test_the_wall_or_goal_that_a_click_would_change_is_drawn_under_a_mouse(
+        browser, page):  # noqa: F811
+    result = in_page(browser, page, """() => {
+        $('side').value = 5, $('side').onchange();
+        const move = (x, y, pointerType) => {
+            const {left, top, width} = canvas.getBoundingClientRect();
+            canvas.dispatchEvent(new PointerEvent('pointermove', {pointerType,
+                clientX: left + x * width / 5, clientY: top + y * width / 5}));
+        };
+        const rgb = [1, 3, 5].map(i => parseInt(colour('chosen').slice(i, i + 2), 16));
+        const drawn_at = (x, y) => {
+            const at = pen.getImageData(x * canvas.width / 5, y * canvas.width / 5, 1, 1).data;
+            return rgb.every((part, i) => Math.abs(part - at[i]) < 3);
+        };
+        const seen = () => [drawn_at(3, 2.5), drawn_at(2.5 + .32, 2.5), drawn_at(2.5, 3)];
+        const all = [];
+        move(2.95, 2.5, 'mouse'), all.push(seen());
+        move(2.5, 2.5, 'mouse'), all.push(seen());
+        move(2.5, 2.95, 'mouse'), all.push(seen());
+        move(2.95, 2.5, 'touch'), all.push(seen());
+        move(2.5, 2.5, 'mouse'), canvas.onpointerleave(), all.push(seen());
+        return all;
+    }""")
+    assert result == [[True, False, False], [False, True, False], [False, False, True],
+                      3 * [False], 3 * [False]]
+
+
 def test_a_window_that_changes_size_draws_anew_and_only_an_error_stops_the_page(
         browser, page):  # noqa: F811
     browser.open(page, width=1400)
