@@ -506,7 +506,8 @@ def test_a_window_that_changes_size_draws_anew_and_only_an_error_stops_the_page(
         assert drawn[0] == drawn[1] and drawn[2], width
     browser.call('Emulation.setDeviceMetricsOverride', width=1366, height=768, mobile=False,
                  deviceScaleFactor=1)
-    assert browser.value('{ return canvas.getBoundingClientRect().bottom; }') < 768, 'all of the maze is seen'
+    bottom = browser.value('{ return canvas.getBoundingClientRect().bottom; }')
+    assert bottom < 768, 'all of the maze is seen'
     hidden, said = browser.value("""{
         window.onerror('ResizeObserver loop completed with undelivered notifications.');
         const {hidden} = $('failed');
