@@ -63,11 +63,9 @@ ABOUT_CALC = (
     'to token, about one per loop, and the tokens for which there is no news sleep.')
 TITLE_MAZE = 'A maze, solved before your eyes'
 ABOUT_MAZE = (
-    'For each room the model must say which door leads to the goal. It runs one layer again and '
-    'again. In each loop a room hears only from the four rooms beside it, walls or not. So '
-    'certainty spreads from the goal, and from dead ends, which have only one way out. A room that '
-    'stops changing sleeps until a neighbour changes (below you can choose otherwise). When all '
-    'rooms sleep, the model is done. It was trained on mazes of at most {side} by {side} rooms.')
+    'This model decides for itself, room by room, how long to think. Nobody told it how to search: '
+    'it was only shown mazes of at most {side} by {side} rooms, with the door that leads to the '
+    'goal in each room. It solves most larger mazes too.')
 
 
 def main():
@@ -109,7 +107,9 @@ def main():
     record['rules'] = {name: dict(hits=rule.hits, keep=rule.keep, tau=TAUS[name])
                        for name, rule in EXITS.items() if name in TAUS}
     n_parameters = sum(p.numel() for p in model.parameters())
-    name = f'{os.path.relpath(folder)} with {n_parameters:,} parameters'
+    name = f'{n_parameters:,} parameters'
+    if not longest:
+        name = f'{os.path.relpath(folder)} with {name}'
     where = path or os.path.join(results, 'explore.html')
     with new_file(where, encoding='utf-8') as f:
         f.write(fill(record, record['title'], record['about'], name, type(model).__name__))
@@ -164,13 +164,16 @@ def of_task(model, checkpoint):
 
 
 def of_maze(model, checkpoint):
-    """What maze.js has to know: title, what stands above, a first maze, the rule's threshold."""
+    """
+    What maze.js has to know: title, what stands above, a first maze, the rule's threshold; side: of
+    the largest mazes in training.
+    """
     problems = tasks.problems_of(checkpoint, dataset or 'maze:deep=1')
     x, _, _ = problems.make(np.random.default_rng(seed), 1, model.config.block_size)
     budget = waking_budget(model.config.block_size)
     side = math.isqrt(checkpoint['config']['block_size'])
     return dict(title=TITLE_MAZE, about=ABOUT_MAZE.format(side=side), rule='norm_rel',
-                tau=TAU_MAZE, task=dict(ids=x[0].tolist()), loops=budget,
+                tau=TAU_MAZE, task=dict(ids=x[0].tolist()), side=side, loops=budget,
                 most_loops=budget)
 
 

@@ -12,6 +12,7 @@
 //                 it repairs that one
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
+//     hover       the wall or room under the mouse, {room, door}
 'use strict';
 
 const $ = id => document.getElementById(id);
@@ -25,7 +26,8 @@ const colour = name =>
 const put = (id, words) => $(id).textContent === words || ($(id).textContent = words);
 const count = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's'}`;
 
-let maze, truth, pass, answers, chosen = 0, playing = false;
+let maze, truth, pass, answers, chosen = 0, hover, playing = false;
+let has_edited = false;                 // has the reader changed a maze?
 let drawn = Promise.resolve();          // kept when all that was asked for is drawn
 
 // rooms -------------------------------------------------------------------------------------------
@@ -250,6 +252,7 @@ function draw() {
     pen.strokeRect(chosen % side * size + inset, Math.floor(chosen / side) * size + inset,
                    size - 2 * inset, size - 2 * inset);
   }
+  if (hover) draw_hover(colours.chosen);
   draw_numbers();
 }
 
@@ -290,16 +293,35 @@ function draw_arrow(x, y, door, fill) {
   pen.fill();
 }
 
+// what a click would change: a wall, or a hollow goal
+function draw_hover(stroke) {
+  const {room, door} = hover, [down, right] = STEPS[door] ?? [0, 0];
+  const x = (room % maze.side + .5 + right / 2) * size;
+  const y = (Math.floor(room / maze.side) + .5 + down / 2) * size;
+  pen.strokeStyle = stroke;
+  pen.lineWidth = Math.max(2, size / 8);
+  pen.beginPath();
+  if (door === undefined) pen.arc(x, y, size * .32, 0, 2 * Math.PI);
+  else {
+    pen.moveTo(x - down * size / 2, y - right * size / 2);
+    pen.lineTo(x + down * size / 2, y + right * size / 2);
+  }
+  pen.stroke();
+}
+
 const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` : '-';
 
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
 // what has happened, in sentences
 function summary(n_asked, right) {
-  if (!pass.loops)
-    return 'Press play: certainty spreads from the goal and from the dead ends, room by room.';
   const {loops, awake, edits, first} = pass, n = maze.doors.length, wrong = n_asked - right;
   const sleep = $('sleep').value;
+  if (!loops) {
+    return 'Press play. In each loop a room hears only from the four rooms beside it, walls or ' +
+      'not. So certainty spreads from the goal, and from dead ends, which have only one way out.' +
+      (sleep === 'on' ? ' A room that settles sleeps until a neighbour changes.' : '');
+  }
   if (!pass.done) {
     return n_asked && !wrong
       ? 'All arrows are right, but some rooms still change: an arrow may still turn.'
@@ -313,7 +335,13 @@ function summary(n_asked, right) {
       `${edits ? ' since your last change' : ''}): ${arrows}, ` +
       `${wrong ? 'and' : 'but'} ${count(awake.length, 'room')} could not settle.`
     : `All rooms are ${quiet()} after ${count(loops, 'loop')}: ${arrows}.`];
-  if (sleep === 'exit' && wrong && !edits) {
+  if (sleep === 'on' && !edits) {
+    words.push(`A room ran ${(pass.computed / n).toFixed(1)} loops on average; without sleep ` +
+      `each would have run about ${loops} or more.`);
+    if (maze.side > R.side)
+      words.push(`The model has only seen mazes of at most ${R.side} by ${R.side} rooms.`);
+  }
+  if (sleep === 'exit' && wrong) {
     words.push('Each room stopped for good as soon as it settled, often before news from the ' +
       'goal arrived.');
   }
@@ -326,10 +354,11 @@ function summary(n_asked, right) {
   }
   const lost = [...maze.doors.keys()].filter(
     room => asked(room) && !is_right(room) && !awake.includes(room)).length;
-  if (edits && lost) {
+  if (edits && lost && sleep !== 'exit') {
     words.push(`${count(lost, 'arrow')} ${lost === 1 ? 'is' : 'are'} wrong and ${quiet()}: ` +
-      'press “from the start”.');
+      'press play to solve it from the start.');
   }
+  if (!has_edited) words.push('Now click a room to move the goal, or a wall to open it.');
   return words.join(' ');
 }
 
@@ -339,10 +368,12 @@ function draw_numbers() {
   const deepest = rooms.reduce((most, room) => Math.max(most, truth.depth[room]), 0);
   const begun = pass.loops > 0;
   put('deepest', rooms.length ? `${count(deepest, 'door')} away` : '-');
+  put('loops-name', pass.first === undefined ? 'loops' : 'loops since your edit');
   put('loops', `${pass.loops}`);
   put('awake', begun ? `${pass.awake.length} of ${count(n, 'room')}` : '-');
   put('computed', (pass.computed / n).toFixed(1));
-  put('without', begun ? `about ${pass.loops}` : '-');
+  put('without', !begun || pass.edits || $('sleep').value !== 'on' ? '-'
+    : pass.done ? `about ${pass.loops} or more` : `${pass.loops} so far`);
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
   put('notice', unseen());
@@ -395,6 +426,7 @@ function restart() {
 // the maze has changed: go on from the states that are there, and play unless the reader has stopped
 function changed() {
   const begun = pass.loops > 0, plays = playing || pass.done;
+  has_edited = true;
   begin(false);
   if (begun) loop();                    // of the rooms that the change has woken
   if (begun && plays && !pass.done) play(true);
@@ -482,7 +514,14 @@ canvas.onpointerdown = event => {
   if (event.pointerType === 'mouse') edit(at, event.shiftKey);
   else pressed = {at, x: event.clientX, y: event.clientY};
 };
+function point_to(at) {
+  if (at?.room === hover?.room && at?.door === hover?.door) return;
+  hover = at;
+  draw();
+}
+canvas.onpointerleave = () => point_to();
 canvas.onpointermove = event => {
+  point_to(event.pointerType === 'mouse' ? at_point(event) : undefined);
   if (dragging === undefined || !event.buttons) return;
   const {room, door} = at_point(event);
   if (door !== undefined) toggle_wall(room, door, dragging);
@@ -513,7 +552,7 @@ $('new').onclick = new_maze;
 $('side').onchange = $('deep').onchange = new_maze;
 $('tau').oninput = $('sleep').oninput = restart;
 $('side').oninput = $('speed').oninput = label;
-new ResizeObserver(() => draw()).observe(canvas);
+new ResizeObserver(() => requestAnimationFrame(draw)).observe(canvas);
 matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 
 set_tau(R.tau);

@@ -210,6 +210,9 @@ SOLVE = """() => {
     return {awake, loops: pass.loops, logits: pass.tokens.map(({logits}) => [...logits]),
             right: asked_rooms().filter(is_right).length, computed: pass.computed};
 }"""
+# the page draws the same mazes each time
+SAME_MAZES = """let number = 1;
+    Math.random = () => (number = number * 16807 % 2147483647) / 2147483647;"""
 SET_UP = """globalThis.asked_rooms = () => [...maze.doors.keys()].filter(asked);"""
 
 
@@ -310,11 +313,12 @@ CHANGE = """(change) => {
     const repaired = run(), said = $('summary').textContent, touched = pass.touched.size;
     const chosen_room = $('chosen').textContent, numbers = ['deepest', 'right'].map(
         name => $(name).textContent);
+    const without = $('without').textContent, loops_name = $('loops-name').textContent;
     const right = [...maze.doors.keys()].filter(asked).every(is_right);
     const notice = $('notice').textContent, goals = maze.goals.filter(Boolean).length;
     restart();
     return {repaired, fresh: run(), touched, said, notice, right, goals, doors: maze.doors,
-            chosen: chosen_room, numbers};
+            chosen: chosen_room, numbers, without, loops_name};
 }"""
 
 
@@ -383,8 +387,8 @@ def test_a_screen_reader_hears_names_the_end_and_the_room_after_a_key(browser, p
         return {named, value, max, of_run, said: $('said').textContent,
                 chosen: $('chosen').textContent, keys: [...document.querySelectorAll('.key')].every(
                     key => getComputedStyle(key).forcedColorAdjust === 'none')};
-    }""".replace('() =>', 'async () =>', 1))
-    assert result['named'] == ['speed', 'side', 'deep', 'add', 'tau', 'sleep']
+    }""".replace('() => {', 'async () => { ' + SAME_MAZES, 1))
+    assert result['named'] == ['side', 'deep', 'speed', 'tau', 'sleep', 'add']
     assert result['value'] == '20%' and float(result['max']) == 0 and result['keys']
     # at most: rooms that change are awake; all arrows are right; all rooms are asleep
     assert 1 <= len(result['of_run']) <= 3 and {*result['of_run']} == {'summary'}
@@ -406,27 +410,111 @@ def test_it_says_what_a_repair_took_and_what_it_left_wrong(browser, page):  # no
     wrong = '''set_goal(24); run();
         answers = answers.map((answer, room) => room === 3 ? {...answer, door: 0} : answer);
         chosen = 3, canvas.focus();'''
-    cheap, stuck, awake, for_good, moving, edited, twice = after(
+    cheap, stuck, awake, for_good, stuck_for_good, moving, edited, twice = after(
         browser, page, "toggle_wall(23, 1, false)", wrong,
         "$('sleep').value = 'off'; restart(), run();" + wrong,
         "$('sleep').value = 'exit'; restart(), run(), answers[3].door = 0;",
-        "set_tau(1e-4), $('sleep').value = 'off'; restart(), pass.limit = 40",
+        wrong, "set_tau(1e-4), $('sleep').value = 'off'; restart(), pass.limit = 40",
         "toggle_wall(3, 2, true); pass.limit = 41",
         "set_tau(.2), $('sleep').value = 'on'; restart(), run(); set_goal(7), set_goal(8)")
     first, = re.findall(r'the last solve from the start took (\d+\.\d)', cheap['said'])
     repair, = re.findall(r'The repair took (\d+\.\d) loops per room', cheap['said'])
     assert 0 < float(repair) < float(first)
-    assert '1 arrow is wrong and asleep: press “from the start”' in stuck['said']
+    assert '1 arrow is wrong and asleep: press play to solve it from the start' in stuck['said']
     assert 'wrong; asleep' in stuck['chosen']
     assert 'wrong' not in cheap['said'] and 'for good' not in stuck['said']
     # where no room sleeps, none is woken
     assert '1 arrow is wrong and settled' in awake['said'] and 'woke' not in awake['said']
     assert 'The repair took' in awake['said'] and 'wrong; settled' in awake['chosen']
-    assert 'Each room stopped for good as soon as it settled' in for_good['said']
+    for one in for_good, stuck_for_good:        # there a solve from the start is no better
+        assert 'Each room stopped for good as soon as it settled' in one['said']
+        assert 'press play' not in one['said']
+    assert stuck_for_good['loops_name'] == 'loops since your edit'
     assert 'Your changes woke' in twice['said']
     assert '24 of 24 arrows are right, but 25 rooms could not settle' in moving['said']
     assert '(the limit: 2 × rooms + 100):' in moving['said']
     assert '(the limit: 2 × rooms + 100 since your last change):' in edited['said']
+
+
+def test_after_a_solve_from_the_start_alone_it_says_what_sleep_has_saved(
+        browser, page):  # noqa: F811
+    small, large, off, for_good, repaired, again = in_page(browser, page, """() => {
+        const solve = () => {
+            while (!pass.done) loop();
+            playing = false, draw();
+            const said = [$('summary').textContent, $('without').textContent];
+            return {said: said[0], without: said[1], loops: pass.loops, name:
+                    $('loops-name').textContent, per_room: pass.computed / maze.doors.length};
+        };
+        const made = side => ($('side').value = side, $('side').onchange(), solve());
+        const sleeps = mode => ($('sleep').value = mode, restart(), solve());
+        const seen = [made(5), made(10), sleeps('off'), sleeps('exit')];
+        sleeps('on'), set_goal(maze.goals[0] ? 99 : 0), seen.push(solve());
+        $('play').click(), seen.push(solve());
+        return seen;
+    }""".replace('() => {', '() => { ' + SAME_MAZES, 1))
+    for one in small, large, again:
+        assert one['without'] == f"about {one['loops']} or more" and one['name'] == 'loops'
+        assert (f"A room ran {one['per_room']:.1f} loops on average; without sleep each would have "
+                f"run about {one['loops']} or more.") in one['said']
+        assert 0 < one['per_room'] < one['loops']
+        assert ('of at most 9 by 9 rooms' in one['said']) == (one is not small)
+    for one in off, for_good, repaired:
+        assert one['without'] == '-' and 'on average' not in one['said']
+    assert repaired['name'] == 'loops since your edit'
+    # the hint is for those who have not edited
+    assert [('Now click a room' in one['said']) for one in (large, off, repaired, again)] == [
+        True, True, False, False]
+
+
+def test_the_wall_or_goal_that_a_click_would_change_is_drawn_under_a_mouse(
+        browser, page):  # noqa: F811
+    result = in_page(browser, page, """() => {
+        $('side').value = 5, $('side').onchange();
+        const move = (x, y, pointerType) => {
+            const {left, top, width} = canvas.getBoundingClientRect();
+            canvas.dispatchEvent(new PointerEvent('pointermove', {pointerType,
+                clientX: left + x * width / 5, clientY: top + y * width / 5}));
+        };
+        const rgb = [1, 3, 5].map(i => parseInt(colour('chosen').slice(i, i + 2), 16));
+        const drawn_at = (x, y) => {
+            const at = pen.getImageData(x * canvas.width / 5, y * canvas.width / 5, 1, 1).data;
+            return rgb.every((part, i) => Math.abs(part - at[i]) < 3);
+        };
+        const seen = () => [drawn_at(3, 2.5), drawn_at(2.5 + .32, 2.5), drawn_at(2.5, 3)];
+        const all = [];
+        move(2.95, 2.5, 'mouse'), all.push(seen());
+        move(2.5, 2.5, 'mouse'), all.push(seen());
+        move(2.5, 2.95, 'mouse'), all.push(seen());
+        move(2.95, 2.5, 'touch'), all.push(seen());
+        move(2.5, 2.5, 'mouse'), canvas.onpointerleave(), all.push(seen());
+        return all;
+    }""")
+    assert result == [[True, False, False], [False, True, False], [False, False, True],
+                      3 * [False], 3 * [False]]
+
+
+def test_a_window_that_changes_size_draws_anew_and_only_an_error_stops_the_page(
+        browser, page):  # noqa: F811
+    browser.open(page, width=1400)
+    for width in (700, 1400, 360, 900):
+        browser.set_width(width)
+        drawn = browser.value("""{
+            for (let n = 0; n < 3; n++) await new Promise(done => requestAnimationFrame(done));
+            return [canvas.width, Math.round(canvas.clientWidth), $('failed').hidden];
+        }""")
+        assert drawn[0] == drawn[1] and drawn[2], width
+    browser.call('Emulation.setDeviceMetricsOverride', width=1366, height=768, mobile=False,
+                 deviceScaleFactor=1)
+    bottom = browser.value('{ return canvas.getBoundingClientRect().bottom; }')
+    assert bottom < 768, 'all of the maze is seen'
+    hidden, said = browser.value("""{
+        window.onerror('ResizeObserver loop completed with undelivered notifications.');
+        const {hidden} = $('failed');
+        window.onerror('Boom.');
+        return [hidden, $('failed').textContent];
+    }""")
+    assert hidden and said.startswith('This page has stopped: Boom. It needs')
 
 
 def test_an_edit_goes_on_playing_after_the_end_alone_and_step_does_not_start_over(
@@ -485,8 +573,6 @@ def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_w
             (Math.floor(room / maze.side) + .14) * canvas.width / maze.side, 1, 1).data];
         const rgb = name => [1, 3, 5].map(i => parseInt(colour(name).slice(i, i + 2), 16));
         const is = (room, name) => rgb(name).every((part, i) => Math.abs(part - at(room)[i]) < 3);
-        let drawn = 1;      // the same maze each time
-        Math.random = () => (drawn = drawn * 16807 % 2147483647) / 2147483647;
         $('side').value = 12, $('side').onchange();
         const plain = asked_rooms().every(room => is(room, 'room')) &&
             $('awake').textContent === '-';
@@ -498,7 +584,7 @@ def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_w
             pass.tokens[room].cells[LOOPED].frames.at(-1).k === 0);
         playing = false;
         return {plain, asleep, woken: woken.length, pale: woken.every(room => is(room, 'least'))};
-    }""".replace('() => {', '() => { ' + SET_UP, 1))
+    }""".replace('() => {', '() => { ' + SET_UP + SAME_MAZES, 1))
     assert result['plain'] and result['asleep'] and result['woken'] and result['pale'], result
 
 
@@ -512,8 +598,9 @@ def test_nothing_jumps_and_play_and_the_result_are_seen_at_once(browser, page, w
         const seen = [places()];
         step(), seen.push(places());
         canvas.focus(), seen.push(places());
-        Object.assign(pass, {done: true, loops: 106, computed: 255 * 139, edits: 2, first: 118.3,
-                             awake: []});
+        Object.assign(pass, {done: true, loops: 106, computed: 255 * 139, awake: []});
+        draw(), seen.push(places());
+        has_edited = true, Object.assign(pass, {edits: 2, first: 118.3});
         draw(), seen.push(places());
         maze.doors[0] ^= 2, maze.doors[1] ^= 8, pass.done = false;      // a ring or two parts
         begin(false), draw(), seen.push(places());
@@ -522,6 +609,8 @@ def test_nothing_jumps_and_play_and_the_result_are_seen_at_once(browser, page, w
                 above: box('play').bottom <= box('maze').top,
                 beside: box('new').left >= box('maze').right,
                 under: box('summary').top - box('maze').bottom,
+                order: ['summary', 'awake', 'legend', 'new', 'chosen'].map(name => box(name).top),
+                hole: box('new').top - box('legend').bottom,
                 legend: document.querySelector('#picture .key').getBoundingClientRect().top -
                     box('maze').bottom,
                 maze: box('maze').width, all: document.documentElement.scrollWidth};
@@ -529,7 +618,10 @@ def test_nothing_jumps_and_play_and_the_result_are_seen_at_once(browser, page, w
     assert all(places == result['seen'][0] for places in result['seen']), result['seen']
     assert result['words'].startswith('Row') and result['legend'] > 0
     assert result['play'] < 600 and result['above'] and result['beside'] == (width > 720)
-    assert result['beside'] or 0 <= result['under'] < 20
+    assert result['beside'] or 0 <= result['under'] < 20 and result['seen'][0][0] < 620
+    # on a phone the numbers follow the summary, and no space is kept empty below the legend
+    assert result['beside'] or result['order'] == sorted(result['order'])
+    assert result['beside'] or result['hole'] < 50
     assert result['maze'] > min(width - 60, 400) and result['all'] <= width
 
 
