@@ -96,7 +96,7 @@ def pick_dtype(dtype, device):
     if dtype not in ('auto', 'float32', 'bfloat16'):
         raise ValueError(f"unknown dtype '{dtype}': choose auto, float32 or bfloat16")
     if dtype == 'auto':
-        return 'bfloat16' if device.startswith('cuda') else 'float32'
+        return 'bfloat16' if device.split(':')[0] == 'cuda' else 'float32'
     if dtype == 'bfloat16' and device == 'cpu' and not cpu_has_bfloat16():
         return 'float32'
     return dtype
