@@ -16,6 +16,7 @@ maze() {
 for seed in 1 2 3; do
     maze looped-$seed --seed=$seed
 done
+maze long-2 --seed=2 --max_iters=4800
 maze plain8-1 --seed=1 --n_layer=8 '--groups=[]'
 maze plain16-1 --seed=1 --n_layer=16 '--groups=[]'
 maze no-input-1 --seed=1 --injection=none
