@@ -16,7 +16,11 @@ maze() {
 for seed in 1 2 3; do
     maze looped-$seed --seed=$seed
 done
-maze long-2 --seed=2 --max_iters=4800
+# twice as long, and the mean of the weights of its last quarter
+maze long-2 --seed=2 --max_iters=4800 '--keep_iters=[3600,3840,4080,4320,4560]'
+[ -e out-maze/average-2/ckpt.pt ] ||
+    python -m results.average --out_dir=out-maze/long-2 --to=out-maze/average-2
+[ -e results/maze/average-2.csv ] || python -m results.maze --out_dir=out-maze/average-2
 maze plain8-1 --seed=1 --n_layer=8 '--groups=[]'
 maze plain16-1 --seed=1 --n_layer=16 '--groups=[]'
 maze no-input-1 --seed=1 --injection=none
