@@ -45,6 +45,7 @@ calc x0e-1 --seed=1 --x0=e
 calc bptt1-1 --seed=1 --bptt_k=1
 calc norm-1 --seed=1 --norm_inside=False
 calc r4-1 --seed=1 --mean_recurrence=4
+calc all-1 --seed=1 --loss_at=all
 # a task that looks far back
 for seed in 1 2 3; do
     for window in None 16; do
