@@ -206,8 +206,8 @@ def check_policy(policy, ring):
     """ValueError for an unknown policy, or a ring without a slot."""
     if policy not in POLICIES:
         raise ValueError(f"unknown cache policy '{policy}': choose one of {', '.join(POLICIES)}, "
-                         'or None to recompute the context; name a file of your own behind '
-                         'the script')
+                         'or None to recompute the context; name a file of your own behind the '
+                         'script')
     if ring < 1:
         raise ValueError(f'the ring must have at least 1 slot, not {ring}')
 

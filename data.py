@@ -208,7 +208,8 @@ def no_data_set(name):
     names = [*tasks.TASKS, 'torchdocs', *prepared]
     flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
     return (f"no data set or task '{name}'{did_you_mean(name, names)} (text is prepared with "
-            f'python data.py {name} {flag})')
+            f'python data.py {name} {flag}; a task in a file of your own needs that file behind '
+            'the script)')
 
 
 def read_bin(path, wanted):

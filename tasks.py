@@ -224,8 +224,7 @@ def parse_task(dataset):
     """`calc:p=7` -> ('calc', {knob: value} of all its knobs)."""
     name, _, changes = dataset.partition(':')
     check(name in TASKS, f"unknown task '{name}'{did_you_mean(name, TASKS)} "
-          f"(the tasks are {', '.join(TASKS)}; name a file of your own "
-          'behind the script)')
+          f"(the tasks are {', '.join(TASKS)}; name a file of your own behind the script)")
     parameters = list(inspect.signature(TASKS[name]).parameters.values())
     knobs = {knob.name: knob.default for knob in parameters[3:]}        # behind rng, rows and T
     for change in changes.split(',') if changes else []:

@@ -116,8 +116,7 @@ def open_source(name, path, tokens, config, revision, val_fraction, earlier_reci
     if name == 'torchdocs':
         return TorchDocs(val_fraction)
     if name == 'fineweb':
-        return Stream(path, config, revision, val_fraction, parse_tokens(tokens),
-                      earlier_recipe)
+        return Stream(path, config, revision, val_fraction, parse_tokens(tokens), earlier_recipe)
     if has_tokens(path):
         return StoredTokens(path, val_fraction)
     return TextFiles(path, val_fraction)
@@ -150,8 +149,7 @@ def check_knobs(name, path, tokenizer, bpe, val_fraction):
     folder, part = os.path.realpath(f'data/{name}'), os.path.realpath(f'data/{name}.part')
     real_path = os.path.realpath(path)
     if path and (real_path in (folder, part) or real_path.startswith(part + os.sep)):
-        raise UserError(f'data/{name} cannot be made from its own tokens: choose '
-                        'another name')
+        raise UserError(f'data/{name} cannot be made from its own tokens: choose another name')
     if bpe is not None and name == 'fineweb':
         raise UserError('--bpe needs text that fits into memory: give --tokenizer here')
     if bpe is not None and tokenizer:

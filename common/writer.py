@@ -22,8 +22,8 @@ SAVE_EVERY = 1024       # documents; 300M tokens take hours
 
 class Writer:
     """
-    `with Writer(...) as writer:` writes the tokens of documents into train.bin and
-    val.bin in the folder part.
+    `with Writer(...) as writer:` writes the tokens of documents into train.bin and val.bin in the
+    folder part.
 
     counts          {split: dict(documents, tokens, bytes of text)}, what is in them
     progress        what progress_to_continue returns; {} starts anew
