@@ -41,6 +41,19 @@ TINY = [
     '--device=cpu']
 
 
+@pytest.fixture(autouse=True)
+def no_test_waits_forever():
+    """A test that takes ten minutes waits for something that does not come; then it fails."""
+    def give_up(*_):
+        pytest.fail('this test has taken ten minutes')
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(600)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def make_book():
     """The data set `book`, 17,000 tokens, in the current folder."""
     Path('book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
