@@ -72,7 +72,7 @@ def draw_costs(ax):
             elif points:
                 ax.plot(*zip(*points), 'o', color=plots.colour_of(g), markersize=4)
     ax.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
-           yscale='log', title='What it costs, all answers right')
+           yscale='log', title='What it costs')
     ax.legend(fontsize=8, loc=(0.27, 0.2))          # where no line is
 
 
