@@ -3,9 +3,11 @@ The held-out loss against the work of training, for layers with and without loop
 
     python -m results.longer        results/text/longer.csv and assets/longer.png
 
-README.sh calls it. It reads the runs of train.sh in out-results/. FLOPs of a run: those of one
-iteration, the mean over the rows of log.csv, times its iterations.
+README.sh calls it. It reads the runs of train.sh in out-results/; rows of runs that are not there
+stay. FLOPs of a run: those of one iteration, the mean over the rows of log.csv, times its
+iterations.
 """
+import ast
 import csv
 import glob
 import os
@@ -64,11 +66,19 @@ def draw(rows, path):
     plots.save(figure, path)
 
 
+def key_of(row):
+    return row['model'], row['learning_rate'], row['iterations'], row['seed']
+
+
 if __name__ == '__main__':
+    with open(PATH, newline='') as file:
+        rows = [{name: value if name == 'model' else ast.literal_eval(value)
+                 for name, value in row.items()} for row in csv.DictReader(file)]
+    # a run that is there replaces the row of an earlier one
     folders = sorted(glob.glob('out-results/*-*'))
-    folders = [folder for folder in folders if re.search(r'-\d+$', folder)]
-    rows = [row for row in map(row_of, folders) if row]
-    rows.sort(key=lambda row: (row['model'], row['learning_rate'], row['iterations'], row['seed']))
+    found = [row_of(folder) for folder in folders if re.search(r'-\d+$', folder)]
+    merged = {key_of(row): row for row in [*rows, *filter(None, found)]}
+    rows = [merged[key] for key in sorted(merged)]
     write_csv(rows, PATH)
     draw(rows, 'assets/longer.png')
     print(f'{PATH}: {len(rows)} runs; assets/longer.png')
