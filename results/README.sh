@@ -20,6 +20,10 @@ for name in plain6_long cheap_long; do
 done
 python -m results.longer
 
+trained loop3_all-1337
+[ -e results/ledger/loop3_all-1337.csv ] ||
+    cp out-results/loop3_all-1337/eval.csv results/ledger/loop3_all-1337.csv
+
 for seed in $SEEDS; do
     for name in default recipe loop3 plain6 plain3 one_loop one_loop_zero; do
         trained $name-$seed

@@ -19,6 +19,8 @@ trained() {
         plain3) train "$1" --n_layer=3 '--groups=[]' ;;
         # all gradients of two loops, and no noise: the least that a loop can cost
         cheap) train "$1" $CHEAP ;;
+        # a loss after each loop that has gradients
+        loop3_all) train "$1" --n_layer=3 '--groups=[[1]]' --loss_at=all ;;
         # three and nine times as long
         loop3_long) train "$1" --n_layer=3 '--groups=[[1]]' --max_iters=4500 ;;
         plain3_long) train "$1" --n_layer=3 '--groups=[]' --max_iters=4500 ;;
