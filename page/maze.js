@@ -23,7 +23,7 @@ const LOOPED = M.groups[0];              // the layer that loops
 // that of results/maze.py
 const VIRIDIS = '#472d7b #3b528b #2c728e #21918c #28ae80 #5ec962 #addc30 #fde725'.split(' ');
 // how near to a wall a click changes the wall, as a share of a room, by the choice `click`
-const NEAR = {both: .25, walls: 1, goal: 0, goals: 0};
+const NEAR = {both: .25, walls: 1, goal: 0, goals: 0, look: 0};
 const colour = name =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 // write only what differs: a screen reader hears each change of a role=status
@@ -386,8 +386,9 @@ const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` :
 
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
-const HOW_IT_LOOPS = 'In each loop a room hears only from the four rooms beside it, walls or not. ' +
-  'Certainty spreads from the goal, and from dead ends, which have only one way out.';
+const HOW_IT_LOOPS =
+  'In each loop a room hears only from the four rooms beside it, walls or not. Certainty spreads ' +
+  'from the goal, and from dead ends, which have only one way out.';
 
 // what has happened, in sentences
 function summary(n_asked, right) {
@@ -460,9 +461,9 @@ function describe(room) {
   words.push(`It ran ${count(pass.ran[room], 'loop')}${since}${state}.`);
   if (asked(room)) {
     const way = way_from(room), meets_wrong = is_right(room) && !maze.goals[way.at(-1)];
-    words.push(`The arrow points ${NAMES[door]} (${Math.round(100 * sure)}% sure): ` +
-      (is_right(room) ? 'right' : 'wrong') + (meets_wrong
-        ? `; a wrong arrow follows after ${count(way.length - 1, 'door')}.` : '.'));
+    words.push(`It points ${NAMES[door]}, ${Math.round(100 * sure)}% sure: ` +
+      (is_right(room) ? 'right' : 'wrong') +
+      (meets_wrong ? `; a wrong arrow after ${count(way.length - 1, 'door')}.` : '.'));
   }
   return words.join(' ');
 }
@@ -473,7 +474,7 @@ function draw_numbers() {
   const deepest = rooms.reduce((most, room) => Math.max(most, truth.depth[room]), 0);
   const begun = pass.loops > 0;
   put('deepest', rooms.length ? `${count(deepest, 'door')} away` : '-');
-  put('loops-name', pass.first === undefined ? 'loops' : 'loops since your edit');
+  put('loops-name', pass.first === undefined ? 'loops' : 'loops since edit');
   put('loops', `${pass.loops}`);
   put('awake-name', $('sleep').value === 'off' ? 'still changing' : 'awake now');
   put('awake', begun ? `${active().length} of ${count(n, 'room')}` : '-');
@@ -487,10 +488,12 @@ function draw_numbers() {
   $('undo').setAttribute('aria-disabled', !past.length);
   put('play', playing ? '❚❚ stop' : '▶ play');
   canvas.setAttribute('aria-label', `a maze of ${maze.side} by ${maze.side} rooms; arrow keys ` +
-    'choose a room, shift and an arrow key open or close a wall, enter moves the goal, space plays');
+    'choose a room, Shift and an arrow key open or close a wall, Enter moves the goal, Space ' +
+    'plays, Z undoes a change');
   const looked = looked_at();
   put('chosen', looked === undefined
-    ? 'Point at a room, or choose one with the arrow keys, to read about it here.'
+    ? 'Point at a room, choose one with the arrow keys, or let a tap look at it (below). Here ' +
+      'you then read how long it ran, and a blue line shows its way.'
     : describe(looked));
 }
 
@@ -657,6 +660,7 @@ let dragging;                           // do walls open that the mouse passes? 
 let pressed;                            // what a finger or pen has pressed, and where: {at, x, y}
 function edit({room, door}, add) {
   chosen = room;
+  if ($('click').value === 'look') return draw();
   if (door === undefined) return set_goal(room, add || $('click').value === 'goals');
   dragging = !(maze.doors[room] >> door & 1);
   toggle_wall(room, door, dragging);

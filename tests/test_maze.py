@@ -3,6 +3,7 @@ zoo/maze.py: mazes and their labels; a model whose rooms read the rooms next doo
 """
 import contextlib
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -311,7 +312,8 @@ CHANGE = """(change) => {
             clientX: left + x * width / 5, clientY: top + y * width / 5, bubbles: true}));
     };
     eval(change);
-    const repaired = run(), said = $('summary').textContent, touched = pass.ran.filter(Boolean).length;
+    const repaired = run(), said = $('summary').textContent;
+    const touched = pass.ran.filter(Boolean).length;
     const chosen_room = $('chosen').textContent, numbers = ['deepest', 'right'].map(
         name => $(name).textContent);
     const loops_name = $('loops-name').textContent;
@@ -423,7 +425,7 @@ def test_it_says_what_a_repair_took_and_what_it_left_wrong(browser, page):  # no
     assert 0 < float(repair) < float(first)
     assert stuck['said'].endswith('1 arrow is wrong and its room asleep: play starts over; that '
                                   'usually helps.')
-    assert stuck['chosen'].endswith('sure): wrong.')
+    assert stuck['chosen'].endswith('sure: wrong.')
     assert 'wrong' not in cheap['said'] and 'for good' not in stuck['said']
     # where no room sleeps, none is woken
     assert '1 arrow is wrong and its room settled' in awake['said']
@@ -431,7 +433,7 @@ def test_it_says_what_a_repair_took_and_what_it_left_wrong(browser, page):  # no
     for one in for_good, stuck_for_good:        # there a solve from the start is no better
         assert 'Each room stopped for good as soon as it settled' in one['said']
         assert 'starts over' not in one['said']
-    assert stuck_for_good['loops_name'] == 'loops since your edit'
+    assert stuck_for_good['loops_name'] == 'loops since edit'
     assert 'The repair woke' in twice['said']
     assert re.search(r'24 of 24 arrows are right, but \d+ rooms did not settle', moving['said'])
     assert '(the limit: 2 × rooms + 100):' in moving['said']
@@ -469,7 +471,7 @@ def test_after_a_solve_from_the_start_that_is_right_it_says_how_long_rooms_ran(
         assert 'on average' not in one['said']
     assert 'The model stops after 5 loops' in limit['said']
     assert '1 arrow is wrong and its room asleep. Now' in wrong['said']
-    assert repaired['name'] == 'loops since your edit' and 'The repair' in repaired['said']
+    assert repaired['name'] == 'loops since edit' and 'The repair' in repaired['said']
     assert 'no arrow can be right' in no_goal['said'] and 'The repair' not in no_goal['said']
     # the hint is for those who have not edited
     assert [('Now click a room' in one['said']) for one in (large, off, repaired, again)] == [
@@ -563,8 +565,8 @@ def test_the_way_from_a_room_follows_its_arrows_to_the_goal_or_a_wrong_one(
                 rgb.every((part, i) => Math.abs(part - at[i]) < 3)];
     }""".replace('() => {', '() => { ' + SAME_MAZES, 1))
     assert not any(free) and len(stopped) == 2 and stopped[0] == far and drawn
-    assert re.search(r'It ran \d+ loops?\.', words[0]) and words[0].endswith('sure): right.')
-    assert words[1].endswith('right; a wrong arrow follows after 1 door.')
+    assert re.search(r'It ran \d+ loops?\.', words[0]) and words[0].endswith('sure: right.')
+    assert words[1].endswith('right; a wrong arrow after 1 door.')
 
 
 def test_an_edit_can_be_undone_by_button_and_by_key(browser, page):  # noqa: F811
@@ -591,11 +593,12 @@ def test_an_edit_can_be_undone_by_button_and_by_key(browser, page):  # noqa: F81
 def test_a_choice_says_what_a_click_changes(browser, page):  # noqa: F811
     clicks = [f"$('click').value = '{name}'; point('pointerdown', {x}, {y})"
               for name, x, y in (('walls', 2.5, .6), ('goal', 2.5, .95), ('goals', 2.5, .95),
-                                 ('walls', 2.5, .05))]
-    wall, goal, goals, edge = after(browser, page, *(
+                                 ('walls', 2.5, .05), ('look', 2.5, .95))]
+    wall, goal, goals, edge, look = after(browser, page, *(
         f"{click}; $('click').value = 'both'" for click in clicks))
     assert wall['doors'][2] == 14 and wall['goals'] == 1
     assert goal['doors'][2] == goals['doors'][2] == 10 and (goal['goals'], goals['goals']) == (1, 2)
+    assert look['doors'][2] == 10 and look['goals'] == 1 and 'repair' not in look['said']
     # at the edge of the board another wall is the nearest that can be opened or closed
     assert edge['goals'] == 1 and edge['doors'] not in (goal['doors'], wall['doors'])
 
@@ -640,7 +643,8 @@ def test_the_numbers_in_the_page_are_those_of_the_measurements(page):
                     for is_wrong in some] for kind in ('deep', 'bushy'))
     assert f'{sum(long)} of {len(long)} moved goals left wrong arrows' in words
     assert not any(bushy) and f'in bushy ones none of {len(bushy)}' in words
-    assert not any(wrong['page']) and f"In the first maze of this page none of {len(wrong['page'])}" in words
+    assert not any(wrong['page'])
+    assert f"In the first maze of this page none of {len(wrong['page'])} did" in words
     whole = {row['side']: (int(row['mazes']), float(row['whole']))
              for row in read_csv(f'{ROOT}/results/maze/shipped.csv')
              if (row['deep'], row['rule'], row['asked']) == ('1.0', 'norm_rel', 'asleep')}
@@ -736,15 +740,17 @@ def test_what_is_drawn_in_a_room_can_be_read_on_each_colour(browser, page, schem
         const rooms = [colours.room, colours['cut-off'],
             ...[undefined, .1, .2, .3, .5, .8, 2].map(change => colour_of(change, colours))];
         const ink = ['arrow', 'wrong', 'wall', 'chosen', 'goal'].map(name => colours[name]);
-        return {rooms: rooms.map(rgb), ink: ink.map(rgb)};
+        const shades = [...Array(30).keys()].map(n => mix(VIRIDIS, (n + 1) / 30));
+        return {rooms: rooms.map(rgb), ink: ink.map(rgb),
+                shades: shades.map(shade => [shade, rgb(ink_on(shade))])};
     }""")
     browser.call('Emulation.setEmulatedMedia', features=[])
     rooms = colours['rooms']
     assert rooms[2] == rooms[3] == rooms[4] != rooms[5] and len(set(map(tuple, rooms))) == 7
-    for ink in colours['ink']:
-        for room in rooms:
-            dark, bright = sorted([luminance(np.array(ink)), luminance(np.array(room))])
-            assert (bright + 0.05) / (dark + 0.05) >= 3, (ink, room)
+    # each ink on each colour; on the colours of loops, black or white
+    for ink, room in [*product(colours['ink'], rooms), *colours['shades']]:
+        dark, bright = sorted([luminance(np.array(ink)), luminance(np.array(room))])
+        assert (bright + 0.05) / (dark + 0.05) >= 3, (ink, room)
 
 
 def test_a_room_has_no_colour_before_the_first_loop_and_that_of_a_small_change_when_woken(
