@@ -66,7 +66,7 @@ ABOUT_CALC = (
     'to token, about one per loop, and the tokens for which there is no news sleep.')
 TITLE_MAZE = 'A maze, solved before your eyes'
 ABOUT_MAZE = (
-    'A small transformer finds the way to the goal from every room at once. Each room stops '
+    'A small transformer finds the way from every room to the goal. Each room stops '
     'computing when its state stops changing, and wakes when a neighbour\'s changes.')
 
 

@@ -12,7 +12,8 @@
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
 //     hover       the wall or room under the mouse, {room, door}
-//     past        the mazes before each edit, {doors, goals}
+//     past        what was there before each edit: {doors, goals, pass, answers}; after a restart
+//                 the doors and goals alone
 'use strict';
 
 const $ = id => document.getElementById(id);
@@ -153,7 +154,8 @@ function begin(from_start = true) {
     id: word_of(room), cells: fresh ? [] : pass.tokens[room].cells.map(at_rest)}));
   const rule = {...R.rules[R.rule], signal: R.rule, tau: tau()};
   const how = {rule, loops: 2 * side * side + 100, wake: $('sleep').value !== 'exit'};
-  const {loops, ran} = fresh || pass.done ? {loops: 0, ran: doors.map(() => 0)} : pass;
+  const {loops, ran} = fresh || pass.done ? {loops: 0, ran: doors.map(() => 0)}
+    : {loops: pass.loops, ran: [...pass.ran]};
   const first = fresh ? undefined : pass.first ?? (pass.done ? mean(pass.ran) : undefined);
   const edits = fresh ? 0 : pass.done ? 1 : pass.edits + 1;
   pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, ran,
@@ -492,13 +494,14 @@ function draw_numbers() {
     'plays, Z undoes a change');
   const looked = looked_at();
   put('chosen', looked === undefined
-    ? 'Point at a room, choose one with the arrow keys, or let a tap look at it (below). Here ' +
-      'you then read how long it ran, and a blue line shows its way.'
+    ? 'Point at a room, choose one with the arrow keys, or choose "look" and tap one. Here you ' +
+      'then read how long it ran, and a blue line shows its way.'
     : describe(looked));
 }
 
 // a screen reader hears of the chosen room when a key was pressed and at the end, not in each loop
-const say_chosen = () => put('said', $('chosen').textContent);
+const say_chosen = () =>
+  put('said', looked_at() === undefined ? '' : $('chosen').textContent);
 
 // controls ----------------------------------------------------------------------------------------
 
@@ -529,6 +532,7 @@ function show(ids) {
 
 function restart() {
   unread = '';
+  past = past.map(({doors, goals}) => ({doors, goals}));
   begin();
   label();
   draw();
@@ -573,17 +577,27 @@ function take_address() {
 function changed() {
   const begun = pass.loops > 0, plays = playing || pass.done;
   has_edited = true;
+  unread = '';
   begin(false);
   if (begun) loop();                    // of the rooms that the change has woken
   if (begun && plays && !pass.done) play(true);
   draw();
 }
 
-const remember = () => past.push({doors: [...maze.doors], goals: [...maze.goals]});
+function remember() {
+  past.push({doors: [...maze.doors], goals: [...maze.goals], pass, answers});
+}
+
+// the maze as it was before the last edit, and its states, if they are still known
 function undo() {
   if (!past.length) return;
-  Object.assign(maze, past.pop());
-  changed();
+  const before = past.pop();
+  Object.assign(maze, {doors: before.doors, goals: before.goals});
+  if (!before.pass) return changed();
+  ({pass, answers} = before);
+  truth = search(maze);
+  playing = false;
+  draw();
 }
 
 function toggle_wall(room, door, open) {
