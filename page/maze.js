@@ -21,7 +21,7 @@ const STEPS = [[-1, 0], [0, 1], [1, 0], [0, -1]];
 const NAMES = ['north', 'east', 'south', 'west'];
 const GOAL = 16, ARROW = 32;            // words: doors, doors and goal, arrows
 const LOOPED = M.groups[0];              // the layer that loops
-// that of results/maze.py
+// the colours of results/maze.py, from few loops to many
 const VIRIDIS = '#472d7b #3b528b #2c728e #21918c #28ae80 #5ec962 #addc30 #fde725'.split(' ');
 // how near to a wall a click changes the wall, as a share of a room, by the choice `click`
 const NEAR = {both: .25, walls: 1, goal: 0, goals: 0, look: 0};
@@ -289,7 +289,7 @@ function draw() {
     pen.strokeRect(chosen % side * size + inset, Math.floor(chosen / side) * size + inset,
                    size - 2 * inset, size - 2 * inset);
   }
-  if (hover) draw_hover(colours.chosen);
+  if (hover && $('click').value !== 'look') draw_hover(colours.chosen);
   draw_numbers();
 }
 
@@ -494,8 +494,8 @@ function draw_numbers() {
     'plays, Z undoes a change');
   const looked = looked_at();
   put('chosen', looked === undefined
-    ? 'Point at a room, choose one with the arrow keys, or choose "look" and tap one. Here you ' +
-      'then read how long it ran, and a blue line shows its way.'
+    ? 'Point at a room, choose one with the arrow keys, or choose "look" above and tap one. ' +
+      'Here you then read how long it ran, and a blue line shows its way.'
     : describe(looked));
 }
 

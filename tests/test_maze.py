@@ -656,7 +656,7 @@ def test_the_numbers_in_the_page_are_those_of_the_measurements(page):
     assert f'{sum(long)} of {len(long)} moved goals left wrong arrows' in words
     assert not any(bushy) and f'in bushy ones none of {len(bushy)}' in words
     assert not any(wrong['page'])
-    assert f"In the first maze of this page none of {len(wrong['page'])} did" in words
+    assert f"In the first maze of this page none of {len(wrong['page'])} first moves" in words
     whole = {row['side']: (int(row['mazes']), float(row['whole']))
              for row in read_csv(f'{ROOT}/results/maze/shipped.csv')
              if (row['deep'], row['rule'], row['asked']) == ('1.0', 'norm_rel', 'asleep')}
