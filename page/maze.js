@@ -4,15 +4,16 @@
 //                 1 east, 2 south, 3 west); goals: does the room have one?
 //     truth       {depth, right}: of each room the doors between it and the nearest goal, Infinity
 //                 if there is no way; which doors are right, a sum of 2 ** door
-//     pass        a pass of the model: {work, tokens, how, limit, loops, computed, touched, awake,
-//                 done, edits, first}. work: the generator; loops: done so far, at most limit;
-//                 computed: block maps of all rooms together; touched: the rooms that were
-//                 computed; awake: who is in the next loop; edits: how many it repairs, from the
-//                 states before them; first: loops per room of the last solve from the start, if
-//                 it repairs that one
+//     pass        a pass of the model: {work, tokens, how, limit, loops, ran, awake, done, edits,
+//                 first}. work: the generator; loops: done so far, at most limit; ran: in how many
+//                 of them each room was computed; awake: who is in the next loop; edits: how many
+//                 it repairs, from the states before them; first: loops per room of the last solve
+//                 from the start, if it repairs that one
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
 //     hover       the wall or room under the mouse, {room, door}
+//     past        what was there before each edit: {doors, goals, pass, answers}; after a restart
+//                 the doors and goals alone
 'use strict';
 
 const $ = id => document.getElementById(id);
@@ -20,13 +21,17 @@ const STEPS = [[-1, 0], [0, 1], [1, 0], [0, -1]];
 const NAMES = ['north', 'east', 'south', 'west'];
 const GOAL = 16, ARROW = 32;            // words: doors, doors and goal, arrows
 const LOOPED = M.groups[0];              // the layer that loops
+// the colours of results/maze.py, from few loops to many
+const VIRIDIS = '#472d7b #3b528b #2c728e #21918c #28ae80 #5ec962 #addc30 #fde725'.split(' ');
+// how near to a wall a click changes the wall, as a share of a room, by the choice `click`
+const NEAR = {both: .25, walls: 1, goal: 0, goals: 0, look: 0};
 const colour = name =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 // write only what differs: a screen reader hears each change of a role=status
 const put = (id, words) => $(id).textContent === words || ($(id).textContent = words);
 const count = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's'}`;
 
-let maze, truth, pass, answers, chosen = 0, hover, playing = false;
+let maze, truth, pass, answers, chosen = 0, hover, past = [], playing = false;
 let has_edited = false;                 // has the reader changed a maze?
 let drawn = Promise.resolve();          // kept when all that was asked for is drawn
 
@@ -83,16 +88,21 @@ function search({doors, goals}) {
 
 // what the model has never seen in training, in words
 function unseen() {
-  const {doors, goals} = maze, n = doors.length, n_goals = goals.filter(Boolean).length;
-  const n_doors = doors.reduce((sum, of_room) => sum + [0, 1, 2, 3].filter(
-    door => of_room >> door & 1).length, 0) / 2;
+  const n_goals = maze.goals.filter(Boolean).length;
   const n_cut_off = truth.depth.filter(depth => depth === Infinity).length;
   const parts = [];
   if (n_goals !== 1) parts.push(n_goals ? `${n_goals} goals` : 'no goal');
   if (n_goals && n_cut_off) parts.push(`${count(n_cut_off, 'room')} without a way to the goal`);
-  // one way between any two rooms: as many doors as rooms, but one, in each separate part
-  if (n_doors > n - components()) parts.push('rings, and so more than one way');
+  if (has_rings()) parts.push('rings, and so more than one way');
   return parts.length ? `The model was not trained for this: ${parts.join('; ')}.` : '';
+}
+
+// without rings there are as many doors as rooms, but one, in each separate part
+function has_rings() {
+  const {doors} = maze;
+  const n_doors = doors.reduce((sum, of_room) => sum + [0, 1, 2, 3].filter(
+    door => of_room >> door & 1).length, 0) / 2;
+  return n_doors > doors.length - components();
 }
 
 function components() {
@@ -144,13 +154,12 @@ function begin(from_start = true) {
     id: word_of(room), cells: fresh ? [] : pass.tokens[room].cells.map(at_rest)}));
   const rule = {...R.rules[R.rule], signal: R.rule, tau: tau()};
   const how = {rule, loops: 2 * side * side + 100, wake: $('sleep').value !== 'exit'};
-  const {loops, computed, touched} = fresh || pass.done
-    ? {loops: 0, computed: 0, touched: new Set()} : pass;
-  const first = fresh ? undefined : pass.first ?? (pass.done ? pass.computed / doors.length
-                                                             : undefined);
+  const {loops, ran} = fresh || pass.done ? {loops: 0, ran: doors.map(() => 0)}
+    : {loops: pass.loops, ran: [...pass.ran]};
+  const first = fresh ? undefined : pass.first ?? (pass.done ? mean(pass.ran) : undefined);
   const edits = fresh ? 0 : pass.done ? 1 : pass.edits + 1;
-  pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, computed,
-          touched, awake: fresh ? [...doors.keys()] : [], done: false, edits, first};
+  pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, ran,
+          awake: fresh ? [...doors.keys()] : [], done: false, edits, first};
   if (fresh) answers = doors.map(() => ({door: 0, sure: 0}));
 }
 
@@ -166,10 +175,7 @@ function loop() {
   }
   pass.tokens.forEach(({cells}, room) => {
     const {frames} = cells[LOOPED];
-    if (frames.at(-1).k > steps[room]) {
-      pass.computed++;
-      pass.touched.add(room);
-    }
+    if (frames.at(-1).k > steps[room]) pass.ran[room]++;
     frames.splice(0, frames.length - 1);        // earlier steps are not looked at again
   });
   ask();
@@ -195,6 +201,26 @@ function ask() {
 
 const asked = room => !maze.goals[room] && truth.depth[room] < Infinity;
 const is_right = room => truth.right[room] >> answers[room].door & 1;
+const is_wrong = room => asked(room) && !is_right(room);
+
+// did the last loop change the room by more than the threshold?
+const is_restless = room => pass.tokens[room].cells[LOOPED]?.frames.at(-1).change >= tau();
+
+// the rooms that are painted and counted as awake; where no room sleeps, those that still change
+const active = () => !pass.loops ? []
+  : $('sleep').value === 'off' ? pass.awake.filter(is_restless) : pass.awake;
+
+// The rooms on the way along right arrows, up to a goal or to a wrong arrow. Each is nearer to the
+// goal than the one before, so that the way has an end
+function way_from(room) {
+  const way = [room];
+  while (asked(room) && is_right(room)) way.push(room = behind(room, answers[room].door));
+  return way;
+}
+
+// the room that the mouse is in, or that the keys have chosen, or undefined
+const looked_at = () => hover ? hover.room
+  : document.activeElement === canvas ? chosen : undefined;
 
 // the picture -------------------------------------------------------------------------------------
 
@@ -210,19 +236,28 @@ function draw() {
   pen.setTransform(canvas.width / width, 0, 0, canvas.width / width, 0, 0);
   const colours = Object.fromEntries(['room', 'cut-off', 'goal', 'wall', 'arrow', 'wrong', 'chosen',
     'least', 'most'].map(name => [name, colour(name)]));
-  const awake = new Set(pass.loops ? pass.awake : []);
+  const awake = new Set(active());
+  const shades = pass.done && $('shade').checked, most = Math.max(...pass.ran);
 
   for (let room = 0; room < n; room++) {
     const x = room % side * size, y = Math.floor(room / side) * size;
     const change = pass.tokens[room].cells[LOOPED]?.frames.at(-1).change;
-    pen.fillStyle = awake.has(room) ? colour_of(change, colours)
-      : truth.depth[room] < Infinity ? colours.room : colours['cut-off'];
-    pen.fillRect(x, y, size + .5, size + .5);
+    const wrong = pass.loops > 0 && is_wrong(room), is_cut_off = truth.depth[room] === Infinity;
+    pen.fillStyle = awake.has(room) && !shades ? colour_of(change, colours)
+      : is_cut_off ? colours['cut-off'] : colours.room;
+    fill_rect(x, y, x + size, y + size);
+    let ink = wrong ? colours.wrong : colours.arrow;
+    // goals and wrong arrows stay on the plain colour
+    if (shades && pass.ran[room] && !goals[room] && !wrong && !is_cut_off) {
+      const shade = mix(VIRIDIS, pass.ran[room] / most);
+      draw_floor(x, y, doors[room], shade);
+      ink = ink_on(shade);
+    }
     if (goals[room]) draw_goal(x, y, colours.goal);
     else if (pass.loops) {
-      const {door, sure} = answers[room], wrong = asked(room) && !is_right(room);
+      const {door, sure} = answers[room];
       pen.globalAlpha = .12 + .88 * sure;
-      draw_arrow(x, y, door, wrong ? colours.wrong : colours.arrow);
+      draw_arrow(x, y, door, ink);
       pen.globalAlpha = 1;
     }
   }
@@ -245,6 +280,8 @@ function draw() {
     }
   }
   pen.stroke();
+  const looked = looked_at();
+  if (looked !== undefined && pass.loops && asked(looked)) draw_way(looked, colours);
   if (document.activeElement === canvas) {
     pen.strokeStyle = colours.chosen;
     pen.lineWidth = Math.min(3, size / 7);      // the goal is seen in it
@@ -252,7 +289,7 @@ function draw() {
     pen.strokeRect(chosen % side * size + inset, Math.floor(chosen / side) * size + inset,
                    size - 2 * inset, size - 2 * inset);
   }
-  if (hover) draw_hover(colours.chosen);
+  if (hover && $('click').value !== 'look') draw_hover(colours.chosen);
   draw_numbers();
 }
 
@@ -261,8 +298,45 @@ function draw() {
 function colour_of(change, {least, most}) {
   const log_share = Math.log((change ?? 0) / tau()) / Math.log(Math.max(1 / tau(), 5));
   const share = Math.min(1, Math.max(0, log_share));
-  const [from, to] = [least, most].map(hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)));
-  return `rgb(${from.map((part, i) => Math.round(part + share * (to[i] - part)))})`;
+  return `rgb(${mix([least, most], share)})`;
+}
+
+// the colour at a share of the way through some colours '#rrggbb' -> [r, g, b]
+function mix(colours, share) {
+  const at = share * (colours.length - 1), first = Math.min(Math.floor(at), colours.length - 2);
+  const [from, to] = colours.slice(first, first + 2).map(
+    hex => [1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)));
+  return from.map((part, i) => Math.round(part + (at - first) * (to[i] - part)));
+}
+
+// black or white, which can be read on a colour
+const ink_on = ([red, green, blue]) =>
+  .3 * red + .59 * green + .11 * blue > 105 ? '#111111' : '#ffffff';
+
+// the floor of a room, with a gap before each wall, so that walls can be seen on each colour
+function draw_floor(x, y, doors, rgb) {
+  const [north, east, south, west] = [0, 1, 2, 3].map(door => doors >> door & 1 ? 0 : size * .13);
+  pen.fillStyle = `rgb(${rgb})`;
+  fill_rect(x + west, y + north, x + size - east, y + size - south);
+}
+
+// in whole pixels: no seams
+function fill_rect(...edges) {
+  const [left, top, right, bottom] = edges.map(Math.round);
+  pen.fillRect(left, top, right - left, bottom - top);
+}
+
+function draw_way(room, colours) {
+  const way = way_from(room).map(room => [(room % maze.side + .5) * size,
+                                          (Math.floor(room / maze.side) + .5) * size]);
+  pen.lineCap = pen.lineJoin = 'round';
+  for (const [width, stroke] of [[size * .2, colours.room], [size * .1, colours.chosen]]) {
+    pen.lineWidth = Math.max(1.5, width);
+    pen.strokeStyle = stroke;
+    pen.beginPath();
+    way.forEach(point => pen.lineTo(...point));
+    pen.stroke();
+  }
 }
 
 function draw_goal(x, y, fill) {
@@ -309,56 +383,90 @@ function draw_hover(stroke) {
   pen.stroke();
 }
 
+const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
 const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` : '-';
 
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
+const HOW_IT_LOOPS =
+  'In each loop a room hears only from the four rooms beside it, walls or not. Certainty spreads ' +
+  'from the goal, and from dead ends, which have only one way out.';
+
 // what has happened, in sentences
 function summary(n_asked, right) {
-  const {loops, awake, edits, first} = pass, n = maze.doors.length, wrong = n_asked - right;
-  const sleep = $('sleep').value;
+  const {loops, edits, first} = pass, n = maze.doors.length, wrong = n_asked - right;
+  const sleep = $('sleep').value, fresh = !edits;
   if (!loops) {
-    return 'Press play. In each loop a room hears only from the four rooms beside it, walls or ' +
-      'not. So certainty spreads from the goal, and from dead ends, which have only one way out.' +
+    return `Press play. ${HOW_IT_LOOPS}` +
       (sleep === 'on' ? ' A room that settles sleeps until a neighbour changes.' : '');
   }
   if (!pass.done) {
-    return n_asked && !wrong
+    return (n_asked && !wrong
       ? 'All arrows are right, but some rooms still change: an arrow may still turn.'
       : sleep === 'off' ? 'All rooms loop until all of them are settled.'
       : 'Rooms that change are awake' +
-        (sleep === 'on' ? ', and they wake the rooms beside them.' : '.');
+        (sleep === 'on' ? ', and they wake the rooms beside them.' : '.')) + ` ${HOW_IT_LOOPS}`;
   }
+  const restless = [...maze.doors.keys()].filter(is_restless);
   const arrows = n_asked ? `${right} of ${n_asked} arrows are right` : 'no arrow can be right';
-  const words = [awake.length
+  const at_limit = pass.awake.length > 0;
+  const words = [at_limit
     ? `The model stops after ${count(loops, 'loop')} (the limit: 2 × rooms + 100` +
       `${edits ? ' since your last change' : ''}): ${arrows}, ` +
-      `${wrong ? 'and' : 'but'} ${count(awake.length, 'room')} could not settle.`
+      `${wrong ? 'and' : 'but'} ${count(restless.length, 'room')} did not settle.`
     : `All rooms are ${quiet()} after ${count(loops, 'loop')}: ${arrows}.`];
-  if (sleep === 'on' && !edits) {
-    words.push(`A room ran ${(pass.computed / n).toFixed(1)} loops on average; without sleep ` +
-      `each would have run about ${loops} or more.`);
-    if (maze.side > R.side)
-      words.push(`The model has only seen mazes of at most ${R.side} by ${R.side} rooms.`);
+  if (sleep === 'on' && fresh && !at_limit && n_asked && !wrong) {
+    words.push(`In each of the ${loops} loops at least one room was awake; a room ran ` +
+      `${mean(pass.ran).toFixed(1)} of them on average.`);
   }
   if (sleep === 'exit' && wrong) {
     words.push('Each room stopped for good as soon as it settled, often before news from the ' +
       'goal arrived.');
   }
-  if (first !== undefined) {
-    if (sleep !== 'off') {
-      words.push(`Your change${edits > 1 ? 's' : ''} woke ${pass.touched.size} of ${n} rooms.`);
-    }
-    words.push(`The repair took ${(pass.computed / n).toFixed(1)} loops per room; the last solve ` +
-      `from the start took ${first.toFixed(1)}.`);
+  if (first !== undefined && n_asked) {
+    const woken = pass.ran.filter(Boolean).length;
+    words.push('The repair ' + (sleep === 'off' ? '' : `woke ${woken} of ${n} rooms and `) +
+      `took ${mean(pass.ran).toFixed(1)} loops per room; the last solve from the start took ` +
+      `${first.toFixed(1)}.`);
   }
-  const lost = [...maze.doors.keys()].filter(
-    room => asked(room) && !is_right(room) && !awake.includes(room)).length;
-  if (edits && lost && sleep !== 'exit') {
-    words.push(`${count(lost, 'arrow')} ${lost === 1 ? 'is' : 'are'} wrong and ${quiet()}: ` +
-      'press play to solve it from the start.');
+  const awake = new Set(pass.awake);
+  const lost = [...maze.doors.keys()].filter(room => is_wrong(room) && !awake.has(room)).length;
+  if (lost && sleep !== 'exit') {
+    const which = lost === 1 ? `1 arrow is wrong and its room ${quiet()}`
+      : `${lost} arrows are wrong and their rooms ${quiet()}`;
+    const loose = tau() > 1.25 * R.tau ? ': the threshold is probably too loose' : '';
+    words.push(fresh ? `${which}${loose}.` : `${which}: play starts over; that usually helps` +
+      (has_rings() ? ' (less often in mazes with rings).' : '.'));
   }
-  if (!has_edited) words.push('Now click a room to move the goal, or a wall to open it.');
+  if (!has_edited) {
+    words.push('Now click a room to move the goal, or a wall to open it. Far moves in long ' +
+      'corridors can leave red arrows; play then starts over.');
+  }
+  return words.join(' ');
+}
+
+// a room, in sentences
+function describe(room) {
+  const {depth} = truth, {door, sure} = answers[room], {loops, edits} = pass;
+  const n_goals = maze.goals.filter(Boolean).length, {side} = maze;
+  const doors = NAMES.filter((_, door) => maze.doors[room] >> door & 1).join(', ') || 'none';
+  const place = maze.goals[room] ? `${n_goals > 1 ? 'a' : 'the'} goal`
+    : depth[room] < Infinity
+      ? `${count(depth[room], 'door')} from the ${n_goals > 1 ? 'nearest ' : ''}goal`
+      : n_goals ? 'no way to the goal' : 'no goal';
+  const words = [`Row ${Math.floor(room / side) + 1}, column ${room % side + 1}: ${place}; ` +
+                 `doors: ${doors}.`];
+  if (!loops) return words[0];
+  const since = pass.first === undefined || !edits ? '' : ' since your edit';
+  const state = pass.done ? '' : !active().includes(room) ? ` and is ${quiet()}`
+    : $('sleep').value === 'off' ? ' and still changes' : ' and is awake';
+  words.push(`It ran ${count(pass.ran[room], 'loop')}${since}${state}.`);
+  if (asked(room)) {
+    const way = way_from(room), meets_wrong = is_right(room) && !maze.goals[way.at(-1)];
+    words.push(`It points ${NAMES[door]}, ${Math.round(100 * sure)}% sure: ` +
+      (is_right(room) ? 'right' : 'wrong') +
+      (meets_wrong ? `; a wrong arrow after ${count(way.length - 1, 'door')}.` : '.'));
+  }
   return words.join(' ');
 }
 
@@ -368,34 +476,32 @@ function draw_numbers() {
   const deepest = rooms.reduce((most, room) => Math.max(most, truth.depth[room]), 0);
   const begun = pass.loops > 0;
   put('deepest', rooms.length ? `${count(deepest, 'door')} away` : '-');
-  put('loops-name', pass.first === undefined ? 'loops' : 'loops since your edit');
+  put('loops-name', pass.first === undefined ? 'loops' : 'loops since edit');
   put('loops', `${pass.loops}`);
-  put('awake', begun ? `${pass.awake.length} of ${count(n, 'room')}` : '-');
-  put('computed', (pass.computed / n).toFixed(1));
-  put('without', !begun || pass.edits || $('sleep').value !== 'on' ? '-'
-    : pass.done ? `about ${pass.loops} or more` : `${pass.loops} so far`);
+  put('awake-name', $('sleep').value === 'off' ? 'still changing' : 'awake now');
+  put('awake', begun ? `${active().length} of ${count(n, 'room')}` : '-');
+  put('computed', mean(pass.ran).toFixed(1));
+  put('most', pass.done ? `${Math.max(...pass.ran)}` : '\u2026');
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
-  put('notice', unseen());
+  put('notice', [unread, unseen()].filter(Boolean).join(' '));
   put('summary', summary(rooms.length, right));
   $('step').setAttribute('aria-disabled', pass.done);       // it keeps the focus, and does nothing
+  $('undo').setAttribute('aria-disabled', !past.length);
   put('play', playing ? '❚❚ stop' : '▶ play');
   canvas.setAttribute('aria-label', `a maze of ${maze.side} by ${maze.side} rooms; arrow keys ` +
-    'choose a room');
-  const {depth} = truth, {door, sure} = answers[chosen];
-  put('chosen', document.activeElement !== canvas ? '' :
-    `Row ${Math.floor(chosen / maze.side) + 1}, column ${chosen % maze.side + 1}: ` +
-    (maze.goals[chosen] ? `${n_goals > 1 ? 'a' : 'the'} goal. ` : depth[chosen] < Infinity
-      ? `${count(depth[chosen], 'door')} from the ${n_goals > 1 ? 'nearest ' : ''}goal. `
-      : n_goals ? 'no way to the goal. ' : '') +
-    `Doors: ${NAMES.filter((_, door) => maze.doors[chosen] >> door & 1).join(', ') || 'none'}.` +
-    (begun && asked(chosen) ? ` The model says ${NAMES[door]}, ${percent(sure, 1)} sure, ` +
-      `${is_right(chosen) ? 'right' : 'wrong'}; ` +
-      `${pass.awake.includes(chosen) ? 'awake' : quiet()}.` : ''));
+    'choose a room, Shift and an arrow key open or close a wall, Enter moves the goal, Space ' +
+    'plays, Z undoes a change');
+  const looked = looked_at();
+  put('chosen', looked === undefined
+    ? 'Point at a room, choose one with the arrow keys, or choose "look" above and tap one. ' +
+      'Here you then read how long it ran, and a blue line shows its way.'
+    : describe(looked));
 }
 
 // a screen reader hears of the chosen room when a key was pressed and at the end, not in each loop
-const say_chosen = () => put('said', $('chosen').textContent);
+const say_chosen = () =>
+  put('said', looked_at() === undefined ? '' : $('chosen').textContent);
 
 // controls ----------------------------------------------------------------------------------------
 
@@ -404,8 +510,13 @@ const set_tau = value => $('tau').value = Math.log10(value);
 
 function new_maze() {
   const side = Number($('side').value), goal = Math.random() * side * side | 0;
-  const doors = carve(side, $('deep').value === '1');
+  const doors = carve(side, $('kind').value === 'long');
   show(doors.map((of_room, room) => of_room + (room === goal ? GOAL : 0)));
+}
+
+function first_maze() {
+  $('kind').value = at_first.kind;
+  show(R.task.ids);
 }
 
 // a maze in words
@@ -414,12 +525,51 @@ function show(ids) {
   maze = {side, doors: ids.map(id => id % GOAL), goals: ids.map(id => id >= GOAL)};
   $('side').value = side;
   chosen = Math.min(chosen, ids.length - 1);
+  hover = undefined;
+  past = [];
   restart();
 }
 
 function restart() {
+  unread = '';
+  past = past.map(({doors, goals}) => ({doors, goals}));
   begin();
   label();
+  draw();
+  share_soon();
+}
+
+// what can be linked stands in the address, where it is not as at first; see page.js
+const CONTROLS = ['side', 'kind', 'tau', 'sleep'];
+let at_first = {}, sharing = 0;
+let unread = '';                        // a line on what was not read in the address
+const get = id => id === 'tau' ? `${Number(tau().toPrecision(2))}` : $(id).value;
+function share_soon() {
+  clearTimeout(sharing);
+  sharing = setTimeout(share, 400);
+}
+function share() {
+  const state = CONTROLS.map(id => [id, get(id)]).filter(([id, value]) => value !== at_first[id]);
+  history.replaceState(null, '', `#${new URLSearchParams(state)}`);
+}
+function fits(id, value) {
+  if (!CONTROLS.includes(id)) return false;
+  if (id === 'tau') return value >= 1e-4 && value <= 1;
+  const {options, min, max} = $(id);
+  return options ? [...options].some(option => option.value === value)
+    : Number.isInteger(+value) && +value >= +min && +value <= +max;
+}
+function take_address() {
+  const state = {...at_first}, bad = [];
+  for (const [id, value] of new URLSearchParams(location.hash.slice(1))) {
+    if (fits(id, value)) state[id] = value;
+    else bad.push(`${id}=${value}`.slice(0, 40));
+  }
+  for (const id of ['side', 'kind', 'sleep']) $(id).value = state[id];
+  set_tau(state.tau);
+  if (get('side') === at_first.side && get('kind') === at_first.kind) first_maze();
+  else new_maze();
+  if (bad.length) unread = `This in the address was not read: ${bad.join(', ')}.`;
   draw();
 }
 
@@ -427,15 +577,33 @@ function restart() {
 function changed() {
   const begun = pass.loops > 0, plays = playing || pass.done;
   has_edited = true;
+  unread = '';
   begin(false);
   if (begun) loop();                    // of the rooms that the change has woken
   if (begun && plays && !pass.done) play(true);
   draw();
 }
 
+function remember() {
+  past.push({doors: [...maze.doors], goals: [...maze.goals], pass, answers});
+}
+
+// the maze as it was before the last edit, and its states, if they are still known
+function undo() {
+  if (!past.length) return;
+  const before = past.pop();
+  Object.assign(maze, {doors: before.doors, goals: before.goals});
+  if (!before.pass) return changed();
+  ({pass, answers} = before);
+  truth = search(maze);
+  playing = false;
+  draw();
+}
+
 function toggle_wall(room, door, open) {
   const next = behind(room, door);
   if (next === undefined || open === Boolean(maze.doors[room] >> door & 1)) return;
+  remember();
   maze.doors[room] ^= 1 << door;
   maze.doors[next] ^= 1 << (door + 2) % 4;
   changed();
@@ -443,6 +611,7 @@ function toggle_wall(room, door, open) {
 
 function set_goal(room, add) {
   if (!add && maze.goals.every((is_goal, other) => is_goal === (other === room))) return draw();
+  remember();
   if (add) maze.goals[room] = !maze.goals[room];
   else maze.goals = maze.goals.map((_, other) => other === room);
   changed();
@@ -494,15 +663,19 @@ function at_point({offsetX, offsetY}) {
   const column = Math.min(side - 1, Math.max(0, Math.floor(offsetX / size)));
   const line = Math.min(side - 1, Math.max(0, Math.floor(offsetY / size)));
   const x = offsetX / size - column, y = offsetY / size - line, room = line * side + column;
-  const distances = [y, 1 - x, 1 - y, x], door = distances.indexOf(Math.min(...distances));
-  return {room, door: distances[door] < .25 && behind(room, door) !== undefined ? door : undefined};
+  // of the walls that can be opened: not of the edge of the board
+  const distances = [y, 1 - x, 1 - y, x].map(
+    (distance, door) => behind(room, door) === undefined ? Infinity : distance);
+  const nearest = Math.min(...distances), door = distances.indexOf(nearest);
+  return {room, door: nearest < NEAR[$('click').value] ? door : undefined};
 }
 
 let dragging;                           // do walls open that the mouse passes? undefined: none do
 let pressed;                            // what a finger or pen has pressed, and where: {at, x, y}
 function edit({room, door}, add) {
   chosen = room;
-  if (door === undefined) return set_goal(room, add || $('add').checked);
+  if ($('click').value === 'look') return draw();
+  if (door === undefined) return set_goal(room, add || $('click').value === 'goals');
   dragging = !(maze.doors[room] >> door & 1);
   toggle_wall(room, door, dragging);
 }
@@ -533,12 +706,14 @@ window.onpointerup = ({clientX, clientY, shiftKey}) => {
   dragging = pressed = undefined;
 };
 canvas.onkeydown = event => {
+  hover = undefined;
   const door = ['ArrowUp', 'ArrowRight', 'ArrowDown', 'ArrowLeft'].indexOf(event.key);
   if (door >= 0) {
     if (event.shiftKey) toggle_wall(chosen, door, !(maze.doors[chosen] >> door & 1));
     else chosen = behind(chosen, door) ?? chosen;
   } else if (event.key === 'Enter') set_goal(chosen, event.shiftKey);
   else if (event.key === ' ') play();
+  else if (event.key.toLowerCase() === 'z') undo();
   else return;
   event.preventDefault();
   draw();
@@ -548,12 +723,20 @@ canvas.onfocus = canvas.onblur = () => draw();
 $('play').onclick = () => play();
 $('step').onclick = step;
 $('again').onclick = restart;
+$('undo').onclick = undo;
 $('new').onclick = new_maze;
-$('side').onchange = $('deep').onchange = new_maze;
+$('first').onclick = first_maze;
+$('side').onchange = $('kind').onchange = new_maze;
 $('tau').oninput = $('sleep').oninput = restart;
 $('side').oninput = $('speed').oninput = label;
+$('shade').oninput = () => draw();
+onhashchange = take_address;
 new ResizeObserver(() => requestAnimationFrame(draw)).observe(canvas);
 matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 
+put('trained', `${R.side} by ${R.side}`);
+$('bar').style.background = `linear-gradient(90deg, ${VIRIDIS})`;
 set_tau(R.tau);
-show(R.task.ids);
+$('side').value = Math.sqrt(R.task.ids.length);
+at_first = Object.fromEntries(CONTROLS.map(id => [id, get(id)]));
+take_address();
