@@ -15,14 +15,19 @@ maze() {
     [ -e "results/maze/$1.csv" ] || python -m results.maze --out_dir="out-maze/$1"
 }
 [ -e results/maze/shipped.csv ] || python -m results.maze
+[ -e results/maze/edits.csv ] || python -m results.maze_goals
+python -m results.maze_gif
 for seed in 1 2 3; do
     maze looped-$seed --seed=$seed
 done
 # twice as long, and the mean of the weights of its last quarter
-maze long-2 --seed=2 --max_iters=4800 '--keep_iters=[3600,3840,4080,4320,4560]'
-[ -e out-maze/average-2/ckpt.pt ] ||
-    python -m results.average --out_dir=out-maze/long-2 --to=out-maze/average-2
-[ -e results/maze/average-2.csv ] || python -m results.maze --out_dir=out-maze/average-2
+for seed in 1 2 3; do
+    maze long-$seed --seed=$seed --max_iters=4800 '--keep_iters=[3600,3840,4080,4320,4560]'
+    [ -e out-maze/average-$seed/ckpt.pt ] ||
+        python -m results.average --out_dir=out-maze/long-$seed --to=out-maze/average-$seed
+    [ -e results/maze/average-$seed.csv ] ||
+        python -m results.maze --out_dir=out-maze/average-$seed
+done
 maze plain8-1 --seed=1 --n_layer=8 '--groups=[]'
 maze plain16-1 --seed=1 --n_layer=16 '--groups=[]'
 maze no-input-1 --seed=1 --injection=none

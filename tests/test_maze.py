@@ -15,7 +15,7 @@ import tasks
 from exits import make_exit
 from loops import RecurrentGroup
 from model import GPT
-from results.maze import enters, repair, solve
+from results.maze_goals import enters, repair, solve
 from tasks import NOT_ASKED
 from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig
 
@@ -252,7 +252,7 @@ def test_its_rooms_exit_for_good_or_loop_together(browser, page):  # noqa: F811
 
 
 @torch.no_grad()
-def test_a_goal_that_moves_is_repaired_as_results_maze_measures_it(browser, page):  # noqa: F811
+def test_a_goal_that_moves_is_repaired_as_maze_goals_measures_it(browser, page):  # noqa: F811
     _, x, *_ = some('maze:deep=1', rows=1, T=81)
     words = torch.from_numpy(x[0])
     goal = 80 if words[80] < GOAL else 0

@@ -1,0 +1,140 @@
+"""
+What a goal that moves leaves behind in a solved maze, as results/maze.md shows it.
+
+    python -m results.maze_goals        -> results/maze/edits.csv
+
+The model goes on from the states of the solved maze, as the page does.
+
+    T, C        rooms; width of a state
+    NAME_wrong, NAME_steps      in the CSV: wrong rooms and steps per room of a solve from the
+                start, and of each of the REPAIRS
+"""
+import copy
+
+import numpy as np
+import torch
+
+import tasks
+from cache import KeysValues
+from common.checkpoint import open_run
+from common.configurator import PathName, configure, run
+from common.files import write_csv
+from decode.defaults import waking_budget
+from loops import Plan
+from page.__main__ import SEED_MAZE
+from results.maze import mazes
+from tasks import NOT_ASKED
+
+# -------------------------------------------------------------------------------------------------
+out_dir: PathName = 'pretrained/maze'
+edits = 20                  # goals of each maze
+path: PathName = 'results/maze/edits.csv'
+seed = 5                    # of the goals
+# -------------------------------------------------------------------------------------------------
+
+# how a maze is solved and repaired: the threshold of norm_rel, and do settled rooms sleep?
+REPAIRS = dict(asleep=(0.2, True), smaller=(0.05, True), awake=(0.2, False))
+
+
+def settle(group, e, x, keys, awake, tau=0.2, sleeps=True):
+    """
+    Loop as the page does, until all rooms are settled -> the last states (1, T, C), and how many
+    block maps were computed.
+
+    e (1, T, C) and x (1, T, C): what enters the loop, and the states to start from. keys: of each
+    block of the core, and changed here. awake (T,): the rooms of the first step.
+    """
+    T = e.shape[1]
+    f = group.block_map_awake(e, Plan(counts=[]), keys)
+    x = x.clone()
+    n_computed = 0
+    for k in range(1, waking_budget(T) + 1):
+        places = torch.from_numpy(np.flatnonzero(awake))
+        before = x[0, places]
+        after = f(before, k, torch.zeros_like(places), places)
+        change = (after - before).norm(dim=-1) / before.norm(dim=-1)
+        x[0, places] = after
+        n_computed += len(places)
+        moved = np.zeros(T, dtype=bool)
+        moved[places] = change >= tau
+        if not moved.any():
+            break
+        awake = group.core[0].attn.readers(moved[None])[0] if sleeps else np.full(T, True)
+    return x, n_computed
+
+
+def enters(model, words):
+    """What enters the loop, (1, T, C), of a maze (T,)."""
+    trace = []
+    model(words[None], n_loop=1, trace=trace)
+    return trace[0]['e']
+
+
+def solve(group, e, *rule):
+    """From the start: the states, how many block maps were computed, and the keys."""
+    T = e.shape[1]
+    keys = {block: KeysValues(1, T) for block in group.core}
+    x, n_computed = settle(group, e, group.init_state(e), keys, np.full(T, True), *rule)
+    return x, n_computed, keys
+
+
+def repair(group, e_before, e, x, keys, tau=0.2, sleeps=True):
+    """After an edit: the same as settle, from the states x and the keys of the solved maze."""
+    news = (e != e_before).any(-1).numpy()
+    awake = group.core[0].attn.readers(news)[0] if sleeps else np.full(e.shape[1], True)
+    keys = {block: copy.deepcopy(kv) for block, kv in keys.items()}
+    return settle(group, e, x, keys, awake, tau, sleeps)
+
+
+@torch.no_grad()
+def of_goals(model):
+    """
+    Rows of a CSV: the goal of each of eight mazes of 16 x 16 moves to `edits` rooms drawn by
+    chance, each time from the states of the solved maze. Wrong rooms and steps per room: from the
+    start, and by each of the repairs. Seven mazes are drawn by chance. The last is the first maze
+    of the page, which was chosen because moved goals are repaired in it.
+    """
+    group, = model.groups
+    problems = tasks.Problems('maze:deep=1')
+
+    def of_seed(number):
+        x, _, _ = problems.make(np.random.default_rng(number), 1, 256)
+        return torch.from_numpy(x[0])
+    tried = {'deep-3': of_seed(0)}
+    for name, deep in (('deep', 1.0), ('bushy', 0.0)):
+        for number, words in enumerate(mazes(16, 3, deep)[0]):
+            tried[f'{name}-{number}'] = words
+    tried['page'] = of_seed(SEED_MAZE)
+    rows = []
+    for number, (name_of_maze, words) in enumerate(tried.items()):
+        e = enters(model, words)
+        solved = {name: solve(group, e, *rule) for name, rule in REPAIRS.items()}
+        rng = np.random.default_rng([seed, number])
+        for goal in rng.choice(np.flatnonzero(words < 16), edits, replace=False):
+            moved = words % 16
+            moved[goal] += 16
+            labels = problems.solve(problems.encoding.decode(moved))[1]
+            e_moved = enters(model, moved)
+            states = dict(start=solve(group, e_moved)[:2])
+            for name, rule in REPAIRS.items():
+                x, _, keys = solved[name]
+                states[name] = repair(group, e, e_moved, x, keys, *rule)
+            row = dict(maze=name_of_maze, goal=goal)
+            for name, (x, n_computed) in states.items():
+                answers = model.through_coda(x)[0].argmax(-1).numpy()
+                row[f'{name}_wrong'] = ((answers != labels) & (labels != NOT_ASKED)).sum()
+                row[f'{name}_steps'] = round(n_computed / len(words), 1)
+            rows.append(row)
+            print(' '.join(f'{value!s:>7}' for value in row.values()))
+    return rows
+
+
+def main():
+    model, *_ = open_run(out_dir, length=256)
+    write_csv(of_goals(model), path)
+    print(path)
+
+
+if __name__ == '__main__':
+    configure(globals())
+    run(main)
