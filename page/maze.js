@@ -389,8 +389,8 @@ const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` :
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
 const HOW_IT_LOOPS =
-  'In each loop a room hears only from the four rooms beside it, walls or not. Certainty spreads ' +
-  'from the goal, and from dead ends, which have only one way out.';
+  'In each loop a room hears only from the four rooms beside it, even through walls. News comes ' +
+  'from the goal and from dead ends, so a corridor can settle from both sides.';
 
 // what has happened, in sentences
 function summary(n_asked, right) {
@@ -402,10 +402,11 @@ function summary(n_asked, right) {
   }
   if (!pass.done) {
     return (n_asked && !wrong
-      ? 'All arrows are right, but some rooms still change: an arrow may still turn.'
-      : sleep === 'off' ? 'All rooms loop until all of them are settled.'
-      : 'Rooms that change are awake' +
-        (sleep === 'on' ? ', and they wake the rooms beside them.' : '.')) + ` ${HOW_IT_LOOPS}`;
+      ? 'All arrows are right, but violet rooms still change: an arrow may still turn.'
+      : sleep === 'off' ? 'All rooms loop until all of them are settled; violet ones still change.'
+      : 'Violet rooms are awake and still change' +
+        (sleep === 'on' ? '; they wake the rooms beside them.' : '.') +
+        ' Red arrows are wrong so far.') + ` ${HOW_IT_LOOPS}`;
   }
   const restless = [...maze.doors.keys()].filter(is_restless);
   const arrows = n_asked ? `${right} of ${n_asked} arrows are right` : 'no arrow can be right';
@@ -426,8 +427,8 @@ function summary(n_asked, right) {
   if (first !== undefined && n_asked) {
     const woken = pass.ran.filter(Boolean).length;
     words.push('The repair ' + (sleep === 'off' ? '' : `woke ${woken} of ${n} rooms and `) +
-      `took ${mean(pass.ran).toFixed(1)} loops per room; the last solve from the start took ` +
-      `${first.toFixed(1)}.`);
+      `took ${mean(pass.ran).toFixed(1)} loops per room; before your change the maze took ` +
+      `${first.toFixed(1)} from the start.`);
   }
   const awake = new Set(pass.awake);
   const lost = [...maze.doors.keys()].filter(room => is_wrong(room) && !awake.has(room)).length;
@@ -532,6 +533,7 @@ function show(ids) {
 
 function restart() {
   unread = '';
+  put('said', '');
   past = past.map(({doors, goals}) => ({doors, goals}));
   begin();
   label();
@@ -596,7 +598,8 @@ function undo() {
   if (!before.pass) return changed();
   ({pass, answers} = before);
   truth = search(maze);
-  playing = false;
+  playing &&= !pass.done;
+  put('said', '');
   draw();
 }
 
@@ -735,6 +738,8 @@ new ResizeObserver(() => requestAnimationFrame(draw)).observe(canvas);
 matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 
 put('trained', `${R.side} by ${R.side}`);
+// a finger seldom hits what it aims at: what it changes is the goal, until another is chosen
+if (matchMedia('(pointer: coarse)').matches) $('click').value = 'goal';
 $('bar').style.background = `linear-gradient(90deg, ${VIRIDIS})`;
 set_tau(R.tau);
 $('side').value = Math.sqrt(R.task.ids.length);
