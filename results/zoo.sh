@@ -83,16 +83,23 @@ rules() {
     }
 }
 
-# text NAME FOLDER LOOPS: nats per token of torch's documentation
+# text NAME LOOPS FLAGS: nats per token of torch's documentation before any training, by SmolLM2 and
+# by the cuts that zoo.etd makes of it with FLAGS
 text() {
+    local name=$1 loops=$2 folder=out-smollm2
     [ -e data/docs_smollm2/meta.json ] || {
         python data.py
         python data.py docs_smollm2 --path=data/torchdocs --tokenizer=out-smollm2/tokenizer.json
     }
-    [ -e "results/zoo/text/$1.csv" ] || {
-        python train.py --eval_only --out_dir="$2" --dataset=docs_smollm2 --dtype=bfloat16 \
-            --eval_windows=16 --eval_loops="$3"
-        cp "$2/eval.csv" "results/zoo/text/$1.csv"
+    [ -e "results/zoo/text/$name.csv" ] || {
+        if [ $# -gt 2 ]; then
+            folder=$out/text-$name
+            python -m zoo.etd --init_from=out-smollm2/ckpt.pt --out_dir="$folder" --overwrite \
+                --dataset=docs_smollm2 --n_windows=8 "$whole" '--block=[12,13,14,15]' "${@:3}"
+        fi
+        python train.py --eval_only --out_dir="$folder" --dataset=docs_smollm2 --dtype=bfloat16 \
+            --eval_windows=16 --eval_loops="$loops"
+        cp "$folder/eval.csv" "results/zoo/text/$name.csv"
     }
 }
 
@@ -119,17 +126,13 @@ train last-1 '' --seed=1 --loss_at=last
 train window8-1 --window=8 --seed=1
 train nowindow-1 --window=None --seed=1
 at_once atonce-1 '' --seed=1 --max_iters=400
-# all thirty layers, of which 12 to 15 loop, and all tokens, so that it can still write text; by the
-# recipe, and without the norm in each step
-all_layers() {
-    local name=$1 norm=$2 first last
-    wanted "$name" || return 0
-    first=$(seq -s, 0 11) last=$(seq -s, 16 29)
-    LOOPS='[4,16,64]' train "$name" "--keep=[$first,$last] --block=[12,13,14,15] $norm
-        --task_words=False" --seed=1
-    text "$name-before" "$out/$name-cut" '[1,2,4]'
-    text "$name-after" "$out/$name" '[1,2,4]'
-}
-all_layers whole-1 --norm=True
-all_layers whole_nonorm-1 --norm=False
-if wanted whole-1; then text smollm2 out-smollm2 '[1]'; fi
+# all thirty layers, of which 12 to 15 loop, by the recipe; and what it costs text
+whole="--keep=[$(seq -s, 0 11),$(seq -s, 16 29)]"
+LOOPS='[4,16,64]' train whole-1 "$whole --block=[12,13,14,15]" --seed=1
+if wanted text; then
+    text smollm2 '[1]'
+    text loop '[1,2,4]' --norm=False
+    text norm '[1,2,4]' --norm=True
+    text window '[1,2,4]' --norm=False --window=16
+    text norm-window '[1,2,4]' --norm=True --window=16
+fi
