@@ -22,6 +22,7 @@ stage() {
 train() {
     local name=$1 cut=$2
     wanted "$name" || return 0
+    forget "$name"
     make_cut "$name" "$cut"
     stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
         --mean_recurrence=3 --max_iters=60 --warmup_iters=40 \
@@ -37,6 +38,7 @@ train() {
 # at_once NAME CUT FLAGS: the same without short and easy problems before it
 at_once() {
     wanted "$1" || return 0
+    forget "$1"
     make_cut "$1" "$2"
     stage "$1" "$1-cut" "${@:3}"
     measure "$1"
@@ -44,8 +46,12 @@ at_once() {
 
 wanted() { [ -z "$only" ] || [ "$only" = "$1" ]; }
 
-make_cut() {
+# forget NAME: without its checkpoint, what was measured of a run is to be measured anew
+forget() {
     [ -e "$out/$1/eval.csv" ] || rm -f results/zoo/right/"$1"-* results/zoo/rules/"$1"-*
+}
+
+make_cut() {
     [ -e "$out/$1-cut" ] || python -m zoo.etd --init_from=out-smollm2/ckpt.pt --window=16 \
         --dataset=calc:p=5,reset=0.1 --task_words --out_dir="$out/$1-cut" \
         '--keep=[0,1]' '--block=[14]' $2
