@@ -17,6 +17,8 @@ stage() {
         --out_dir="$out/$1" --overwrite "${@:3}"
 }
 
+constant=--lr_decay_iters=1000000       # the learning rate stays as it is
+
 # train NAME CUT FLAGS: layers 0 and 1, then 14 in a loop, cut with the flags CUT of zoo.etd; four
 # runs, short and easy problems first; and the % right of the last one
 train() {
@@ -26,11 +28,11 @@ train() {
     make_cut "$name" "$cut"
     stage "$name-a" "$name-cut" --dataset=calc:p=5,reset=0.3 --block_size=16 --batch_size=64 \
         --mean_recurrence=3 --max_iters=60 --warmup_iters=40 \
-        --learning_rate=3e-3 --min_lr=3e-3 '--eval_loops=[4]' "${@:3}"
+        --learning_rate=3e-3 $constant '--eval_loops=[4]' "${@:3}"
     stage "$name-b" "$name-a" --dataset=calc:p=5,reset=0.25 --block_size=24 --batch_size=48 \
-        --mean_recurrence=4 --max_iters=60 --min_lr=5e-3 '--eval_loops=[4]' "${@:3}"
+        --mean_recurrence=4 --max_iters=60 $constant '--eval_loops=[4]' "${@:3}"
     stage "$name-c" "$name-b" --dataset=calc:p=5,reset=0.15 --block_size=32 --batch_size=32 \
-        --mean_recurrence=6 --max_iters=80 --min_lr=5e-3 '--eval_loops=[8]' "${@:3}"
+        --mean_recurrence=6 --max_iters=80 $constant '--eval_loops=[8]' "${@:3}"
     stage "$name" "$name-c" "${@:3}"
     measure "$name"
 }
@@ -113,6 +115,13 @@ only=${1:-}
 for seed in 1 2 3; do
     train cut-$seed '' --seed=$seed
     train random-$seed --random=$seed --seed=$seed
+done
+# half the learning rate, and twice, in all four runs
+for seed in 1 2 3; do
+    train random_slow-$seed --random=$seed --seed=$seed --learning_rate=2.5e-3
+    train random_fast-$seed --random=$seed --seed=$seed --learning_rate=1e-2
+    train cut_slow-$seed '' --seed=$seed --learning_rate=2.5e-3
+    train cut_fast-$seed '' --seed=$seed --learning_rate=1e-2
 done
 # seed 3 is not exact yet: 100 steps more
 if wanted more-3; then
