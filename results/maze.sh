@@ -28,6 +28,12 @@ for seed in 1 2 3; do
     [ -e results/maze/average-$seed.csv ] ||
         python -m results.maze --out_dir=out-maze/average-$seed
 done
+# other sizes, and label smoothing
+for seed in 1 2 3; do
+    maze wide-$seed --seed=$seed --n_embd=96
+    maze two-layers-$seed --seed=$seed --n_layer=4 '--groups=[[1,2]]'
+    maze smoothed-$seed --seed=$seed --model_class=results.smoothed:SmoothedMaze
+done
 maze plain8-1 --seed=1 --n_layer=8 '--groups=[]'
 maze plain16-1 --seed=1 --n_layer=16 '--groups=[]'
 maze no-input-1 --seed=1 --injection=none
