@@ -20,9 +20,10 @@ from tasks import TASKS
 
 FOLDER = 'results/depth'
 PLAIN = {'plain10': '10 plain layers', 'plain18-window16': '18 plain layers'}
-ASLEEP = 'Algorithm 1, asleep until news arrives'
-WAITING = 'Algorithm 1, waiting'
-FIXED = 'the fewest fixed loops, in hindsight'
+ASLEEP = 'Algorithm 1, sleeping'
+WAITING = 'Algorithm 1,\nwaiting'
+FIXED = 'the fewest\nfixed loops\nthat are right'
+WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 230)}     # beside the lines
 
 
 def read_csv(path):
@@ -50,7 +51,7 @@ def draw_right_answers(ax):
         draw_line(ax, of_count, f'{n_loop} loops', plots.shade(i, len(counts)), 'o-')
     for (name, words), style in zip(PLAIN.items(), ('s--', '^:')):
         draw_line(ax, read_csv(f'{FOLDER}/right/{name}-1.csv'), words, 'grey', style)
-    ax.set(xlabel='depth of the answer: steps that it needs', ylabel='% right', xscale='log',
+    ax.set(xlabel='depth of the answer, in operations', ylabel='% right', xscale='log',
            ylim=(0, 104), title='How deep: problems of 192 tokens')
     ax.legend(fontsize=8)
 
@@ -66,19 +67,20 @@ def draw_line(ax, rows, label, colour, style):
 def draw_costs(ax):
     """Loop steps per token over the deepest answer. A line is seed 1, dots are the others."""
     for seed in 1, 2, 3:
-        for g, (label, points) in enumerate(costs(seed).items()):
+        for g, points in enumerate(costs(seed).values()):
             if seed == 1:
-                ax.plot(*zip(*points), 'o-', color=plots.colour_of(g), label=label)
+                ax.plot(*zip(*points), 'o-', color=plots.colour_of(g))
             elif points:
                 ax.plot(*zip(*points), 'o', color=plots.colour_of(g), markersize=4)
-    ax.set(xlabel='depth of the deepest answer', ylabel='loop steps per token', xscale='log',
-           yscale='log', title='What it costs')
-    ax.legend(fontsize=8, loc=(0.27, 0.2))          # where no line is
+    for g, (label, place) in enumerate(WORDS_AT.items()):
+        ax.text(*place, label, color=plots.colour_of(g), fontsize=9)
+    ax.set(xlabel='depth of the deepest answer, in operations', ylabel='loop steps per token',
+           xscale='log', yscale='log', ylim=(8, 900), title='What it costs')
 
 
 def costs(seed):
     """{label: [(the deepest answer, loop steps per token), ...]}, where all answers are right."""
-    points = {ASLEEP: [], FIXED: [], WAITING: []}
+    points = {ASLEEP: [], WAITING: [], FIXED: []}
     for path in sorted(glob.glob(f'{FOLDER}/rules/*-{seed}.csv')):
         name = os.path.basename(path)
         rows = [row for row in read_csv(path) if float(row['accuracy']) > 0.9999]
@@ -94,8 +96,11 @@ def costs(seed):
         if name.startswith('calc') and len(fixed) > 1:
             fewest = min(fixed, key=lambda row: int(row['n_loop']))
             points[FIXED].append((float(fewest['deepest']), int(fewest['n_loop'])))
-    for length in 8192, 65536:
-        with open(f'{FOLDER}/long-{length}-{seed}.txt', encoding='utf-8') as f:  # sample.py's words
+    longest = [f'long-2048-{seed}', f'long-8192-{seed}', f'long-65536-{seed}']
+    if seed == 2:
+        longest.append('long-8192-2-tau1')      # seed 2 trained again
+    for name in longest:
+        with open(f'{FOLDER}/{name}.txt', encoding='utf-8') as f:       # sample.py's words
             depth, steps = re.search(r'answer (\d+) .* computed (\S+) times', f.read()).groups()
         points[ASLEEP].append((float(depth), float(steps)))
     return {label: sorted(line) for label, line in points.items()}
