@@ -1,12 +1,12 @@
 """
-What a goal that moves leaves behind in a solved maze, as results/maze.md shows it.
+What a goal that moves, or a wall that opens, leaves behind in a solved maze: see results/maze.md.
 
-    python -m results.maze_goals        -> results/maze/edits.csv
+    python -m results.maze_goals        -> results/maze/edits.csv and walls.csv
 
 The model goes on from the states of the solved maze, as the page does.
 
     T, C        rooms; width of a state
-    NAME_wrong, NAME_steps      in the CSV: wrong rooms and steps per room of a solve from the
+    NAME_wrong, NAME_steps      in the CSVs: wrong rooms and steps per room of a solve from the
                 start, and of each of the REPAIRS
 """
 import copy
@@ -24,13 +24,18 @@ from loops import Plan
 from page.__main__ import SEED_MAZE
 from results.maze import mazes
 from tasks import NOT_ASKED
+from zoo.maze import GOAL, side_of
 
 # -------------------------------------------------------------------------------------------------
 out_dir: PathName = 'pretrained/maze'
-edits = 20                  # goals of each maze
-path: PathName = 'results/maze/edits.csv'
-seed = 5                    # of the goals
+edits = 20                  # goals, and walls, of each maze
+folder: PathName = 'results/maze'       # of the CSVs
+seed = 5                    # of the goals and walls
 # -------------------------------------------------------------------------------------------------
+
+EAST = 1
+SOUTH = 2
+FIRST_ARROW = 2 * GOAL      # the word of the arrow to the north, see zoo.maze
 
 # how a maze is solved and repaired: the threshold of norm_rel, and do settled rooms sleep?
 REPAIRS = dict(asleep=(0.2, True), smaller=(0.05, True), awake=(0.2, False))
@@ -86,13 +91,60 @@ def repair(group, e_before, e, x, keys, tau=0.2, sleeps=True):
     return settle(group, e, x, keys, awake, tau, sleeps)
 
 
-@torch.no_grad()
-def of_goals(model):
+def goals(words, rng):
+    """Mazes (T,) like this one whose goal has moved, by chance: {the goal's room: maze}."""
+    moved = {}
+    for room in rng.choice(np.flatnonzero(words < GOAL), edits, replace=False):
+        moved[room] = words % GOAL
+        moved[room][room] += GOAL
+    return moved
+
+
+def walls(words, rng):
+    """Mazes (T,) like this one in which a wall has opened, by chance: {(room, door): maze}."""
+    side = side_of(len(words))
+    closed = []
+    for room, doors in enumerate(words.tolist()):
+        if room % side < side - 1 and not doors & 1 << EAST:
+            closed.append((room, EAST, room + 1))
+        if room + side < len(words) and not doors & 1 << SOUTH:
+            closed.append((room, SOUTH, room + side))
+    opened = {}
+    for number in rng.choice(len(closed), edits, replace=False):
+        room, door, other = closed[number]
+        maze = words.clone()
+        maze[room] += 1 << door
+        maze[other] += 1 << (door + 2) % 4
+        opened[room, door] = maze
+    return opened
+
+
+def wrong_rooms(answers, labels, words):
     """
-    Rows of a CSV: the goal of each of eight mazes of 16 x 16 moves to `edits` rooms drawn by
-    chance, each time from the states of the solved maze. Wrong rooms and steps per room: from the
-    start, and by each of the repairs. Seven mazes are drawn by chance. The last is the first maze
-    of the page, which was chosen because moved goals are repaired in it.
+    How many of the rooms (T,) with a label point along no shortest way? An opened wall can make two
+    ways that are as short, of which the label is one.
+    """
+    side = side_of(len(words))
+    steps = np.array([-side, 1, side, -1])
+    depth = np.where(words >= GOAL, 0, len(words))
+    asked = np.flatnonzero(labels != NOT_ASKED)
+    for _ in asked:                                             # each pass goes a door further
+        depth[asked] = 1 + depth[asked + steps[labels[asked] - FIRST_ARROW]]
+    doors = answers[asked] - FIRST_ARROW
+    points = (0 <= doors) & (doors < 4)                         # at an arrow
+    doors = doors.clip(0, 3)
+    behind = (asked + steps[doors]).clip(0, len(words) - 1)
+    right = points & (words[asked] >> doors & 1 > 0) & (depth[behind] == depth[asked] - 1)
+    return np.count_nonzero(~right)
+
+
+@torch.no_grad()
+def rows_of(model, make_edits):
+    """
+    Rows of a CSV: eight mazes of 16 x 16 are edited, each time from the states of the solved maze.
+    Wrong rooms and steps per room: from the start, and by each of the repairs. Seven mazes are
+    drawn by chance. The last is the first maze of the page, which was chosen because moved goals
+    are repaired in it.
     """
     group, = model.groups
     problems = tasks.Problems('maze:deep=1')
@@ -110,19 +162,17 @@ def of_goals(model):
         e = enters(model, words)
         solved = {name: solve(group, e, *rule) for name, rule in REPAIRS.items()}
         rng = np.random.default_rng([seed, number])
-        for goal in rng.choice(np.flatnonzero(words < 16), edits, replace=False):
-            moved = words % 16
-            moved[goal] += 16
-            labels = problems.solve(problems.encoding.decode(moved))[1]
-            e_moved = enters(model, moved)
-            states = dict(start=solve(group, e_moved)[:2])
+        for place, edited in make_edits(words, rng).items():
+            labels = problems.solve(problems.encoding.decode(edited))[1][0]
+            e_edited = enters(model, edited)
+            states = dict(start=solve(group, e_edited)[:2])
             for name, rule in REPAIRS.items():
                 x, _, keys = solved[name]
-                states[name] = repair(group, e, e_moved, x, keys, *rule)
-            row = dict(maze=name_of_maze, goal=goal)
+                states[name] = repair(group, e, e_edited, x, keys, *rule)
+            row = {'maze': name_of_maze, make_edits.__name__[:-1]: place}
             for name, (x, n_computed) in states.items():
                 answers = model.through_coda(x)[0].argmax(-1).numpy()
-                row[f'{name}_wrong'] = ((answers != labels) & (labels != NOT_ASKED)).sum()
+                row[f'{name}_wrong'] = wrong_rooms(answers, labels, edited.numpy())
                 row[f'{name}_steps'] = round(n_computed / len(words), 1)
             rows.append(row)
             print(' '.join(f'{value!s:>7}' for value in row.values()))
@@ -131,8 +181,8 @@ def of_goals(model):
 
 def main():
     model, *_ = open_run(out_dir, length=256)
-    write_csv(of_goals(model), path)
-    print(path)
+    write_csv(rows_of(model, goals), f'{folder}/edits.csv')
+    write_csv(rows_of(model, walls), f'{folder}/walls.csv')
 
 
 if __name__ == '__main__':
