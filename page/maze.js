@@ -5,10 +5,10 @@
 //     truth       {depth, right}: of each room the doors between it and the nearest goal, Infinity
 //                 if there is no way; which doors are right, a sum of 2 ** door
 //     pass        a pass of the model: {work, tokens, how, limit, loops, ran, awake, done, edits,
-//                 first}. work: the generator; loops: done so far, at most limit; ran: in how many
-//                 of them each room was computed; awake: who is in the next loop; edits: how many
-//                 it repairs, from the states before them; first: loops per room of the last solve
-//                 from the start, if it repairs that one
+//                 repairs, first}. work: the generator; loops: done so far, at most limit; ran: in
+//                 how many of them each room was computed; awake: who is in the next loop; edits:
+//                 how many it goes on from; repairs: has it begun in a maze that was solved?
+//                 first: loops per room of that solve, if it was one from the start
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
 //     hover       the wall or room under the mouse, {room, door}
@@ -21,8 +21,8 @@ const STEPS = [[-1, 0], [0, 1], [1, 0], [0, -1]];
 const NAMES = ['north', 'east', 'south', 'west'];
 const GOAL = 16, ARROW = 32;            // words: doors, doors and goal, arrows
 const LOOPED = M.groups[0];              // the layer that loops
-// the colours of results/maze.py, from few loops to many
-const VIRIDIS = '#472d7b #3b528b #2c728e #21918c #28ae80 #5ec962 #addc30 #fde725'.split(' ');
+// from few loops to many: no violet, which is for rooms that are awake, and no green, red or blue
+const AMBER = '#fff3c4 #fedb83 #fdb63f #f58f1d #d96a0b #a8480a #6f2d08'.split(' ');
 // how near to a wall a click changes the wall, as a share of a room, by the choice `click`
 const NEAR = {both: .25, walls: 1, goal: 0, goals: 0, look: 0};
 const colour = name =>
@@ -156,10 +156,12 @@ function begin(from_start = true) {
   const how = {rule, loops: 2 * side * side + 100, wake: $('sleep').value !== 'exit'};
   const {loops, ran} = fresh || pass.done ? {loops: 0, ran: doors.map(() => 0)}
     : {loops: pass.loops, ran: [...pass.ran]};
-  const first = fresh ? undefined : pass.first ?? (pass.done ? mean(pass.ran) : undefined);
+  const repairs = !fresh && (pass.done || pass.repairs);
+  const first = fresh ? undefined
+    : pass.done ? pass.repairs ? undefined : mean(pass.ran) : pass.first;
   const edits = fresh ? 0 : pass.done ? 1 : pass.edits + 1;
   pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, ran,
-          awake: fresh ? [...doors.keys()] : [], done: false, edits, first};
+          awake: fresh ? [...doors.keys()] : [], done: false, edits, repairs, first};
   if (fresh) answers = doors.map(() => ({door: 0, sure: 0}));
 }
 
@@ -203,6 +205,17 @@ const asked = room => !maze.goals[room] && truth.depth[room] < Infinity;
 const is_right = room => truth.right[room] >> answers[room].door & 1;
 const is_wrong = room => asked(room) && !is_right(room);
 
+// the room with a label that is farthest from a goal, or undefined
+const farthest_room = () => [...maze.doors.keys()].filter(asked).reduce(
+  (most, room) => most === undefined || truth.depth[room] > truth.depth[most] ? room : most,
+  undefined);
+
+// where the scale of loops ends: one room of twenty may have run more
+const most_loops = () => {
+  const sorted = pass.ran.filter(Boolean).sort((a, b) => a - b);
+  return sorted[Math.floor(.95 * (sorted.length - 1))] ?? 1;
+};
+
 // did the last loop change the room by more than the threshold?
 const is_restless = room => pass.tokens[room].cells[LOOPED]?.frames.at(-1).change >= tau();
 
@@ -237,19 +250,20 @@ function draw() {
   const colours = Object.fromEntries(['room', 'cut-off', 'goal', 'wall', 'arrow', 'wrong', 'chosen',
     'least', 'most'].map(name => [name, colour(name)]));
   const awake = new Set(active());
-  const shades = pass.done && $('shade').checked, most = Math.max(...pass.ran);
+  const shades = pass.done && $('shade').checked, most = most_loops();
+  const farthest = farthest_room();
 
   for (let room = 0; room < n; room++) {
     const x = room % side * size, y = Math.floor(room / side) * size;
     const change = pass.tokens[room].cells[LOOPED]?.frames.at(-1).change;
     const wrong = pass.loops > 0 && is_wrong(room), is_cut_off = truth.depth[room] === Infinity;
-    pen.fillStyle = awake.has(room) && !shades ? colour_of(change, colours)
+    pen.fillStyle = awake.has(room) ? colour_of(change, colours)
       : is_cut_off ? colours['cut-off'] : colours.room;
     fill_rect(x, y, x + size, y + size);
     let ink = wrong ? colours.wrong : colours.arrow;
-    // goals and wrong arrows stay on the plain colour
-    if (shades && pass.ran[room] && !goals[room] && !wrong && !is_cut_off) {
-      const shade = mix(VIRIDIS, pass.ran[room] / most);
+    // goals and wrong arrows stay on the plain colour, and rooms that did not settle on theirs
+    if (shades && pass.ran[room] && !goals[room] && !wrong && !is_cut_off && !awake.has(room)) {
+      const shade = mix(AMBER, Math.min(1, pass.ran[room] / most));
       draw_floor(x, y, doors[room], shade);
       ink = ink_on(shade);
     }
@@ -280,8 +294,10 @@ function draw() {
     }
   }
   pen.stroke();
-  const looked = looked_at();
+  // the way from the room that is looked at; at the end, from the farthest one
+  const looked = looked_at() ?? (pass.done ? farthest : undefined);
   if (looked !== undefined && pass.loops && asked(looked)) draw_way(looked, colours);
+  if (farthest !== undefined) draw_start(farthest, colours);
   if (document.activeElement === canvas) {
     pen.strokeStyle = colours.chosen;
     pen.lineWidth = Math.min(3, size / 7);      // the goal is seen in it
@@ -339,6 +355,18 @@ function draw_way(room, colours) {
   }
 }
 
+// a ring around the farthest room: here the question starts
+function draw_start(room, colours) {
+  const x = (room % maze.side + .5) * size, y = (Math.floor(room / maze.side) + .5) * size;
+  for (const [width, stroke] of [[size * .2, colours.room], [size * .1, colours.chosen]]) {
+    pen.lineWidth = Math.max(1.5, width);
+    pen.strokeStyle = stroke;
+    pen.beginPath();
+    pen.arc(x, y, size * .38, 0, 2 * Math.PI);
+    pen.stroke();
+  }
+}
+
 function draw_goal(x, y, fill) {
   pen.fillStyle = fill;
   pen.beginPath();
@@ -389,8 +417,8 @@ const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` :
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
 const HOW_IT_LOOPS =
-  'In each loop a room hears only from the four rooms beside it, even through walls. News comes ' +
-  'from the goal and from dead ends, so a corridor can settle from both sides.';
+  'In each loop a room hears from the four rooms beside it, also from those behind a wall. News ' +
+  'comes from the goal and from dead ends, so a corridor can settle from both sides.';
 
 // what has happened, in sentences
 function summary(n_asked, right) {
@@ -408,47 +436,46 @@ function summary(n_asked, right) {
         (sleep === 'on' ? '; they wake the rooms beside them.' : '.') +
         ' Red arrows are wrong so far.') + ` ${HOW_IT_LOOPS}`;
   }
-  const restless = [...maze.doors.keys()].filter(is_restless);
-  const arrows = n_asked ? `${right} of ${n_asked} arrows are right` : 'no arrow can be right';
-  const at_limit = pass.awake.length > 0;
+  const n_awake = active().length, at_limit = pass.awake.length > 0;
+  const solved = n_asked > 0 && !wrong;
+  const arrows = !n_asked ? 'no arrow can be right' : solved ? `all ${n_asked} arrows are right`
+    : `${right} of ${n_asked} arrows are right`;
   const words = [at_limit
     ? `The model stops after ${count(loops, 'loop')} (the limit: 2 × rooms + 100` +
       `${edits ? ' since your last change' : ''}): ${arrows}, ` +
-      `${wrong ? 'and' : 'but'} ${count(restless.length, 'room')} did not settle.`
+      `${solved ? 'but' : 'and'} ${count(n_awake, 'room')} did not settle.`
+    : solved ? `Solved: ${arrows} after ${count(loops, 'loop')}.`
     : `All rooms are ${quiet()} after ${count(loops, 'loop')}: ${arrows}.`];
-  if (sleep === 'on' && fresh && !at_limit && n_asked && !wrong) {
-    words.push(`In each of the ${loops} loops at least one room was awake; a room ran ` +
-      `${mean(pass.ran).toFixed(1)} of them on average.`);
+  if (sleep === 'on' && fresh && !at_limit && solved) {
+    words.push(`A room worked in ${mean(pass.ran).toFixed(1)} of them on average, and slept in ` +
+      'the others.');
   }
   if (sleep === 'exit' && wrong) {
     words.push('Each room stopped for good as soon as it settled, often before news from the ' +
       'goal arrived.');
   }
-  if (first !== undefined && n_asked) {
+  if (pass.repairs && solved) {
     const woken = pass.ran.filter(Boolean).length;
     words.push('The repair ' + (sleep === 'off' ? '' : `woke ${woken} of ${n} rooms and `) +
-      `took ${mean(pass.ran).toFixed(1)} loops per room; before your change the maze took ` +
-      `${first.toFixed(1)} from the start.`);
+      `took ${mean(pass.ran).toFixed(1)} loops per room` + (first === undefined ? '.'
+        : `; the solve before it took ${first.toFixed(1)}.`));
   }
-  const awake = new Set(pass.awake);
-  const lost = [...maze.doors.keys()].filter(room => is_wrong(room) && !awake.has(room)).length;
-  if (lost && sleep !== 'exit') {
-    const which = lost === 1 ? `1 arrow is wrong and its room ${quiet()}`
-      : `${lost} arrows are wrong and their rooms ${quiet()}`;
-    const loose = tau() > 1.25 * R.tau ? ': the threshold is probably too loose' : '';
-    words.push(fresh ? `${which}${loose}.` : `${which}: play starts over; that usually helps` +
-      (has_rings() ? ' (less often in mazes with rings).' : '.'));
+  if (wrong && sleep !== 'exit') {
+    if (!fresh) {
+      words.push('Press play to start over: that usually helps' +
+        (has_rings() ? ', but seldom where a wall was opened.' : '.'));
+    } else if (tau() > 1.25 * R.tau) words.push('The threshold is probably too loose.');
   }
-  if (!has_edited) {
-    words.push('Now click a room to move the goal, or a wall to open it. Far moves in long ' +
-      'corridors can leave red arrows; play then starts over.');
+  if (!has_edited && solved && !at_limit) {
+    words.push('Now click a room to move the goal, or close a wall. (An opened wall makes a ' +
+      'second way, which the model has never seen; it nearly always leaves red arrows.)');
   }
   return words.join(' ');
 }
 
 // a room, in sentences
 function describe(room) {
-  const {depth} = truth, {door, sure} = answers[room], {loops, edits} = pass;
+  const {depth} = truth, {door, sure} = answers[room], {loops} = pass;
   const n_goals = maze.goals.filter(Boolean).length, {side} = maze;
   const doors = NAMES.filter((_, door) => maze.doors[room] >> door & 1).join(', ') || 'none';
   const place = maze.goals[room] ? `${n_goals > 1 ? 'a' : 'the'} goal`
@@ -458,7 +485,7 @@ function describe(room) {
   const words = [`Row ${Math.floor(room / side) + 1}, column ${room % side + 1}: ${place}; ` +
                  `doors: ${doors}.`];
   if (!loops) return words[0];
-  const since = pass.first === undefined || !edits ? '' : ' since your edit';
+  const since = pass.repairs ? ' since your edit' : '';
   const state = pass.done ? '' : !active().includes(room) ? ` and is ${quiet()}`
     : $('sleep').value === 'off' ? ' and still changes' : ' and is awake';
   words.push(`It ran ${count(pass.ran[room], 'loop')}${since}${state}.`);
@@ -466,7 +493,7 @@ function describe(room) {
     const way = way_from(room), meets_wrong = is_right(room) && !maze.goals[way.at(-1)];
     words.push(`It points ${NAMES[door]}, ${Math.round(100 * sure)}% sure: ` +
       (is_right(room) ? 'right' : 'wrong') +
-      (meets_wrong ? `; a wrong arrow after ${count(way.length - 1, 'door')}.` : '.'));
+      (meets_wrong ? `. Its way meets a wrong arrow after ${count(way.length - 1, 'door')}.` : '.'));
   }
   return words.join(' ');
 }
@@ -477,12 +504,15 @@ function draw_numbers() {
   const deepest = rooms.reduce((most, room) => Math.max(most, truth.depth[room]), 0);
   const begun = pass.loops > 0;
   put('deepest', rooms.length ? `${count(deepest, 'door')} away` : '-');
-  put('loops-name', pass.first === undefined ? 'loops' : 'loops since edit');
+  put('loops-name', pass.repairs ? 'loops since edit' : 'loops');
   put('loops', `${pass.loops}`);
   put('awake-name', $('sleep').value === 'off' ? 'still changing' : 'awake now');
   put('awake', begun ? `${active().length} of ${count(n, 'room')}` : '-');
   put('computed', mean(pass.ran).toFixed(1));
-  put('most', pass.done ? `${Math.max(...pass.ran)}` : '\u2026');
+  put('most', !pass.done ? '\u2026'
+    : most_loops() < Math.max(...pass.ran) ? `${most_loops()}+` : `${most_loops()}`);
+  put('white', pass.done && $('shade').checked && pass.repairs
+    ? 'Not woken by your change' : 'Settled or asleep');
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
   put('notice', [unread, unseen()].filter(Boolean).join(' '));
@@ -740,8 +770,9 @@ matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
 put('trained', `${R.side} by ${R.side}`);
 // a finger seldom hits what it aims at: what it changes is the goal, until another is chosen
 if (matchMedia('(pointer: coarse)').matches) $('click').value = 'goal';
-$('bar').style.background = `linear-gradient(90deg, ${VIRIDIS})`;
+$('bar').style.background = `linear-gradient(90deg, ${AMBER})`;
 set_tau(R.tau);
+put('tau-first', `${100 * R.tau}%`);
 $('side').value = Math.sqrt(R.task.ids.length);
 at_first = Object.fromEntries(CONTROLS.map(id => [id, get(id)]));
 take_address();
