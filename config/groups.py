@@ -10,8 +10,8 @@ mean_recurrence = 12
 bptt_k = 8
 batch_size = 10                 # x 512 tokens = 307M tokens in 60k iterations
 max_iters = 60000
-# differs from the paper, which has nanoGPT's AdamW, at 6e-4: with that, and with as few tokens in an
-# iteration, it learned only how frequent the tokens are (results/gpu.md)
+# differs from the paper, which has nanoGPT's AdamW, at 6e-4: with that, and with so few tokens in
+# an iteration, it learned only how frequent the tokens are (results/gpu.md)
 optimizer = 'muon'
 learning_rate = 1e-3            # with nanoGPT's warm-up and decay to a tenth
 warmup_iters = 2000
