@@ -76,6 +76,7 @@ out_dir: PathName | None = None     # None = out, or pretrained/text if you have
 beside: list = []           # folders of other runs, to measure in the same turns
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size. Others: rotary positions only
+damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
 taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, the same for all rules
 budgets = [1, 2, 4, 8]      # fixed loop steps
@@ -340,7 +341,8 @@ def points_of_others(checkpoint, held_out):
     points = []
     window = held_out.idx.shape[1]
     for folder in beside:
-        model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length)
+        model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length,
+                                           damping=damping)
         # public models have no data of ours, ''; their tokenizers differ
         if other['data'] != checkpoint['data'] or other['tokenizer'] != checkpoint['tokenizer']:
             raise ValueError(f'{folder} was trained on other data, or with another tokenizer, than '
@@ -424,7 +426,8 @@ def main():
 
     # of what: a run
     no_rule = '' if calibrate is None else 'there is no threshold to find'
-    model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length)
+    model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length,
+                                                   damping=damping)
     check_results(results)
 
     # on what

@@ -251,7 +251,14 @@ class Plan:
 
 
 class RecurrentGroup(nn.Module):
-    """Looped layers `core` (a list of blocks), which get `e` in every step. index: its number."""
+    """
+    Looped layers `core` (a list of blocks), which get `e` in every step. index: its number.
+
+    If the core maps some states x to y and y to x, they swing for ever, and no exit rule finds them
+    still. With damping d a step goes a part of the way only, x + (1 - d) (f(x) - x): it has the
+    same fixed points, and then such states come to rest. A damped iteration needs no other
+    weights, so d can be changed after training. Rules see steps that are shorter by 1 - d.
+    """
 
     def __init__(self, core, config, index=0):
         super().__init__()
@@ -261,7 +268,7 @@ class RecurrentGroup(nn.Module):
         self.adapter = INJECTIONS[config.injection](config)
         self.index, self.block_size = index, config.block_size
         self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k
-        self.step_noise = config.step_noise
+        self.step_noise, self.damping = config.step_noise, config.damping
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
@@ -286,11 +293,17 @@ class RecurrentGroup(nn.Module):
         The loop step of a pass, for which from_e = adapter.from_e(e) is computed once. hooks: of
         each block of the core, see KeysValues.update. pos: positions, 0 ... T - 1 by default.
         """
+        before = x
         x = self.adapter.join(x, from_e)
         for i, block in enumerate(self.core):
             x = block(x, hooks[i] if hooks else None, pos)
         # Geiping 3.2: the norm n_c closes the core, in every step
-        return self.norm(x) if self.norm_inside else x
+        if self.norm_inside:
+            x = self.norm(x)
+        # not in the papers: a state that swings between two values comes to rest between them
+        if self.damping:
+            x = x + self.damping * (before - x)
+        return x
 
     def output(self, x):
         """The last state -> what the next layer gets."""

@@ -51,6 +51,7 @@ class GPTConfig:
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
+    damping: float = 0.0            # share of the old state that a step keeps, see RecurrentGroup
     pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary', 'none'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
     window: int | None = None       # attention reads the last `window` tokens; None = all of them
@@ -62,6 +63,9 @@ class GPTConfig:
         if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
             raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
                              f'{self.dropout} and {self.step_noise}')
+        if not 0 <= self.damping < 1:
+            raise ValueError(f'damping must lie in [0, 1), not {self.damping}: it is the share of '
+                             'the old state that a loop step keeps')
         if self.window is not None and self.window < 1:
             raise ValueError(f'window must be at least 1 token, or None, not {self.window}')
         if self.n_embd % self.n_head:
@@ -436,13 +440,14 @@ class GPT(nn.Module):
 
     # decoding and checkpoints are built on top of the model, so these import them when called
     @staticmethod
-    def load(folder, length=None, device='cpu'):
+    def load(folder, length=None, device='cpu', damping=None):
         """
         The model of FOLDER/ckpt.pt, of its own class, in evaluation. length: another block_size,
-        for a model with rotary positions. ValueError if there is no such checkpoint.
+        for a model with rotary positions. damping: another than the run's, see RecurrentGroup.
+        ValueError if there is no such checkpoint.
         """
         from common.checkpoint import open_run
-        return open_run(folder, device, quiet=True, length=length).model
+        return open_run(folder, device, quiet=True, length=length, damping=damping).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
                cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,

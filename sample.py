@@ -46,6 +46,7 @@ max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
 length: int | None = None   # tokens of context or of a problem; None = as in training
+damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
 exit: str | None = None     # a rule in exits.EXITS, or MODULE:NAME; None = fixed loops
 tau: float | None = None    # threshold; None = what bench.py --calibrate found, or a default
@@ -408,7 +409,8 @@ def main():
     no_exit = ''
     if exit is not None or wave:
         no_exit = 'there is nothing to exit from: leave --exit and --wave out'
-    model, checkpoint, folder, results = open_run(out_dir, dev, no_exit, length=length)
+    model, checkpoint, folder, results = open_run(out_dir, dev, no_exit, length=length,
+                                                   damping=damping)
     is_task = tasks.is_task(checkpoint['config']['dataset'])
     check_knobs(is_task)
     with autocast:

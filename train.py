@@ -81,6 +81,7 @@ adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
 step_noise = 0.0            # noise in every step, in units of x^(0)'s
+damping = 0.0               # share of the old state that a loop step keeps
 pos = 'learned'             # positions: learned, rotary, none
 rope_base = 10000.0         # of rotary positions; 100 for short problems
 window: int | None = None   # attention reads the last `window` tokens; None = all

@@ -144,13 +144,13 @@ def can_come_from_content(error):
     return not (cannot_open or cannot_import or is_out_of_memory(error))
 
 
-def load_checkpoint(path, device='cpu', named_class='', length=None):
+def load_checkpoint(path, device='cpu', named_class='', length=None, damping=None):
     """
     out_dir/ckpt.pt -> model (float32, in evaluation), dict.
 
     named_class: the model class that the user has named, which may stand outside zoo/. length:
     another block_size, in tokens; ValueError if the positions are learned ones, which end where
-    training's did.
+    training's did. damping: another than the run's, see loops.RecurrentGroup.
     """
     checkpoint = read_checkpoint(path)
     name = str(checkpoint['model_class'])
@@ -158,6 +158,8 @@ def load_checkpoint(path, device='cpu', named_class='', length=None):
     config = config_in(checkpoint, cls, path)
     if length is not None:
         config = at_length(config, length, path)
+    if damping is not None:
+        config = replace(config, damping=damping)
     model = build_model(cls, config, checkpoint, path)
     checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
     checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
@@ -250,17 +252,17 @@ class OpenRun(NamedTuple):
     results: str                # where results are written, see run_folder.find_run
 
 
-def open_run(out_dir, dev='cpu', needs_groups='', quiet=False, length=None):
+def open_run(out_dir, dev='cpu', needs_groups='', quiet=False, length=None, damping=None):
     """
     The run in out_dir (None: see run_folder.find_run) -> OpenRun.
 
     needs_groups: if the model must have recurrent groups, the end of the ValueError for one without
-    them; '' if it need not. length: tokens of context, if not those of training, see
+    them; '' if it need not. length: tokens of context, if not those of training, and damping: see
     load_checkpoint.
     """
     folder, results = find_run(out_dir, quiet)
     path = os.path.join(folder, 'ckpt.pt')
-    model, checkpoint = load_checkpoint(path, dev, length=length)
+    model, checkpoint = load_checkpoint(path, dev, length=length, damping=damping)
     if needs_groups and not model.groups:
         raise UserError(f'the model in {folder} has no recurrent groups, so {needs_groups}')
     if not quiet:

@@ -18,7 +18,8 @@ from common.run_folder import RESUMED, check_free, find_run, is_read_only
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
               'log_interval', 'save_interval', 'keep_iters', 'device', 'compile'}
 # what may differ from the model whose weights a run starts from; a class of its own must fit them
-FREE_FIELDS = {'model_class', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise'}
+FREE_FIELDS = {'model_class', 'dropout', 'mean_recurrence', 'bptt_k', 'adapter_init', 'step_noise',
+               'damping'}
 
 
 class Start(NamedTuple):

@@ -58,6 +58,7 @@ def for_page(model, half=False, noise_seed=0):
     return dict(
         C=config.n_embd, D=config.n_embd // config.n_head, block_size=config.block_size,
         window=config.window, rope_base=config.rope_base if config.pos == 'rotary' else 0,
+        damping=config.damping,
         # of each layer: the blocks that loop in it
         layers=[[f'h.{i}.core.{j}' for j in range(len(getattr(layer, 'core', ())))]
                 for i, layer in enumerate(model.h)],

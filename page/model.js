@@ -246,13 +246,14 @@ function* group(i, cells, awake, from, {rule, loops, wake, one_by_one}) {
 function* loop_step(i, cells, awake, k) {
   const before = awake.map(t => cells[t].frames.at(-1).x);
   awake.forEach((t, n) => cells[t].frames.push({k, before: before[n], keys: {}}));
-  const from_x = linear(`h.${i}.adapter.x`, stack(before));
+  const old = stack(before), from_x = linear(`h.${i}.adapter.x`, old);
   let X = add(from_x, stack(awake.map(t => cells[t].from_e)));
   for (const name of M.layers[i]) {
     X = block(name, X, awake, k, cells);
     yield;
   }
   X = norm(`h.${i}.norm`, X);
+  if (M.damping) X = X.map((x, j) => x + M.damping * (old[j] - x));
   awake.forEach((t, n) => {
     const frame = cells[t].frames.at(-1);
     frame.x = row(X, n);

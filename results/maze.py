@@ -34,6 +34,7 @@ n_mazes = [64, 24, 3]      # of each side, and of each of the two ways to carve
 n_loop = [16, 32, 64, 128, 256, 512]    # fixed loops; beyond twice the rooms and 100 none are tried
 rules = [['norm_rel', 0.2], ['accel', 3.0]]
 asked = ['alone', 'together', 'asleep']     # how the rules are asked
+damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 path: PathName = ''         # of the CSV; empty = results/maze/NAME.csv, NAME that of out_dir
 seed = 5                    # of the mazes
 # -------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def main():
     os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
     rows = []
     for side, n in zip(sides, n_mazes):
-        model, *_ = open_run(out_dir, length=side * side)
+        model, *_ = open_run(out_dir, length=side * side, damping=damping)
         for deep in 0.0, 1.0:
             of_side = rows_of(model, side, n, deep)
             rows += of_side

@@ -70,6 +70,25 @@ def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx, step_noi
     assert trace[2]['states'].shape == (5, 3, 16, 16) and gradient.abs().max() > 0
 
 
+def test_a_damped_step_goes_a_part_of_the_way(tiny, idx):
+    group, damped = tiny().groups[1], tiny(damping=0.3).groups[1]
+    x, e = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(damped.step(x, e), 0.3 * x + 0.7 * group.step(x, e))
+
+
+@pytest.mark.parametrize('damping', [0.0, 0.3])
+def test_states_that_swing_between_two_values_rest_with_damping_alone(tiny, idx, damping):
+    class Flip(torch.nn.Module):
+        def forward(self, x, hook, pos=None):
+            hook(x.view(*x.shape[:2], 2, 2, -1))            # keys and values, which nobody reads
+            return -x
+    model = tiny(groups=[[1]], injection='none', norm_inside=False, damping=damping)
+    model.groups[0].core[0] = Flip()
+    trace = []
+    model(idx, n_loop=40, exit=make_exit('norm', 0.1), trace=trace)
+    assert (trace[0]['evals'] == 40).all() != (damping > 0)
+
+
 def test_the_state_is_float32_under_bf16(tiny, idx):
     model, trace = tiny(), []
     into_block, out_of_attention = [], []

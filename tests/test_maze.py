@@ -134,11 +134,12 @@ def test_attention_is_a_softmax_over_the_rooms_next_door(model):
     torch.testing.assert_close(attention(x), attention.c_proj(y))
 
 
-@pytest.mark.parametrize('name', ['accel', 'norm_rel'])
-def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, monkeypatch):
+@pytest.mark.parametrize('name, damping', [('accel', 0.0), ('norm_rel', 0.0), ('norm_rel', 0.3)])
+def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping, monkeypatch):
     _, x, *_ = some(rows=3)
+    model.groups[0].damping = damping
     idx = torch.from_numpy(x)
-    rule = make_exit(name, 0.3, wake=True)
+    rule = make_exit(name, 0.1 if damping else 0.3, wake=True)
     alone, whole = [], []
     logits, _ = model(idx, exit=rule, n_loop=60, trace=alone)
     monkeypatch.setattr(RecurrentGroup, 'can_compute_awake_alone', lambda *_: False)
