@@ -93,6 +93,18 @@ for seed in 1 2 3; do
             --dataset=calc:reset=$2 | tail -n 3 > results/depth/long-$1-$seed.txt
     done
 done
+# with damping
+for seed in 1 2 3; do
+    for problem in '8192 0.0005' '65536 0.0001'; do
+        set -- $problem
+        python sample.py --out_dir=out-depth/looped-$seed --exit=accel --tau=0.3 --damping=0.3 \
+            --length=$1 --dataset=calc:reset=$2 | tail -n 3 > results/depth/damped-$1-$seed.txt
+    done
+done
+for tau in 0.1 0.7; do
+    python sample.py --out_dir=out-depth/looped-2 --exit=accel --tau=$tau --damping=0.3 \
+        --length=8192 --dataset=calc:reset=0.0005 | tail -n 3 > results/depth/damped-8192-2-tau$tau.txt
+done
 # does a larger tau let the tokens rest that never do in seed 2?
 for tau in 1 2 3 5; do
     python sample.py --out_dir=out-depth/looped-2 --exit=accel --tau=$tau --length=8192 \
