@@ -1,8 +1,9 @@
 # Train on mazes (zoo/maze.py): from each room, which door leads to the goal? Ten minutes of two CPU
 # cores.
-#   python train.py config/maze.py && python sample.py --out_dir=out-maze --exit accel --length=256
+#   python train.py config/maze.py
+#   python sample.py --out_dir=out-maze --exit norm_rel --tau=0.14 --damping=0.3 --length=256
 # It learns from mazes of 5 to 9 rooms a side with 13 loops on average, and solves larger ones with
-# as many loops as they are deep (results/maze.md).
+# as many loops as they are deep. With damping all rooms come to rest (results/maze.md).
 model_class = 'zoo.maze:Maze'
 dataset = 'maze:smallest=5'
 out_dir = 'out-maze'

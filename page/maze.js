@@ -468,7 +468,7 @@ function summary(n_asked, right) {
   }
   if (!has_edited && solved && !at_limit) {
     words.push('Now click a room to move the goal, or close a wall. (An opened wall makes a ' +
-      'second way, which the model has never seen; it nearly always leaves red arrows.)');
+      'second way, which the model has never seen; it usually leaves red arrows.)');
   }
   return words.join(' ');
 }
@@ -772,7 +772,7 @@ put('trained', `${R.side} by ${R.side}`);
 if (matchMedia('(pointer: coarse)').matches) $('click').value = 'goal';
 $('bar').style.background = `linear-gradient(90deg, ${AMBER})`;
 set_tau(R.tau);
-put('tau-first', `${100 * R.tau}%`);
+put('tau-first', `${Number((100 * R.tau).toPrecision(2))}%`);
 $('side').value = Math.sqrt(R.task.ids.length);
 at_first = Object.fromEntries(CONTROLS.map(id => [id, get(id)]));
 take_address();

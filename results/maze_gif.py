@@ -20,7 +20,7 @@ from results.maze import mazes
 out_dir: PathName = 'pretrained/maze'
 gif: PathName = 'assets/maze.gif'
 rule = 'norm_rel'
-tau = 0.1
+tau = 0.14
 # -------------------------------------------------------------------------------------------------
 
 ROOM = 22                   # pixels

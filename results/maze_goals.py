@@ -38,10 +38,10 @@ SOUTH = 2
 FIRST_ARROW = 2 * GOAL      # the word of the arrow to the north, see zoo.maze
 
 # how a maze is solved and repaired: the threshold of norm_rel, and do settled rooms sleep?
-REPAIRS = dict(asleep=(0.1, True), smaller=(0.025, True), awake=(0.1, False))
+REPAIRS = dict(asleep=(0.14, True), smaller=(0.035, True), awake=(0.14, False))
 
 
-def settle(group, e, x, keys, awake, tau=0.1, sleeps=True):
+def settle(group, e, x, keys, awake, tau=0.14, sleeps=True):
     """
     Loop as the page does, until all rooms are settled -> the last states (1, T, C), and how many
     block maps were computed.
@@ -83,7 +83,7 @@ def solve(group, e, *rule):
     return x, n_computed, keys
 
 
-def repair(group, e_before, e, x, keys, tau=0.1, sleeps=True):
+def repair(group, e_before, e, x, keys, tau=0.14, sleeps=True):
     """After an edit: the same as settle, from the states x and the keys of the solved maze."""
     news = (e != e_before).any(-1).numpy()
     awake = group.core[0].attn.readers(news)[0] if sleeps else np.full(e.shape[1], True)
