@@ -32,7 +32,7 @@ out_dir: PathName = 'pretrained/maze'
 sides = [9, 16, 30]
 n_mazes = [64, 24, 3]      # of each side, and of each of the two ways to carve
 n_loop = [16, 32, 64, 128, 256, 512]    # fixed loops; beyond twice the rooms and 100 none are tried
-rules = [['norm_rel', 0.14], ['accel', 0.7]]
+rules = [['norm_rel', 0.2], ['accel', 3.0]]
 asked = ['alone', 'together', 'asleep']     # how the rules are asked
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 path: PathName = ''         # of the CSV; empty = results/maze/NAME.csv, NAME that of out_dir

@@ -32,14 +32,25 @@ variant() {
     train "$@"
     measure "$1" "${few[@]}"
 }
+# damped NAME: with damping, one rule asleep
+damped() {
+    [ -e "results/maze/damped-$1.csv" ] || python -m results.maze results/smoothed.py \
+        --out_dir="out-maze/$1" '--n_loop=[128]' "--asked=['asleep']" \
+        "--rules=[['norm_rel',0.14]]" --damping=0.3 --path="results/maze/damped-$1.csv"
+}
 few=(results/smoothed.py '--n_loop=[64,128,256]' "--asked=['asleep']" "--rules=[['norm_rel',0.2]]")
 long='--max_iters=4800 --keep_iters=[3600,3840,4080,4320,4560]'
 smoothed=--model_class=results.smoothed:SmoothedMaze
-[ -e results/maze/shipped.csv ] || python -m results.maze
+[ -e results/maze/shipped.csv ] || python -m results.maze '--n_loop=[64,128,256]' \
+    "--asked=['alone','asleep']" "--rules=[['norm_rel',0.14],['accel',0.7]]"
+[ -e results/maze/thirty.csv ] || python -m results.maze '--sides=[30]' '--n_mazes=[20]' \
+    '--n_loop=[256]' "--asked=['asleep']" "--rules=[['norm_rel',0.14]]" \
+    --path=results/maze/thirty.csv
 [ -e results/maze/edits.csv ] || python -m results.maze_goals
 python -m results.maze_gif
 for seed in 1 2 3; do
     maze looped-$seed --seed=$seed
+    damped looped-$seed
 done
 # twice as long, and the mean of the last weights
 for seed in 1 2 3; do
@@ -56,6 +67,9 @@ for seed in 1 2 3; do
     variant smoothed-long-$seed --seed=$seed $smoothed $long
     average smoothed-long-$seed smoothed-average-$seed
     measure smoothed-average-$seed "${few[@]}"
+    for name in wide two-layers smoothed; do
+        damped $name-$seed
+    done
 done
 maze plain8-1 --seed=1 --n_layer=8 '--groups=[]'
 maze plain16-1 --seed=1 --n_layer=16 '--groups=[]'

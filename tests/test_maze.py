@@ -667,8 +667,9 @@ def test_the_numbers_in_the_page_are_those_of_the_measurements(page):
         wrong.setdefault(row['maze'], []).append(int(row['asleep_wrong']) > 0)
     long, bushy, first = ([is_wrong for name, some in wrong.items() if name.startswith(kind)
                            for is_wrong in some] for kind in ('deep', 'bushy', 'page'))
-    assert (f'{sum(long)} of {len(long)} moved goals left wrong arrows, in bushy ones {sum(bushy)} '
-            f'of {len(bushy)}, in the first maze of this page {sum(first)} of {len(first)}') in words
+    assert (f'{sum(long)} of {len(long)} moved goals left wrong arrows, in bushy ones '
+            f'{sum(bushy)} of {len(bushy)}, in the first maze of this page {sum(first)} of '
+            f'{len(first)}') in words
     assert not any(int(row['start_wrong']) for row in read_csv(f'{ROOT}/results/maze/edits.csv'))
     assert 'A solve from the start was right for all of these goals' in words
     walls = read_csv(f'{ROOT}/results/maze/walls.csv')
