@@ -52,6 +52,10 @@ for seed in 1 2 3; do
     maze looped-$seed --seed=$seed
     damped looped-$seed
 done
+# without damping, at the threshold of the damped runs
+[ -e results/maze/threshold-looped-3.csv ] || python -m results.maze --out_dir=out-maze/looped-3 \
+    '--sides=[16,30]' '--n_mazes=[24,3]' '--n_loop=[256]' "--asked=['asleep']" \
+    "--rules=[['norm_rel',0.14]]" --path=results/maze/threshold-looped-3.csv
 # twice as long, and the mean of the last weights
 for seed in 1 2 3; do
     maze long-$seed --seed=$seed $long
@@ -67,7 +71,7 @@ for seed in 1 2 3; do
     variant smoothed-long-$seed --seed=$seed $smoothed $long
     average smoothed-long-$seed smoothed-average-$seed
     measure smoothed-average-$seed "${few[@]}"
-    for name in wide two-layers smoothed; do
+    for name in wide two-layers smoothed smoothed-long; do
         damped $name-$seed
     done
 done
