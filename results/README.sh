@@ -40,3 +40,13 @@ for seed in $SEEDS; do
     measure results/ledger/compiled-$seed.csv default-$seed "${flags[@]}" --n_windows=16 \
         --n_prompts=64 '--budgets=[3,4,6,8]' '--taus=[0.03,0.1,0.3,1.0,10.0]' --compile=True
 done
+
+# a shorter look at one seed, in ten minutes
+for name in default loop3 plain6 plain3; do
+    trained $name-1337
+done
+measure results/ledger/short-1337.csv default-1337 \
+    "--beside=['out-results/loop3-1337','out-results/plain6-1337','out-results/plain3-1337']" \
+    --n_loop=12 --cache=latest "--rules=['norm_rel','accel']" '--drafts=[[1,4,4]]' '--waves=[[8,1]]' \
+    --prompt_tokens=12 --new_tokens=37 --n_windows=48 --n_prompts=48 '--budgets=[3,4,5,6]' \
+    '--taus=[3e-3,0.03,0.3,10.0]'
