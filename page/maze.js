@@ -295,8 +295,9 @@ function draw() {
   }
   pen.stroke();
   // the way from the room that is looked at; at the end, from the farthest one
-  const looked = looked_at() ?? (pass.done ? farthest : undefined);
-  if (looked !== undefined && pass.loops && asked(looked)) draw_way(looked, colours);
+  const looked = looked_at(), from = looked !== undefined && asked(looked) ? looked
+    : pass.done ? farthest : undefined;
+  if (from !== undefined && pass.loops) draw_way(from, colours);
   if (farthest !== undefined) draw_start(farthest, colours);
   if (document.activeElement === canvas) {
     pen.strokeStyle = colours.chosen;
@@ -417,8 +418,8 @@ const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` :
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
 const HOW_IT_LOOPS =
-  'In each loop a room hears from the four rooms beside it, also from those behind a wall. News ' +
-  'comes from the goal and from dead ends, so a corridor can settle from both sides.';
+  'In each loop one layer runs over the rooms that are awake, and each hears from the four rooms ' +
+  'beside it, also from those behind a wall. News comes from the goal and from dead ends.';
 
 // what has happened, in sentences
 function summary(n_asked, right) {
@@ -432,8 +433,8 @@ function summary(n_asked, right) {
     return (n_asked && !wrong
       ? 'All arrows are right, but violet rooms still change: an arrow may still turn.'
       : sleep === 'off' ? 'All rooms loop until all of them are settled; violet ones still change.'
-      : 'Violet rooms are awake and still change' +
-        (sleep === 'on' ? '; they wake the rooms beside them.' : '.') +
+      : (sleep === 'on' ? 'Violet rooms are awake: they or a room beside them still change.'
+        : 'Violet rooms are awake and still change.') +
         ' Red arrows are wrong so far.') + ` ${HOW_IT_LOOPS}`;
   }
   const n_awake = active().length, at_limit = pass.awake.length > 0;
@@ -458,17 +459,18 @@ function summary(n_asked, right) {
     const woken = pass.ran.filter(Boolean).length;
     words.push('The repair ' + (sleep === 'off' ? '' : `woke ${woken} of ${n} rooms and `) +
       `took ${mean(pass.ran).toFixed(1)} loops per room` + (first === undefined ? '.'
-        : `; the solve before it took ${first.toFixed(1)}.`));
+        : `, ${mean(pass.ran) < first ? 'fewer' : 'not fewer'} than the solve before it, which ` +
+          `took ${first.toFixed(1)}.`));
   }
   if (wrong && sleep !== 'exit') {
     if (!fresh) {
-      words.push('Press play to start over: that usually helps' +
-        (has_rings() ? ', but seldom where a wall was opened.' : '.'));
+      words.push(has_rings() ? 'Undo takes the wall back; a solve from the start seldom helps here.'
+        : 'Press play to start over: that usually helps.');
     } else if (tau() > 1.25 * R.tau) words.push('The threshold is probably too loose.');
   }
   if (!has_edited && solved && !at_limit) {
-    words.push('Now click a room to move the goal, or close a wall. (An opened wall makes a ' +
-      'second way, which the model has never seen; it usually leaves red arrows.)');
+    words.push('Now click a room to move the goal. (You can open walls, too. That makes a second ' +
+      'way, which the model has never seen, and usually leaves red arrows.)');
   }
   return words.join(' ');
 }
@@ -511,8 +513,8 @@ function draw_numbers() {
   put('computed', mean(pass.ran).toFixed(1));
   put('most', !pass.done ? '\u2026'
     : most_loops() < Math.max(...pass.ran) ? `${most_loops()}+` : `${most_loops()}`);
-  put('white', pass.done && $('shade').checked && pass.repairs
-    ? 'Not woken by your change' : 'Settled or asleep');
+  put('white', !pass.done || !$('shade').checked ? 'Settled or asleep' : pass.repairs
+    ? 'Wrong, the goal, or not woken by your change' : 'Wrong, or the goal');
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
   put('notice', [unread, unseen()].filter(Boolean).join(' '));
