@@ -310,6 +310,9 @@ def check_calibration():
         if knob in given:
             raise ValueError('--calibrate measures all windows of one run, not compiled: leave '
                              f'out --{knob}')
+    if damping is not None:
+        raise ValueError('--calibrate finds thresholds for the damping of the run: leave out '
+                         '--damping')
     # a config file may give them for another run without --calibrate
     unused = [f'--{knob}' for knob in ('budgets', 'drafts') if knob in given]
     if unused:

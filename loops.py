@@ -256,8 +256,8 @@ class RecurrentGroup(nn.Module):
 
     If the core maps some states x to y and y to x, they swing for ever, and no exit rule finds them
     still. With damping d a step goes a part of the way only, x + (1 - d) (f(x) - x): it has the
-    same fixed points, and then such states come to rest. A damped iteration needs no other
-    weights, so d can be changed after training. Rules see steps that are shorter by 1 - d.
+    same fixed points, and such states can come to rest. A damped iteration needs no other weights,
+    so d can be changed after training. Rules see steps that are shorter by 1 - d.
     """
 
     def __init__(self, core, config, index=0):
@@ -300,7 +300,7 @@ class RecurrentGroup(nn.Module):
         # Geiping 3.2: the norm n_c closes the core, in every step
         if self.norm_inside:
             x = self.norm(x)
-        # not in the papers: a state that swings between two values comes to rest between them
+        # not in the papers: lets a state that swings between two values come to rest
         if self.damping:
             x = x + self.damping * (before - x)
         return x

@@ -149,6 +149,9 @@ def with_threshold(decoding, is_task, checkpoint, folders):
         if threshold is None:
             continue
         source = f'{folder}/exits.json'
+        if damping is not None:
+            raise ValueError(f'the threshold in {source} is for the damping of the run: give --tau '
+                             'with --damping, a smaller one for more damping')
         if threshold.tau is None:
             return rule, f'the default; in {source} no threshold keeps the promise'
         if not threshold.kept:

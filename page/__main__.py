@@ -46,8 +46,8 @@ MOST_WORDS = 512                # of a problem
 DEEP = 192                      # words of a deep problem, if the model reads more than in training
 ROOMS, MOST_ROOMS = 256, 900    # of the first maze, and of the largest
 TAU_MAZE = 0.14                 # of norm_rel
-# of the first maze, if no seed is given: it has long corridors, and moved goals are repaired in it
-# (results/maze.md)
+# of the first maze, if no seed is given: it has long corridors, and most moved goals are repaired
+# in it (results/maze.md)
 SEED_MAZE = 4
 
 TITLE = 'Watch a transformer think in loops'

@@ -464,7 +464,7 @@ function summary(n_asked, right) {
   }
   if (wrong && sleep !== 'exit') {
     if (!fresh) {
-      words.push(has_rings() ? 'Undo takes the wall back; a solve from the start seldom helps here.'
+      words.push(has_rings() ? 'Undo takes the last change back; a solve from the start seldom helps here.'
         : 'Press play to start over: that usually helps.');
     } else if (tau() > 1.25 * R.tau) words.push('The threshold is probably too loose.');
   }

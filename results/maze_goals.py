@@ -143,8 +143,8 @@ def rows_of(model, make_edits):
     """
     Rows of a CSV: eight mazes of 16 x 16 are edited, each time from the states of the solved maze.
     Wrong rooms and steps per room: from the start, and by each of the repairs. Seven mazes are
-    drawn by chance. The last is the first maze of the page, which was chosen because moved goals
-    are repaired in it.
+    drawn by chance. The last is the first maze of the page, which was chosen because most moved
+    goals are repaired in it.
     """
     group, = model.groups
     problems = tasks.Problems('maze:deep=1')

@@ -194,6 +194,12 @@ def test_sample_prints_a_solved_maze(tmp_path, monkeypatch):
     assert 'a maze is read whole' in line
     line = refused('--out_dir=pretrained/maze', '--damping=1', script='sample.py')
     assert 'damping must lie in [0, 1), not 1' in line
+    line = refused('--out_dir=pretrained/maze', '--exit=norm_rel', '--damping=0',
+                   script='sample.py')
+    assert 'is for the damping of the run: give --tau' in line
+    line = refused('--out_dir=pretrained/maze', '--calibrate=0.01', '--damping=0',
+                   script='bench.py')
+    assert 'leave out --damping' in line
 
 
 # the page ----------------------------------------------------------------------------------------
@@ -496,7 +502,7 @@ def test_a_wrong_arrow_is_laid_to_a_loose_threshold_alone(browser, page):  # noq
         set_tau(.9), restart();
         return [ring, solve()];
     }""".replace('() => {', '() => { ' + SET_UP + SAME_MAZES, 1))
-    assert 'Undo takes the wall back' in ring and 'loose' not in ring
+    assert 'Undo takes the last change back' in ring and 'loose' not in ring
     assert 'The threshold is probably too loose.' in loose and 'start over' not in loose
 
 
@@ -556,18 +562,27 @@ def test_the_way_from_a_room_follows_its_arrows_to_the_goal_or_a_wrong_one(
         const far = truth.depth.indexOf(Math.max(...truth.depth)), free = ways();
         canvas.focus(), chosen = far, draw();
         const middle = free[far][3], scale = canvas.width / 8;
-        const at = [...pen.getImageData((middle % 8 + .5) * scale,
-            (Math.floor(middle / 8) + .5) * scale, 1, 1).data];
         const rgb = [1, 3, 5].map(i => parseInt(colour('chosen').slice(i, i + 2), 16));
+        const is_drawn = () => {
+            const at = pen.getImageData((middle % 8 + .5) * scale,
+                (Math.floor(middle / 8) + .5) * scale, 1, 1).data;
+            return rgb.every((part, i) => Math.abs(part - at[i]) < 3);
+        };
+        const drawn = [is_drawn()];
+        // a goal has no way: at the end, the way is that from the farthest room
+        chosen = maze.goals.indexOf(true), draw(), drawn.push(is_drawn());
+        chosen = free[far].at(-2), draw(), drawn.push(is_drawn());
+        chosen = far;
         const words = [$('chosen').textContent];
         // the second room on the way has an arrow back to the first
         const [first, second] = free[far];
         answers[second].door = (answers[first].door + 2) % 4;
         draw(), words.push($('chosen').textContent);
         return [free.map(way => way.length - 1 - truth.depth[way[0]]), far, way_from(far), words,
-                rgb.every((part, i) => Math.abs(part - at[i]) < 3)];
+                drawn];
     }""".replace('() => {', '() => { ' + SAME_MAZES, 1))
-    assert not any(free) and len(stopped) == 2 and stopped[0] == far and drawn
+    assert not any(free) and len(stopped) == 2 and stopped[0] == far
+    assert drawn == [True, True, False]
     assert re.search(r'It ran \d+ loops?\.', words[0]) and words[0].endswith('sure: right.')
     assert words[1].endswith('right. Its way meets a wrong arrow after 1 door.')
 
