@@ -8,9 +8,14 @@ as before. All that the compiler asks for stands here: a graph must not depend o
 tokens stand, or each position would be compiled again. So the cache holds the whole window and a
 pass reads all of it (AnyPlace), and a short pass is padded to the width of a full one.
 
+On CUDA a pass is not compiled but recorded (RecordedPass). There the host needs more time to launch
+the kernels of a pass than the card to run them; a recorded pass is launched at once, and recording
+takes a fraction of a second where compiling takes minutes.
+
     T        new tokens of a pass
     width    tokens of the widest pass: a wave, or drafts and the token before them
 """
+import copy
 import sys
 import time
 from dataclasses import replace
@@ -39,6 +44,73 @@ class AnyPlace(Span):
         kv[torch.full_like(row, slot), row, self.index] = new
 
 
+class RecordedPass:
+    """
+    A pass without a rule as a CUDA graph, which a call runs again for other tokens of the same
+    shape. The graph reads and writes always the same memory: `inputs` and `outputs`, and the cache.
+    """
+
+    def __init__(self, run, idx, plan):
+        self.inputs = [tensor.clone() for tensor in inputs_of(idx, plan)]
+        idx, plan = with_inputs(plan, self.inputs)
+        self.outputs, self.replay = record(lambda: run(idx, plan))
+
+    def __call__(self, idx, plan):
+        for mine, new in zip(self.inputs, inputs_of(idx, plan)):
+            mine.copy_(new)
+        self.replay()
+        x, results = self.outputs
+        # copies, since the next call overwrites the outputs
+        return x.clone(), [{name: None if value is None else value.clone()
+                            for name, value in result.items()} for result in results]
+
+
+def record(run):
+    """Record the kernels that run() launches -> what it returns, and a function to run them."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):           # nothing is computed yet
+        outputs = run()
+    return outputs, graph.replay
+
+
+def inputs_of(idx, plan):
+    """All tensors that differ from pass to pass, but for the cache."""
+    span = plan.span
+    known = [] if plan.warm_tokens is None else [plan.warm_tokens]
+    return [idx, span.index, span.pos, span.mask, *known, *(plan.warm or [])]
+
+
+def with_inputs(plan, inputs):
+    """Tensors as inputs_of lists them -> idx, and the plan with them."""
+    span = copy.copy(plan.span)
+    idx, span.index, span.pos, span.mask, *rest = inputs
+    known = None if plan.warm_tokens is None else rest.pop(0)
+    return idx, replace(plan, span=span, warm_tokens=known, warm=rest or None)
+
+
+class RecordedPasses:
+    """The passes over one cache, each of which is recorded at its second run and replayed then."""
+
+    def __init__(self, run):
+        self.run = run
+        self.cache = None
+        self.seen = set()           # settings that have run, which has initialised their kernels
+        self.recorded = {}          # {setting: its RecordedPass}
+
+    def __call__(self, idx, plan):
+        if plan.cache is not self.cache:            # another text, or its window has moved
+            self.cache = plan.cache
+            self.recorded.clear()
+        setting = (tuple(plan.counts), tuple(idx.shape), plan.warm is None,
+                   plan.warm_tokens is None)
+        if setting not in self.seen:
+            self.seen.add(setting)
+            return self.run(idx, plan)
+        if setting not in self.recorded:
+            self.recorded[setting] = RecordedPass(self.run, idx, plan)
+        return self.recorded[setting](idx, plan)
+
+
 def compile_passes(model, width=5, **options):
     """
     Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
@@ -49,17 +121,23 @@ def compile_passes(model, width=5, **options):
     eager = model.hidden
     block_size = model.config.block_size
     end = block_size + width - 1                # tokens of the cache
-    options = dict(fullgraph=True) | (options or dict(options={'cpp_wrapper': True}))
-    compiled = torch.compile(eager, dynamic=False, **options)
+    on_card = model.lm_head.weight.is_cuda
+    options = dict(fullgraph=True) | (options or dict(options={'cpp_wrapper': not on_card}))
+
+    def not_compiled(idx, plan):
+        with torch.compiler.set_stance('force_eager'):
+            return eager(idx, plan)
+
+    whole = (RecordedPasses(not_compiled) if on_card
+             else torch.compile(eager, dynamic=False, **options))
     compile_layers(model, **options)
 
     def hidden(idx, plan):
         if plan.cache is None or plan.span.start == 0:                          # a prompt
-            with torch.compiler.set_stance('force_eager'):
-                return eager(idx, plan)
+            return not_compiled(idx, plan)
         grow_cache(plan.cache, end)
         # with an exit rule the layers and steps are compiled, not the whole pass
-        run = eager if plan.rule else compiled
+        run = eager if plan.rule else whole
         T = idx.shape[1]
         pad = 0 if plan.rule else plan.width - T
         try:
