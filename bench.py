@@ -92,7 +92,7 @@ prompt_tokens: int | None = None    # length of a prompt; None = half a window
 new_tokens = 24             # length of a text
 temperature = 0.0           # of the draws of the texts; 0 = greedy
 fidelity = 0.95             # share of texts that must equal those of the full budget
-compile = False             # torch.compile the passes after a prompt: half a minute for each point
+compile = False             # compile the passes after a prompt: on a CPU half a minute a point
 calibrate: float | None = None  # look for thresholds that cost at most so many nats
 seed = 0                    # of x^(0), the texts and the bootstrap
 device = 'auto'

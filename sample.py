@@ -62,7 +62,7 @@ wave_steps = 1              # loop steps of each of its passes
 stop_at_end = True          # end-of-text ends a sample
 seed = 1337                 # of the tokens drawn, or of the problems
 noise_seed = 0              # of x^(0)
-compile = False             # torch.compile: pays for small models, from 1,000s of tokens on
+compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
 show_steps: bool | None = None  # colour each token by its loop steps; None = in a task's pictures
 device = 'auto'
 dtype = 'float32'           # bfloat16 rounds away updates below 2e-3 of the state's norm

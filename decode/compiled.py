@@ -114,7 +114,8 @@ class RecordedPasses:
 def compile_passes(model, width=5, **options):
     """
     Compile the passes of `model` over new tokens from now on: fixed loops and waves as one graph
-    for each setting, and with an exit rule each layer and loop step. Prompts stay eager.
+    for each setting (on CUDA a recorded one), and with an exit rule each layer and loop step.
+    Prompts stay eager.
 
     options: for torch.compile. If compiling fails, a line says so, and decoding goes on without it.
     """
@@ -155,8 +156,9 @@ def compile_passes(model, width=5, **options):
         return x[:, :T], results
 
     model.hidden = hidden
-    print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
-          file=sys.stderr)
+    if not on_card:
+        print('compiling: up to a minute for each setting, or seconds if torch has it in its cache',
+              file=sys.stderr)
 
 
 def grow_cache(cache, end):

@@ -66,8 +66,8 @@ ABOUT_CALC = (
     'to token, about one per loop, and the tokens for which there is no news sleep.')
 TITLE_MAZE = 'A maze, solved before your eyes'
 ABOUT_MAZE = (
-    'A small transformer finds the way from every room to the goal. Each room stops '
-    'computing when its state stops changing, and wakes when a neighbour\'s changes.')
+    'A small transformer guesses in every room which door leads to the goal. In each loop a room '
+    'hears from the rooms beside it. A room that hears nothing new sleeps.')
 
 
 def main():

@@ -8,12 +8,12 @@
 //                 repairs, first}. work: the generator; loops: done so far, at most limit; ran: in
 //                 how many of them each room was computed; awake: who is in the next loop; edits:
 //                 how many it goes on from; repairs: has it begun in a maze that was solved?
-//                 first: loops per room of that solve, if it was one from the start
+//                 first: {loops, per_room} of that solve, if it was one from the start
 //     answers     of each room {door, sure}: the likeliest door and its probability
 //     chosen      the room that the keys have chosen
 //     hover       the wall or room under the mouse, {room, door}
-//     past        what was there before each edit: {doors, goals, pass, answers}; after a restart
-//                 the doors and goals alone
+//     past        what was there before each edit: {doors, goals, pass, answers, playing}; after a
+//                 restart the doors and goals alone
 'use strict';
 
 const $ = id => document.getElementById(id);
@@ -23,8 +23,10 @@ const GOAL = 16, ARROW = 32;            // words: doors, doors and goal, arrows
 const LOOPED = M.groups[0];              // the layer that loops
 // from few loops to many: no violet, which is for rooms that are awake, and no green, red or blue
 const AMBER = '#fff3c4 #fedb83 #fdb63f #f58f1d #d96a0b #a8480a #6f2d08'.split(' ');
+const is_dark = matchMedia('(prefers-color-scheme: dark)');
+const amber = () => is_dark.matches ? [...AMBER].reverse() : AMBER;     // few are near the ground
 // how near to a wall a click changes the wall, as a share of a room, by the choice `click`
-const NEAR = {both: .25, walls: 1, goal: 0, goals: 0, look: 0};
+const NEAR = {both: .15, walls: .4, goal: 0, goals: 0, look: 0};
 const colour = name =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 // write only what differs: a screen reader hears each change of a role=status
@@ -33,6 +35,7 @@ const count = (n, word) => `${n.toLocaleString('en')} ${word}${n === 1 ? '' : 's
 
 let maze, truth, pass, answers, chosen = 0, hover, past = [], playing = false;
 let has_edited = false;                 // has the reader changed a maze?
+const is_touched = matchMedia('(pointer: coarse)').matches;     // by fingers, and not by a mouse
 let drawn = Promise.resolve();          // kept when all that was asked for is drawn
 
 // rooms -------------------------------------------------------------------------------------------
@@ -158,7 +161,8 @@ function begin(from_start = true) {
     : {loops: pass.loops, ran: [...pass.ran]};
   const repairs = !fresh && (pass.done || pass.repairs);
   const first = fresh ? undefined
-    : pass.done ? pass.repairs ? undefined : mean(pass.ran) : pass.first;
+    : pass.done ? pass.repairs ? undefined : {loops: pass.loops, per_room: mean(pass.ran)}
+    : pass.first;
   const edits = fresh ? 0 : pass.done ? 1 : pass.edits + 1;
   pass = {work: read(tokens, 0, how), tokens, how, limit: loops + how.loops, loops, ran,
           awake: fresh ? [...doors.keys()] : [], done: false, edits, repairs, first};
@@ -251,7 +255,11 @@ function draw() {
     'least', 'most'].map(name => [name, colour(name)]));
   const awake = new Set(active());
   const shades = pass.done && $('shade').checked, most = most_loops();
-  const farthest = farthest_room();
+  // the way from the room that is looked at; at the end, from the farthest one
+  const farthest = farthest_room(), looked = looked_at();
+  const from = looked !== undefined && asked(looked) ? looked : pass.done ? farthest : undefined;
+  const way = from !== undefined && pass.loops ? way_from(from) : [];
+  const under_line = new Set(way.slice(0, -1));       // there the line shows where an arrow points
 
   for (let room = 0; room < n; room++) {
     const x = room % side * size, y = Math.floor(room / side) * size;
@@ -263,12 +271,12 @@ function draw() {
     let ink = wrong ? colours.wrong : colours.arrow;
     // goals and wrong arrows stay on the plain colour, and rooms that did not settle on theirs
     if (shades && pass.ran[room] && !goals[room] && !wrong && !is_cut_off && !awake.has(room)) {
-      const shade = mix(AMBER, Math.min(1, pass.ran[room] / most));
+      const shade = mix(amber(), Math.min(1, pass.ran[room] / most));
       draw_floor(x, y, doors[room], shade);
       ink = ink_on(shade);
     }
     if (goals[room]) draw_goal(x, y, colours.goal);
-    else if (pass.loops) {
+    else if (pass.loops && !under_line.has(room)) {
       const {door, sure} = answers[room];
       pen.globalAlpha = .12 + .88 * sure;
       draw_arrow(x, y, door, ink);
@@ -294,10 +302,7 @@ function draw() {
     }
   }
   pen.stroke();
-  // the way from the room that is looked at; at the end, from the farthest one
-  const looked = looked_at(), from = looked !== undefined && asked(looked) ? looked
-    : pass.done ? farthest : undefined;
-  if (from !== undefined && pass.loops) draw_way(from, colours);
+  draw_way(way, colours);
   if (farthest !== undefined) draw_start(farthest, colours);
   if (document.activeElement === canvas) {
     pen.strokeStyle = colours.chosen;
@@ -306,7 +311,11 @@ function draw() {
     pen.strokeRect(chosen % side * size + inset, Math.floor(chosen / side) * size + inset,
                    size - 2 * inset, size - 2 * inset);
   }
-  if (hover && $('click').value !== 'look') draw_hover(colours.chosen);
+  const changes = $('click').value;
+  if (hover && changes !== 'look' && (changes !== 'walls' || hover.door !== undefined)) {
+    draw_hover(colours.chosen);
+  }
+  $('bar').style.background = `linear-gradient(90deg, ${amber()})`;
   draw_numbers();
 }
 
@@ -343,17 +352,15 @@ function fill_rect(...edges) {
   pen.fillRect(left, top, right - left, bottom - top);
 }
 
-function draw_way(room, colours) {
-  const way = way_from(room).map(room => [(room % maze.side + .5) * size,
-                                          (Math.floor(room / maze.side) + .5) * size]);
+function draw_way(way, colours) {
   pen.lineCap = pen.lineJoin = 'round';
-  for (const [width, stroke] of [[size * .2, colours.room], [size * .1, colours.chosen]]) {
-    pen.lineWidth = Math.max(1.5, width);
-    pen.strokeStyle = stroke;
-    pen.beginPath();
-    way.forEach(point => pen.lineTo(...point));
-    pen.stroke();
+  pen.lineWidth = Math.max(1.5, size * .14);
+  pen.strokeStyle = colours.chosen;
+  pen.beginPath();
+  for (const room of way) {
+    pen.lineTo((room % maze.side + .5) * size, (Math.floor(room / maze.side) + .5) * size);
   }
+  pen.stroke();
 }
 
 // a ring around the farthest room: here the question starts
@@ -417,39 +424,42 @@ const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` :
 
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
-const HOW_IT_LOOPS =
-  'In each loop one layer runs over the rooms that are awake, and each hears from the four rooms ' +
-  'beside it, also from those behind a wall. News comes from the goal and from dead ends.';
+const HOW_NEWS_TRAVELS =
+  'In each loop a room hears from the four rooms beside it, also from those behind a wall. News ' +
+  'comes from the goal and from dead ends.';
 
 // what has happened, in sentences
 function summary(n_asked, right) {
   const {loops, edits, first} = pass, n = maze.doors.length, wrong = n_asked - right;
   const sleep = $('sleep').value, fresh = !edits;
   if (!loops) {
-    return `Press play. ${HOW_IT_LOOPS}` +
-      (sleep === 'on' ? ' A room that settles sleeps until a neighbour changes.' : '');
+    return 'Press play. Every room then guesses which door leads to the goal, and shows it by an ' +
+      'arrow; red arrows are wrong. Violet rooms are at work. Watch them on the way from the ' +
+      'green goal to the room with the blue ring, which is farthest away.';
   }
   if (!pass.done) {
-    return (n_asked && !wrong
+    return (playing ? '' : `Paused after ${count(loops, 'loop')}. `) + (n_asked && !wrong
       ? 'All arrows are right, but violet rooms still change: an arrow may still turn.'
       : sleep === 'off' ? 'All rooms loop until all of them are settled; violet ones still change.'
-      : (sleep === 'on' ? 'Violet rooms are awake: they or a room beside them still change.'
-        : 'Violet rooms are awake and still change.') +
-        ' Red arrows are wrong so far.') + ` ${HOW_IT_LOOPS}`;
+      : (sleep === 'on' ? 'Violet rooms are at work: they or a room beside them still change. ' +
+        'The others sleep.' : 'Violet rooms are at work and still change.') +
+        ' Red arrows are wrong so far.') + ` ${HOW_NEWS_TRAVELS}`;
   }
   const n_awake = active().length, at_limit = pass.awake.length > 0;
   const solved = n_asked > 0 && !wrong;
-  const arrows = !n_asked ? 'no arrow can be right' : solved ? `all ${n_asked} arrows are right`
-    : `${right} of ${n_asked} arrows are right`;
+  const some_cut_off = n_asked + maze.goals.filter(Boolean).length < n;
+  const arrows = !n_asked ? 'no arrow can be right'
+    : (solved ? `all ${n_asked}` : `${right} of ${n_asked}`) + ' arrows are right' +
+      (some_cut_off ? ' (in rooms that have a way to the goal)' : '');
   const words = [at_limit
     ? `The model stops after ${count(loops, 'loop')} (the limit: 2 × rooms + 100` +
       `${edits ? ' since your last change' : ''}): ${arrows}, ` +
       `${solved ? 'but' : 'and'} ${count(n_awake, 'room')} did not settle.`
-    : solved ? `Solved: ${arrows} after ${count(loops, 'loop')}.`
+    : solved && !some_cut_off ? `Solved: ${arrows} after ${count(loops, 'loop')}.`
     : `All rooms are ${quiet()} after ${count(loops, 'loop')}: ${arrows}.`];
   if (sleep === 'on' && fresh && !at_limit && solved) {
-    words.push(`A room worked in ${mean(pass.ran).toFixed(1)} of them on average, and slept in ` +
-      'the others.');
+    words.push(`On average a room was at work in only ${mean(pass.ran).toFixed(1)} of them, and ` +
+      'slept in the others.');
   }
   if (sleep === 'exit' && wrong) {
     words.push('Each room stopped for good as soon as it settled, often before news from the ' +
@@ -458,19 +468,23 @@ function summary(n_asked, right) {
   if (pass.repairs && solved) {
     const woken = pass.ran.filter(Boolean).length;
     words.push('The repair ' + (sleep === 'off' ? '' : `woke ${woken} of ${n} rooms and `) +
-      `took ${mean(pass.ran).toFixed(1)} loops per room` + (first === undefined ? '.'
-        : `, ${mean(pass.ran) < first ? 'fewer' : 'not fewer'} than the solve before it, which ` +
-          `took ${first.toFixed(1)}.`));
+      `took ${count(loops, 'loop')}, ${mean(pass.ran).toFixed(1)} per room` +
+      (first === undefined ? '.' : `; the solve before it took ${first.loops}, ` +
+        `${first.per_room.toFixed(1)} per room.`));
   }
   if (wrong && sleep !== 'exit') {
     if (!fresh) {
-      words.push(has_rings() ? 'Undo takes the last change back; a solve from the start seldom helps here.'
-        : 'Press play to start over: that usually helps.');
+      const n_goals = maze.goals.filter(Boolean).length;
+      words.push(has_rings() || n_goals > 1
+        ? 'Undo takes the last change back; a solve from the start seldom helps here.'
+        : 'Press "again" to solve the maze from the start: that usually helps.');
     } else if (tau() > 1.25 * R.tau) words.push('The threshold is probably too loose.');
+    else words.push('The model is not always right. Try another goal, or a new maze.');
   }
   if (!has_edited && solved && !at_limit) {
-    words.push('Now click a room to move the goal. (You can open walls, too. That makes a second ' +
-      'way, which the model has never seen, and usually leaves red arrows.)');
+    words.push(`Now ${is_touched ? 'tap' : 'click'} a room to move the goal. (You can open walls, ` +
+      'too. That makes a second way, which the model has never seen, and usually leaves red ' +
+      'arrows.)');
   }
   return words.join(' ');
 }
@@ -494,8 +508,8 @@ function describe(room) {
   if (asked(room)) {
     const way = way_from(room), meets_wrong = is_right(room) && !maze.goals[way.at(-1)];
     words.push(`It points ${NAMES[door]}, ${Math.round(100 * sure)}% sure: ` +
-      (is_right(room) ? 'right' : 'wrong') +
-      (meets_wrong ? `. Its way meets a wrong arrow after ${count(way.length - 1, 'door')}.` : '.'));
+      (meets_wrong ? `right, but its way meets a wrong arrow after ${count(way.length - 1, 'door')}.`
+        : is_right(room) ? 'right.' : 'wrong.'));
   }
   return words.join(' ');
 }
@@ -512,23 +526,24 @@ function draw_numbers() {
   put('awake', begun ? `${active().length} of ${count(n, 'room')}` : '-');
   put('computed', mean(pass.ran).toFixed(1));
   put('most', !pass.done ? '\u2026'
-    : most_loops() < Math.max(...pass.ran) ? `${most_loops()}+` : `${most_loops()}`);
-  put('white', !pass.done || !$('shade').checked ? 'Settled or asleep' : pass.repairs
-    ? 'Wrong, the goal, or not woken by your change' : 'Wrong, or the goal');
+    : `${most_loops()} loops${most_loops() < Math.max(...pass.ran) ? ' or more' : ''}`);
+  put('white', !pass.done || !$('shade').checked ? 'asleep' : pass.repairs
+    ? 'wrong, or not woken by your change' : 'wrong');
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
   put('notice', [unread, unseen()].filter(Boolean).join(' '));
   put('summary', summary(rooms.length, right));
   $('step').setAttribute('aria-disabled', pass.done);       // it keeps the focus, and does nothing
   $('undo').setAttribute('aria-disabled', !past.length);
-  put('play', playing ? '❚❚ stop' : '▶ play');
+  put('play', playing ? '❚❚ pause' : pass.done ? '▶ again' : '▶ play');
   canvas.setAttribute('aria-label', `a maze of ${maze.side} by ${maze.side} rooms; arrow keys ` +
     'choose a room, Shift and an arrow key open or close a wall, Enter moves the goal, Space ' +
     'plays, Z undoes a change');
   const looked = looked_at();
   put('chosen', looked === undefined
-    ? 'Point at a room, choose one with the arrow keys, or choose "look" above and tap one. ' +
-      'Here you then read how long it ran, and a blue line shows its way.'
+    ? (is_touched ? 'To look at a room, choose "look" above and tap it.'
+      : 'Point at a room, or choose one with the arrow keys.') +
+      ' Here you then read how long it ran, and a blue line shows its way.'
     : describe(looked));
 }
 
@@ -619,7 +634,7 @@ function changed() {
 }
 
 function remember() {
-  past.push({doors: [...maze.doors], goals: [...maze.goals], pass, answers});
+  past.push({doors: [...maze.doors], goals: [...maze.goals], pass, answers, playing});
 }
 
 // the maze as it was before the last edit, and its states, if they are still known
@@ -632,21 +647,23 @@ function undo() {
   truth = search(maze);
   playing &&= !pass.done;
   put('said', '');
+  if (before.playing) play(true);
   draw();
 }
 
-function toggle_wall(room, door, open) {
+// continues: is it a further step of a drag, which is undone with the first one?
+function toggle_wall(room, door, open, continues = false) {
   const next = behind(room, door);
   if (next === undefined || open === Boolean(maze.doors[room] >> door & 1)) return;
-  remember();
+  if (!continues) remember();
   maze.doors[room] ^= 1 << door;
   maze.doors[next] ^= 1 << (door + 2) % 4;
   changed();
 }
 
-function set_goal(room, add) {
+function set_goal(room, add, continues = false) {
   if (!add && maze.goals.every((is_goal, other) => is_goal === (other === room))) return draw();
-  remember();
+  if (!continues) remember();
   if (add) maze.goals[room] = !maze.goals[room];
   else maze.goals = maze.goals.map((_, other) => other === room);
   changed();
@@ -705,14 +722,24 @@ function at_point({offsetX, offsetY}) {
   return {room, door: nearest < NEAR[$('click').value] ? door : undefined};
 }
 
-let dragging;                           // do walls open that the mouse passes? undefined: none do
+// what the mouse does where it is dragged: {open}, do the walls open or close that it passes? or
+// {goal: true}, the goal goes with it; changed: has it done so yet? undefined: nothing
+let dragging;
 let pressed;                            // what a finger or pen has pressed, and where: {at, x, y}
 function edit({room, door}, add) {
   chosen = room;
   if ($('click').value === 'look') return draw();
-  if (door === undefined) return set_goal(room, add || $('click').value === 'goals');
-  dragging = !(maze.doors[room] >> door & 1);
-  toggle_wall(room, door, dragging);
+  const before = past.length;
+  if (door === undefined && $('click').value === 'walls') return draw();
+  if (door === undefined) {
+    const adds = add || $('click').value === 'goals';
+    set_goal(room, adds);
+    dragging = adds ? undefined : {goal: true};
+  } else {
+    dragging = {open: !(maze.doors[room] >> door & 1)};
+    toggle_wall(room, door, dragging.open);
+  }
+  if (dragging) dragging.changed = past.length > before;
 }
 canvas.onpointerdown = event => {
   dragging = pressed = undefined;
@@ -731,8 +758,10 @@ canvas.onpointerleave = () => point_to();
 canvas.onpointermove = event => {
   point_to(event.pointerType === 'mouse' ? at_point(event) : undefined);
   if (dragging === undefined || !event.buttons) return;
-  const {room, door} = at_point(event);
-  if (door !== undefined) toggle_wall(room, door, dragging);
+  const {room, door} = at_point(event), before = past.length;
+  if (dragging.goal) set_goal(chosen = room, false, dragging.changed);
+  else if (door !== undefined) toggle_wall(room, door, dragging.open, dragging.changed);
+  dragging.changed ||= past.length > before;
 };
 canvas.onpointercancel = () => dragging = pressed = undefined;
 window.onpointerup = ({clientX, clientY, shiftKey}) => {
@@ -767,14 +796,18 @@ $('side').oninput = $('speed').oninput = label;
 $('shade').oninput = () => draw();
 onhashchange = take_address;
 new ResizeObserver(() => requestAnimationFrame(draw)).observe(canvas);
-matchMedia('(prefers-color-scheme: dark)').onchange = () => draw();
+is_dark.onchange = () => draw();
 
 put('trained', `${R.side} by ${R.side}`);
 // a finger seldom hits what it aims at: what it changes is the goal, until another is chosen
-if (matchMedia('(pointer: coarse)').matches) $('click').value = 'goal';
-$('bar').style.background = `linear-gradient(90deg, ${AMBER})`;
+if (is_touched) $('click').value = 'goal';
+put('clicks', is_touched ? 'a tap changes:' : 'a click changes:');
 set_tau(R.tau);
 put('tau-first', `${Number((100 * R.tau).toPrecision(2))}%`);
 $('side').value = Math.sqrt(R.task.ids.length);
 at_first = Object.fromEntries(CONTROLS.map(id => [id, get(id)]));
 take_address();
+// it begins by itself, unless the reader was faster, or wants nothing to move
+if (!matchMedia('(prefers-reduced-motion: reduce)').matches) {
+  setTimeout(() => pass.loops || has_edited || play(true), 1000);
+}

@@ -1,7 +1,7 @@
 """
 What a goal that moves, or a wall that opens, leaves behind in a solved maze: see results/maze.md.
 
-    python -m results.maze_goals        -> results/maze/edits.csv and walls.csv
+    python -m results.maze_goals        -> edits.csv, walls.csv, every_goal.csv in results/maze
 
 The model goes on from the states of the solved maze, as the page does.
 
@@ -32,6 +32,8 @@ edits = 20                  # goals, and walls, of each maze
 folder: PathName = 'results/maze'       # of the CSVs
 seed = 5                    # of the goals and walls
 # -------------------------------------------------------------------------------------------------
+
+problems = tasks.Problems('maze:deep=1')
 
 EAST = 1
 SOUTH = 2
@@ -100,6 +102,12 @@ def goals(words, rng):
     return moved
 
 
+def every_goal(words, rng):
+    """The same with the goal in each other room."""
+    rooms = np.flatnonzero(words < GOAL)
+    return {room: words % GOAL + GOAL * (torch.arange(len(words)) == room) for room in rooms}
+
+
 def walls(words, rng):
     """Mazes (T,) like this one in which a wall has opened, by chance: {(room, door): maze}."""
     side = side_of(len(words))
@@ -138,17 +146,11 @@ def wrong_rooms(answers, labels, words):
     return np.count_nonzero(~right)
 
 
-@torch.no_grad()
-def rows_of(model, make_edits):
+def eight_mazes():
     """
-    Rows of a CSV: eight mazes of 16 x 16 are edited, each time from the states of the solved maze.
-    Wrong rooms and steps per room: from the start, and by each of the repairs. Seven mazes are
-    drawn by chance. The last is the first maze of the page, which was chosen because most moved
-    goals are repaired in it.
+    {name: maze (256,)}. Seven are drawn by chance. The last is the first maze of the page, which
+    was chosen because most moved goals are repaired in it.
     """
-    group, = model.groups
-    problems = tasks.Problems('maze:deep=1')
-
     def of_seed(number):
         x, _, _ = problems.make(np.random.default_rng(number), 1, 256)
         return torch.from_numpy(x[0])
@@ -157,6 +159,16 @@ def rows_of(model, make_edits):
         for number, words in enumerate(mazes(16, 3, deep)[0]):
             tried[f'{name}-{number}'] = words
     tried['page'] = of_seed(SEED_MAZE)
+    return tried
+
+
+@torch.no_grad()
+def rows_of(model, tried, make_edits):
+    """
+    Rows of a CSV: the mazes `tried` are edited, each time from the states of the solved maze. Wrong
+    rooms and steps per room: from the start, and by each of the repairs.
+    """
+    group, = model.groups
     rows = []
     for number, (name_of_maze, words) in enumerate(tried.items()):
         e = enters(model, words)
@@ -169,7 +181,7 @@ def rows_of(model, make_edits):
             for name, rule in REPAIRS.items():
                 x, _, keys = solved[name]
                 states[name] = repair(group, e, e_edited, x, keys, *rule)
-            row = {'maze': name_of_maze, make_edits.__name__[:-1]: place}
+            row = {'maze': name_of_maze, 'wall' if make_edits is walls else 'goal': place}
             for name, (x, n_computed) in states.items():
                 answers = model.through_coda(x)[0].argmax(-1).numpy()
                 row[f'{name}_wrong'] = wrong_rooms(answers, labels, edited.numpy())
@@ -181,8 +193,11 @@ def rows_of(model, make_edits):
 
 def main():
     model, *_ = open_run(out_dir, length=256)
-    write_csv(rows_of(model, goals), f'{folder}/edits.csv')
-    write_csv(rows_of(model, walls), f'{folder}/walls.csv')
+    tried = eight_mazes()
+    write_csv(rows_of(model, tried, goals), f'{folder}/edits.csv')
+    write_csv(rows_of(model, tried, walls), f'{folder}/walls.csv')
+    first = dict(page=tried['page'])
+    write_csv(rows_of(model, first, every_goal), f'{folder}/every_goal.csv')
 
 
 if __name__ == '__main__':

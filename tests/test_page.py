@@ -75,6 +75,13 @@ class Browser:
         self.session = dict(sessionId=attached['sessionId'])
         for domain in ('Page', 'Runtime', 'Network'):
             self.call(f'{domain}.enable')
+        self.prefer(motion='reduce')            # or the maze would begin by itself
+
+    def prefer(self, motion, scheme='light'):
+        """What the reader has asked of all pages."""
+        self.call('Emulation.setEmulatedMedia', features=[
+            dict(name='prefers-reduced-motion', value=motion),
+            dict(name='prefers-color-scheme', value=scheme)])
 
     def message(self):
         while b'\0' not in self.read:

@@ -1,0 +1,79 @@
+"""
+Where long problems go wrong, and is the exit rule to blame?
+
+    python -m results.first_errors                      pretrained/calc, four problems of 65,536 tokens
+    python -m results.first_errors --out_dir=out-depth/looped-1 --tau=1
+
+A wrong answer makes those behind it wrong, too, up to the next `=`. So what counts is the first
+wrong answer of each row of wrong ones: a first error. Each is looked at again in a piece of the
+problem: the words before and behind it, whose first word is replaced by `=` and the right value
+there. The piece is read with so many fixed loops that no exit rule decides anything. If the model
+errs there, too, the rule is not to blame.
+
+    x, y, guesses    words of a problem, right answers and the model's, (1, T)
+"""
+import numpy as np
+import torch
+
+import tasks
+from common.checkpoint import open_run
+from common.configurator import PathName, configure, run
+from decode.defaults import waking_budget
+from exits import make_exit
+
+# -------------------------------------------------------------------------------------------------
+out_dir: PathName = 'pretrained/calc'
+dataset = 'calc:reset=0.0001'
+length = 65536
+seeds = [1337, 1, 2, 3]     # of the problems; 1337 is sample.py's
+rule = 'accel'
+tau = 3.0
+damping = 0.0
+before = 100                # words of a piece before a first error, and as many behind it
+n_loop = 512                # fixed loops for a piece
+# -------------------------------------------------------------------------------------------------
+
+
+def first_errors(x, y, guesses, setters):
+    """
+    The places of the first errors (N,): the answer before is right, or the word is one of
+    `setters`, which set the value.
+    """
+    wrong = (guesses != y)[0]
+    begins = np.append(True, ~wrong[:-1]) | np.isin(x[0], setters)
+    return np.flatnonzero(wrong & begins)
+
+
+def is_wrong_alone(model, x, y, place):
+    """Does the model err at this place of the problem in a piece read with fixed loops?"""
+    start = max(0, place - before)
+    piece = x[:, start:place + before].copy()
+    piece[0, 0] = y[0, start]           # `=v`, which sets the value
+    logits, _ = model(torch.from_numpy(piece), n_loop=n_loop)
+    return bool(logits[0, place - start].argmax() != y[0, place])
+
+
+def main():
+    model, checkpoint, *_ = open_run(out_dir, 'cpu', quiet=True, length=length, damping=damping)
+    problems = tasks.problems_of(checkpoint, dataset)
+    setters = [i for i, word in enumerate(problems.vocabulary) if word[0] == '=']
+    exit_rule = make_exit(rule, tau, wake=True)
+    for seed in seeds:
+        x, y, depth = problems.make(np.random.default_rng(seed), 1, length)
+        trace = []
+        with torch.no_grad():
+            logits, _ = model(torch.from_numpy(x), n_loop=waking_budget(length), exit=exit_rule,
+                              trace=trace)
+        guesses = logits.argmax(-1).numpy()
+        errors = first_errors(x, y, guesses, setters)
+        pieces = [is_wrong_alone(model, x, y, place) for place in errors]
+        evals = trace[0]['evals'].float()
+        print(f'{out_dir} {rule} {tau:g} damping {damping:g}, problem {seed}, {depth.max()} deep: '
+              f'{(guesses != y).sum()} wrong, {len(errors)} first errors, {sum(pieces)} of '
+              f'{len(pieces)} wrong with fixed loops, too; '
+              f'{evals.mean():.1f} loop steps per token, at most {evals.max():.0f}', flush=True)
+
+
+if __name__ == '__main__':
+    configure(globals())
+    run(main)
