@@ -306,7 +306,7 @@ def in_a_sentence(y, guesses, depth, found_after, evals, rule):
     outcome = 'found' if is_right else 'not found'
     if found_after is not None:
         outcome += f' in {loops_in_words([found_after[deepest].max()])}'
-    sentence = f'deepest answer {depth[deepest]} steps away, {outcome}; {computed}'
+    sentence = f'deepest answer: depth {depth[deepest]}, {outcome}; {computed}'
     if not is_right and rule is None:
         sentence += ' (more loops may find it: a larger --n_loop, or --exit=accel)'
     return sentence

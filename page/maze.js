@@ -354,13 +354,15 @@ function fill_rect(...edges) {
 
 function draw_way(way, colours) {
   pen.lineCap = pen.lineJoin = 'round';
-  pen.lineWidth = Math.max(1.5, size * .14);
-  pen.strokeStyle = colours.chosen;
-  pen.beginPath();
-  for (const room of way) {
-    pen.lineTo((room % maze.side + .5) * size, (Math.floor(room / maze.side) + .5) * size);
+  for (const [width, stroke] of [[size * .28, colours.room], [size * .14, colours.chosen]]) {
+    pen.lineWidth = Math.max(1.5, width);
+    pen.strokeStyle = stroke;
+    pen.beginPath();
+    for (const room of way) {
+      pen.lineTo((room % maze.side + .5) * size, (Math.floor(room / maze.side) + .5) * size);
+    }
+    pen.stroke();
   }
-  pen.stroke();
 }
 
 // a ring around the farthest room: here the question starts
@@ -528,7 +530,7 @@ function draw_numbers() {
   put('most', !pass.done ? '\u2026'
     : `${most_loops()} loops${most_loops() < Math.max(...pass.ran) ? ' or more' : ''}`);
   put('white', !pass.done || !$('shade').checked ? 'asleep' : pass.repairs
-    ? 'wrong, or not woken by your change' : 'wrong');
+    ? 'not coloured: wrong, or not woken' : 'not coloured: wrong');
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
   put('notice', [unread, unseen()].filter(Boolean).join(' '));

@@ -231,7 +231,7 @@ function draw_view() {
   draw_tiles(view);
   $('chosen').textContent = `Token ${start + at}, ${R.words[ids[start + at]]}` +
     (answer >= 0 ? `: ${R.words[answer]} is ${R.task ? 'right' : 'the next token'}` : '') +
-    (depth >= 0 ? `, ${count(depth, 'step')} deep` : '');
+    (depth >= 0 ? `, depth ${depth}` : '');
   draw_think(view);
   draw_signal(view.frames, view.how.rule);
   if (M.groups.length > 1) draw_path(M.groups.map(i => ({
@@ -341,7 +341,7 @@ function summary_at_end(view, n_wrong) {
 function travel({labels, how, passes}, n_wrong) {
   const deepest = Math.max(...labels.map(({depth}) => depth));
   if (deepest < 1 || n_wrong || !get('rule') || !how.wake) return '';
-  return `, and the deepest answer is ${count(deepest, 'step')} deep: it travelled about ` +
+  return `, and the deepest answer has depth ${deepest}: it travelled about ` +
     `${(deepest / passes).toFixed(1)} tokens per loop`;
 }
 

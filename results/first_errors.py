@@ -1,7 +1,7 @@
 """
 Where long problems go wrong, and is the exit rule to blame?
 
-    python -m results.first_errors                      pretrained/calc, four problems of 65,536 tokens
+    python -m results.first_errors          pretrained/calc, four problems of 65,536 tokens
     python -m results.first_errors --out_dir=out-depth/looped-1 --tau=1
 
 A wrong answer makes those behind it wrong, too, up to the next `=`. So what counts is the first

@@ -97,7 +97,7 @@ def test_decoding_finds_what_it_finds_on_the_cpu(monkeypatch, rows, how):
 
 
 def record_by_running_again(run):
-    """What compiled.record does on CUDA: a replay fills the same outputs, which are empty before."""
+    """What compiled.record does on CUDA: the outputs are empty, and each replay fills them."""
     def tensors(x, results):
         return [x, *(value for result in results for value in result.values() if value is not None)]
 

@@ -225,10 +225,10 @@ def test_a_problem_is_read_as_a_whole(solve):
 def test_the_answers_in_a_sentence(solve):
     few = solve('--n_loop=1', '--seed=3', '--dataset=calc:p=2,reset=0.01')
     many = solve('--exit=norm_rel', '--tau=0.01', '--seed=2', '--dataset=calc:p=2,reset=0.01')
-    assert re.search(r'\ndeepest answer 11 steps away, not found in 1 loop; a token was computed '
+    assert re.search(r'\ndeepest answer: depth 11, not found in 1 loop; a token was computed '
                      r'1\.0 times \(more loops may find it: a larger --n_loop, or --exit=accel\)\n',
                      few)
-    loops = re.search(r'\ndeepest answer 11 steps away, found in (\d+) loops; a token', many)
+    loops = re.search(r'\ndeepest answer: depth 11, found in (\d+) loops; a token', many)
     assert int(loops[1]) > 3 and 'the budget' not in many
     short = solve('--exit=norm', '--tau=0', '--n_loop=7')
     assert '\nsome tokens took the whole budget of 7 loops: a larger --n_loop may ' in short
@@ -241,7 +241,7 @@ def test_the_answers_in_a_sentence(solve):
 def test_a_rule_for_all_tokens_of_a_pass_reads_them_one_by_one(solve):
     by_row = solve('--exit=zoo.huginn:latent-diff', '--n_loop=4', '--seed=2')
     assert '\nread: one token after another (exact), at most 4 loops' in by_row
-    assert re.search(r'\ndeepest answer \d+ steps away, (not )?found; a token', by_row)
+    assert re.search(r'\ndeepest answer: depth \d+, (not )?found; a token', by_row)
 
 
 def test_longer_problems_than_in_training(solve):
