@@ -14,7 +14,7 @@ nothing about text. GPT.stream and GPT.generate are the same for plain arguments
     passes.py     one pass of the model: a prompt, one token, given tokens; OneByOne
     drafts.py     Drafts: guess some tokens with few loops, check them with all
     wave.py       Wave: several tokens at once, each at its own depth
-    compiled.py   the same passes by torch.compile
+    compiled.py   the same passes by torch.compile, or recorded as CUDA graphs
     measure.py    how good and how fast a way to decode is, for bench.py
 
 Three words, here and in sample.py and bench.py: the arguments are a `decoding`, the object that

@@ -110,6 +110,16 @@ for tau in 1 2 3 5; do
     python sample.py --out_dir=out-depth/looped-2 --exit=accel --tau=$tau --length=8192 \
         --dataset=calc:reset=0.0005 | tail -n 4 > results/depth/long-8192-2-tau$tau.txt
 done
+# where long problems go wrong
+for flags in '--tau=1' '--tau=0.3 --damping=0.3'; do
+    python -m results.first_errors $flags
+    for seed in 1 2 3; do
+        python -m results.first_errors --out_dir=out-depth/looped-$seed $flags
+    done
+done > results/depth/first_errors.txt
+python -m results.first_errors '--seeds=[1337]' >> results/depth/first_errors.txt
+python -m results.first_errors --out_dir=out-depth/looped-1 --tau=0.1 --damping=0.3 '--seeds=[1]' \
+    >> results/depth/first_errors.txt
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed

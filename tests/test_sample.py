@@ -235,7 +235,7 @@ def test_the_answers_in_a_sentence(solve):
     # a token whose rule triggers in the last step has not run out of loops
     assert 'was reached' not in solve('--exit=norm', '--tau=inf', '--n_loop=1')
     # one after another the loops add up along the tokens
-    assert ' away, found; a token' in solve('--cache=latest', '--n_loop=4', '--seed=2')
+    assert 'depth 10, found; a token' in solve('--cache=latest', '--n_loop=4', '--seed=2')
 
 
 def test_a_rule_for_all_tokens_of_a_pass_reads_them_one_by_one(solve):
