@@ -381,12 +381,14 @@ def test_four_files_stand_alone(tmp_path):
 
 
 def test_use_it_from_python(monkeypatch, capsys):
-    """README's program runs, and the model solves its problem."""
+    """README's program runs, and the model solves its two problems."""
     with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
         block = re.search(r'```python\n(import numpy.*?)```', f.read(), re.S)[1]
     monkeypatch.chdir(ROOT)
     exec(block, {})
-    assert re.search(r'^1\.0 \d+$', capsys.readouterr().out.splitlines()[-1])
+    deep, loop_steps, own = capsys.readouterr().out.splitlines()[-3:]
+    assert re.search(r'^1\.0 \d+$', deep) and loop_steps.startswith('tensor(1')
+    assert own == '=2 =2 =0'
 
 
 def test_make_it_yours(folder, tmp_path):

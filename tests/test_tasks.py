@@ -14,6 +14,7 @@ import tasks
 from common import training_log
 from common.checkpoint import Run
 from common.resume import check_same_data
+from results.first_errors import first_errors
 
 
 def made(text, rows=200, T=24):
@@ -271,3 +272,11 @@ def test_a_loss_that_is_not_finite_names_a_checkpoint_if_it_has_learned():
         with pytest.raises(ValueError, match=f'not finite at iteration 7.*{advice}') as error:
             training_log.check_finite(run, math.nan, 1.0, [4], 1e-3)
         assert ('--init_from=out/ckpt.pt' in str(error.value)) == (saved > 0)
+
+
+def test_a_first_error_has_a_right_answer_or_a_new_value_before_it():
+    """Words 0 and 1 set the value. Wrong at 0, at 2 and 3, where 3 sets a value, and at 5 and 6."""
+    x = np.array([[0, 5, 6, 1, 5, 6, 7]])
+    y = np.zeros((1, 7), dtype=int)
+    guesses = np.array([[1, 0, 1, 1, 0, 1, 1]])
+    assert first_errors(x, y, guesses, [0, 1]).tolist() == [0, 2, 3, 5]
