@@ -4,11 +4,11 @@ Where long problems go wrong, and is the exit rule to blame?
     python -m results.first_errors          pretrained/calc, four problems of 65,536 tokens
     python -m results.first_errors --out_dir=out-depth/looped-1 --tau=1
 
-A wrong answer makes those behind it wrong, too, up to the next `=`. So what counts is the first
-wrong answer of each row of wrong ones: a first error. Each is looked at again in a piece of the
-problem: the words before and behind it, whose first word is replaced by `=` and the right value
-there. The piece is read with so many fixed loops that no exit rule decides anything. If the model
-errs there, too, the rule is not to blame.
+A wrong answer makes those behind it wrong, too, up to the next `=`, or the news of the value stops
+at a token, and those behind it guess. So what counts is the first wrong answer of each chain, which
+begins at an `=`. It is looked at again in a piece of the problem: the words before and behind it,
+whose first word is replaced by `=` and the right value there. The piece is read with so many fixed
+loops that no exit rule decides anything. If the model errs there, too, the rule is not to blame.
 
     x, y, guesses    words of a problem, right answers and the model's, (1, T)
 """
@@ -36,12 +36,13 @@ n_loop = 512                # fixed loops for a piece
 
 def first_errors(x, y, guesses, setters):
     """
-    The places of the first errors (N,): the answer before is right, or the word is one of
-    `setters`, which set the value.
+    The places of the first errors (N,), one of each chain that has wrong answers. setters: the
+    words with which a chain begins.
     """
-    wrong = (guesses != y)[0]
-    begins = np.append(True, ~wrong[:-1]) | np.isin(x[0], setters)
-    return np.flatnonzero(wrong & begins)
+    chain = np.isin(x[0], setters).cumsum()
+    wrong = np.flatnonzero((guesses != y)[0])
+    _, firsts = np.unique(chain[wrong], return_index=True)
+    return wrong[firsts]
 
 
 def is_wrong_alone(model, x, y, place):

@@ -274,9 +274,9 @@ def test_a_loss_that_is_not_finite_names_a_checkpoint_if_it_has_learned():
         assert ('--init_from=out/ckpt.pt' in str(error.value)) == (saved > 0)
 
 
-def test_a_first_error_has_a_right_answer_or_a_new_value_before_it():
-    """Words 0 and 1 set the value. Wrong at 0, at 2 and 3, where 3 sets a value, and at 5 and 6."""
-    x = np.array([[0, 5, 6, 1, 5, 6, 7]])
-    y = np.zeros((1, 7), dtype=int)
-    guesses = np.array([[1, 0, 1, 1, 0, 1, 1]])
-    assert first_errors(x, y, guesses, [0, 1]).tolist() == [0, 2, 3, 5]
+def test_a_chain_has_one_first_error():
+    """Words 0 and 1 begin a chain. Three chains: wrong at 2 and 4, in none, at 8."""
+    x = np.array([[0, 5, 6, 5, 5, 1, 7, 0, 5]])
+    y = np.zeros_like(x)
+    guesses = np.array([[0, 0, 1, 0, 1, 0, 0, 0, 1]])
+    assert first_errors(x, y, guesses, [0, 1]).tolist() == [2, 8]
