@@ -118,8 +118,10 @@ for flags in '--tau=1' '--tau=0.3 --damping=0.3'; do
     done
 done > results/depth/first_errors.txt
 python -m results.first_errors '--seeds=[1337]' >> results/depth/first_errors.txt
-python -m results.first_errors --out_dir=out-depth/looped-1 --tau=0.1 --damping=0.3 '--seeds=[1]' \
-    >> results/depth/first_errors.txt
+for tau in 0.1 0.03; do
+    python -m results.first_errors --out_dir=out-depth/looped-1 --tau=$tau --damping=0.3 \
+        '--seeds=[1]' >> results/depth/first_errors.txt
+done
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
