@@ -66,8 +66,9 @@ ABOUT_CALC = (
     'to token, about one per loop, and the tokens for which there is no news sleep.')
 TITLE_MAZE = 'A maze, solved before your eyes'
 ABOUT_MAZE = (
-    'A small transformer guesses in every room which door leads to the goal. In each loop a room '
-    'hears from the rooms beside it. A room that hears nothing new sleeps.')
+    'In every room of this maze a small transformer guesses which door leads to the goal. In each '
+    'loop a room hears from the rooms beside it. It sleeps when nothing around it changes, and '
+    'wakes when news arrives.')
 
 
 def main():

@@ -96,7 +96,7 @@ function unseen() {
   const parts = [];
   if (n_goals !== 1) parts.push(n_goals ? `${n_goals} goals` : 'no goal');
   if (n_goals && n_cut_off) parts.push(`${count(n_cut_off, 'room')} without a way to the goal`);
-  if (has_rings()) parts.push('rings, and so more than one way');
+  if (has_rings()) parts.push('two ways to the same room');
   return parts.length ? `The model was not trained for this: ${parts.join('; ')}.` : '';
 }
 
@@ -255,11 +255,11 @@ function draw() {
     'least', 'most'].map(name => [name, colour(name)]));
   const awake = new Set(active());
   const shades = pass.done && $('shade').checked, most = most_loops();
-  // the way from the room that is looked at; at the end, from the farthest one
+  // the way from the room that is looked at, or from the farthest one. It hides arrows at the end
   const farthest = farthest_room(), looked = looked_at();
-  const from = looked !== undefined && asked(looked) ? looked : pass.done ? farthest : undefined;
+  const from = looked !== undefined && asked(looked) ? looked : farthest;
   const way = from !== undefined && pass.loops ? way_from(from) : [];
-  const under_line = new Set(way.slice(0, -1));       // there the line shows where an arrow points
+  const under_line = new Set(pass.done ? way.slice(0, -1) : []);
 
   for (let room = 0; room < n; room++) {
     const x = room % side * size, y = Math.floor(room / side) * size;
@@ -269,14 +269,13 @@ function draw() {
       : is_cut_off ? colours['cut-off'] : colours.room;
     fill_rect(x, y, x + size, y + size);
     let ink = wrong ? colours.wrong : colours.arrow;
-    // goals and wrong arrows stay on the plain colour, and rooms that did not settle on theirs
-    if (shades && pass.ran[room] && !goals[room] && !wrong && !is_cut_off && !awake.has(room)) {
+    // wrong arrows stay on the plain colour, and rooms that did not settle on theirs
+    if (shades && pass.ran[room] && !wrong && !is_cut_off && !awake.has(room)) {
       const shade = mix(amber(), Math.min(1, pass.ran[room] / most));
       draw_floor(x, y, doors[room], shade);
       ink = ink_on(shade);
     }
-    if (goals[room]) draw_goal(x, y, colours.goal);
-    else if (pass.loops && !under_line.has(room)) {
+    if (pass.loops && !goals[room] && !under_line.has(room)) {
       const {door, sure} = answers[room];
       pen.globalAlpha = .12 + .88 * sure;
       draw_arrow(x, y, door, ink);
@@ -303,6 +302,9 @@ function draw() {
   }
   pen.stroke();
   draw_way(way, colours);
+  for (const room of goals.keys()) {
+    if (goals[room]) draw_goal(room % side * size, Math.floor(room / side) * size, colours.goal);
+  }
   if (farthest !== undefined) draw_start(farthest, colours);
   if (document.activeElement === canvas) {
     pen.strokeStyle = colours.chosen;
@@ -354,8 +356,9 @@ function fill_rect(...edges) {
 
 function draw_way(way, colours) {
   pen.lineCap = pen.lineJoin = 'round';
-  for (const [width, stroke] of [[size * .28, colours.room], [size * .14, colours.chosen]]) {
-    pen.lineWidth = Math.max(1.5, width);
+  const thick = pass.done ? .14 : .07;        // thinner while arrows are seen under it
+  for (const [width, stroke] of [[2 * thick, colours.room], [thick, colours.chosen]]) {
+    pen.lineWidth = Math.max(1.5, size * width);
     pen.strokeStyle = stroke;
     pen.beginPath();
     for (const room of way) {
@@ -426,26 +429,23 @@ const percent = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)}%` :
 
 const quiet = () => $('sleep').value === 'off' ? 'settled' : 'asleep';
 
-const HOW_NEWS_TRAVELS =
-  'In each loop a room hears from the four rooms beside it, also from those behind a wall. News ' +
-  'comes from the goal and from dead ends.';
-
 // what has happened, in sentences
 function summary(n_asked, right) {
   const {loops, edits, first} = pass, n = maze.doors.length, wrong = n_asked - right;
   const sleep = $('sleep').value, fresh = !edits;
   if (!loops) {
-    return 'Press play. Every room then guesses which door leads to the goal, and shows it by an ' +
-      'arrow; red arrows are wrong. Violet rooms are at work. Watch them on the way from the ' +
-      'green goal to the room with the blue ring, which is farthest away.';
+    return 'Press play. Each arrow is then the model\'s guess of the way to the green dot. Red ' +
+      'guesses are wrong: watch the red disappear. The blue line follows the arrows from the ' +
+      `farthest room.${is_touched ? ' You can tap a room at any time to move the goal.' : ''}`;
   }
   if (!pass.done) {
     return (playing ? '' : `Paused after ${count(loops, 'loop')}. `) + (n_asked && !wrong
       ? 'All arrows are right, but violet rooms still change: an arrow may still turn.'
       : sleep === 'off' ? 'All rooms loop until all of them are settled; violet ones still change.'
-      : (sleep === 'on' ? 'Violet rooms are at work: they or a room beside them still change. ' +
-        'The others sleep.' : 'Violet rooms are at work and still change.') +
-        ' Red arrows are wrong so far.') + ` ${HOW_NEWS_TRAVELS}`;
+      : sleep === 'on' ? 'Violet rooms are at work. The others sleep until news reaches them, ' +
+        'even if their arrow is still wrong (red). News starts at the goal and at dead ends, and ' +
+        'goes from room to room. The blue line follows the arrows from the farthest room.'
+      : 'Violet rooms are at work and still change. Red arrows are wrong so far.');
   }
   const n_awake = active().length, at_limit = pass.awake.length > 0;
   const solved = n_asked > 0 && !wrong;
@@ -478,15 +478,14 @@ function summary(n_asked, right) {
     if (!fresh) {
       const n_goals = maze.goals.filter(Boolean).length;
       words.push(has_rings() || n_goals > 1
-        ? 'Undo takes the last change back; a solve from the start seldom helps here.'
+        ? 'The model has not learned this; undo takes your change back.'
         : 'Press "again" to solve the maze from the start: that usually helps.');
     } else if (tau() > 1.25 * R.tau) words.push('The threshold is probably too loose.');
     else words.push('The model is not always right. Try another goal, or a new maze.');
   }
   if (!has_edited && solved && !at_limit) {
-    words.push(`Now ${is_touched ? 'tap' : 'click'} a room to move the goal. (You can open walls, ` +
-      'too. That makes a second way, which the model has never seen, and usually leaves red ' +
-      'arrows.)');
+    words.push(`Now ${is_touched ? 'tap' : 'click'} a room to move the goal. Or open a wall: a ` +
+      'second way to the goal, which the model has never seen, usually confuses it.');
   }
   return words.join(' ');
 }
@@ -521,7 +520,7 @@ function draw_numbers() {
   const right = rooms.filter(is_right).length, n_goals = maze.goals.filter(Boolean).length;
   const deepest = rooms.reduce((most, room) => Math.max(most, truth.depth[room]), 0);
   const begun = pass.loops > 0;
-  put('deepest', rooms.length ? `${count(deepest, 'door')} away` : '-');
+  put('deepest', rooms.length ? count(deepest, 'door') : '-');
   put('loops-name', pass.repairs ? 'loops since edit' : 'loops');
   put('loops', `${pass.loops}`);
   put('awake-name', $('sleep').value === 'off' ? 'still changing' : 'awake now');
@@ -529,8 +528,13 @@ function draw_numbers() {
   put('computed', mean(pass.ran).toFixed(1));
   put('most', !pass.done ? '\u2026'
     : `${most_loops()} loops${most_loops() < Math.max(...pass.ran) ? ' or more' : ''}`);
-  put('white', !pass.done || !$('shade').checked ? 'asleep' : pass.repairs
-    ? 'not coloured: wrong, or not woken' : 'not coloured: wrong');
+  const all_loop = $('sleep').value === 'off';
+  put('white', !pass.done || !$('shade').checked ? all_loop ? 'settled' : 'asleep'
+    : pass.repairs ? 'wrong/not woken' : 'wrong');
+  put('violet', all_loop ? 'changing' : 'at work');
+  put('ticker', begun ? `loop ${pass.loops} · ${active().length} awake · ${right} of ` +
+    `${rooms.length} right` : '');
+  document.body.classList.toggle('looks', $('click').value === 'look');
   put('right', !n_goals ? 'no goal' : begun && rooms.length
     ? `${right} of ${rooms.length}, ${percent(right, rooms.length)}` : '-');
   put('notice', [unread, unseen()].filter(Boolean).join(' '));
@@ -545,7 +549,7 @@ function draw_numbers() {
   put('chosen', looked === undefined
     ? (is_touched ? 'To look at a room, choose "look" above and tap it.'
       : 'Point at a room, or choose one with the arrow keys.') +
-      ' Here you then read how long it ran, and a blue line shows its way.'
+      ' Then you see its way, and read how long it ran.'
     : describe(looked));
 }
 
@@ -666,6 +670,7 @@ function toggle_wall(room, door, open, continues = false) {
 function set_goal(room, add, continues = false) {
   if (!add && maze.goals.every((is_goal, other) => is_goal === (other === room))) return draw();
   if (!continues) remember();
+  else if (past.at(-1).pass) ({pass, answers} = past.at(-1));     // from where the drag began
   if (add) maze.goals[room] = !maze.goals[room];
   else maze.goals = maze.goals.map((_, other) => other === room);
   changed();
@@ -721,7 +726,10 @@ function at_point({offsetX, offsetY}) {
   const distances = [y, 1 - x, 1 - y, x].map(
     (distance, door) => behind(room, door) === undefined ? Infinity : distance);
   const nearest = Math.min(...distances), door = distances.indexOf(nearest);
-  return {room, door: nearest < NEAR[$('click').value] ? door : undefined};
+  const near = NEAR[$('click').value];
+  // in small rooms a hand needs six pixels
+  const reach = near && Math.max(near, Math.min(.3, 6 / size));
+  return {room, door: nearest < reach ? door : undefined};
 }
 
 // what the mouse does where it is dragged: {open}, do the walls open or close that it passes? or
@@ -742,6 +750,7 @@ function edit({room, door}, add) {
     toggle_wall(room, door, dragging.open);
   }
   if (dragging) dragging.changed = past.length > before;
+  say_chosen();
 }
 canvas.onpointerdown = event => {
   dragging = pressed = undefined;
@@ -790,9 +799,11 @@ $('play').onclick = () => play();
 $('step').onclick = step;
 $('again').onclick = restart;
 $('undo').onclick = undo;
-$('new').onclick = new_maze;
-$('first').onclick = first_maze;
-$('side').onchange = $('kind').onchange = new_maze;
+// it begins by itself, unless the reader wants nothing to move
+const can_move = !matchMedia('(prefers-reduced-motion: reduce)').matches;
+const and_play = show_maze => () => (show_maze(), can_move && play(true));
+$('new').onclick = $('side').onchange = $('kind').onchange = and_play(new_maze);
+$('first').onclick = and_play(first_maze);
 $('tau').oninput = $('sleep').oninput = restart;
 $('side').oninput = $('speed').oninput = label;
 $('shade').oninput = () => draw();
@@ -809,7 +820,4 @@ put('tau-first', `${Number((100 * R.tau).toPrecision(2))}%`);
 $('side').value = Math.sqrt(R.task.ids.length);
 at_first = Object.fromEntries(CONTROLS.map(id => [id, get(id)]));
 take_address();
-// it begins by itself, unless the reader was faster, or wants nothing to move
-if (!matchMedia('(prefers-reduced-motion: reduce)').matches) {
-  setTimeout(() => pass.loops || has_edited || play(true), 1000);
-}
+if (can_move) setTimeout(() => pass.loops || has_edited || play(true), 1000);
