@@ -170,8 +170,8 @@ def show(model, text):
         logits, trace = model(x, [n] * len(groups))
         print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
 
-    # the two scales, with 8 loops: the jump of a group, and its steps from the second on. The first
-    # step leads out of the noise
+    # the two scales, with 8 loops: the jump from what enters a group to its last state, and its
+    # steps from the second on. The first step leads out of the noise
     for group, entry in zip(groups, trace):
         states = torch.stack(entry['states'])                                   # (9, B, T, C)
         jump = (states[-1] - entry['e']).norm(dim=-1).mean()
@@ -179,7 +179,7 @@ def show(model, text):
         norms = delta[1:].norm(dim=-1).mean((1, 2))
         cosines = F.cosine_similarity(delta[1:], delta[:-1], dim=-1).mean((1, 2))
         print(f'\nlayers {group}: jump {jump:.2f}, mean of the later steps {norms.mean():.2f}, '
-              f'ratio {jump / norms.mean():.0f} (Eq. 2)')
+              f'ratio {jump / norms.mean():.0f}')
         print('  loop step                  ', *(f'{k:5d}' for k in range(2, len(states))))
         print('  length                     ', *(f'{norm:5.3f}' for norm in norms))
         print('  cosine with the step before', *(f'{cosine:5.2f}' for cosine in cosines))

@@ -918,7 +918,7 @@ def test_nothing_jumps_and_play_and_the_result_are_seen_at_once(browser, page, w
     assert all(places == result['seen'][0] for places in result['seen']), result['seen']
     assert result['words'].startswith('Row') and result['notice']
     assert result['beside'] == (width > 720)
-    # on a phone a line of numbers and the story follow the maze, elsewhere the room that is looked at
+    # on a phone a line of numbers and the story follow the maze, elsewhere the room looked at
     chosen, story = result['under']
     assert result['above'] and 0 <= (chosen if result['beside'] else story) < 30
     chosen, notice = result['at_once']

@@ -92,8 +92,8 @@ def test_a_run(tmp_path, monkeypatch, capsys):
     micro.main()
     printed = capsys.readouterr().out
     assert printed.startswith('iteration 100: loss') and printed.count('held-out loss') == 7
-    # of each group the jump over the mean of the steps 2 to 8, Eq. 2
-    scales = re.findall(r'jump (\S+), mean of the later steps (\S+), ratio (\d+) \(Eq. 2\)\n'
+    # of each group the jump over the mean of the steps 2 to 8
+    scales = re.findall(r'jump (\S+), mean of the later steps (\S+), ratio (\d+)\n'
                         r'  loop step +2 .*\n  length +(.*)\n', printed)
     assert len(scales) == 3
     for jump, mean, ratio, lengths in scales:
