@@ -123,6 +123,8 @@ for tau in 0.1 0.03; do
     python -m results.first_errors --out_dir=out-depth/looped-1 --tau=$tau --damping=0.3 \
         '--seeds=[1]' >> results/depth/first_errors.txt
 done
+python -m results.first_errors --out_dir=out-depth/looped-2 --tau=0.03 --damping=0.3 \
+    '--seeds=[1337,3]' >> results/depth/first_errors.txt
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
