@@ -93,13 +93,15 @@ class RecordedPasses:
 
     def __init__(self, run):
         self.run = run
-        self.cache = None
+        self.memory = []            # of the keys and values, which the graphs read and write
         self.seen = set()           # settings that have run, which has initialised their kernels
         self.recorded = {}          # {setting: its RecordedPass}
 
     def __call__(self, idx, plan):
-        if plan.cache is not self.cache:            # another text, or its window has moved
-            self.cache = plan.cache
+        memory = [kv.kv for kv in plan.cache.values() if isinstance(kv, KeysValues)]
+        if list(map(id, memory)) != list(map(id, self.memory)):
+            # another text, its window has moved, or the cache has got more slots
+            self.memory = memory
             self.recorded.clear()
         setting = (tuple(plan.counts), tuple(idx.shape), plan.warm is None,
                    plan.warm_tokens is None)

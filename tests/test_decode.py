@@ -16,9 +16,9 @@ from test_zoo import CLASSES
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
-from cache import make_cache
+from cache import KeysValues, make_cache
 from common.checkpoint import load_checkpoint
-from decode import prefill, teacher_forced, use_one_thread
+from decode import compiled, prefill, teacher_forced, use_one_thread
 from decode.compiled import compile_passes
 from decode.rows import choose, context_start
 from exits import make_exit
@@ -353,3 +353,23 @@ def test_where_compiling_fails_decoding_goes_on(tiny, capsys):
         assert 'goes on without' in line and 'there is no compiler' in line
     finally:
         torch.compiler.set_stance('default')
+
+
+def test_a_cache_that_has_got_more_slots_is_recorded_anew(monkeypatch):
+    """A graph reads and writes the memory that the keys and values had when it was recorded."""
+    recorded = []
+
+    def record(run):
+        recorded.append(run)
+        return run(), lambda: None
+    monkeypatch.setattr(compiled, 'record', record)
+    kv = KeysValues(4, 4)
+    kv.kv = torch.zeros(1, 1, 4, 2, 1, 1)
+    plan = Plan([1], span=compiled.AnyPlace(1, 1, 4, 4, 'cpu'), cache={'block': kv})
+    passes = compiled.RecordedPasses(lambda idx, plan: (idx, []))
+    for _ in range(3):
+        passes(torch.zeros(1, 1), plan)         # the first one is not recorded
+    assert len(recorded) == 1
+    kv.kv = torch.cat((kv.kv, kv.kv))
+    passes(torch.zeros(1, 1), plan)
+    assert len(recorded) == 2
