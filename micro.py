@@ -170,19 +170,19 @@ def show(model, text):
         logits, trace = model(x, [n] * len(groups))
         print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
 
-    # the two scales, with 8 loops: the jump from what enters a group to its last state, and its
-    # steps from the second on. The first step leads out of the noise
-    for group, entry in zip(groups, trace):
-        states = torch.stack(entry['states'])                                   # (9, B, T, C)
-        jump = (states[-1] - entry['e']).norm(dim=-1).mean()
+    # the two scales: the loop steps of a group, and the jump from its last state to the next one's
+    for g, group in enumerate(groups):
+        states = torch.stack(trace[g]['states'])                                # (9, B, T, C)
         delta = states.diff(dim=0)                                              # (8, B, T, C)
-        norms = delta[1:].norm(dim=-1).mean((1, 2))
+        norms = delta.norm(dim=-1).mean((1, 2))
         cosines = F.cosine_similarity(delta[1:], delta[:-1], dim=-1).mean((1, 2))
-        print(f'\nlayers {group}: jump {jump:.2f}, mean of the later steps {norms.mean():.2f}, '
-              f'ratio {jump / norms.mean():.0f}')
-        print('  loop step                  ', *(f'{k:5d}' for k in range(2, len(states))))
+        print(f'\nlayers {group}, mean loop step {norms.mean():.2f}')
+        print('  loop step                  ', *(f'{k:5d}' for k in range(1, len(states))))
         print('  length                     ', *(f'{norm:5.3f}' for norm in norms))
-        print('  cosine with the step before', *(f'{cosine:5.2f}' for cosine in cosines))
+        print('  cosine with the step before', ' ' * 5, *(f'{cosine:5.2f}' for cosine in cosines))
+        if g + 1 < len(groups):
+            jump = (trace[g + 1]['states'][-1] - states[-1]).norm(dim=-1).mean()
+            print(f'jump to the next group {jump:.2f}, {jump / norms.mean():.1f} times that mean')
 
     print('\nAlgorithm 1: loops that a token keeps in each group, mean (least to most), of 30')
     for tau in 0.1, 1, 10:
