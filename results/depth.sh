@@ -130,6 +130,11 @@ for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
     rules random-192-0.01-$seed 192 0.01 8 "--rules=['random']" '--taus=[0.0154,0.0714]' --wake=False '--budgets=[]' --n_loop=484
 done
+# exits for good, with smaller and smaller thresholds
+for seed in 1 2 3; do
+    export RUN=out-depth/looped-$seed
+    rules small-192-0.01-$seed 192 0.01 8 "--rules=['accel']" '--taus=[0.01,0.0001,0.00001,0.000001]' --wake=False '--budgets=[]' --n_loop=484
+done
 # a window of 16 tokens: news wakes all 15 that read a token, or the next 4
 for seed in 1 2 3; do
     export RUN=out-depth/window16-$seed
