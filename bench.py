@@ -290,10 +290,18 @@ def check_lists():
         fits = all(type(part) is type(example[0]) for part in as_list(value))
         if value is not None and not fits:
             raise ValueError(f'{knob} must be as in --{knob}="{example}", not {value}')
+    for knob in 'cache', 'wake':
+        if globals()[knob] == []:
+            raise ValueError(f'{knob} must not be empty: leave out --{knob}')
     for policy in as_list(cache):
         if policy not in POLICIES:
             raise ValueError(f"unknown cache policy '{policy}': choose one of "
                              f'{", ".join(POLICIES)}')
+    if not are_counts(budgets, len(budgets)):
+        raise ValueError('budgets must be whole numbers from 1 on, such as [1,2,4,8], not '
+                         f'{budgets}')
+    if not all(type(tau) in (int, float) and tau >= 0 for tau in taus):
+        raise ValueError(f'taus must be numbers from 0 on, such as [0.1,1,10], not {taus}')
     if not all(are_counts(draft, 3) for draft in drafts):
         raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
                          f'[[2,8,4]], not {drafts}')
@@ -327,11 +335,7 @@ def are_counts(values, n):
 
 def check_results(results):
     """ValueError, before any work, if this folder cannot be written into."""
-    check_writable(results)
-    for name in ('bench.csv', 'bench.json', 'exits.json', 'figure_4.png', 'ledger.png'):
-        path = os.path.join(results, name)
-        if os.path.isdir(path):
-            raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
+    check_writable(results, ('bench.csv', 'bench.json', 'exits.json', 'figure_4.png', 'ledger.png'))
 
 
 # the run ------------------------------------------------------------------------------------------

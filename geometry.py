@@ -46,6 +46,9 @@ animate = False             # also a GIF of one token on its way: figures/two_sc
 device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
+FIGURES = ('figure_1.png', 'figure_2.png', 'figure_3a.png', 'figure_5.png', 'convergence.png',
+           'two_scales.gif')
+
 # what is measured: the probes ---------------------------------------------------------------------
 
 def step_norm(states):
@@ -550,7 +553,7 @@ def main():
     if animate and len(groups) < 2:
         raise ValueError(f'--animate shows jumps between groups, and the model in {source} has '
                          'only one: choose another --out_dir')
-    check_writable(folder)
+    check_writable(folder, FIGURES)
     models = models_of(model, last['iter_num'], source, dev, length)
     _, idx, _, depth = data.held_out_windows(last, n_windows, dataset, dev)     # (n_windows, T)
     print(f"{source}: checkpoints of iterations {', '.join(map(str, models))}; groups {groups}; "

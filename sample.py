@@ -87,6 +87,8 @@ def check_knobs(is_task):
         raise ValueError('--start is one problem: leave out --num_samples')
     if num_samples < 1:
         raise ValueError(f'num_samples must be at least 1, not {num_samples}')
+    if not 0 <= seed < 2 ** 63:
+        raise ValueError(f'seed must lie between 0 and 2^63 - 1, not at {seed}')
     if exit is None and not wave and (wake or tau is not None or hits is not None):
         raise ValueError('--wake, --tau and --hits need an exit rule: add --exit=norm_rel, or '
                          '--wave=8')
@@ -149,7 +151,7 @@ def with_threshold(decoding, is_task, checkpoint, folders):
         if threshold is None:
             continue
         source = f'{folder}/exits.json'
-        if damping is not None:
+        if damping not in (None, checkpoint['damping_of_run']):
             raise ValueError(f'the threshold in {source} is for the damping of the run: give --tau '
                              'with --damping, a smaller one for more damping')
         if threshold.tau is None:

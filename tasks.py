@@ -76,7 +76,6 @@ class Calc:
     """
 
     def __call__(self, rng, rows, T, p=5, reset=0.2):
-        check(p >= 2, f'p must be at least 2, not {p}')
         check(0 < reset <= 1, f'reset must lie in (0, 1], not {reset}')
         op = rng.integers(1, 3, size=(rows, T))         # 0 sets, 1 adds, 2 multiplies
         op[rng.random((rows, T)) < reset] = 0
@@ -93,6 +92,7 @@ class Calc:
         return x, y, steps_since(op == 0)
 
     def words(self, p):
+        check(p >= 2, f'p must be at least 2, not {p}')
         return [f'={v}' for v in range(p)] + [f'{op}{v}' for op in '+*' for v in range(1, p)]
 
     def oracle(self, words, p):
@@ -412,7 +412,7 @@ class Problems(Examples):
         word_ids = self.word_encoding.encode(text)
         words = text.split()
         with explain(f"'{text}' is not a problem of {self.name}",
-                     f'python tasks.py {self.name} prints some'):
+                     f'{self.command_to_print()} prints some'):
             check(words, 'it has no words')
             answers = self.answers(words) if hasattr(self.task, 'oracle') else [None] * len(words)
             tokens = self.word_encoding.tokens | {None: NOT_ASKED}
@@ -420,6 +420,13 @@ class Problems(Examples):
             check(not unknown, f'the oracle answers {unknown[:1]}, which is no word of the task')
             label_ids = [tokens[answer] for answer in answers]
         return self.spell(np.array([word_ids]), np.array([label_ids]))
+
+    def command_to_print(self):
+        """The command that prints some of these problems."""
+        module = type(self.task).__module__
+        if module.startswith('zoo.'):
+            return f'python -m {module}'
+        return ' '.join(['python tasks.py', *configurator.own_files, self.name])
 
     def wrong_rows(self, x, y):
         """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
@@ -475,6 +482,7 @@ def print_problem(problems, x, y, oracle=None):
 
 def main():
     problems = Problems(task)
+    check(seed >= 0, f'seed must be at least 0, not {seed}')
     x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
     print(f'{task}: {problems.vocab_size} words, {block_size} tokens per problem\n')
     for tokens, labels in zip(x[:3], y[:3]):

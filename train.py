@@ -49,7 +49,7 @@ from common.errors import explain, run
 from common.files import check_writable
 from common.optim import freeze_all_but, make_optimizers
 from common.resume import check_same_data, restore, where_to_start
-from common.run_folder import find_run, only_writer, start_over
+from common.run_folder import find_checkpoint, find_run, only_writer, start_over
 from loops import TrainingNoise, derived_seed, sample_n_loop
 from model import MOST_LOOPS, compile_layers, flops_per_token
 
@@ -272,7 +272,7 @@ def main(*args):
     if knobs['length'] is not None:
         raise ValueError('--length is for --eval_only: training takes --block_size')
     # a run that goes on has knobs of its own
-    start = where_to_start(knobs, configurator.given)
+    start = where_to_start(knobs, configurator.given, configurator.flags)
     globals().update(start.knobs)       # from here on the knobs above have the values of this run
     check_knobs()
 
@@ -330,7 +330,9 @@ def allow_tf32():
 
 def flags_of(run, *flags):
     """The words behind a script with which it finds this run: its own files, flags, out_dir."""
-    folder = [] if out_dir == 'out' else [f'--out_dir={quote(out_dir)}']
+    # a file of its own may name another out_dir
+    is_default = out_dir == 'out' and not run.own_files
+    folder = [] if is_default else [f'--out_dir={quote(out_dir)}']
     return [*map(quote, run.own_files), *flags, *folder]
 
 
@@ -484,10 +486,11 @@ def evaluate_only(knobs):
     """
     given = configurator.given
     folder = knobs['out_dir']
-    if knobs['init_from'] and 'out_dir' not in given:
-        folder = os.path.dirname(knobs['init_from']) or '.'
+    path = find_checkpoint(knobs['init_from'])
+    if path and 'out_dir' not in given:
+        folder = os.path.dirname(path) or '.'
     folder, results = find_run(folder)
-    path = knobs['init_from'] or f'{folder}/ckpt.pt'
+    path = path or f'{folder}/ckpt.pt'
     dev, autocast = distributed.start_processes(knobs['device'], knobs['dtype'])
     model, checkpoint = load_checkpoint(path, dev, knobs['model_class'], knobs['length'])
     say_own_files(checkpoint)

@@ -119,14 +119,11 @@ def read_checkpoint(path):
     """The dict in a ckpt.pt. ValueError if there is no such file, NotWhole if it is damaged."""
     if not os.path.isfile(path):
         raise UserError(f"no checkpoint at '{path}': {advice_for_missing(path)}")
-    reason = ''
     try:
         with warnings.catch_warnings(action='ignore'):      # on files that are refused below
             # weights_only: tensors and plain values, no code
             checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        missing = [part for part in PARTS if part not in checkpoint]
-        if missing:
-            reason = f"no {', '.join(missing)}"
+        reason = what_is_wrong(checkpoint)
     except Exception as error:      # torch.load's own words would advise to run the code in a file
         if not can_come_from_content(error):
             raise
@@ -135,6 +132,20 @@ def read_checkpoint(path):
         raise NotWhole(f"'{path}' is not a whole checkpoint of this program ({reason}): it may be "
                        'cut short, or hold something else; train again or use another')
     return checkpoint
+
+
+def what_is_wrong(checkpoint):
+    """Why this cannot be a checkpoint, in a few words; '' if it may be one."""
+    if not isinstance(checkpoint, dict):
+        return 'no dict'
+    missing = [part for part in PARTS if part not in checkpoint]
+    if missing:
+        return f"no {', '.join(missing)}"
+    kinds = dict(model=dict, model_args=dict, model_class=str, config=dict, iter_num=int,
+                 tokenizer=str | None, own_files=list)
+    wrong = [part for part, kind in kinds.items()
+             if part in checkpoint and not isinstance(checkpoint[part], kind)]
+    return f"a wrong {', '.join(wrong)}" if wrong else ''
 
 
 def can_come_from_content(error):
@@ -158,6 +169,7 @@ def load_checkpoint(path, device='cpu', named_class='', length=None, damping=Non
     config = config_in(checkpoint, cls, path)
     if length is not None:
         config = at_length(config, length, path)
+    checkpoint['damping_of_run'] = config.damping
     if damping is not None:
         config = replace(config, damping=damping)
     model = build_model(cls, config, checkpoint, path)

@@ -40,6 +40,7 @@ RENAMED = {'past': 'wake'}      # {a knob's former name: its name}
 
 # what read_arguments has found in the last command line that it read, for other files to look up
 given = set()       # the names of the knobs that its flags and config files have set
+flags = set()       # of those that its flags have set
 own_files = []      # its config files with imports: they may have added parts to the tables
 
 
@@ -109,6 +110,7 @@ def read_arguments(script, args, positional=None, more_knobs=lambda knobs: {}):
     annotations = {key: type(value) for key, value in knobs.items()}
     annotations |= annotations_of(script)
     given.clear()
+    flags.clear()
     own_files.clear()
     if os.getcwd() not in sys.path:         # for MODULE:NAME beside the user's own files
         sys.path.append(os.getcwd())
@@ -145,6 +147,7 @@ def read_flag(arg, following, knobs, annotations):
         text = following.pop(0)
     knobs[key] = parse(key, text, annotations[key], example=knobs[key])
     given.add(key)
+    flags.add(key)
 
 
 def hint_for_unknown(key, knobs):

@@ -244,7 +244,7 @@ def health(model, idx, autocast=nullcontext()):
             # their unit vectors, minus the T pairs of a token with itself
             unit_vectors = F.normalize(x, dim=-1)
             sum_of_cosines = unit_vectors.sum(1).square().sum(-1) - T
-            token_corr = sum_of_cosines.mean() / (T * (T - 1))
+            token_corr = sum_of_cosines.mean() / max(1, T * (T - 1))            # 0 for one token
             from_x = group.step(x, e)
             from_noise = group.step(group.init_state(e), e)
             state_use = (from_x - from_noise).norm() / from_x.norm()

@@ -49,8 +49,11 @@ def new_file(path, mode='w', keep_old=False, newline=None, encoding='utf-8'):
         raise
 
 
-def check_writable(folder):
-    """Make the folder, before any work is done. ValueError if no file can be written into it."""
+def check_writable(folder, files=()):
+    """
+    Make the folder, before any work is done. ValueError if no file can be written into it, or if
+    there are folders with the names of these files.
+    """
     try:
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -60,6 +63,10 @@ def check_writable(folder):
             reason = f"it is a link to '{os.readlink(folder)}', which does not exist"
         raise ValueError(f"cannot write into '{folder}' ({reason}): make it a folder into which "
                          'you may write, or take another one') from None
+    for name in files:
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
 
 
 def sha256_of(*paths, more=''):

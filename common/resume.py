@@ -2,8 +2,9 @@
 Where a run of train.py starts: from new weights, from the last checkpoint in its own folder
 (--resume), or from the weights of another run (--init_from).
 
-A run that continues has the knobs of the earlier one. A knob that the user gives
-with another value is refused, unless it may change (FREE_KNOBS, FREE_FIELDS).
+A run that continues has the knobs of the earlier one. A flag that gives another value is refused,
+unless it may change (FREE_KNOBS, FREE_FIELDS). With --resume the values of config files do not
+count: the files are there for the parts that they add, and flags may have overridden their values.
 """
 import os
 from shlex import quote
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from common.checkpoint import NotWhole, load_checkpoint, say_own_files
 from common.distributed import say
 from common.errors import UserError
-from common.run_folder import RESUMED, check_free, find_run, is_read_only
+from common.run_folder import RESUMED, check_free, find_checkpoint, find_run, is_read_only
 
 # knobs that may change within a run: they shape neither the weights nor the columns of the log
 FREE_KNOBS = {'out_dir', 'resume', 'overwrite', 'max_iters', 'eval_interval', 'eval_windows',
@@ -29,16 +30,16 @@ class Start(NamedTuple):
     resumed_from: str   # its path if that very run is continued, '' otherwise
 
 
-def where_to_start(knobs, given):
+def where_to_start(knobs, given, flags=frozenset()):
     """
     Where a run starts, as its knobs resume, init_from and out_dir say -> Start.
 
-    knobs: {name: value} of train.py; given: the names of those that the user has set. ValueError
-    if one of these differs from the earlier run's and may not, or if a run in out_dir would be
-    lost.
+    knobs: {name: value} of train.py; given: the names of those that the user has set, flags: by
+    flags. ValueError if one of these differs from the earlier run's and may not, or if a run in
+    out_dir would be lost.
     """
     out_dir = knobs['out_dir']
-    init_from = knobs['init_from']
+    init_from = find_checkpoint(knobs['init_from'])
     is_file = os.path.exists(init_from)
     if init_from == 'resume' and not is_file:       # nanoGPT's words, and its gpt2-xl
         raise UserError('--init_from=resume is not a file: continue the run in --out_dir with '
@@ -54,7 +55,7 @@ def where_to_start(knobs, given):
     if knobs['resume']:
         checkpoint, path = last_checkpoint(out_dir, knobs['model_class'])
         if path:
-            return continue_run(knobs, given, checkpoint, path)
+            return continue_run(knobs, given, flags, checkpoint, path)
     check_free(out_dir, knobs['overwrite'], init_from)
     if knobs['resume']:
         say(f'no checkpoint in {out_dir} yet: starting a new run')
@@ -63,10 +64,16 @@ def where_to_start(knobs, given):
     return Start(knobs, {}, '')
 
 
-def continue_run(knobs, given, checkpoint, path):
+def continue_run(knobs, given, flags, checkpoint, path):
     """The Start of a run that is continued: all its knobs come along."""
     earlier = knobs_in(checkpoint) | dict(out_dir=knobs['out_dir'])
-    knobs = with_earlier_knobs(knobs, given, earlier, FREE_KNOBS, path)
+    unused = [f'{name} = {knobs[name]} (it is {earlier[name]})'
+              for name in sorted((given - flags - {'resume', 'overwrite'}) & earlier.keys())
+              if knobs[name] != earlier[name]]
+    if unused:
+        say(f"a run that continues keeps its knobs, so these of a config file are not used: "
+            f"{', '.join(unused)}")
+    knobs = with_earlier_knobs(knobs, flags, earlier, FREE_KNOBS, path)
     if checkpoint['iter_num'] > knobs['max_iters']:
         raise UserError(f"the run in {knobs['out_dir']} has {checkpoint['iter_num']} iterations "
                         'already: --max_iters may not be smaller')

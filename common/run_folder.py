@@ -46,6 +46,13 @@ def find_run(out_dir, quiet=False):
     return out_dir, results
 
 
+def find_checkpoint(path):
+    """The knob init_from -> the file: the ckpt.pt of a folder. pretrained/ is found as above."""
+    if not os.path.exists(path) and path.split('/')[0] == 'pretrained':
+        path = os.path.join(ROOT, path)
+    return os.path.join(path, 'ckpt.pt') if os.path.isdir(path) else path
+
+
 def is_read_only(folder):
     """Is it a folder of pretrained/, or one in which this user may not write?"""
     pretrained = os.path.realpath(os.path.join(ROOT, 'pretrained'))

@@ -142,7 +142,8 @@ def compile_passes(model, width=5, **options):
         # with an exit rule the layers and steps are compiled, not the whole pass
         run = eager if plan.rule else whole
         T = idx.shape[1]
-        pad = 0 if plan.rule else plan.width - T
+        # no pass is wider than the context
+        pad = 0 if plan.rule else min(plan.width, block_size) - T
         try:
             # a copy: the strides of a graph's input are those that it was compiled with
             padded = F.pad(idx, (0, pad)).clone(memory_format=torch.contiguous_format)

@@ -514,9 +514,11 @@ def test_a_calibration_ends_with_the_command_that_uses_it(here, monkeypatch):
     ('--new_tokens=1', 'new_tokens must be'), ('--cache=newest', "unknown cache policy 'newest'"),
     ('--waves=[8]', 'waves must be lists of two'), ('--drafts=[["1",2,3]]', 'drafts must be lists'),
     ('--drafts=[[3,3,4]]', 'draft_loops must lie between'), ('--rules=[1]', 'rules must be as in'),
-    ('--dataset=group', 'choose'), ('--budgets=[0]', 'n_loop must be an int from 1'),
+    ('--dataset=group', 'choose'), ('--budgets=[0]', 'budgets must be whole'),
     ('--calibrate=0.1', 'n_windows must be at least 16'), ('--seed=-1', 'seed must lie between'),
-    ('--fidelity=95', 'fidelity is a share'), ('--taus=[-1]', 'tau must be a number'),
+    ('--fidelity=95', 'fidelity is a share'), ('--taus=[-1]', 'taus must be numbers'),
+    ('--taus=[None]', 'taus must be numbers'), ('--budgets=[1,[2]]', 'budgets must be whole'),
+    ('--cache=[]', 'cache must not be empty'), ('--wake=[]', 'wake must not be empty'),
     ('--rules=["accell"]', "unknown exit rule 'accell'"), ('--beside=[1]', 'beside must be as in'),
     ('--wake=["x"]', 'wake must be as in --wake="[False, True]"')])
 def test_bad_input_is_refused_before_the_work(here, flag, words):

@@ -34,13 +34,14 @@ def test_load_checkpoint(tiny, idx):
     torch.save(good, 'good.pt')
     loaded, dictionary = load_checkpoint('good.pt')
     assert not loaded.training and torch.equal(loaded(idx)[0], model(idx)[0])
-    assert dictionary.keys() == good.keys() | {'folder'}
+    assert dictionary.keys() == good.keys() | {'folder', 'damping_of_run'}
     assert dictionary['folder'] == '.'
 
     # what is no checkpoint, or not a whole one
     start = Path('good.pt').read_bytes()[:5000]
     for content in (start, b'no checkpoint', b'', pickle.dumps(Code()), [1, 2], parts,
-                    parts | dict(model={}), good | dict(config=Code())):
+                    parts | dict(model={}), good | dict(config=Code()), good | dict(config=None),
+                    good | dict(own_files=3), ' '.join(good)):
         if isinstance(content, bytes):
             Path('bad.pt').write_bytes(content)
         else:

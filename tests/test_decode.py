@@ -340,6 +340,19 @@ def test_compiled_texts_are_those_of_eager(tiny, how, rows, changes, graphs):
         assert counter.frame_count == graphs
 
 
+@pytest.mark.parametrize('how', [
+    dict(cache='exact', n_loop=2, draft_loops=1),
+    dict(n_loop=6, wave=8, exit=make_exit('norm_rel', 0.3))])
+def test_compiled_passes_are_not_wider_than_the_context(tiny, how):
+    torch.compiler.reset()
+    changes = ROTARY | dict(block_size=4)
+    compiled, eager = tiny(**changes), tiny(**changes)
+    compile_passes(compiled, how.get('wave', 5), backend='eager')
+    texts = [zip(*model.stream(torch.arange(3)[None], 12, temperature=0, **how))
+             for model in (eager, compiled)]
+    assert_same(*(map(torch.cat, text) for text in texts))
+
+
 def test_where_compiling_fails_decoding_goes_on(tiny, capsys):
     def fails(graph, inputs):
         raise RuntimeError('there is no compiler')

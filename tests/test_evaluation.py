@@ -182,6 +182,9 @@ def test_health_shows_the_two_collapses(tiny, idx):
     values = evaluation.health(model, idx)
     for token_corr, state_use in values:
         assert token_corr > 0.999 and state_use < 1e-5
+    # of a single token there are no pairs
+    values = evaluation.health(model, idx[:, :1])
+    assert all(abs(token_corr) < 1e-5 for token_corr, _ in values)
     # values just within the bounds, and just beyond them
     lines = list(evaluation.warnings_of([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]]))
     assert len(lines) == 2 and 'nearly the same' in lines[0] and 'ignores its state' in lines[1]

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -287,6 +288,11 @@ def test_bad_input(here):
             ('--out_dir=mixed', 'ckpt_000003.pt and ckpt.pt are of different runs'),
             ('--length=20', 'has learned positions')):
         assert words in refused(*SMALL, '--animate', flag, script='geometry.py')
+    another_run('blocked')
+    os.makedirs('blocked/figures/figure_5.png')
+    with mock.patch('geometry.measure', side_effect=AssertionError):
+        line = refused(*SMALL, '--out_dir=blocked', script='geometry.py')
+    assert "'blocked/figures/figure_5.png' is a folder" in line
 
 
 def test_weights_that_are_not_finite(here):

@@ -190,6 +190,9 @@ def test_sample_prints_a_solved_maze(tmp_path, monkeypatch):
     assert maze[0][0] + maze[0][-1] + maze[-1][0] + maze[-1][-1] == '┌┐└┘'
     assert sum(line.count(arrow) for line in maze for arrow in ARROWS) == 35
     assert '35 of 35 answers right' in printed and 'colours start at' in printed
+    line = refused('--out_dir=pretrained/maze', '--start=╶ ╴*', script='sample.py')
+    assert line.endswith('python -m zoo.maze prints some\n')
+    assert 'this prints mazes' in refused('calc', script='zoo/maze.py')
     line = refused('--out_dir=pretrained/maze', '--cache=latest', script='sample.py')
     assert 'a maze is read whole' in line
     line = refused('--out_dir=pretrained/maze', '--damping=1', script='sample.py')
@@ -197,6 +200,9 @@ def test_sample_prints_a_solved_maze(tmp_path, monkeypatch):
     line = refused('--out_dir=pretrained/maze', '--exit=norm_rel', '--damping=0',
                    script='sample.py')
     assert 'is for the damping of the run: give --tau' in line
+    printed = finished('--out_dir=pretrained/maze', '--exit=norm_rel', '--length=36',
+                       '--damping=0.3', script='sample.py')
+    assert 'pretrained/maze/exits.json)' in printed
     line = refused('--out_dir=pretrained/maze', '--calibrate=0.01', '--damping=0',
                    script='bench.py')
     assert 'leave out --damping' in line

@@ -156,11 +156,12 @@ def test_a_calibration_that_found_nothing_is_no_missing_one(tiny, monkeypatch):
     """The row in the results counts; that of the pretrained folder is older and looser."""
     key = thresholds.threshold_key(make_exit('norm'), 'exact', 8)
     rows = {'new': [key | dict(tau=None)], 'old': [key | dict(tau=9.0)], 'other': []}
+    checkpoint = dict(damping_of_run=0.0)
     monkeypatch.setattr(thresholds, 'thresholds_of', lambda folder, checkpoint: rows[folder])
 
     def source(*folders):
         decoding = defaults.choose(tiny(), make_exit('norm'))
-        rule, words = script.with_threshold(decoding, False, {}, folders)
+        rule, words = script.with_threshold(decoding, False, checkpoint, folders)
         return rule.tau, words
     assert source('other', 'old') == (9, 'old/exits.json')
     assert source('new', 'old') == (
@@ -313,7 +314,8 @@ def test_a_plain_model_answers(capsys, terminal):
     ('--start=FILE:nowhere.txt', "No such file or directory: 'nowhere.txt'"),
     ('--start=FILE:out/ckpt.pt', "cannot read 'out/ckpt.pt'"),
     ('--out_dir={wave}/out --start==1 --num_samples=3', '--start is one problem'),
-    ('--num_samples=0', 'num_samples'), ('--compile --cache=None', '--compile needs a cache'),
+    ('--num_samples=0', 'num_samples'), ('--seed=-1', 'seed must lie'),
+    ('--compile --cache=None', '--compile needs a cache'),
     ('--wave_steps=2', '--wave_steps needs a wave'), ('--ring=4', '--cache=ring'),
     ('--dataset=calc', 'this model writes text: leave out --dataset'),
     ('--length=32', 'learned positions for 16 tokens'),

@@ -141,6 +141,7 @@ def test_what_is_typed_is_checked(task, text, message):
 @pytest.mark.parametrize('text, T, rows, message', [
     ('clac', 24, 1, "unknown task 'clac': did you mean 'calc'?"),
     ('calc:rest=0.1', 24, 1, "unknown knob 'rest' of the task calc: did you mean 'reset'?"),
+    ('calc:p=1', 24, 1, 'p must be at least 2, not 1'),
     ('calc:p=1000000000', 24, 1, 'p of the task calc must be at most 1000'),
     ('calc:reset=0', 24, 1, r'reset must lie in \(0, 1\], not 0.0'),
     ('hop:letters=27', 24, 1, r'letters must lie in \[2, 26\]'), ('hop', 1, 1, 'T of at least 2'),

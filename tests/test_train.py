@@ -706,16 +706,39 @@ def test_a_run_remembers_the_file_of_a_part(flags):
         with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
             return check(*args, **how)
     printed = try_it(finished, 'mine.py', *TINY, *flags, '--max_iters=2')
-    assert printed.endswith('next: python sample.py mine.py\n')
+    assert printed.endswith('next: python sample.py mine.py --out_dir=out\n')
     for script, args in ('sample.py', ['--out_dir=out']), ('train.py', ['--resume']):
         done = try_it(run, *args, script=script)
         assert done.returncode == 2 and done.stderr.count('\n') == 1
         assert 'trained with mine.py' in done.stdout + done.stderr
         assert 'not a whole checkpoint' not in done.stderr
     printed = try_it(finished, 'mine.py', '--resume', '--max_iters=3')
-    assert 'from iteration 2' in printed and printed.endswith('next: python sample.py mine.py\n')
+    assert 'from iteration 2' in printed
+    assert printed.endswith('next: python sample.py mine.py --out_dir=out\n')
     printed = try_it(finished, 'mine.py', '--out_dir=out', script='sample.py')
     assert 'trained with' not in printed
+
+
+def test_the_values_of_a_file_do_not_change_a_run_that_continues():
+    """Flags have overridden them; and the commands that are printed work as they stand."""
+    Path('mine.py').write_text(MINE + "max_iters = 9\nbatch_size = 3\nout_dir = 'elsewhere'\n")
+    flags = ['--injection=own', '--batch_size=2', '--max_iters=2', '--out_dir=out']
+    with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
+        printed = finished('mine.py', *TINY, *flags)
+        assert printed.endswith('next: python sample.py mine.py --out_dir=out\n')
+    with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
+        printed = finished('mine.py', '--resume', '--out_dir=out')
+        assert 'not used: batch_size = 3 (it is 2), max_iters = 9 (it is 2)' in printed
+    with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
+        finished('mine.py', '--resume', '--out_dir=out', '--max_iters=3')
+        checkpoint = saved('out')
+    assert checkpoint['iter_num'] == 3 and checkpoint['config']['batch_size'] == 2
+    assert not os.path.exists('elsewhere')
+
+
+def test_init_from_takes_a_folder(whole):
+    printed = finished('--eval_only', f'--init_from={whole}', '--eval_windows=2', '--out_dir=out')
+    assert f'{whole}/ckpt.pt' in printed
 
 
 def test_a_run_whose_files_are_not_named_says_so():

@@ -269,7 +269,7 @@ def test_the_class_of_a_checkpoint(tmp_path, monkeypatch):
     make_book()
     (tmp_path / 'foreign.py').write_text('from model import GPT\nclass Mine(GPT):\n    pass\n')
     printed = finished(*TINY, '--max_iters=1', '--model_class=foreign:Mine')
-    assert printed.endswith('next: python sample.py foreign.py\n')
+    assert printed.endswith('next: python sample.py foreign.py --out_dir=out\n')
     monkeypatch.delitem(sys.modules, 'foreign')
     start = ['--init_from=out/ckpt.pt', '--out_dir=out-2', *TINY]
     assert 'only if you name it: write foreign.py behind the script' in refused(*start)

@@ -47,7 +47,7 @@ from common.distributed import pick_device
 from common.encoding import kind_of
 from common.evaluation import evaluate
 from common.files import check_writable, write_csv
-from common.run_folder import check_free, only_writer, start_over
+from common.run_folder import check_free, find_checkpoint, only_writer, start_over
 from zoo.surgery import (  # noqa: F401, older checkpoints name zoo.etd:Looped
     Looped,
     forget,
@@ -170,6 +170,8 @@ def check_knobs(model):
         raise ValueError('block, keep and loops must be lists of whole numbers')
     if keep is not None and not block:
         raise ValueError('a cut needs the layers that loop: give a --block beside --keep')
+    if block:
+        new_names(model.config.n_layer, block, keep)        # which refuses what are no layers
 
 
 @torch.no_grad()
@@ -235,10 +237,11 @@ def save(looping, checkpoint, chosen, encoding, out):
 def main():
     # the plain model
     dev, _ = pick_device(device, 'float32')
-    model, checkpoint = load_checkpoint(init_from, dev)
+    path = find_checkpoint(init_from)
+    model, checkpoint = load_checkpoint(path, dev)
     check_knobs(model)
-    out = out_dir or folder_beside(init_from)
-    check_free(out, overwrite, init_from)
+    out = out_dir or folder_beside(path)
+    check_free(out, overwrite, path)
     check_writable(out)
     encoding = None
     if kind_of(checkpoint['tokenizer']) == 'stored':

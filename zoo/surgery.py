@@ -40,14 +40,17 @@ def new_names(n_layer, block, keep=None):
     The layers {number: its new name} when `block` loops and those of `keep` run once (None = all
     others). ValueError if these are no layers, or one of `keep` lies within the block.
     """
-    if keep is None:
+    in_words = f'block = {block}'
+    if keep is not None:
+        in_words += f' and keep = {keep}'
+    else:
         keep = [i for i in range(n_layer) if i not in block]
     before = [i for i in keep if i < block[0]]
     behind = [i for i in keep if i > block[-1]]
     order = before + block + behind
     if order != sorted({*block, *keep}) or not {*order} <= {*range(n_layer)}:
-        raise ValueError(f'block = {block} and keep = {keep} must be layers from 0 to '
-                         f'{n_layer - 1}, in order, and the block in one piece')
+        raise ValueError(f'{in_words} must be layers from 0 to {n_layer - 1}, in order, and the '
+                         'block in one piece')
     names = {layer: f'h.{place}' for place, layer in enumerate(before)}
     names |= {layer: f'h.{len(before)}.core.{place}' for place, layer in enumerate(block)}
     names |= {layer: f'h.{len(before) + 1 + place}' for place, layer in enumerate(behind)}
