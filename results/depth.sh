@@ -145,19 +145,14 @@ done
 RUN=out-depth/looped-3 rules latest-192-0.01-3 192 0.01 8 "$RULES" "$TAUS" --wake=False --cache=latest '--budgets=[1,2,3,4,6,8]'
 
 # a task of one's own: README's Switch
-mkdir -p out-depth
-{
-    printf 'import numpy as np\nfrom tasks import TASKS\n'
-    sed -n '/^class Switch/,/^TASKS/p' README.md
-} > out-depth/switch.py
-train switch out-depth/switch.py --dataset=switch
+train switch results/switch.py --dataset=switch
 switch() {
-    python sample.py out-depth/switch.py --out_dir=out-depth/switch --exit accel "$@" | tail -n 3
+    python sample.py results/switch.py --out_dir=out-depth/switch --exit accel "$@" | tail -n 3
 }
 [ -e results/depth/switch.txt ] || {
     echo '# no calibrated threshold yet'
     switch --length=192 --dataset=switch:reset=0.01
-    python bench.py out-depth/switch.py --calibrate=0.005 --out_dir=out-depth/switch >&2
+    python bench.py results/switch.py --calibrate=0.005 --out_dir=out-depth/switch >&2
     echo '# after python bench.py --calibrate=0.005'
     switch --length=192 --dataset=switch:reset=0.01
     switch --length=2048 --dataset=switch:reset=0.001

@@ -398,6 +398,8 @@ def test_make_it_yours(folder, tmp_path):
     shutil.copytree(folder / 'data' / 'book', tmp_path / 'data' / 'book')
     with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
         block = re.search(r'```python\n(# loops.py.*?)```', f.read(), re.S)[1]
+    with open(os.path.join(ROOT, 'results', 'switch.py'), encoding='utf-8') as f:
+        assert block[block.index('class Switch'):] in f.read()     # which depth.sh measures
     commands = []
     for part in block.split('\n\n'):
         name, command = re.match(r'# (\S+), .*: (python .*)', part).groups()
