@@ -36,6 +36,10 @@ for seed in 1 2 3; do
     right s3-$seed 192 group:reset=0 s3-$seed
 done
 calc plain3-1 --seed=1 '--groups=[]'
+# on deep problems, as many tokens per iteration
+DEEP='--dataset=calc:reset=0.02 --block_size=192 --batch_size=8'
+calc plain10-deep-1 --seed=1 --n_layer=10 '--groups=[]' $DEEP
+calc plain18-window16-deep-1 --seed=1 --n_layer=18 --window=16 '--groups=[]' $DEEP
 calc plain10-window16-1 --seed=1 --n_layer=10 --window=16 '--groups=[]'
 calc full-1 --seed=1 --window=None
 calc fixed-1 --seed=1 --loop_draw=fixed

@@ -14,5 +14,6 @@ class Switch:           # 0 and 1 set the value, . keeps it, ! flips it
         last = np.maximum.accumulate(np.where(sets, np.arange(T), 0), axis=1)
         flips = (x == 3).cumsum(axis=1)
         answers = np.take_along_axis(x - flips, last, axis=1) + flips
-        return x, answers % 2, np.arange(T) - last  # tokens, answers, depths: (rows, T) each
+        # (rows, T) each: tokens and answers, as places in `words`, and depths
+        return x, answers % 2, np.arange(T) - last
 TASKS['switch'] = Switch()

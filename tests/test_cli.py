@@ -392,14 +392,17 @@ def test_use_it_from_python(monkeypatch, capsys):
 
 
 def test_make_it_yours(folder, tmp_path):
-    """README's parts of one's own, each pasted below the table of its file, and their commands."""
+    """Parts of one's own in README and exercises, each pasted below the table of its file."""
     shutil.copytree(ROOT, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(
         '.*', 'data', 'out*', 'results', 'tests', 'assets'))
     shutil.copytree(folder / 'data' / 'book', tmp_path / 'data' / 'book')
     with open(os.path.join(ROOT, 'README.md'), encoding='utf-8') as f:
         block = re.search(r'```python\n(# loops.py.*?)```', f.read(), re.S)[1]
+    with open(os.path.join(ROOT, 'exercises.md'), encoding='utf-8') as f:
+        block += '\n' + re.search(r'```python\n(# cache.py.*?)```', f.read(), re.S)[1].rstrip()
     with open(os.path.join(ROOT, 'results', 'switch.py'), encoding='utf-8') as f:
-        assert block[block.index('class Switch'):] in f.read()     # which depth.sh measures
+        switch = block[block.index('class Switch'):].split('\n\n')[0]
+        assert switch.strip() in f.read()       # which depth.sh measures
     commands = []
     for part in block.split('\n\n'):
         name, command = re.match(r'# (\S+), .*: (python .*)', part).groups()
