@@ -297,7 +297,7 @@ def check_lists():
         if policy not in POLICIES:
             raise ValueError(f"unknown cache policy '{policy}': choose one of "
                              f'{", ".join(POLICIES)}')
-    if not are_counts(budgets, len(budgets)):
+    if not are_counts(budgets):
         raise ValueError('budgets must be whole numbers from 1 on, such as [1,2,4,8], not '
                          f'{budgets}')
     if not all(type(tau) in (int, float) and tau >= 0 for tau in taus):
@@ -327,9 +327,9 @@ def check_calibration():
         print(f'{" and ".join(unused)} have no threshold, and are not measured')
 
 
-def are_counts(values, n):
-    """Is this a list of n whole numbers from 1 on?"""
-    return (isinstance(values, list) and len(values) == n
+def are_counts(values, n=None):
+    """Is this a list of whole numbers from 1 on, n of them if n is given?"""
+    return (isinstance(values, list) and n in (None, len(values))
             and all(type(value) is int and value >= 1 for value in values))
 
 

@@ -130,9 +130,8 @@ class GPT(nn.Module):
 
     def forward(self, idx, n_loop, tau=None):
         """
-        idx (B, T) -> logits (B, T, vocab), and the trace: a dict for each group of its input e, and
-        of all its states, or with tau of the loop steps used. n_loop: of each group, with tau the
-        most.
+        idx (B, T) -> logits (B, T, vocab), and the trace: a dict for each group of all its states,
+        or with tau of the loop steps used. n_loop: of each group, with tau the most.
         """
         x, trace = C ** 0.5 * (self.wte(idx) + self.wpe.weight[:idx.shape[1]]), []
         for layer in self.h:
@@ -140,11 +139,11 @@ class GPT(nn.Module):
                 x = layer(x)
             elif tau is None:
                 states = layer.loop_fixed(x, n_loop[len(trace)])
-                trace.append(dict(e=x, states=states))
+                trace.append(dict(states=states))
                 x = states[-1]
             else:
                 last, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
-                trace.append(dict(e=x, steps_used=steps_used))
+                trace.append(dict(steps_used=steps_used))
                 x = last
         return self.ln_f(x) @ self.wte.weight.T, trace
 
@@ -170,7 +169,8 @@ def show(model, text):
         logits, trace = model(x, [n] * len(groups))
         print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
 
-    # the two scales: the loop steps of a group, and the jump from its last state to the next one's
+    # the two scales: the loop steps of a group, and the jump from its last state to the last state
+    # of the next group
     for g, group in enumerate(groups):
         states = torch.stack(trace[g]['states'])                                # (9, B, T, C)
         delta = states.diff(dim=0)                                              # (8, B, T, C)

@@ -35,6 +35,7 @@ import hashlib
 import inspect
 import itertools
 import string
+from shlex import quote
 
 import numpy as np
 import torch
@@ -426,7 +427,7 @@ class Problems(Examples):
         module = type(self.task).__module__
         if module.startswith('zoo.'):
             return f'python -m {module}'
-        return ' '.join(['python tasks.py', *configurator.own_files, self.name])
+        return ' '.join(['python tasks.py', *map(quote, configurator.own_files), self.name])
 
     def wrong_rows(self, x, y):
         """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""

@@ -59,7 +59,7 @@ dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its 
 out_dir: PathName = 'out'       # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
-init_from: PathName = ''    # a checkpoint whose model and weights to start from
+init_from: PathName = ''    # a checkpoint, or its folder, whose model and weights to start from
 eval_only = False           # no training: the table of out_dir/ckpt.pt, or of init_from
 length: int | None = None   # with eval_only: tokens of a window; None = block_size
 # model: small enough for two CPU cores and some minutes

@@ -227,7 +227,7 @@ def say_own_files(checkpoint):
 
 def advice_for_missing(path):
     """What to do if there is no checkpoint at this path."""
-    folder = os.path.dirname(path) or '.'
+    folder = os.path.dirname(path) or '.' if path.endswith('.pt') else path
     earlier = os.path.join(folder, 'ckpt.old.pt')
     if os.path.isfile(earlier):
         return (f"the one before it is there: rename '{earlier}', or python train.py --resume "

@@ -40,7 +40,7 @@ RENAMED = {'past': 'wake'}      # {a knob's former name: its name}
 
 # what read_arguments has found in the last command line that it read, for other files to look up
 given = set()       # the names of the knobs that its flags and config files have set
-flags = set()       # of those that its flags have set
+flags = {}          # those that its flags have set, with the values of the flags
 own_files = []      # its config files with imports: they may have added parts to the tables
 
 
@@ -147,7 +147,7 @@ def read_flag(arg, following, knobs, annotations):
         text = following.pop(0)
     knobs[key] = parse(key, text, annotations[key], example=knobs[key])
     given.add(key)
-    flags.add(key)
+    flags[key] = knobs[key]
 
 
 def hint_for_unknown(key, knobs):

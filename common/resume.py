@@ -30,21 +30,23 @@ class Start(NamedTuple):
     resumed_from: str   # its path if that very run is continued, '' otherwise
 
 
-def where_to_start(knobs, given, flags=frozenset()):
+def where_to_start(knobs, given, flags):
     """
     Where a run starts, as its knobs resume, init_from and out_dir say -> Start.
 
-    knobs: {name: value} of train.py; given: the names of those that the user has set, flags: by
-    flags. ValueError if one of these differs from the earlier run's and may not, or if a run in
-    out_dir would be lost.
+    knobs: {name: value} of train.py; given: the names of those that the user has set; flags: {name:
+    value} of those that flags have set. ValueError if one of these differs from the earlier run's
+    and may not, or if a run in out_dir would be lost.
     """
+    if knobs['resume']:
+        knobs = knobs | flags       # a file behind a flag does not override it
     out_dir = knobs['out_dir']
     init_from = find_checkpoint(knobs['init_from'])
     is_file = os.path.exists(init_from)
     if init_from == 'resume' and not is_file:       # nanoGPT's words, and its gpt2-xl
         raise UserError('--init_from=resume is not a file: continue the run in --out_dir with '
                         '--resume')
-    if init_from.startswith('gpt2') and not is_file:
+    if init_from.startswith('gpt2') and not os.path.exists(knobs['init_from']):
         raise UserError(f'--init_from={init_from} is not a file: a GPT-2 has no groups that loop; '
                         '--init_from takes a ckpt.pt, and zoo/ other models')
     folder, _ = find_run(out_dir)       # pretrained/ is found from anywhere
@@ -67,12 +69,13 @@ def where_to_start(knobs, given, flags=frozenset()):
 def continue_run(knobs, given, flags, checkpoint, path):
     """The Start of a run that is continued: all its knobs come along."""
     earlier = knobs_in(checkpoint) | dict(out_dir=knobs['out_dir'])
-    unused = [f'{name} = {knobs[name]} (it is {earlier[name]})'
-              for name in sorted((given - flags - {'resume', 'overwrite'}) & earlier.keys())
-              if knobs[name] != earlier[name]]
+    of_files = (given & earlier.keys()) - flags.keys() - {'resume', 'overwrite'}
+    # None and '' leave a choice open, and the earlier run has made it
+    unused = [f'{name} = {knobs[name]} (it is {earlier[name]})' for name in sorted(of_files)
+              if knobs[name] not in (None, '', earlier[name])]
     if unused:
         say(f"a run that continues keeps its knobs, so these of a config file are not used: "
-            f"{', '.join(unused)}")
+            f"{', '.join(unused)}; give those that may change as flags")
     knobs = with_earlier_knobs(knobs, flags, earlier, FREE_KNOBS, path)
     if checkpoint['iter_num'] > knobs['max_iters']:
         raise UserError(f"the run in {knobs['out_dir']} has {checkpoint['iter_num']} iterations "
@@ -120,9 +123,9 @@ def knobs_in(checkpoint):
 
 def with_earlier_knobs(knobs, given, earlier, free, path):
     """
-    The knobs, with their earlier values where the user has given none. path: the checkpoint that
-    has the earlier values. ValueError if a knob that is given has another value than earlier and is
-    not free to change.
+    The knobs, with their earlier values but for those that are given. path: the checkpoint that has
+    the earlier values. ValueError if a knob that is given has another value than earlier and is not
+    free to change.
     """
     inherited = {}
     changed = []

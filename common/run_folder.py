@@ -38,8 +38,7 @@ def find_run(out_dir, quiet=False):
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
         if not quiet:
             print(f'model: {out_dir}/ckpt.pt')
-    if not os.path.exists(out_dir) and out_dir.split('/')[0] == 'pretrained':
-        out_dir = os.path.join(ROOT, out_dir)
+    out_dir = from_anywhere(out_dir)
     results = out_dir
     if is_read_only(out_dir):
         results = os.path.join('out', os.path.basename(os.path.realpath(out_dir)))
@@ -48,9 +47,15 @@ def find_run(out_dir, quiet=False):
 
 def find_checkpoint(path):
     """The knob init_from -> the file: the ckpt.pt of a folder. pretrained/ is found as above."""
-    if not os.path.exists(path) and path.split('/')[0] == 'pretrained':
-        path = os.path.join(ROOT, path)
+    path = from_anywhere(path)
     return os.path.join(path, 'ckpt.pt') if os.path.isdir(path) else path
+
+
+def from_anywhere(path):
+    """The path, or that in this project if it begins with pretrained/ and is not here."""
+    if not os.path.exists(path) and path.split('/')[0] == 'pretrained':
+        return os.path.join(ROOT, path)
+    return path
 
 
 def is_read_only(folder):

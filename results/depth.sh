@@ -123,12 +123,14 @@ for flags in '--tau=1' '--tau=0.3 --damping=0.3'; do
 done > results/depth/first_errors.txt
 python -m results.first_errors >> results/depth/first_errors.txt
 python -m results.first_errors --rule=norm_rel --tau=0.3 >> results/depth/first_errors.txt
-for tau in 0.1 0.03; do
-    python -m results.first_errors --out_dir=out-depth/looped-1 --tau=$tau --damping=0.3 \
-        '--seeds=[1]' >> results/depth/first_errors.txt
-done
-python -m results.first_errors --out_dir=out-depth/looped-2 --tau=0.03 --damping=0.3 \
-    '--seeds=[1337,3]' >> results/depth/first_errors.txt
+python -m results.first_errors --out_dir=out-depth/looped-1 --tau=0.1 --damping=0.3 '--seeds=[1]' \
+    >> results/depth/first_errors.txt
+for flags in '--tau=0.03 --damping=0.3' '--rule=norm_rel --tau=0.1' '--rule=norm_rel --tau=0.03'; do
+    python -m results.first_errors $flags
+    for seed in 1 2 3; do
+        python -m results.first_errors --out_dir=out-depth/looped-$seed $flags
+    done
+done >> results/depth/first_errors.txt
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
@@ -154,6 +156,7 @@ switch() {
     python sample.py results/switch.py --out_dir=out-depth/switch --exit accel "$@" | tail -n 3
 }
 [ -e results/depth/switch.txt ] || {
+    rm -f out-depth/switch/exits.json
     echo '# no calibrated threshold yet'
     switch --length=192 --dataset=switch:reset=0.01
     python bench.py results/switch.py --calibrate=0.005 --out_dir=out-depth/switch >&2
@@ -163,6 +166,7 @@ switch() {
     switch --length=8192 --dataset=switch:reset=0.0005
     echo '# with --tau=3'
     switch --length=8192 --dataset=switch:reset=0.0005 --tau=3
-} > results/depth/switch.txt
+} > out-depth/switch.txt
+[ -e results/depth/switch.txt ] || mv out-depth/switch.txt results/depth/switch.txt
 
 python -m results.figures

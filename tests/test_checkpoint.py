@@ -278,10 +278,10 @@ def test_a_checkpoint_may_be_called_gpt2():
     knobs = dict(out_dir='out', init_from='gpt2.pt', resume=False, overwrite=False,
                  model_class=None)
     with pytest.raises(ValueError, match='a GPT-2 has no groups'):
-        resume.where_to_start(knobs, set())
+        resume.where_to_start(knobs, set(), {})
     Path('gpt2.pt').write_text('no checkpoint')
     with pytest.raises(ValueError, match='not a whole checkpoint'):
-        resume.where_to_start(knobs, set())
+        resume.where_to_start(knobs, set(), {})
 
 
 def test_a_link_stays_one_and_the_file_before_is_another():

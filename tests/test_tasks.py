@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished
+from conftest import ROOT, finished, refused
 
 import data
 import tasks
@@ -233,6 +233,13 @@ def test_a_task_in_a_file_of_ones_own(tmp_path, monkeypatch):
         "TASKS['mine'] = Mine()\n")
     printed = finished('mine.py', 'mine', '--rows=20', script='tasks.py')
     assert '20 problems: the oracle disagrees with 0' in printed and 'mine' not in tasks.TASKS
+    assert 'seed must be at least 0' in refused('calc', '--seed=-1', script='tasks.py')
+
+
+def test_the_command_that_prints_problems_names_the_files_of_ones_own(monkeypatch):
+    monkeypatch.setattr(tasks.configurator, 'own_files', ['my files/mine.py'])
+    with pytest.raises(ValueError, match=r"python tasks.py 'my files/mine.py' calc prints some"):
+        tasks.Problems('calc').solve('+1')
 
 
 @pytest.mark.parametrize('n_answers', [0, 23])

@@ -730,15 +730,22 @@ def test_the_values_of_a_file_do_not_change_a_run_that_continues():
         printed = finished('mine.py', '--resume', '--out_dir=out')
         assert 'not used: batch_size = 3 (it is 2), max_iters = 9 (it is 2)' in printed
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
-        finished('mine.py', '--resume', '--out_dir=out', '--max_iters=3')
+        finished('--batch_size=2', '--max_iters=3', '--resume', '--out_dir=out', 'mine.py')
         checkpoint = saved('out')
     assert checkpoint['iter_num'] == 3 and checkpoint['config']['batch_size'] == 2
     assert not os.path.exists('elsewhere')
 
 
 def test_init_from_takes_a_folder(whole):
-    printed = finished('--eval_only', f'--init_from={whole}', '--eval_windows=2', '--out_dir=out')
+    printed = finished('--eval_only', f'--init_from={whole}', '--eval_windows=2',
+                       '--out_dir=out-eval')
     assert f'{whole}/ckpt.pt' in printed
+    finished(*TINY, f'--init_from={whole}', '--max_iters=1')
+    # and that of pretrained/ from any folder
+    finished('--init_from=pretrained/calc', '--dataset=calc', '--max_iters=1', '--eval_windows=2',
+             '--out_dir=out-calc')
+    line = refused('--init_from=nowhere', '--dataset=calc', '--out_dir=out-new')
+    assert '--out_dir=nowhere' in line
 
 
 def test_a_run_whose_files_are_not_named_says_so():

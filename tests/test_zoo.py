@@ -9,6 +9,7 @@ import shutil
 import sys
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -508,6 +509,12 @@ def test_both_stages(book, here, tmp_path, kinds, stage_1, stage_2):
      'needs groups')])
 def test_bad_input(book, here, args, script, words):
     assert words in refused(*args, script=script)
+
+
+def test_layers_that_are_none_are_refused_before_the_work(book, here):
+    with mock.patch('data.held_out_windows', side_effect=AssertionError):
+        line = refused('--init_from=out-plain', '--block=[2,9]', script='zoo/etd.py')
+    assert 'block = [2, 9] must be layers from 0 to 3' in line
 
 
 # ETD ----------------------------------------------------------------------------------------------

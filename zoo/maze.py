@@ -303,6 +303,7 @@ def main():
     problems = tasks.Problems(task)
     check(problems.name == 'maze',
           f'this prints mazes: python tasks.py {task} prints other problems')
+    check(seed >= 0, f'seed must be at least 0, not {seed}')
     x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
     print(problems.task.picture(x[0], y[0], y[0], None))
     print(f'{task}: the door towards the goal (◎), at most {depth[0].max()} doors away')
