@@ -122,6 +122,7 @@ for flags in '--tau=1' '--tau=0.3 --damping=0.3'; do
     done
 done > results/depth/first_errors.txt
 python -m results.first_errors >> results/depth/first_errors.txt
+python -m results.first_errors --tau=0.3 >> results/depth/first_errors.txt
 python -m results.first_errors --rule=norm_rel --tau=0.3 >> results/depth/first_errors.txt
 python -m results.first_errors --out_dir=out-depth/looped-1 --tau=0.1 --damping=0.3 '--seeds=[1]' \
     >> results/depth/first_errors.txt
