@@ -137,6 +137,12 @@ for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
     rules random-192-0.01-$seed 192 0.01 8 "--rules=['random']" '--taus=[0.0154,0.0714]' --wake=False '--budgets=[]' --n_loop=484
 done
+# seconds of long problems, twice in turn
+for turn in 1 2; do
+    export RUN=out-depth/looped-1
+    rules timed-asleep-$turn 2048 0.002 2 "--rules=['accel']" '--taus=[1.0]' --wake=True '--budgets=[]' --n_loop=1400
+    FILE=results/waiting.py rules timed-waiting-$turn 2048 0.002 2 "--rules=['accel']" '--taus=[1.0]' --wake=True '--budgets=[]' --n_loop=1400
+done
 # exits for good, with smaller and smaller thresholds
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
