@@ -132,6 +132,11 @@ for flags in '--tau=0.03 --damping=0.3' '--rule=norm_rel --tau=0.1' '--rule=norm
         python -m results.first_errors --out_dir=out-depth/looped-$seed $flags
     done
 done >> results/depth/first_errors.txt
+for flags in '--tau=3' '--rule=norm_rel --tau=0.3'; do
+    for seed in 1 2 3; do
+        python -m results.first_errors --out_dir=out-depth/looped-$seed $flags
+    done
+done >> results/depth/first_errors.txt
 # a coin, at the work of sleeping and of waiting
 for seed in 1 2 3; do
     export RUN=out-depth/looped-$seed
