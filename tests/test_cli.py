@@ -56,6 +56,7 @@ ELSEWHERE = {
     'zoo.huginn:kl': 'test_zoo.py',
     'out-zoo': 'half an hour; test_llama.py has smaller cuts',
     'bash results/zoo.sh': 'the same',
+    'results/switch.py': 'test_make_it_yours has this task',
 }
 
 
