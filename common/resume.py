@@ -74,7 +74,7 @@ def continue_run(knobs, given, flags, checkpoint, path):
     unused = [f'{name} = {knobs[name]} (it is {earlier[name]})' for name in sorted(of_files)
               if knobs[name] not in (None, '', earlier[name])]
     if unused:
-        say(f"a run that continues keeps its knobs, so these of a config file are not used: "
+        say("a run that continues keeps its knobs, so these of a config file are not used: "
             f"{', '.join(unused)}; give those that may change as flags")
     knobs = with_earlier_knobs(knobs, flags, earlier, FREE_KNOBS, path)
     if checkpoint['iter_num'] > knobs['max_iters']:
