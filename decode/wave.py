@@ -112,7 +112,7 @@ class Wave:
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              "every step, without step_noise, and a rule that reads a token's last "
                              'states alone: choose another, or give wave=0')
-        self.counts = model.loop_counts(self.steps, knob='wave_steps')      # of a pass, by group
+        self.counts = model.loop_counts(self.steps)      # of a pass, by group
         self.max_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, self.counts))
         self.rule = plan.rule
         self.read = model.reader(plan.rule) if plan.rule else None
