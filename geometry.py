@@ -19,7 +19,6 @@ Eq. 5. Geiping: Fig. 5 (convergence by token).
     ||.||       the Euclidean norm over C
 """
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,7 @@ from common.checkpoint import load_checkpoint, open_run
 from common.configurator import PathName
 from common.encoding import texts_of
 from common.files import check_writable
-from common.thresholds import calibrated, threshold_key
-from exits import make_exit
+from exits import make_exit, stored_tau
 
 # --------------------------------------------------------------------------------------------------
 out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
@@ -528,16 +526,6 @@ def in_words(group, probes):
     return f"group {group}: {'; '.join(parts)}"
 
 
-def calibrated_rule(name, checkpoint, folders):
-    """A rule with its threshold in exits.json of one of the folders, or else the default one."""
-    rule = make_exit(name)
-    for folder in folders:
-        threshold = calibrated(folder, checkpoint, threshold_key(rule, 'exact', ring=None))
-        if threshold and threshold.tau is not None:
-            return replace(rule, tau=threshold.tau)
-    return rule
-
-
 @torch.no_grad()
 def main():
     import data
@@ -580,7 +568,7 @@ def main():
     used = {}
     for rule in MARKS:
         trace = []
-        exit = calibrated_rule(rule, last, (results, source))
+        exit = make_exit(rule, stored_tau((results, source), rule, 'exact'))
         model(idx, n_loop=n_loop, exit=exit, trace=trace)
         used[rule] = torch.cat([entry['steps_used'] for entry in trace]).numpy(force=True)  # (G, T)
     encoding = None

@@ -109,27 +109,14 @@ def argmax_stability(x0, x1, memo, read):
     return 1 / (1 + unchanged.float()), torch.stack((token, unchanged), dim=-1)
 
 
-def of_row(signal, tau, of_logits=False):
-    """
-    A signal of tokens (B, T) -> the rule by which all tokens of a row exit together. A signal of
-    states counts as its mean over the tokens, one of logits (after the coda) as that of the last
-    token. A token that is decoded alone is a row of its own.
-    """
-    def of_rows(x0, x1, memo, read):
-        value, memo = signal(x0, x1, memo, read)
-        row = value[:, -1:] if of_logits else value.mean(dim=1, keepdim=True)   # (B, 1)
-        return row.expand_as(value), memo
-    return Exit(of_rows, tau, reads='through_coda' if of_logits else 'readout', by_row=True)
-
-
 # the published thresholds; 1 / 5 in argmax-stability stands for five steps
 EXITS = {
-    'latent-diff': of_row(latent_diff, 0.03),
-    'cosine': of_row(cosine, 1e-3),
-    'kl': of_row(kl, 1e-3, of_logits=True),
-    'minp-kl': of_row(minp_kl, 1e-5, of_logits=True),
-    'entropy-diff': of_row(entropy_diff, 1e-3, of_logits=True),
-    'argmax-stability': of_row(argmax_stability, 1 / 5, of_logits=True),
+    'latent-diff': Exit(latent_diff, 0.03),
+    'cosine': Exit(cosine, 1e-3),
+    'kl': Exit(kl, 1e-3, reads='through_coda'),
+    'minp-kl': Exit(minp_kl, 1e-5, reads='through_coda'),
+    'entropy-diff': Exit(entropy_diff, 1e-3, reads='through_coda'),
+    'argmax-stability': Exit(argmax_stability, 1 / 5, reads='through_coda'),
 }
 
 

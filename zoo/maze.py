@@ -247,6 +247,9 @@ class RoomAttention(CausalSelfAttention):
             places.append(torch.where(inside, pos + down * self.side + right, -1))
         return torch.stack([*places, pos], dim=1)
 
+    def reads_few(self, end):
+        return True
+
     def readers(self, moved):
         """moved (B, T), a NumPy mask -> who reads a room that moved: itself and its neighbours."""
         grid = moved.reshape(-1, self.side, self.side)
