@@ -141,7 +141,7 @@ def translate(public, tensors):
         block_size=public['block_size'], vocab_size=len(tensors['transformer.wte.weight']),
         n_layer=g + looped + after, n_head=public['n_heads'], n_embd=public['n_embd'],
         groups=[list(range(g, g + looped))], mean_recurrence=public['mean_recurrence'],
-        bptt_k=public['mean_backprop_depth'], adapter_init='random', norm_inside=False,
+        bptt_k=public['mean_backprop_depth'], injection='concat_random', norm_inside=False,
         pos='rotary', rope_base=public['rope_base'], mlp_width=public['intermediate_size'],
         norm_eps=public.get('norm_eps', 1e-6))
 

@@ -56,7 +56,7 @@ class GroupedAttention(CausalSelfAttention):
         C = config.n_embd
         of_keys = C // config.n_head * config.n_kv_head         # and of values
         self.sizes = [C, of_keys, of_keys]
-        self.c_attn = nn.Linear(C, sum(self.sizes), bias=config.bias)
+        self.c_attn = nn.Linear(C, sum(self.sizes), bias=False)
 
     def qkv(self, x):
         q, k, v = self.c_attn(x).split(self.sizes, dim=-1)
@@ -92,7 +92,7 @@ class Llama(GPT):
 
     def embed(self, idx, pos):
         x = self.wte(idx)
-        return self.drop(x if self.wpe is None else x + self.wpe(pos))
+        return x if self.wpe is None else x + self.wpe(pos)
 
 
 class NormedLlama(Llama):

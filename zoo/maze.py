@@ -275,9 +275,10 @@ class RoomAttention(CausalSelfAttention):
         q = qkv[:, :, 0]
         kv = qkv[:, :, 1:]
         there = None
+        gathered = False
         if hook is not None:
-            kv, there = hook(kv)
-        if kv.dim() == 5:               # the keys and values of the whole maze
+            kv, there, gathered = hook(kv)
+        if not gathered:                # the keys and values of the whole maze
             kv = self.next_door(kv)
             there = self.near(torch.arange(T, device=x.device)) >= 0
         y = attend_near(q, kv, there, self.direction.view(5, self.n_head))

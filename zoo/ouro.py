@@ -137,8 +137,8 @@ class OuroBlock(Block):
     feed_forward = GatedMLP
 
     def forward(self, x, hook=None, pos=None):
-        x = x + self.n2(self.drop(self.attn(self.n1(x), hook, pos)).to(x.dtype))
-        x = x + self.n4(self.drop(self.mlp(self.n3(x))).to(x.dtype))
+        x = x + self.n2(self.attn(self.n1(x), hook, pos).to(x.dtype))
+        x = x + self.n4(self.mlp(self.n3(x)).to(x.dtype))
         return x
 
 
@@ -155,7 +155,7 @@ class Ouro(Gated):
 
     def embed(self, idx, pos):
         x = self.wte(idx)
-        return self.drop(x if self.wpe is None else x + self.wpe(pos))
+        return x if self.wpe is None else x + self.wpe(pos)
 
 
 class OuroGateOnly(GateOnly, Ouro):
