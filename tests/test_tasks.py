@@ -209,7 +209,7 @@ def test_the_first_problem_on_which_the_oracle_disagrees_is_shown(echo, capsys):
     assert problem.split()[1:] == oracle.split()[1:]
     assert answers.split()[1:] == ['bca'['abc'.index(word)] for word in oracle.split()[1:]]
     # an oracle answers each word
-    echo.oracle = lambda words: words[1:]
+    echo.oracle = lambda words: words[:-1]
     with pytest.raises(ValueError):
         tasks.Problems('echo').wrong_rows(*made('echo')[:2])
 
