@@ -7,7 +7,7 @@ A page in which a model reads, thinks and writes: one HTML file with the model i
     python -m page --out_dir=pretrained/maze     a maze, solved before your eyes
 
 The page runs the model, so all that it shows follows the reader's text, loops, exit rule (one of
-exits.py) and threshold. It decodes token by token: a wave is shown by `python -m decode.wave`.
+exits.py) and threshold. It decodes token by token: a wave is shown by `python decode.py`.
 
 Paper: sec. 3 (Fig. 1: paths), 4 (exit rules).
 """
@@ -24,8 +24,8 @@ from common.configurator import PathName, configure, given, run
 from common.encoding import kind_of, read_prompt, texts_of
 from common.files import new_file
 from data import open_encoding
-from decode.defaults import waking_budget
 from exits import EXITS, TAUS, make_exit
+from loops import waking_budget
 from page import SYMBOLS, fill, for_page, halved
 
 # -------------------------------------------------------------------------------------------------

@@ -246,8 +246,8 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 2 * config.mlp_width, bias=config.bias)
-        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, 2 * config.mlp_width, bias=False)
+        self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=False)
 
     def forward(self, x):
         gate, up = self.c_fc(x).chunk(2, dim=-1)                                # (B, T, W) each
