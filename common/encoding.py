@@ -44,9 +44,8 @@ def open_text_encoding(name, folder=None):
         check(encoding.name == name or not name.startswith(STORED),
               f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
         return encoding
-    with explain(f"cannot load the tokenizer '{name}'", 'name one of tiktoken, such as gpt2, which '
-                 'needs a network the first time, or bytes, or the path of a tokenizer.json; a task '
-                 'in a file of your own needs that file behind the script'):
+    with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network; if it is a task, '
+                 'name its file behind the script'):
         return OfTiktoken(tiktoken.get_encoding(name))
 
 
