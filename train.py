@@ -7,7 +7,7 @@ Train a recurrent-depth GPT.
     python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
                                             no training: the losses by loops, and on a task by
                                             depth, at another length
-    python train.py --model_class=zoo.ouro:Gated        another class of model, see zoo/
+    python train.py --model_class=mine:Mine             another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; at the end eval.csv,
@@ -203,17 +203,18 @@ class Run:
 
 
 def knobs_now():
+    """{name: value} of the knobs above."""
     return {name: globals()[name] for name in config}
 
 
 def main():
-    dev, autocast = distributed.start_processes(device, dtype)
     knobs = knobs_now()
     changed = {name for name in config if knobs[name] != config[name]}      # in a notebook
     configurator.given.update(changed)
     configurator.flags.update(changed)
     knobs, checkpoint = where_to_start(knobs)
     globals().update(knobs)             # from here on the knobs above have the values of this run
+    dev, autocast = distributed.start_processes(device, dtype)
     vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
     examples = distributed.first_one_first(lambda: data.open_data(
         dataset, checkpoint.get('tokenizer'), vocab_size))
@@ -229,7 +230,7 @@ def main():
     optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
     run = Run(raw, optimizers, examples, dev, autocast)
     if resume:
-        take_up(run, checkpoint)
+        restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
 
     with only_writer(), distributed.noting_signals():
@@ -252,7 +253,7 @@ def only_writer():
     return FileLock(f'{out_dir}/.lock', timeout=0)
 
 
-def take_up(run, checkpoint):
+def restore(run, checkpoint):
     """Continue the run of a checkpoint; the model has its weights already."""
     check(checkpoint['data'] == run.examples.sha256, f'{dataset} is not what this run was trained '
           'on: restore it, or start from the weights with --init_from')
@@ -298,7 +299,7 @@ def train(run):
             save(run, f'ckpt_{it:06d}.pt', with_optimizers=False)
         if it % eval_interval == 0 or it == max_iters:
             save(run, 'ckpt.pt')        # first, so that a kill does not cost what was learned
-            log.evaluation(run, it)
+            log.evaluate(run, it)
         if it == max_iters:
             break
 
@@ -389,7 +390,7 @@ class Log:
         self.seconds.clear()
         self.flops.clear()
 
-    def evaluation(self, run, it):
+    def evaluate(self, run, it):
         """Evaluate, keep the best weights, and draw the losses so far."""
         scores = evaluate_all(run, eval_windows)
         row = dict(iter=it)
