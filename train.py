@@ -196,6 +196,7 @@ class Run:
     raw: torch.nn.Module        # a GPT
     optimizers: dict            # by the name of their state in a checkpoint
     examples: object            # data.Text or tasks.Problems
+    counts: list                # loop counts at which it is evaluated
     dev: str
     autocast: object            # a context in which matrix products have the knob dtype
     done: int = 0               # iterations that the weights have seen
@@ -228,7 +229,7 @@ def main():
           f'the number of processes, {distributed.WORLD}')
     raw = make_model(checkpoint, examples).to(dev)
     optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
-    run = Run(raw, optimizers, examples, dev, autocast)
+    run = Run(raw, optimizers, examples, counts_of(raw), dev, autocast)
     if resume:
         restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
@@ -422,17 +423,24 @@ def evaluate_all(run, n_windows):
     """Evaluate at all of eval_loops, on n_windows, None = all -> {n_loop: Score}; print them."""
     all_windows = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or all_windows, all_windows)
-    counts = eval_loops or [1, 2, 4, 8]
-    if eval_loops is None and run.raw.config.loop_draw == 'fixed':
-        counts = [max(1, round(run.raw.config.mean_recurrence))]
-    if not run.raw.groups:
-        counts = [1]
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
     with evaluating(run.raw):
         scores = {n_loop: evaluation.evaluate(run.raw, run.examples, n_windows, n_loop, run.dev,
-                                              run.autocast) for n_loop in counts}
+                                              run.autocast) for n_loop in run.counts}
     evaluation.print_scores(scores, run.examples.is_task)
     return scores
+
+
+def counts_of(raw):
+    """The loop counts of an evaluation, from the knob eval_loops. ValueError for a bad one."""
+    counts = eval_loops or [1, 2, 4, 8]
+    if eval_loops is None and raw.config.loop_draw == 'fixed':
+        counts = raw.draw_loops()[:1]
+    if not raw.groups:
+        counts = [1]
+    for n_loop in counts:
+        raw.loop_counts(n_loop)
+    return counts
 
 
 @contextmanager
@@ -447,7 +455,7 @@ def evaluating(raw):
 def evaluate_only(checkpoint, examples, dev, autocast):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
     raw = load_model(checkpoint, length=block_size).to(dev)
-    run = Run(raw, {}, examples, dev, autocast, done=checkpoint['iter_num'])
+    run = Run(raw, {}, examples, counts_of(raw), dev, autocast, done=checkpoint['iter_num'])
     told = 'eval_windows' in configurator.given
     scores = evaluate_all(run, eval_windows if told else None)
     results = folder_of_results(checkpoint['folder'])
