@@ -2,7 +2,7 @@
 A group of layers that loops: its noise, how its input comes in, the loop, and how often it runs.
 
     python loops.py                                     loop counts drawn in training
-    python loops.py --mean_recurrence=12 --draw=uniform
+    python loops.py --mean_recurrence=12
 
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
 
@@ -23,9 +23,8 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 import hashlib
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -44,18 +43,11 @@ def derived_seed(*key):
     return int.from_bytes(digest[:8], 'little') >> 1
 
 
-def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
+def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
     """
-    How often to loop: the lognormal-Poisson draw of Geiping Eq. 1 and 2, of mean r + 1.
-
-    n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1. For comparison, two draws of the same
-    mean: 'uniform' on 1 ... 2r + 1, and 'fixed' at r + 1 (r rounded).
+    How often to loop: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, of mean r + 1, the
+    lognormal-Poisson draw of Geiping Eq. 1 and 2.
     """
-    whole = round(mean_recurrence)
-    if draw == 'fixed':
-        return whole + 1
-    if draw == 'uniform':
-        return 1 + int(torch.randint(2 * whole + 1, (), generator=generator))
     z = torch.randn((), generator=generator)
     log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * z
     return 1 + int(torch.poisson(log_rate.exp(), generator=generator))
@@ -69,10 +61,10 @@ def truncated_noise(*shape, generator=None, device='cpu'):
     return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
 
 
-# Two noises, with one method: draw(group, like (B, T, C), k, pos) -> noise (B, T, C) for the tokens
-# at positions pos of a group, for x^(0) (k = 0) or to be added before step k
+# Two noises, with one method: draw(group, like (B, T, C), pos) -> x^(0) (B, T, C) of a group, for
+# the tokens at positions pos
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class TrainingNoise:
     """
     Fresh noise for every group, row and pass. Each of `world` processes draws the noise of the
@@ -82,38 +74,34 @@ class TrainingNoise:
     rank: int = 0
     world: int = 1
 
-    def draw(self, group, like, k, pos):
+    def draw(self, group, like, pos):
         B, T, C = like.shape
         whole = truncated_noise(B * self.world, T, C, generator=self.generator, device=like.device)
         return whole[B * self.rank:B * (self.rank + 1)]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class FixedNoise:
-    """The noise of evaluation: a function of (seed, group, k, position) alone."""
+    """The noise of evaluation: a function of (seed, group, position) alone."""
     seed: int = 0
-    tables: dict = field(default_factory=dict)          # the last 100 drawn, (block_size, C) each
 
-    def draw(self, group, like, k, pos):
-        shape = group.block_size, like.shape[-1]
-        key = group.index, k, shape, like.device
-        if key not in self.tables:      # drawn on the CPU, so that all devices agree
-            generator = torch.Generator().manual_seed(
-                derived_seed(self.seed, 'state', group.index, k))
-            if len(self.tables) == 100:         # 3 groups with step_noise have 93 at 30 loops
-                del self.tables[next(iter(self.tables))]
-            self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
-        return self.tables[key][pos].expand_as(like)
+    def draw(self, group, like, pos):
+        table = noise_table(self.seed, group.index, group.block_size, like.shape[-1], like.device)
+        return table[pos].expand_as(like)
 
 
-fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # the tables of the last seed are kept
+@lru_cache(maxsize=64)
+def noise_table(seed, index, block_size, C, device):
+    """FixedNoise at all positions, (block_size, C); drawn on the CPU, so that all devices agree."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, 'state', index, 0))
+    return truncated_noise(block_size, C, generator=generator).to(device)
 
 
 def as_noise(seed, training=False):
     """A seed -> its noise; in training fresh noise, whatever the seed. A noise stays as it is."""
     if hasattr(seed, 'draw'):
         return seed
-    return TrainingNoise() if training else fixed_noise(seed)
+    return TrainingNoise() if training else FixedNoise(seed)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -138,10 +126,9 @@ class Injection(nn.Module):
     """
     How e comes into a loop step. join returns float32, under autocast too. An injection
     initialises itself: in __init__, or in init_weights, which the model calls at its turn.
-
-    reads_e: does the input come in? If not, only x^(0) can bring it in.
     """
-    reads_e = True
+    reads_e = True          # does the input come in? If not, only x^(0) can bring it in
+    weights_of_e = 0        # how many weights from_e multiplies e with, once a pass
 
     def __init__(self, config=None):
         super().__init__()
@@ -157,23 +144,17 @@ class Injection(nn.Module):
         """The state with the input in it, (B, T, C), which goes into the core."""
         raise NotImplementedError
 
-    def weights_of_e(self):
-        """How many weights from_e multiplies e with, once a pass."""
-        return 0
 
-
-class Concat(nn.Linear, Injection):
+class ConcatRandom(nn.Linear, Injection):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
 
     def __init__(self, config):
         super().__init__(2 * config.n_embd, config.n_embd, bias=False)
-        self.as_sum = config.adapter_init == 'sum'
+        self.weights_of_e = config.n_embd ** 2
 
     def init_weights(self):
         std = math.sqrt(2 / (5 * self.out_features))        # Geiping App. C.1
         nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
-        if self.as_sum:             # differs from the paper: the adapter starts as x + e
-            self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
     def from_e(self, e):
         return F.linear(e, self.weight[:, e.shape[-1]:])
@@ -181,8 +162,13 @@ class Concat(nn.Linear, Injection):
     def join(self, x, from_e):
         return F.linear(x, self.weight[:, :x.shape[-1]]) + from_e
 
-    def weights_of_e(self):
-        return self.weight.numel() // 2
+
+class Concat(ConcatRandom):
+    """The same, but it differs from the paper: it starts as x + e."""
+
+    def init_weights(self):
+        super().init_weights()          # drawn, so that all later weights are as in ConcatRandom
+        self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
 
 class Add(Injection):
@@ -190,24 +176,6 @@ class Add(Injection):
 
     def join(self, x, from_e):
         return x + from_e
-
-
-class Bridge(Add):
-    """x + W e, x^(0) = e. W starts at 0: one loop is then the plain model of these layers."""
-    reads_e = False             # W may still be 0, so x^(0) must bring the input in
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.w = nn.Linear(config.n_embd, config.n_embd, bias=False)
-
-    def init_weights(self):
-        nn.init.zeros_(self.w.weight)
-
-    def from_e(self, e):
-        return self.w(e)
-
-    def weights_of_e(self):
-        return self.w.weight.numel()
 
 
 class NoInjection(Injection):
@@ -219,7 +187,7 @@ class NoInjection(Injection):
 
 
 # to add one, write an Injection and a line here: GPTConfig.injection is one of these names
-INJECTIONS = {'concat': Concat, 'add': Add, 'bridge': Bridge, 'none': NoInjection}
+INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none': NoInjection}
 
 
 # a pass, and the group ----------------------------------------------------------------------------
@@ -231,7 +199,7 @@ class Plan:
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     # where the tokens begin, and which others there are
-    noise: FixedNoise | TrainingNoise = fixed_noise(0)
+    noise: FixedNoise | TrainingNoise = FixedNoise()
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group, in place of noise
@@ -264,9 +232,11 @@ class RecurrentGroup(nn.Module):
         self.core = nn.ModuleList(core)
         self.norm = RMSNorm(C, config.norm_eps)
         self.adapter = INJECTIONS[config.injection](config)
-        self.index, self.block_size = index, config.block_size
-        self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k
-        self.step_noise, self.damping = config.step_noise, config.damping
+        self.index = index
+        self.block_size = config.block_size
+        self.norm_inside = config.norm_inside
+        self.bptt_k = config.bptt_k
+        self.damping = config.damping
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
@@ -280,7 +250,7 @@ class RecurrentGroup(nn.Module):
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
         noise = as_noise(noise_seed, self.training)
-        return noise.draw(self, e, 0, slice(e.shape[1]) if pos is None else pos)
+        return noise.draw(self, e, slice(e.shape[1]) if pos is None else pos)
 
     def step(self, x, e):
         """One loop step x^(k-1) -> x^(k), (B, T, C) float32, of tokens that begin at position 0."""
@@ -357,9 +327,6 @@ class RecurrentGroup(nn.Module):
         own = [cache[block] for block in self.core] if cache else []
 
         def f(x, k):
-            # paper silent; off by default: noise in every step rules out the paper's own cosines
-            if self.step_noise:
-                x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k) for kv in own]
             return self.step_of_pass(x, from_e, hooks, span.pos)
@@ -456,15 +423,12 @@ def of_groups(results, name, idx):
 # the demonstration --------------------------------------------------------------------------------
 
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
-draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
 
 
 def main():
-    if not 0 < mean_recurrence <= 100:
-        raise ValueError(f'mean_recurrence must lie between 0 and 100, not {mean_recurrence}')
     generator = torch.Generator().manual_seed(0)
-    draws = [sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(10_000)]
-    print(f'10,000 {draw} draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
+    draws = [sample_n_loop(mean_recurrence, generator) for _ in range(10_000)]
+    print(f'10,000 lognormal draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
           f'at most {max(draws)}')
     for n in range(1, min(max(draws), round(4 * mean_recurrence) + 4) + 1):
         share = draws.count(n) / 10_000

@@ -15,10 +15,9 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from numbers import Integral
-from operator import index
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch.nn import functional as F
 from cache import Span
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
-MOST_LOOPS, MOST_LAYERS = 1_000_000, 1000
+MOST_LOOPS = 1_000_000
 LONG = 64       # in rows of more than so many windows, attention reads only the keys in the window
 
 
@@ -40,17 +39,14 @@ class GPTConfig:
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768
-    dropout: float = 0.0
-    bias: bool = False              # in the linear layers of attention and MLP
-    groups: list = field(           # the layers that loop; paper silent: counted from 0
-        default_factory=lambda: [[4], [5, 6], [7]])
-    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average
+    # the layers that loop, 'all' = all as one group; paper silent: counted from 0
+    groups: list | Literal['all'] = field(default_factory=lambda: [[4], [5, 6], [7]])
+    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average, evaluation r times
+    loop_draw: str = 'lognormal'    # loops in training: Geiping's draw, or 'fixed' at r, as later
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: str = 'concat'       # how e enters each step: a name in loops.INJECTIONS
-    adapter_init: str = 'sum'       # 'sum': it starts as x + e; 'random': Geiping
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
-    step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
     damping: float = 0.0            # share of the old state that a step keeps, see RecurrentGroup
     pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary', 'none'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
@@ -59,60 +55,36 @@ class GPTConfig:
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
-        check_fields(self)
-        if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
-            raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
-                             f'{self.dropout} and {self.step_noise}')
-        if not 0 <= self.damping < 1:
-            raise ValueError(f'damping must lie in [0, 1), not {self.damping}: it is the share of '
-                             'the old state that a loop step keeps')
-        if self.window is not None and self.window < 1:
-            raise ValueError(f'window must be at least 1 token, or None, not {self.window}')
+        known = dict(injection=INJECTIONS, x0=('noise', 'zero', 'e'),
+                     loop_draw=('lognormal', 'fixed'), pos=('learned', 'rotary', 'none'))
+        for name, choices in known.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
-            raise ValueError('rotary positions turn pairs: n_embd / n_head must be even, not '
-                             f'{self.n_embd // self.n_head}')
-        self.groups = checked_groups(self.groups, self.n_layer)
+        if self.mean_recurrence <= 0:
+            raise ValueError(f'mean_recurrence must be positive, not {self.mean_recurrence}')
+        self.groups = in_order(self.groups, self.n_layer)
 
 
-# the names that a field may have, and the most that a number may be; all of these are positive
-CHOICES = dict(injection=INJECTIONS, adapter_init=('sum', 'random'), x0=('noise', 'zero', 'e'),
-               pos=('learned', 'rotary', 'none'))
-MOST = dict(block_size=1e30, vocab_size=1e30, n_layer=MOST_LAYERS, n_head=1e30, n_embd=1e30,
-            mean_recurrence=1000, bptt_k=1e30, rope_base=1e30, norm_eps=1e30)
-
-
-def check_fields(config):
-    """ValueError for a field of another type, an unknown name, or a number that is out of range."""
-    for one in fields(config):
-        name, value = one.name, getattr(config, one.name)
-        accepted = {float: (float, int), list: (list, tuple)}.get(one.type, one.type)
-        if not isinstance(value, accepted):
-            raise ValueError(f'{name} must be {getattr(one.type, "__name__", one.type)}, '
-                             f'not {value!r}')
-        if name in CHOICES and value not in CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}, not {value!r}")
-        if name in MOST and not 0 < value <= MOST[name]:
-            raise ValueError(f'{name} must be positive and at most {MOST[name]:g}, not {value}')
-
-
-def checked_groups(groups, n_layer):
+def in_order(groups, n_layer):
     """
-    The groups in the order of their layers. ValueError unless they are disjoint runs of layers
-    0 ... n_layer - 1.
+    The groups in the order of their layers, lists of ints. ValueError unless they are disjoint runs
+    of layers 0 ... n_layer - 1.
     """
+    if groups == 'all':
+        return [list(range(n_layer))]
     try:
-        in_order = sorted([index(i) for i in group] for group in groups)
-        layers = sum(in_order, [])
-        if (all(group == list(range(group[0], group[-1] + 1)) for group in in_order)
-                and layers == sorted(set(layers)) and set(layers) <= set(range(n_layer))):
-            return in_order
-    except (TypeError, IndexError):         # a number is not an integer; a group is empty
+        ordered = sorted(list(group) for group in groups)
+        layers = sum(ordered, [])
+        runs = [list(range(group[0], group[-1] + 1)) for group in ordered]
+        if ordered == runs and layers == sorted(set(layers) & set(range(n_layer))):
+            return runs
+    except (IndexError, TypeError):         # a group is empty; a number stands for a group
         pass
-    raise ValueError('groups must be a list of lists such as [[1], [2, 3]]: the layers of a group '
-                     f'must follow one another, from 0 to n_layer - 1 = {n_layer - 1}, each in one '
-                     f'group at most, not groups = {groups}')
+    raise ValueError('groups must be a list of lists such as [[1], [2, 3]]: layers in a row, from '
+                     f'0 to {n_layer - 1}, each in one group at most, not {groups}')
 
 
 class Rotary(nn.Module):
@@ -143,16 +115,17 @@ class Rotary(nn.Module):
 class CausalSelfAttention(nn.Module):
     """
     Each token reads all tokens up to itself, or the last `window` of them. A subclass in which
-    tokens read others overrides `near` and `readers`; a block names its class, see Block.attention.
-    One that has a score for each of these places has a `forward` of its own, too, as RoomAttention
-    in zoo/maze.py.
+    tokens read others overrides `near`, `readers` and `reads_few`; a block names its class, see
+    Block.attention. One that has a score for each of these places has a `forward` of its own, too,
+    as RoomAttention in zoo/maze.py.
     """
 
     def __init__(self, config):
         super().__init__()
-        self.n_head, self.dropout, self.window = config.n_head, config.dropout, config.window
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.n_head = config.n_head
+        self.window = config.window
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
 
     def qkv(self, x):
@@ -183,46 +156,46 @@ class CausalSelfAttention(nn.Module):
         """
         x (B, T, C) -> (B, T, C).
 
-        hook: of the cache, which brings in earlier tokens. pos (T,): positions, if they are not
-        0 ... T - 1.
+        hook: of the cache, which brings in earlier tokens: it turns the keys and values of these
+        tokens into those of all tokens, a mask, and False; or into those that each token reads, who
+        is there, and True, see KeysValues. pos (T,): positions, if they are not 0 ... T - 1.
         """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
         if self.rotary is not None:
             qkv = torch.cat((self.rotary(qkv[:, :, :2], pos), qkv[:, :, 2:]), dim=2)
-        q, kv, mask = qkv[:, :, 0], qkv[:, :, 1:], None
+        q = qkv[:, :, 0]
+        kv = qkv[:, :, 1:]
+        mask = None
+        gathered = False        # does each token have keys and values of its own, those it reads?
         if hook is not None:
-            # (B, end, 2, H, D), or what each token reads (B, T, window, 2, H, D) and if it is there
-            kv, mask = hook(kv)
-        window_matters = self.window is not None and kv.shape[1] > self.window
-        has_own_near = type(self).near is not CausalSelfAttention.near
-        if kv.dim() == 5 and (window_matters or has_own_near):
+            kv, mask, gathered = hook(kv)
+        if not gathered and self.reads_few(kv.shape[1]):
             pos = torch.arange(T, device=x.device) if pos is None else pos
-            kv, mask = self.within_window(kv, pos)
-        if kv.dim() == 6:
+            kv, mask, gathered = self.within_window(kv, pos)
+        if gathered:
             y = attend_near(q, kv, mask)
         else:
             q, (k, v) = q.transpose(1, 2), kv.transpose(1, 3).unbind(2)         # (B, H, T, D) each
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
-                is_causal=mask is None and T > 1)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
+                                               is_causal=mask is None and T > 1)
             y = y.transpose(1, 2)
         return self.c_proj(y.reshape(B, T, C))
 
     def within_window(self, kv, pos):
         """
-        What tokens at positions pos (T,) read of kv (B, end, 2, H, D). In long rows: the keys and
-        values in the window of each, (B, T, window, 2, H, D), and which are there (T, window). In
-        short ones: kv itself, and a mask (T, end).
+        What tokens at positions pos (T,) read of kv (B, end, 2, H, D), as hook returns it. In long
+        rows: the keys and values in the window of each, (B, T, window, 2, H, D), which are there
+        (T, window), True. In short ones: kv itself, a mask (T, end), False.
         """
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
-        if end > LONG * near.shape[1] and not (self.training and self.dropout):
-            return kv[:, near.clamp(min=0)], near >= 0
+        if end > LONG * near.shape[1]:
+            return kv[:, near.clamp(min=0)], near >= 0, True
         # a column more, for the places that are not there
         mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)
         mask.scatter_(1, near.where(near >= 0, end), True)
-        return kv, mask[:, :end]
+        return kv, mask[:, :end], False
 
 
 def attend_near(q, kv, there, bias=0.0):
@@ -240,8 +213,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x):
         return self.c_proj(F.silu(self.c_fc(x)))
@@ -257,11 +230,10 @@ class Block(nn.Module):
                                               for _ in range(4))
         self.attn = self.attention(config)
         self.mlp = self.feed_forward(config)
-        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x, hook=None, pos=None):
-        x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)))
-        return self.n4(x + self.drop(self.mlp(self.n3(x))))
+        x = self.n2(x + self.attn(self.n1(x), hook, pos))
+        return self.n4(x + self.mlp(self.n3(x)))
 
 
 class GPT(nn.Module):
@@ -283,7 +255,6 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         learned = config.pos == 'learned'
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if learned else None
-        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [self.block(config) for _ in range(config.n_layer)]
         for g, group in reversed(list(enumerate(config.groups))):
@@ -327,7 +298,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(pos)
         # differs from the paper: tokens and positions are scaled (Geiping)
-        return self.drop(x * math.sqrt(self.config.n_embd))
+        return x * math.sqrt(self.config.n_embd)
 
     def readout(self, x, plan=None):
         """
@@ -353,37 +324,35 @@ class GPT(nn.Module):
         What a rule reads in a pass: the method that rule.reads names, as a function of states, (N,
         C) for readout and (B, T, C) for others. ValueError if this model has no such method.
         """
-        method = getattr(self, rule.reads, None)
-        if method is None:
-            raise ValueError(f"the exit rule '{rule.name}' needs the method {rule.reads}, and "
-                             f'{type(self).__name__} has none: choose another rule, or a model '
-                             'that was trained with it (see zoo/)')
-        return partial(method, plan=plan)
+        if not hasattr(self, rule.reads):
+            raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
+                             f'{rule.reads}, see zoo/')
+        return partial(getattr(self, rule.reads), plan=plan)
 
-    def loop_counts(self, n_loop=None, has_rule=False, knob='n_loop'):
-        """
-        n_loop, as forward takes it -> a list, one count per group. has_rule: may tokens exit? knob:
-        the name of n_loop in errors.
-        """
-        n_groups = len(self.config.groups)
-        if n_loop is None and self.training:        # train.py draws them itself
-            return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
-        if n_loop is None:      # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
-            n_loop = 30 if has_rule else max(1, round(self.config.mean_recurrence))
+    def draw_loops(self, generator=None):
+        """How often each group loops in a training pass: a list, one count per group."""
+        config = self.config
+        if config.loop_draw == 'fixed':
+            return [max(1, round(config.mean_recurrence)) for _ in config.groups]
+        return [sample_n_loop(config.mean_recurrence, generator) for _ in config.groups]
+
+    def loop_counts(self, n_loop=None, has_rule=False):
+        """n_loop, as forward takes it -> a list, one count per group. has_rule: may tokens exit?"""
+        config = self.config
+        if n_loop is None and self.training:
+            return self.draw_loops()
+        if n_loop is None:
+            n_loop = max(1, round(config.mean_recurrence))
+            # paper silent on an exit rule's budget: the 30 loops of its Fig. 5, unless the model
+            # knows no other number than that of its training
+            if has_rule and config.loop_draw != 'fixed':
+                n_loop = 30
+        n_groups = len(config.groups)
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
-        right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
-        if len(counts) != n_groups or not right:
-            raise ValueError(f'{knob} must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
+        if len(counts) != n_groups or not all(1 <= n <= MOST_LOOPS for n in counts):
+            raise ValueError(f'n_loop must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
                              f'the {n_groups} groups, not {n_loop!r}')
-        return [int(n) for n in counts]
-
-    def check_tokens(self, idx):
-        """ValueError for tokens that are not in the vocabulary. The host waits for the device."""
-        lowest, highest = torch.stack(idx.aminmax()).tolist()
-        if lowest < 0 or highest >= self.config.vocab_size:
-            bad = lowest if lowest < 0 else highest
-            raise ValueError(f'token {bad} is not in the vocabulary: this model knows the tokens '
-                             f'0 to {self.config.vocab_size - 1}')
+        return counts
 
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
         """
@@ -396,11 +365,8 @@ class GPT(nn.Module):
         in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
         a list, to which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T,
         C) or None with an exit rule, steps_used=(B, T), evals=(B, T)), and with a rule awake, see
-        RecurrentGroup.forward. ValueError if T > block_size, a token is not in the vocabulary, or
-        n_loop does not fit the groups.
+        RecurrentGroup.forward. ValueError if T > block_size or n_loop does not fit the groups.
         """
-        if not self.training or idx.device.type == 'cpu':       # training on a GPU never waits here
-            self.check_tokens(idx)
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
                     keep_states=trace is not None)
@@ -412,14 +378,6 @@ class GPT(nn.Module):
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return logits, loss
-
-    def logits_at(self, idx, where, n_loop=None):
-        """
-        The logits (N, V) of forward for the N tokens of idx (B, T) where the mask `where` (B, T) is
-        true: on a task the head is for the tokens with labels alone.
-        """
-        plan = Plan(self.loop_counts(n_loop), span=Span(0, idx.shape[1], idx.device))
-        return self.lm_head(self.hidden(idx, plan)[0][where])
 
     def hidden(self, idx, plan):
         """
@@ -451,7 +409,7 @@ class GPT(nn.Module):
         ValueError if there is no such checkpoint.
         """
         from common.checkpoint import open_run
-        return open_run(folder, device, quiet=True, length=length, damping=damping).model
+        return open_run(folder, device, length=length, damping=damping).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
                cache='auto', noise_seed=0, draft_loops=0, wave=0, seed=0):
@@ -495,11 +453,10 @@ def effective_depth(config):
     return config.n_layer - looped + config.mean_recurrence * looped
 
 
-def flops_per_token(model, n_loop, training=False, n_losses=1):
+def flops_per_token(model, n_loop, training=False):
     """
     FLOPs per token of a forward pass with n_loop[g] loops of group g. In training the backward pass
-    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only. n_losses: after how
-    many steps of the last group a loss is taken, for which the coda and the head run each time.
+    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
 
     Counted as usual: two FLOPs for each weight of a matrix, and attention over all the tokens that
     a token may read. Weights that multiply e do so once per pass, see Injection.weights_of_e.
@@ -509,20 +466,17 @@ def flops_per_token(model, n_loop, training=False, n_losses=1):
     config = model.config
     once = 3 if training else 1
     attention = 2 * min(config.block_size, config.window or config.block_size) * config.n_embd
-    flops = 0           # up to the last group
-    coda = 0            # behind it
+    flops = once * weights(model.lm_head)
     for layer in model.h:
         if isinstance(layer, RecurrentGroup):
             n = n_loop[layer.index]
-            of_e = layer.adapter.weights_of_e()
+            of_e = layer.adapter.weights_of_e
             steps = n + 2 * min(config.bptt_k, n) if training else n
-            flops += coda + once * of_e
+            flops += once * of_e
             flops += steps * (weights(layer) - of_e + len(layer.core) * attention)
-            coda = 0
         else:
-            coda += once * (weights(layer) + attention)
-    coda += once * weights(model.lm_head)
-    return 2 * (flops + n_losses * coda)
+            flops += once * (weights(layer) + attention)
+    return 2 * flops
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ PAGES = {'GPT': ('page.html', 'model.js', 'pictures.js', 'page.js'),
          'Maze': ('maze.html', 'model.js', 'maze.js')}
 MOST_PARAMETERS = 1_000_000
 # model.js has the defaults of these fields
-FIXED = 'bias', 'injection', 'x0', 'norm_inside', 'step_noise', 'norm_eps'
+FIXED = 'injection', 'x0', 'norm_inside', 'norm_eps'
 # what the page shows for characters that cannot be seen
 SYMBOLS = {code: 0x2400 + code for code in range(32)} | {10: '↵', 32: '·', 127: '␡'}
 
