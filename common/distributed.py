@@ -24,12 +24,9 @@ LOCAL_RANK = 0
 stop_signals = []
 
 
-class Stopped(Exception):
+class Stopped(SystemExit):
     """The run was asked to stop, by one of stop_signals in one of the processes."""
-
-    @property
-    def number(self):
-        return stop_signals[0] if stop_signals else signal.SIGTERM
+    code = 130
 
 
 def read_environment():

@@ -3,79 +3,42 @@ import csv
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+
+from common.errors import explain
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))      # the project's folder
 
 
 @contextmanager
-def new_file(path, mode='w', keep_old=False, newline=None, encoding='utf-8'):
+def new_file(path, mode='w', newline=None, keep_old=False):
     """
-    `with new_file(path) as f:` writes a file that becomes `path` once it is complete.
-
-    If the block fails, the disk is full or the process is killed, the earlier file is unchanged.
-    keep_old: the earlier file becomes NAME.old.EXT. That takes two renames, and a kill between them
-    leaves NAME.old.EXT alone. mode, newline, encoding: see open().
+    `with new_file(path) as f:` writes a file that becomes `path` once it is complete. If the block
+    fails, the disk is full or the process is killed, the earlier file is unchanged.
     """
-    stem, ending = os.path.splitext(path)
-    old = f'{stem}.old{ending}'
-    is_link = os.path.islink(path)
-    path = os.path.realpath(path)       # a link stays one
-    unfinished = f'{path}.tmp'
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"'{path}' is a directory: name a file")
     os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
-    if 'b' in mode:
-        encoding = None
+    unfinished = f'{path}.tmp'
+    encoding = None if 'b' in mode else 'utf-8'
     try:
         with open(unfinished, mode, encoding=encoding, newline=newline) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())        # on the disk before it gets its name
-        if os.path.exists(path):
-            shutil.copymode(path, unfinished)
-            if keep_old and is_link:    # `old` stands beside the link, maybe on another disk
-                with suppress(FileNotFoundError):
-                    os.remove(old)
-                shutil.copyfile(path, old)
-            elif keep_old:
-                os.replace(path, old)
         os.replace(unfinished, path)
     except BaseException:
-        with suppress(OSError):
+        if os.path.isfile(unfinished):
             os.remove(unfinished)
         raise
 
 
-def check_writable(folder, files=()):
-    """
-    Make the folder, before any work is done. ValueError if no file can be written into it, or if
-    there are folders with the names of these files.
-    """
-    try:
-        os.makedirs(folder, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        reason = error.strerror
-        if os.path.islink(folder) and not os.path.exists(folder):
-            reason = f"it is a link to '{os.readlink(folder)}', which does not exist"
-        raise ValueError(f"cannot write into '{folder}' ({reason}): make it a folder into which "
-                         'you may write, or take another one') from None
-    for name in files:
-        path = os.path.join(folder, name)
-        if os.path.isdir(path):
-            raise ValueError(f"'{path}' is a folder, and a file must go there: move it away")
-
-
-def sha256_of(*paths, more=''):
-    """The sha256 of files, one after the other, with the text `more` behind them."""
+def sha256_of(*paths, more=''):         # until data.py asks for one file alone
+    if len(paths) == 1 and not more:
+        with open(paths[0], 'rb') as f:
+            return hashlib.file_digest(f, 'sha256').hexdigest()
     digest = hashlib.sha256()
     for path in paths:
         with open(path, 'rb') as f:
-            while block := f.read(2 ** 20):
-                digest.update(block)
+            digest.update(f.read())
     digest.update(more.encode())
     return digest.hexdigest()
 
@@ -86,27 +49,27 @@ def write_json(value, path):
 
 
 def read_json(path):
-    """The dict in a JSON file, {} if there is no such file. ValueError if it is damaged."""
-    try:
-        with open(path, encoding='utf-8') as f:
-            value = json.load(f)
-    except (FileNotFoundError, NotADirectoryError):
+    """What a JSON file holds. ValueError if it is damaged."""
+    if not os.path.exists(path):        # until data.py no longer counts on it
         return {}
-    except ValueError as error:
-        raise ValueError(f"'{path}' is damaged ({error}): restore it, or remove it and start "
-                         'again') from error
-    if not isinstance(value, dict):
-        raise ValueError(f"'{path}' is damaged (it holds no dict): restore it, or remove it and "
-                         'start again')
-    return value
+    with open(path, encoding='utf-8') as f:
+        with explain(f"'{path}' is damaged", 'restore it, or remove it', ValueError):
+            return json.load(f)
 
 
 def write_csv(rows, path, columns=None):
-    """
-    Write rows, dicts that each have all columns, as CSV. columns: their order; by default that of
-    the first row.
-    """
+    """Rows, dicts with the same columns, as CSV."""
     with new_file(path, newline='') as f:
         writer = csv.DictWriter(f, columns or rows[0])
         writer.writeheader()
         writer.writerows(rows)
+
+
+def read_csv(path):
+    """The rows of a CSV, dicts of text."""
+    with open(path, newline='', encoding='utf-8') as f:
+        return list(csv.DictReader(f))
+
+
+def check_writable(folder, files=()):       # until nothing calls it
+    os.makedirs(folder, exist_ok=True)
