@@ -175,6 +175,10 @@ class CausalSelfAttention(nn.Module):
             reads[:, distance:] |= moved[:, :-distance]
         return reads
 
+    def reads_few(self, end):
+        """Does a token in a row of `end` tokens read few of them, those of `near`?"""
+        return self.window is not None and end > self.window
+
     def forward(self, x, hook=None, pos=None):
         """
         x (B, T, C) -> (B, T, C).
@@ -346,8 +350,8 @@ class GPT(nn.Module):
 
     def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of a state (B,
-        T, C). ValueError if this model has no such method.
+        What a rule reads in a pass: the method that rule.reads names, as a function of states (B, T,
+        C); (N, C) do for readout. ValueError if this model has no such method.
         """
         method = getattr(self, rule.reads, None)
         if method is None:
@@ -450,28 +454,19 @@ class GPT(nn.Module):
         return open_run(folder, device, quiet=True, length=length, damping=damping).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-               cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
-               draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None, passes=None):
+               cache='auto', noise_seed=0, draft_loops=0, wave=0, seed=0):
         """
-        A generator of the new tokens after prompts idx (B, T) and their loop steps: (token (B, 1),
-        steps_used (B, groups)), max_new_tokens times or until all rows have ended.
+        A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
+        their loop steps (B, t, groups).
 
-        n_loop, exit, noise_seed: see forward. temperature, top_k, seed: see decode.Sampling. cache,
-        ring, stop: see decode.stream; 'auto' and all else that is left open: see
-        decode/defaults.py. The tokens come one by one (warm_start: see decode.OneByOne), as drafts
-        (draft_loops, draft_tokens: see drafts.Drafts; 0 loops = no drafts), or as a wave (wave, its
-        width; wave_steps, trace: see wave.Wave). passes: a list, see loops.Plan.
+        n_loop, exit, noise_seed: see forward. cache, temperature, top_k, seed: see decode.stream.
+        draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none.
         """
         import decode
-        from decode.defaults import choose
-        decoding = choose(self, exit, n_loop=n_loop, cache=cache, ring=ring,
-                          warm_start=warm_start, draft_loops=draft_loops, wave=wave,
-                          wave_steps=wave_steps, always_converge=True)
-        decoder = decode.make_decoder(warm_start, decoding.draft_loops, draft_tokens, wave,
-                                      wave_steps, trace)
-        return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),
-                             decoding.plan(noise_seed, passes), decoder, decoding.policy, ring,
-                             stop, decoding.converge)
+        plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
+        decoder = decode.decoder_of(draft_loops, wave)
+        return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,
+                             temperature=temperature, top_k=top_k)
 
     def generate(self, idx, max_new_tokens, *settings, **more):
         """
@@ -479,7 +474,7 @@ class GPT(nn.Module):
         the loop steps that each of them took. The other arguments are those of stream.
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
-        return torch.cat((idx, *tokens), dim=1), torch.stack(steps_used, dim=1)
+        return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)
 
 
 def compile_layers(model, **how):
