@@ -2,7 +2,7 @@
 A group of layers that loops: its noise, how its input comes in, the loop, and how often it runs.
 
     python loops.py                                     loop counts drawn in training
-    python loops.py --mean_recurrence=12 --draw=uniform
+    python loops.py --mean_recurrence=12
 
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
 
@@ -25,7 +25,6 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -44,18 +43,11 @@ def derived_seed(*key):
     return int.from_bytes(digest[:8], 'little') >> 1
 
 
-def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
+def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
     """
-    How often to loop: the lognormal-Poisson draw of Geiping Eq. 1 and 2, of mean r + 1.
-
-    n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1. For comparison, two draws of the same
-    mean: 'uniform' on 1 ... 2r + 1, and 'fixed' at r + 1 (r rounded).
+    How often to loop: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, of mean r + 1, the
+    lognormal-Poisson draw of Geiping Eq. 1 and 2.
     """
-    whole = round(mean_recurrence)
-    if draw == 'fixed':
-        return whole + 1
-    if draw == 'uniform':
-        return 1 + int(torch.randint(2 * whole + 1, (), generator=generator))
     z = torch.randn((), generator=generator)
     log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * z
     return 1 + int(torch.poisson(log_rate.exp(), generator=generator))
@@ -138,10 +130,9 @@ class Injection(nn.Module):
     """
     How e comes into a loop step. join returns float32, under autocast too. An injection
     initialises itself: in __init__, or in init_weights, which the model calls at its turn.
-
-    reads_e: does the input come in? If not, only x^(0) can bring it in.
     """
-    reads_e = True
+    reads_e = True          # does the input come in? If not, only x^(0) can bring it in
+    weights_of_e = 0        # how many weights from_e multiplies e with, once a pass
 
     def __init__(self, config=None):
         super().__init__()
@@ -157,23 +148,17 @@ class Injection(nn.Module):
         """The state with the input in it, (B, T, C), which goes into the core."""
         raise NotImplementedError
 
-    def weights_of_e(self):
-        """How many weights from_e multiplies e with, once a pass."""
-        return 0
 
-
-class Concat(nn.Linear, Injection):
+class ConcatRandom(nn.Linear, Injection):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
 
     def __init__(self, config):
         super().__init__(2 * config.n_embd, config.n_embd, bias=False)
-        self.as_sum = config.adapter_init == 'sum'
+        self.weights_of_e = config.n_embd ** 2
 
     def init_weights(self):
         std = math.sqrt(2 / (5 * self.out_features))        # Geiping App. C.1
         nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
-        if self.as_sum:             # differs from the paper: the adapter starts as x + e
-            self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
     def from_e(self, e):
         return F.linear(e, self.weight[:, e.shape[-1]:])
@@ -181,8 +166,13 @@ class Concat(nn.Linear, Injection):
     def join(self, x, from_e):
         return F.linear(x, self.weight[:, :x.shape[-1]]) + from_e
 
-    def weights_of_e(self):
-        return self.weight.numel() // 2
+
+class Concat(ConcatRandom):
+    """The same, but it differs from the paper: it starts as x + e."""
+
+    def init_weights(self):
+        super().init_weights()          # drawn, so that all later weights are as in ConcatRandom
+        self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
 
 class Add(Injection):
@@ -190,24 +180,6 @@ class Add(Injection):
 
     def join(self, x, from_e):
         return x + from_e
-
-
-class Bridge(Add):
-    """x + W e, x^(0) = e. W starts at 0: one loop is then the plain model of these layers."""
-    reads_e = False             # W may still be 0, so x^(0) must bring the input in
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.w = nn.Linear(config.n_embd, config.n_embd, bias=False)
-
-    def init_weights(self):
-        nn.init.zeros_(self.w.weight)
-
-    def from_e(self, e):
-        return self.w(e)
-
-    def weights_of_e(self):
-        return self.w.weight.numel()
 
 
 class NoInjection(Injection):
@@ -219,7 +191,7 @@ class NoInjection(Injection):
 
 
 # to add one, write an Injection and a line here: GPTConfig.injection is one of these names
-INJECTIONS = {'concat': Concat, 'add': Add, 'bridge': Bridge, 'none': NoInjection}
+INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none': NoInjection}
 
 
 # a pass, and the group ----------------------------------------------------------------------------
@@ -454,15 +426,12 @@ def of_groups(results, name, idx):
 # the demonstration --------------------------------------------------------------------------------
 
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
-draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
 
 
 def main():
-    if not 0 < mean_recurrence <= 100:
-        raise ValueError(f'mean_recurrence must lie between 0 and 100, not {mean_recurrence}')
     generator = torch.Generator().manual_seed(0)
-    draws = [sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(10_000)]
-    print(f'10,000 {draw} draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
+    draws = [sample_n_loop(mean_recurrence, generator) for _ in range(10_000)]
+    print(f'10,000 lognormal draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
           f'at most {max(draws)}')
     for n in range(1, min(max(draws), round(4 * mean_recurrence) + 4) + 1):
         share = draws.count(n) / 10_000
