@@ -16,6 +16,7 @@ from conftest import ROOT, finished, refused
 
 import page
 import tasks
+from common.checkpoint import load_checkpoint
 from exits import make_exit
 from model import GPT, GPTConfig
 from tasks import NOT_ASKED
@@ -140,7 +141,7 @@ def record_of(path):
 
 
 def shipped(name, length=None):
-    return GPT.load(f'{ROOT}/pretrained/{name}', length=length)
+    return load_checkpoint(f'{ROOT}/pretrained/{name}', length=length)[0]
 
 
 def letters_of(maze):
@@ -450,7 +451,8 @@ def test_the_first_problem(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('name, flag', [
     ('text', '--seed=1'), ('text', '--dataset=calc'), ('text', '--length=9'),
-    ('text', '--n_loop=0'), ('text', '--path=.'), ('calc', '--length=0'), ('calc', '--length=513'), ('calc', '--tau=0'),
+    ('text', '--n_loop=0'), ('text', '--path=.'), ('calc', '--length=0'),
+    ('calc', '--length=513'), ('calc', '--tau=0'),
     ('calc', '--dataset=hop'), ('calc', '--start==7'), ('calc', '--start==1 --seed=1'),
     ('maze', '--start=x'), ('maze', '--length=80')])
 def test_bad_input(tmp_path, monkeypatch, name, flag):
