@@ -1,44 +1,31 @@
 """
 Turn text into tokens on disk, and read them back.
 
-    python data.py                         torchdocs: the documentation in torch's own Python files
-    python data.py NAME --path=TEXT        your own UTF-8 text: a file, a folder of .txt files, or a
-                                           glob; --bpe=4096 trains a byte-level BPE on it
-    python data.py fineweb --tokens=300M   FineWeb, streamed by `datasets`; after an interruption
-                                           the same command continues where it stopped
+    python data.py                      torchdocs: the documentation in torch's own Python files
+    python data.py NAME --path=TEXT     your own UTF-8 text: a file, a folder of .txt files, or a
+                                        glob; --bpe=4096 trains a byte-level BPE on it.
+                                        --path=torchdocs is the text above
+    python data.py fineweb              FineWeb, streamed by `datasets`, in tokens of gpt2
 
-writes data/NAME (and data/NAME.lock, an empty file that keeps a second program out):
+writes data/NAME:
 
-    train.bin, val.bin    tokens as uint16, little-endian. A document is its start tokens (if the
-                          tokenizer has any), its text, and an end-of-text token
-    meta.json             tokenizer, vocab_size, dtype, source; the recipe, which has every choice
-                          on which the tokens depend; for each split its documents, tokens, bytes of
-                          text, and sha256
-    tokenizer.json        the tokenizer, if it is a file of this kind or trained with --bpe;
-                          train.py copies it beside ckpt.pt
+    train.bin, val.bin      tokens as uint16, little-endian. A document is a begin-of-text token (if
+                            the tokenizer has one), its text, and an end-of-text token
+    meta.json               tokenizer, vocab_size, source, the flags of the call; for each split its
+                            documents, tokens, and bytes of text
+    tokenizer.json          the tokenizer, if it is a file of this kind or trained with --bpe
+
+A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its tokens are gpt2's.
 
 A text file is one document, or several if <|endoftext|> stands between them. All files together
-must fit into memory. --path may also be a folder with train.bin and val.bin (nanoGPT's, or one of
-data/): its tokens are turned back into text, which is encoded anew. Line ends become \\n.
+must fit into memory. A tokenizer is `bytes` (nothing to download), one of tiktoken's such as gpt2,
+or the path of a tokenizer.json. What is held out, as val.bin:
 
-A tokenizer is `bytes` (nothing to download), one of tiktoken's, such as gpt2, or the path of a
-tokenizer.json. --bpe trains one on the documents that are not held out. By default FineWeb is
-encoded with gpt2, a folder with train.bin keeps its tokenizer, and other text becomes bytes.
-
-What is held out, as val.bin:
-
-    text files      files that have the word val, valid, validation, dev, eval or test in their name
-                    or in the name of a folder in which they lie: my-val.txt, test/a.txt, but not
-                    contest.txt or tests.txt. The name of a folder that holds all of the files does
-                    not count, nor does that of a single file. If no name holds a file out, 5% of
-                    the documents are drawn with a fixed seed. If there is only one document, its
-                    last 5% are held out
-    nanoGPT's       its own val.bin
-    torchdocs       the first document and every 48th after it
-    FineWeb         the first document and every 2,000th after it
-
---val_fraction changes these shares. It is refused where names or a val.bin say what is held out,
-and for torchdocs and FineWeb it must be 1/n.
+    own text     files with the word val, valid, validation, dev, eval or test in their name, or in
+                 that of their folder; if there are none, 5% of the documents, drawn with a fixed
+                 seed; of a single document its end
+    torchdocs    the first document and every 48th after it
+    FineWeb      the first document and every 2,000th after it
 
 From data/NAME to a batch:
 
@@ -50,85 +37,237 @@ From data/NAME to a batch:
         right answer, or tasks.NOT_ASKED
 
 A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
-The batches of a task are made, not read: tasks.py.
 
 Paper: App. B (FineWeb, 300M tokens).
 """
-import json
+import functools
+import glob
+import lzma
 import math
 import os
+import re
 import sys
+import tempfile
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import torch
 
 import tasks
-from common import configurator
-from common.configurator import PathName, configure, run
-from common.encoding import kind_of, open_text_encoding
-from common.errors import UserError, check, did_you_mean, explain
-from common.examples import Examples
-from common.files import sha256_of
-from common.make_data import make
-from common.source import SPLITS
-from common.torchdocs import TorchDocs
+from common.encoding import EOT, STORED, open_text_encoding, train_bpe
+from common.errors import check, did_you_mean, explain
+from common.files import ROOT, read_json, sha256_of, write_json
+from tasks import Examples
 
 # --------------------------------------------------------------------------------------------------
-name = 'torchdocs'                  # torchdocs, fineweb, or any name for text of your own
-path: PathName = ''                 # own text: a file, folder or pattern; fineweb: another data set
-tokenizer: PathName | None = None   # gpt2, bytes, ...; None = the default above
-bpe: int | None = None              # train a byte-level BPE of this many tokens; not on fineweb
-tokens: str | int = '300M'          # fineweb: how many tokens to take (300M is the paper's budget)
-config = 'sample-10BT'              # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
-revision: str | None = None         # fineweb: a commit of the data set; None = the newest
-val_fraction: float | None = None   # share of documents to hold out; None = the default above
-overwrite = False                   # replace a data set, or unfinished tokens of another recipe
+name = 'torchdocs'          # torchdocs, fineweb, or any name for text of your own
+path: str | None = None     # own text: a file, folder or glob; fineweb: another data set of the hub
+tokenizer: str | None = None    # None = bytes, and gpt2 for fineweb
+bpe: int | None = None      # train a byte-level BPE of this many tokens; not on fineweb
+tokens = 3e8                # fineweb: how many tokens to take (the paper's budget)
+config = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
+overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
 
-# the sha256 of torchdocs' train.bin with this version of torch
-TORCH_VERSION = '2.13.0'
-TORCHDOCS = '649d3f8679f5bc01652a8b13a57e06a6a07282007bbc1ca23fab5a27cc71db50'
+SPLITS = 'train', 'val'
+HELD_OUT = {'val', 'valid', 'validation', 'dev', 'eval', 'test'}
+OURS = {'train.bin', 'val.bin', 'meta.json', 'tokenizer.json'}
+RECORDS = {'.jsonl': 'json', '.json': 'json', '.csv': 'csv', '.parquet': 'parquet'}
 
+
+# where documents come from: (split, text) pairs ---------------------------------------------------
+
+def torchdocs():
+    """The documentation in the Python files of torch 2.13, which comes with this code."""
+    with lzma.open(f'{ROOT}/assets/torchdocs.txt.xz', 'rt', encoding='utf-8') as f:
+        for number, text in enumerate(f.read().split(EOT)):
+            yield 'train' if number % 48 else 'val', text
+
+
+def fineweb(path, config):
+    """FineWeb, or another data set of the hub that has a column `text`."""
+    with explain(f'cannot stream {path} {config}', 'no network? Then run the command again'):
+        import datasets  # takes a second
+        rows = datasets.load_dataset(path, config, split='train', streaming=True)
+        texts = (row['text'] for row in rows.select_columns('text') if row['text'])
+        for number, text in enumerate(texts):
+            yield 'train' if number % 2000 else 'val', text
+
+
+def own_text(path):
+    """The documents of the text files at path. A line says what is held out."""
+    pattern = f'{glob.escape(path)}/**/*.txt' if os.path.isdir(path) else path
+    found = glob.glob(pattern, recursive=True)
+    if os.path.isfile(path):        # a file's name is no pattern
+        found = [path]
+    files = sorted({os.path.realpath(file) for file in found if os.path.isfile(file)})  # each once
+    check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
+    root = os.path.commonpath(files)        # the name of a folder with all files does not count
+    documents = []
+    for file in files:
+        words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
+        split = 'train' if HELD_OUT.isdisjoint(words) else 'val'
+        documents += [(split, text) for text in read_text(file).split(EOT) if text.strip()]
+    if any(split == 'val' for split, _ in documents):
+        print(f"held out: files with {', '.join(sorted(HELD_OUT))} in their names", file=sys.stderr)
+        return documents
+
+    # no name says what is held out
+    texts = [text for _, text in documents]
+    if len(texts) == 1:
+        print('held out: the last 5% of the text', file=sys.stderr)
+        middle = int(0.95 * len(texts[0]))
+        return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
+    n = max(1, round(0.05 * len(texts)))
+    print(f'held out: {n} of {len(texts)} documents, drawn at random', file=sys.stderr)
+    drawn = set(np.random.default_rng(3).permutation(len(texts))[:n])
+    return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
+
+
+def read_text(file):
+    """The text of a file. ValueError if it is no text."""
+    kind = RECORDS.get(os.path.splitext(file)[1].lower())
+    check(not kind, f"'{file}' holds records, not text: write their texts into a .txt file, with "
+          f"{EOT} between them; datasets.load_dataset('{kind}', data_files='{file}') reads them")
+    with explain(f"cannot read '{file}'", 'give UTF-8 text', UnicodeDecodeError):
+        return Path(file).read_text(encoding='utf-8-sig')
+
+
+# documents -> data/NAME ---------------------------------------------------------------------------
+
+def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, config='sample-10BT',
+         overwrite=False):
+    """
+    Write data/NAME -> its meta. The arguments are the knobs above. If the same call has made it
+    already, it stays.
+    """
+    folder = f'data/{name}'
+    call = dict(path=path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, config=config)
+    check(re.fullmatch(r'\w[\w.-]*', name), f"'{name}' cannot be the name of a folder in data/")
+    check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
+    check(name != 'torchdocs' or not path,
+          f'text of your own needs a name of its own: python data.py NAME --path={path}')
+    if os.path.exists(folder) and not overwrite:
+        meta = read_meta(folder)
+        check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces '
+              'it, or choose another name')
+        print(f'{folder} is there already: --overwrite makes it anew', file=sys.stderr)
+        return meta
+    if os.path.exists(folder):
+        others = sorted({*os.listdir(folder)} - OURS)
+        check(not others, f'{folder} holds {others[:1]}, which would be lost: choose another name')
+
+    # documents and encoding
+    if name == 'fineweb':
+        source = path or 'HuggingFaceFW/fineweb'
+        documents = fineweb(source, config)
+    elif name == 'torchdocs' or path == 'torchdocs':
+        source = 'torchdocs'
+        documents = torchdocs()
+    else:
+        check(path, f'give the text: python data.py {name} --path=TEXT')
+        source = path
+        documents = own_text(path)
+    if bpe:
+        check(name != 'fineweb' and not tokenizer, '--bpe needs text that fits into memory, and '
+              'no --tokenizer')
+        documents = list(documents)         # read twice: to train the BPE, and to encode
+        encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
+    else:
+        encoding = open_text_encoding(tokenizer or ('gpt2' if name == 'fineweb' else 'bytes'))
+    check(encoding.n_vocab <= 2 ** 16, f'{encoding.n_vocab} tokens, and uint16 has room for 65536: '
+          'use another tokenizer')
+
+    # into a private folder, which gets its name when all is there
+    os.makedirs('data', exist_ok=True)
+    with tempfile.TemporaryDirectory(dir='data', prefix=f'{name}.') as private:
+        new = f'{private}/new'
+        os.mkdir(new)
+        counts = write(documents, encoding, new, tokens if name == 'fineweb' else math.inf)
+        if encoding.name.startswith(STORED):
+            encoding.save(new)
+        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, source=source, call=call)
+        meta |= counts
+        write_json(meta, f'{new}/meta.json')
+        if overwrite and os.path.exists(folder):
+            os.rename(folder, f'{private}/old')
+        os.rename(new, folder)
+    return meta
+
+
+def read_meta(folder):
+    """What meta.json holds. nanoGPT's folders have none, and their tokens are gpt2's."""
+    if os.path.exists(f'{folder}/meta.json'):
+        return read_json(f'{folder}/meta.json')
+    check(not os.path.exists(f'{folder}/meta.pkl'), f'the tokens in {folder} are letters, numbered '
+          f'by meta.pkl: make a data set of their text, --path={folder}/input.txt')
+    return dict(tokenizer='gpt2', vocab_size=50257)
+
+
+def write(documents, encoding, folder, most_tokens):
+    """Documents -> train.bin and val.bin; returns what meta.json says of the splits."""
+    from tqdm import tqdm
+    counts = {split: dict(documents=0, tokens=0, bytes=0) for split in SPLITS}
+    n_tokens = 0
+    bar = tqdm(total=None if most_tokens == math.inf else most_tokens, unit=' tokens',
+               unit_scale=True, leave=False, disable=None)
+    with open(f'{folder}/train.bin', 'wb') as train, open(f'{folder}/val.bin', 'wb') as val, bar:
+        bins = dict(train=train, val=val)
+        for number, (split, text) in enumerate(documents):
+            if number < 10:
+                check_comes_back(text[:100_000], encoding)
+            ids = encoding.encode(text) + [encoding.eot_token]
+            bins[split].write(np.array(ids, dtype='<u2').tobytes())
+            counts[split]['documents'] += 1
+            counts[split]['tokens'] += len(ids)
+            counts[split]['bytes'] += len(text.encode())
+            n_tokens += len(ids)
+            bar.update(len(ids))
+            if n_tokens >= most_tokens:
+                break
+    for split in SPLITS:
+        check(counts[split]['bytes'], f'too little text: the {split} split is empty')
+    return counts
+
+
+def check_comes_back(text, encoding):
+    """ValueError if a text is not what its tokens say: a tokenizer may lack some of its letters."""
+    decoded = encoding.decode(encoding.encode(text))
+    # a begin-of-text token is no text; some tokenizers join an accent and its letter
+    decoded = unicodedata.normalize('NFC', decoded)
+    check(decoded.endswith(unicodedata.normalize('NFC', text)), f'the tokenizer {encoding.name} '
+          f'cannot write the text: {text[:40]!r}... comes back as {decoded[:40]!r}...')
+
+
+# data/NAME -> batches -----------------------------------------------------------------------------
 
 def open_encoding(name, folder=None):
-    """The encoding of this name: tasks.Words for a task, otherwise that of open_text_encoding."""
-    kind = kind_of(name)
-    check(kind, 'this model came without a tokenizer.json, so it cannot read or write text: '
-          'convert it again from a folder that has one')
-    if kind != 'task':
-        return open_text_encoding(name, folder)
-    task = name.partition(':')[0]
-    check(task in tasks.TASKS, f"the task '{task}' is not known: if it is in a file of yours, name "
-          'that file behind the script, as in training')
-    return tasks.Words(name)
+    """The encoding of this name: the words of a task, or that of open_text_encoding."""
+    check(name, 'this model came without a tokenizer.json, so it cannot read or write text')
+    return tasks.Words(name) if tasks.is_task(name) else open_text_encoding(name, folder)
 
 
-def open_data(name, model_tokenizer=None, vocab_size=math.inf, folder=None):
+def open_data(name, model_tokenizer=None, vocab_size=math.inf):
     """
     The data set or task `name` -> a Text or a tasks.Problems. torchdocs is made if it is missing.
 
     model_tokenizer, vocab_size: those of the model that is to read it; ValueError if they do not
-    fit. A task is spelled in the model's text tokens if it has such a tokenizer, read from
-    folder/tokenizer.json.
+    fit.
     """
     check(name, 'this model came without a data set: name one with --dataset')
-    if name == 'torchdocs' and not os.path.exists(f'data/{name}/meta.json'):
+    if name == 'torchdocs' and not os.path.exists('data/torchdocs'):
         make(name)
-    if tasks.is_task(name):
-        examples = tasks.open_problems(name, model_tokenizer, folder)
-    else:
-        examples = Text(name)
+    examples = tasks.Problems(name) if tasks.is_task(name) else Text(name)
     check(model_tokenizer in (None, examples.tokenizer), f'the model reads tokens of '
           f"{model_tokenizer}, but data set '{name}' has those of {examples.tokenizer}: choose "
           'another --dataset')
     check(examples.vocab_size <= vocab_size, f"the model has {vocab_size} tokens, but data set "
-          f"'{name}' has {examples.vocab_size}, of {examples.tokenizer}: choose another --dataset, "
-          'or in training another --vocab_size')
+          f"'{name}' has {examples.vocab_size}, of {examples.tokenizer}: choose another --dataset")
     return examples
 
 
-def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
+def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     """
     n held-out windows for a checkpoint's model, evenly spread over its data set, or over another.
 
@@ -137,7 +276,7 @@ def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
     """
     args = checkpoint['model_args']
     examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                         args['vocab_size'], checkpoint['folder'])
+                         args['vocab_size'])
     T = args['block_size']
     numbers = examples.spread(n, T)
     idx, targets = examples.held_out(numbers, T)
@@ -147,45 +286,31 @@ def held_out_windows(checkpoint, n, dataset='', dev='cpu'):
 
 class Text(Examples):
     """The tokens of data/NAME, with its splits as uint16 memmaps."""
-    is_task = False             # every token has a label, and the measure is the loss
-    tokenizer_json = None       # the TokenizerJson of its tokenizer, set below if it is one
+    is_task = False
 
     def __init__(self, name):
-        self.name = name
         folder = f'data/{name}'
-        if not os.path.exists(f'{folder}/meta.json'):
-            raise UserError(no_data_set(name))
-        with explain(f'{folder} is damaged', 'make it again with python data.py ... --overwrite'):
-            self.meta = json.loads(Path(folder, 'meta.json').read_text(encoding='utf-8'))
-            self.train = read_bin(f'{folder}/train.bin', self.meta['train'])
-            self.val = read_bin(f'{folder}/val.bin', self.meta['val'])
-            self.tokenizer = self.meta['tokenizer']
-            self.vocab_size = self.meta['vocab_size']
-        if kind_of(self.tokenizer) == 'stored':
+        check(os.path.exists(f'{folder}/train.bin'), no_data_set(name))
+        meta = read_meta(folder)
+        self.name = name
+        self.folder = folder
+        self.train = np.memmap(f'{folder}/train.bin', dtype='<u2', mode='r')
+        self.val = np.memmap(f'{folder}/val.bin', dtype='<u2', mode='r')
+        self.tokenizer = meta['tokenizer']
+        self.vocab_size = meta['vocab_size']
+        if self.tokenizer.startswith(STORED):
             self.tokenizer_json = open_text_encoding(self.tokenizer, folder)
-        self.sha256 = self.meta['train']['sha256']
         self.description = f'{name}: {len(self.train):,} tokens ({self.tokenizer})'
-        if name == 'torchdocs':
-            self.warn_of_other_torch()
 
-    def warn_of_other_torch(self):
-        """Warn if torchdocs, made with the default knobs, is the text of another torch."""
-        val_fraction = self.meta.get('recipe', {}).get('val_fraction')
-        is_default = self.tokenizer == 'bytes' and val_fraction == 1 / TorchDocs.default_every
-        if is_default and self.sha256 != TORCHDOCS:
-            advice = ''
-            if torch.__version__.startswith(TORCH_VERSION):
-                advice = '; python data.py --overwrite makes it anew'
-            print(f'warning: data/torchdocs is not the text of torch {TORCH_VERSION} (this is '
-                  f'torch {torch.__version__}), so losses differ from the README{advice}',
-                  file=sys.stderr)
+    @functools.cached_property
+    def sha256(self):
+        return sha256_of(f'{self.folder}/train.bin')
 
     def check_fits(self, T, rows=1):
         """ValueError unless each split has a window of T tokens and the token after it."""
-        for split, ids in ('train', self.train), ('val', self.val):
-            check(len(ids) > T, f'the {split} text of {self.name} has {len(ids)} tokens, and no '
-                  f'window of {T} with a next token: lower --block_size (with --eval_only: '
-                  '--length)')
+        shortest = min(len(self.train), len(self.val))
+        check(shortest > T, f'{self.name} has a split of {shortest} tokens, and no window of {T} '
+              'with a next token: lower --block_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
@@ -202,23 +327,11 @@ class Text(Examples):
 
 def no_data_set(name):
     """The error message for a name that is neither a task nor a folder of data/."""
-    if os.path.exists(f'data/{name}.part'):
-        return f'data/{name} is not complete: run its python data.py command once more'
-    prepared = [path.parent.name for path in Path('data').glob('*/meta.json')]
-    names = [*tasks.TASKS, 'torchdocs', *prepared]
-    flag = '--tokens=300M' if name == 'fineweb' else '--path=TEXT'
-    return (f"no data set or task '{name}'{did_you_mean(name, names)} (text is prepared with "
-            f'python data.py {name} {flag}; a task in a file of your own needs that file behind '
-            'the script)')
-
-
-def read_bin(path, wanted):
-    """The tokens in a bin file, uint16. ValueError unless they are those of meta.json (wanted)."""
-    name = os.path.basename(path)
-    check(os.path.getsize(path) == 2 * wanted['tokens'],
-          f"{name} does not have {wanted['tokens']:,} tokens")
-    check(sha256_of(path) == wanted['sha256'], f'{name} does not have the sha256 in meta.json')
-    return np.memmap(path, dtype='<u2', mode='r')
+    prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
+    hint = did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])
+    flag = '' if name == 'fineweb' else ' --path=TEXT'
+    return (f"no data set or task '{name}'{hint} (text is prepared with python data.py {name}{flag}"
+            '; a task in a file of your own needs that file behind the script)')
 
 
 def windows(ids, starts, T):
@@ -229,18 +342,10 @@ def windows(ids, starts, T):
 
 
 def main():
-    if name != 'fineweb':
-        for knob in 'tokens', 'config', 'revision':
-            if knob in configurator.given:
-                raise UserError(f'--{knob} is for fineweb alone: leave it out')
-    check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
-    meta = make(name, path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, config=config,
-                revision=revision, val_fraction=val_fraction, overwrite=overwrite)
+    meta = make(name, path, tokenizer, bpe, tokens, config, overwrite)
     for split in SPLITS:
-        counts = meta[split]
-        n = counts['documents']
-        print(f"data/{name}/{split}.bin: {n:,} {'document' if n == 1 else 'documents'}, "
-              f"{counts['bytes'] / 1e6:.1f} MB of text, {counts['tokens']:,} tokens "
+        print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, "
+              f"{meta[split]['bytes'] / 1e6:.1f} MB of text, {meta[split]['tokens']:,} tokens "
               f"({meta['tokenizer']})")
     if name == 'fineweb':       # the paper's model; the default one is for a laptop
         print('next: python train.py config/groups.py')
@@ -249,5 +354,7 @@ def main():
 
 
 if __name__ == '__main__':
+    from common.configurator import configure
+    from common.errors import run
     configure(globals(), positional='name')
     run(main)

@@ -35,16 +35,12 @@ import hashlib
 import inspect
 import itertools
 import string
-from shlex import quote
 
 import numpy as np
 import torch
 
-from common import configurator
-from common.encoding import kind_of, open_text_encoding
-from common.errors import check, did_you_mean, explain
-from common.examples import Examples
-from common.tokenizer_json import TokenizerJson
+from common.configurator import parse
+from common.errors import check, did_you_mean
 
 # -------------------------------------------------------------------------------------------------
 task = 'calc'           # a name in TASKS, with other knobs if you like: calc:p=7,reset=0.1
@@ -54,7 +50,6 @@ seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_TOKENS = 2 ** 25       # the most tokens in a batch; x then takes 256 MiB
 MOST_HELD_OUT = 2 ** 20     # the most tokens in all held-out problems of one length
 
 
@@ -221,6 +216,11 @@ TASKS = dict(calc=Calc(), hop=Hop(), group=Group())
 
 # a task by its name ------------------------------------------------------------------------------
 
+def is_task(dataset):
+    """Does the knob `dataset` name a task, with or without knobs of its own, and not a text?"""
+    return dataset.partition(':')[0] in TASKS
+
+
 def parse_task(dataset):
     """`calc:p=7` -> ('calc', {knob: value} of all its knobs)."""
     name, _, changes = dataset.partition(':')
@@ -232,57 +232,23 @@ def parse_task(dataset):
         key, _, value = change.partition('=')
         check(key in knobs, f"unknown knob '{key}' of the task {name}{did_you_mean(key, knobs)} "
               f"(its knobs are {', '.join(knobs)})")
-        value = configurator.parse(f'{key} of the task {name}', value, type(knobs[key]))
-        check(type(value) is not int or value <= 1000,
-              f'{key} of the task {name} must be at most 1000, not {value}')
-        knobs[key] = value
+        knobs[key] = parse(f'{key} of the task {name}', value, type(knobs[key]))
     return name, knobs
-
-
-def is_task(dataset):
-    """Does the knob `dataset` name a task, with or without knobs of its own, and not a text?"""
-    return dataset.partition(':')[0] in TASKS
 
 
 def taken_by(method, knobs):
     """Those of the knobs that a method of a task takes."""
-    return {knob: value for knob, value in knobs.items()
-            if knob in inspect.signature(method).parameters}
-
-
-def open_problems(dataset, reads=None, folder=None):
-    """
-    The problems of a task for a model whose tokenizer is `reads`, None = the words of the task.
-
-    A model that reads text gets them in its own tokens; folder: where its tokenizer.json is.
-    ValueError if the model has learned other words.
-    """
-    problems = Problems(dataset)
-    if reads in (None, problems.tokenizer):
-        return problems
-    check(kind_of(reads) != 'task', f'the model knows the words of {reads}, and {dataset} '
-          f'has those of {problems.tokenizer}: choose a task with the same words')
-    return Problems(dataset, open_text_encoding(reads, folder))
-
-
-def problems_of(checkpoint, dataset=None):
-    """
-    The problems that a checkpoint's model solves: those of its own task, or of `dataset`, the same
-    task with other knobs: calc:reset=0.01 has deeper problems than calc. Any T can be asked for.
-    """
-    return open_problems(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
-                         checkpoint['folder'])
+    parameters = inspect.signature(method).parameters
+    return {knob: value for knob, value in knobs.items() if knob in parameters}
 
 
 class Words:
     """
-    The words of a task as an encoding (see common.encoding): each word is a token.
+    The words of a task as an encoding (see common/encoding.py): each word is a token.
 
     Its name lists the knobs on which the words depend, calc:p=5: the same words have the same name.
     """
-    start = ()
-    ends = ()
-    eot_token = None            # a problem has no end
+    ends = ()                   # a problem has no end
 
     def __init__(self, dataset):
         name, knobs = parse_task(dataset)
@@ -291,19 +257,15 @@ class Words:
         self.vocabulary = TASKS[name].words(**shaping)
         self.n_vocab = len(self.vocabulary)
         self.tokens = {word: token for token, word in enumerate(self.vocabulary)}
-        check(self.vocabulary, f'the task {name} has no words')
         check(len(self.tokens) == self.n_vocab, f'the task {name} has a word twice')
 
-    def encode(self, text, allowed_special=()):
+    def encode(self, text):
         """Words separated by blanks -> tokens. ValueError for an unknown word."""
         words = text.split()
-        unknown = [f"'{word}'" for word in words if word not in self.tokens]
-        verb = 'is not a word' if len(unknown) == 1 else 'are no words'
-        check(not unknown, f"{', '.join(unknown)} {verb} of {self.name}: choose from "
-              f"{' '.join(self.vocabulary)}")
+        for word in words:
+            check(word in self.tokens, f"'{word}' is not a word of {self.name}: choose from "
+                  f"{' '.join(self.vocabulary)}")
         return [self.tokens[word] for word in words]
-
-    encode_ordinary = encode
 
     def decode(self, tokens):
         return ' '.join(self.vocabulary[token] for token in tokens)
@@ -312,96 +274,65 @@ class Words:
         return self.vocabulary[token].encode()
 
 
+class Examples:
+    """
+    What a data set (data.Text) and a task (Problems) have in common. T is a number of tokens.
+
+        name                        of the data set, or of the task without its knobs
+        description                 what is trained on, in words
+        sha256                      of what is trained on: --resume refuses another one
+        tokenizer, vocab_size       the name of its encoding; how many tokens there are
+        tokenizer_json              the TokenizerJson of that name; None if it is no such file
+        is_task                     a task: only some tokens have labels, and the measure is the
+                                    accuracy. Otherwise every token has one, and it is the loss
+
+        check_fits(T, rows)         ValueError unless there are batches and windows of T tokens
+        batch(rng, rows, T, mine)   draws `rows` windows, the same in all processes, and returns
+                                    those in the slice `mine` (by default all): x, y (B, T) int64
+        n_held_out(T)               how many held-out windows of T tokens there are
+        held_out(numbers, T)        those with these numbers -> x, y (N, T) int64
+        depths(T)                   only for a task: the depth of each label of its held-out
+                                    windows, (n_held_out(T), T)
+    """
+    tokenizer_json = None
+
+    def spread(self, n, T):
+        """The numbers of n held-out windows, evenly spread (n,). ValueError if there are fewer."""
+        n_all = self.n_held_out(T)
+        check(n <= n_all, f'there are only {n_all} held-out windows of {T} tokens, not {n}')
+        return np.linspace(0, n_all - 1, n).round().astype(int)
+
+
 class Problems(Examples):
     """
-    The problems of a task, a data set with the methods of data.Text.
-
-    encoding: None = each word of the task is a token. With the encoding of a model that reads text
-    each word is spelled, = and 3, in the same number of tokens, and T counts these. The label of a
-    word stands at its last token and is the last token of the right answer; the other tokens have
-    none. No token stands before the first word, even where the model's texts begin with one.
+    The problems of a task.
 
     A batch depends only on the generator that `batch` is given. The held-out problems have a seed
     of their own, so they are the same in every script.
     """
-    is_task = True              # only some tokens have labels, and the measure is accuracy
+    is_task = True
+    n_problems = 2048           # held out; of long ones there are fewer, see n_held_out
 
-    def __init__(self, dataset, encoding=None, n_problems=None):
+    def __init__(self, dataset):
         self.name, self.knobs = parse_task(dataset)
         self.task = TASKS[self.name]
-        self.word_encoding = Words(dataset)
-        self.vocabulary = self.word_encoding.vocabulary
-        self.encoding = encoding or self.word_encoding
-        self.tokenizer_json = encoding if isinstance(encoding, TokenizerJson) else None
+        self.encoding = Words(dataset)
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
-        self.n_problems = n_problems or (512 if encoding else 2048)
         self.description = f'problems of {dataset}, made as they are needed'
         self.sha256 = hashlib.sha256(repr((self.name, self.knobs)).encode()).hexdigest()
-        if encoding:
-            self.sha256 = hashlib.sha256((self.sha256 + encoding.name).encode()).hexdigest()
-
-        spelled = [[token] for token in range(len(self.vocabulary))]
-        if encoding:
-            spelled = [encoding.encode_ordinary(word) for word in self.vocabulary]
-        self.per_word = len(spelled[0])
-        check(all(len(tokens) == self.per_word for tokens in spelled), f'the words of {dataset} '
-              f'are not of the same number of tokens of {self.tokenizer}: choose other knobs of '
-              'the task')
-        self.spelled = np.array(spelled)                            # (vocabulary, per_word)
 
     def make(self, rng, rows, T):
-        """Problems: x, y, depth (rows, T). ValueError if the task makes what it must not."""
-        check(1 <= rows * T <= MOST_TOKENS, f'cannot make {rows} problems of {T} tokens at once: '
-              'choose other numbers (--batch_size and --block_size in training)')
-        check(T % self.per_word == 0, f'each word of {self.name} has {self.per_word} tokens: '
-              f'block_size must be a multiple of that, not {T}')
-        shape = rows, T // self.per_word
-        arrays = self.task(rng, *shape, **self.knobs)
-        check(all(array.shape == shape and array.dtype == np.int64 for array in arrays),
+        """Problems: x, y, depth (rows, T)."""
+        arrays = self.task(rng, rows, T, **self.knobs)
+        check(all(array.shape == (rows, T) and array.dtype == np.int64 for array in arrays),
               f'the task {self.name} must make three arrays of int64 (rows, T), not '
               f'{[(array.dtype.name, *array.shape) for array in arrays]}')
-        word_ids, label_ids, steps = arrays
-        has_label = label_ids != NOT_ASKED
-        unasked = rows - has_label.any(axis=1).sum()
-        check(unasked == 0, f'the task {self.name} made {unasked} of {rows} problems without a '
-              'label: each problem needs one')
-        for name, ids in ('x', word_ids), ('y', label_ids[has_label]):
-            check(0 <= ids.min() <= ids.max() < len(self.vocabulary),
-                  f'the task {self.name} has words 0 to {len(self.vocabulary) - 1}, and {name} has '
-                  f'tokens from {ids.min()} to {ids.max()}')
-
-        x, y = self.spell(word_ids, label_ids)
-        depth = np.zeros_like(x)
-        depth[:, self.per_word - 1::self.per_word] = steps
-        return x, y, depth
-
-    def spell(self, word_ids, label_ids):
-        """
-        Problems and labels in words (rows, T / per_word) -> in tokens, x and y (rows, T). With two
-        tokens per word, and . where there is no label:
-
-            words   =2   +1   *4        x   = 2  + 1  * 4
-            labels  =2   =3   =2        y   . 2  . 3  . 2
-        """
-        x = self.spelled[word_ids].reshape(len(word_ids), -1)
-        y = np.full_like(x, NOT_ASKED)
-        has_label = label_ids != NOT_ASKED
-        answers = np.unique(label_ids[has_label])
-        last = self.spelled[:, -1]
-        check(len(np.unique(last[answers])) == len(answers), f'two answers of the task {self.name} '
-              f'end in the same token of {self.tokenizer}, and the label is that token: give each '
-              'answer an end of its own')
-        labels = y[:, self.per_word - 1::self.per_word]
-        labels[has_label] = last[label_ids[has_label]]
-        return x, y
+        return arrays
 
     def answers(self, words):
         """The oracle's answers to a problem in words: words, None where it has none."""
-        answers = self.task.oracle(words, **taken_by(self.task.oracle, self.knobs))
-        check(len(answers) == len(words), f'the oracle of {self.name} gave {len(answers)} answers '
-              f'to {len(words)} words')
-        return answers
+        return self.task.oracle(words, **taken_by(self.task.oracle, self.knobs))
 
     def solve(self, text):
         """
@@ -410,39 +341,32 @@ class Problems(Examples):
         y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
         are not a problem of the task.
         """
-        word_ids = self.word_encoding.encode(text)
-        words = text.split()
-        with explain(f"'{text}' is not a problem of {self.name}",
-                     f'{self.command_to_print()} prints some'):
-            check(words, 'it has no words')
-            answers = self.answers(words) if hasattr(self.task, 'oracle') else [None] * len(words)
-            tokens = self.word_encoding.tokens | {None: NOT_ASKED}
-            unknown = [answer for answer in answers if answer not in tokens]
-            check(not unknown, f'the oracle answers {unknown[:1]}, which is no word of the task')
-            label_ids = [tokens[answer] for answer in answers]
-        return self.spell(np.array([word_ids]), np.array([label_ids]))
-
-    def command_to_print(self):
-        """The command that prints some of these problems."""
-        module = type(self.task).__module__
-        if module.startswith('zoo.'):
-            return f'python -m {module}'
-        return ' '.join(['python tasks.py', *map(quote, configurator.own_files), self.name])
+        x = self.encoding.encode(text)
+        check(x, 'the problem has no words')
+        y = [NOT_ASKED] * len(x)
+        if hasattr(self.task, 'oracle'):
+            tokens = self.encoding.tokens | {None: NOT_ASKED}
+            y = [tokens[answer] for answer in self.answers(text.split())]
+        return np.array([x]), np.array([y])
 
     def wrong_rows(self, x, y):
         """The rows in which a label of y is not the oracle's answer to x (rows, T), as numbers."""
+        vocabulary = self.encoding.vocabulary
         wrong = []
         for row, (tokens, labels) in enumerate(zip(x, y)):
-            answers = self.answers([self.vocabulary[token] for token in tokens])
-            if any(label != NOT_ASKED and self.vocabulary[label] != answer
-                   for label, answer in zip(labels, answers)):
+            answers = self.answers([vocabulary[token] for token in tokens])
+            if any(label != NOT_ASKED and vocabulary[label] != answer
+                   for label, answer in zip(labels, answers, strict=True)):
                 wrong.append(row)
         return wrong
 
     def check_fits(self, T, rows=1):
-        """ValueError if T, a knob or the number of rows does not fit the task."""
-        self.all_held_out(T)                            # make raises the errors
-        self.make(np.random.default_rng(0), rows, T)
+        """ValueError if T or a knob does not fit the task, or a token is not one of its words."""
+        check(T >= 1, f'a problem has at least one token, not {T}')
+        x, y, _ = self.make(np.random.default_rng(0), rows, T)
+        tokens = np.concatenate((x.flatten(), y[y != NOT_ASKED]))
+        check(0 <= tokens.min() <= tokens.max() < self.vocab_size, f'the task {self.name} has '
+              f'{self.vocab_size} words, and tokens from {tokens.min()} to {tokens.max()}')
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Make `rows` problems and return the slice `mine` of them: x, y (B, T)."""
@@ -470,43 +394,59 @@ class Problems(Examples):
         return depth
 
 
-def print_problem(problems, x, y, oracle=None):
+def problems_of(checkpoint, dataset=None):
+    """
+    The problems that a checkpoint's model solves: those of its own task, or of `dataset`, the same
+    task with other knobs: calc:reset=0.01 has deeper problems than calc. Any T can be asked for.
+    ValueError if the model has learned other words.
+    """
+    problems = Problems(dataset or checkpoint['config']['dataset'])
+    reads = checkpoint['tokenizer']
+    check(problems.tokenizer == reads, f'the model knows the words of {reads}, and {dataset} has '
+          f'those of {problems.tokenizer}: choose a task with the same words')
+    return problems
+
+
+# the demonstration -------------------------------------------------------------------------------
+
+def print_problem(problems, x, y):
     """A problem x, its labels y (T,) and the oracle's answers, in columns of words."""
-    answers = [None if label == NOT_ASKED else problems.vocabulary[label] for label in y]
-    lines = dict(problem=[problems.vocabulary[token] for token in x], answers=answers)
-    if oracle:
-        lines['oracle'] = oracle
-    width = max(map(len, problems.vocabulary)) + 3
+    vocabulary = problems.encoding.vocabulary
+    lines = dict(problem=[vocabulary[token] for token in x],
+                 answers=['' if label == NOT_ASKED else vocabulary[label] for label in y])
+    if hasattr(problems.task, 'oracle'):
+        lines['oracle'] = [answer or '' for answer in problems.answers(lines['problem'])]
+    width = max(map(len, vocabulary)) + 3
     for title, words in lines.items():
-        print(f'  {title:7}' + ''.join((word or '').rjust(width) for word in words))
+        print(f'  {title:7}' + ''.join(word.rjust(width) for word in words))
+    print()
 
 
 def main():
     problems = Problems(task)
-    check(seed >= 0, f'seed must be at least 0, not {seed}')
+    problems.check_fits(block_size)
     x, y, depth = problems.make(np.random.default_rng(seed), rows, block_size)
     print(f'{task}: {problems.vocab_size} words, {block_size} tokens per problem\n')
-    for tokens, labels in zip(x[:3], y[:3]):
-        print_problem(problems, tokens, labels)
-        print()
+    for row in range(min(3, rows)):
+        if hasattr(problems.task, 'picture'):
+            print(problems.task.picture(x[row], y[row], y[row], None))
+        else:
+            print_problem(problems, x[row], y[row])
     depths, counts = np.unique(depth[y != NOT_ASKED], return_counts=True)
     shares = 100 * counts / counts.sum()
     print('labels by depth: ' + ', '.join(f'{d} {share:.1f}%' for d, share in zip(depths, shares)))
-
-    # the oracle
     if not hasattr(problems.task, 'oracle'):
         print(f'{rows} problems, not checked: the task has no oracle')
         return
     wrong = problems.wrong_rows(x, y)
     print(f'{rows} problems: the oracle disagrees with {len(wrong)}')
     if wrong:
-        first = wrong[0]
-        print('\nthe first of them:')
-        print_problem(problems, x[first], y[first],
-                      problems.answers([problems.vocabulary[token] for token in x[first]]))
+        print_problem(problems, x[wrong[0]], y[wrong[0]])
         raise SystemExit(1)
 
 
 if __name__ == '__main__':
-    configurator.configure(globals(), positional='task')
-    configurator.run(main)
+    from common.configurator import configure
+    from common.errors import run
+    configure(globals(), positional='task')
+    run(main)

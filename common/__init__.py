@@ -21,15 +21,7 @@ training
     evaluation      train, bench    held-out losses, the health of the states
 
 what is learned
-    examples        data            what a data set and a task have in common
-    make_data       data            the documents of a source -> the tokens in data/NAME
-    source          data            what the next three have in common
-    own_text        data            documents of text files, or of nanoGPT's tokens
-    fineweb         data            a stream of documents from Hugging Face's hub
-    torchdocs       data            the text of the first run
-    writer          data            tokens while they are written; interrupted calls go on
     encoding        all             text to tokens and back
-    tokenizer_json  all             text to tokens with the tokenizer.json of a public model
 
 decoding, and what is drawn
     points          bench           methods, what is measured of them, and a row of bench.csv

@@ -1,103 +1,125 @@
 """
 Text into tokens and back: bytes, tiktoken's encodings, and the tokenizer.json of public models.
 
-The name of an encoding says what it is, see kind_of. An encoding has
+The name of an encoding is `bytes`, one of tiktoken's such as gpt2, the path of a tokenizer.json, or
+`tokenizer.json:SHA256`, the copy in the folder of a checkpoint or data set. An encoding has
 
-    name, n_vocab               its tokens are the numbers below n_vocab, and fit in uint16
-    eot_token                   the token that is written after each document
-    ends                        all tokens at which a text is over
-    start                       the tokens with which every text begins: often none
-    encode(text)                a prompt -> tokens, with those of `start`. By default '<s>' in a
-                                text is three characters; with allowed_special='all' it is that
-                                token
-    encode_ordinary(text)       the tokens of a text alone: without `start`, and '<s>' is three
-                                characters
-    decode(tokens)              -> text
+    name, n_vocab       its tokens are the numbers below n_vocab
+    eot_token, ends     the token that is written after each document; all tokens that end a text
+    encode(text)        -> tokens; in front of them the begin-of-text token, if the tokenizer has
+                        one. '<s>' in the text is three letters, never a token that begins or ends
+    decode(tokens)      -> text
     decode_single_token_bytes(token)    -> the bytes of its text
 """
+import hashlib
 import os
+import sys
+from pathlib import Path
 
 import tiktoken
 
-from common.errors import UserError, did_you_mean, explain
-from common.tokenizer_json import EOT, STORED, TokenizerJson, check_settings
+from common.errors import check, did_you_mean, explain
+from common.files import new_file
 
-
-def kind_of(name):
-    """
-    What kind of tokenizer has this name:
-
-        'bytes'       bytes
-        'file'        the path of a tokenizer.json
-        'stored'      tokenizer.json:SHA256, the copy in the folder of a checkpoint or data set
-        'task'        the words of a task (tasks.Words), named as calc:p=5 is
-        'tiktoken'    any other name, such as gpt2
-        None          no name: a model that came without a tokenizer
-    """
-    if name is None or name == 'bytes':
-        return name
-    if name.startswith(STORED):
-        return 'stored'
-    if name.endswith('.json'):
-        return 'file'
-    return 'task' if ':' in name else 'tiktoken'
+EOT = '<|endoftext|>'
+STORED = 'tokenizer.json:'      # and the start of its sha256: the name of a TokenizerJson
+# the names of the end-of-text token in public tokenizers
+ENDS = EOT, '<|end_text|>', '</s>', '<eos>', '<|im_end|>'
 
 
 def open_text_encoding(name, folder=None):
     """
-    The encoding of texts that has this name, see kind_of. ValueError if it is unavailable, or has
-    too many tokens for uint16. folder: that of a checkpoint or a data set; a tokenizer.json is
-    read from it, whatever path the name has.
+    The encoding of texts that has this name. ValueError if it is unavailable.
+
+    folder: that of a checkpoint or a data set; a tokenizer.json is read from it.
     """
-    kind = kind_of(name)
-    if kind == 'bytes':
-        encoding = bytes_encoding()
-    elif kind == 'file' or kind == 'stored':
-        encoding = read_tokenizer_json(name, folder)
-    elif name in tiktoken.list_encoding_names():
-        with explain(f"cannot load the tokenizer '{name}'", 'no network? It is downloaded once, to '
-                     'TIKTOKEN_CACHE_DIR; bytes needs no file, and a tokenizer.json is a path'):
-            encoding = TiktokenEncoding(tiktoken.get_encoding(name))
-    else:
-        hint = did_you_mean(name, ['bytes', 'gpt2'])
-        raise UserError(f"no tokenizer '{name}'{hint} (bytes, gpt2, p50k_base, or the path of a "
-                        'tokenizer.json)')
-    if encoding.n_vocab > 2 ** 16:
-        raise UserError(f"'{name}' has {encoding.n_vocab} tokens, and uint16 has room for 65536: "
-                        'use gpt2 or bytes')
-    return encoding
+    if name == 'bytes':
+        ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
+        return OfTiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
+                                            special_tokens={EOT: 256}))
+    if name.startswith(STORED) or name.endswith('.json'):
+        path = os.path.join(folder, 'tokenizer.json') if folder else name
+        with explain(f"cannot read '{path}'", 'take the tokenizer.json beside the weights'):
+            encoding = TokenizerJson(Path(path).read_text(encoding='utf-8'))
+        check(encoding.name == name or not name.startswith(STORED),
+              f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
+        return encoding
+    check(name in tiktoken.list_encoding_names(), f"no tokenizer '{name}'"
+          f"{did_you_mean(name, ['bytes', 'gpt2'])} (bytes, gpt2, the path of a tokenizer.json, or "
+          'a task: if it is your own, name its file behind the script)')
+    with explain(f"cannot load the tokenizer '{name}'", 'no network? bytes needs none'):
+        return OfTiktoken(tiktoken.get_encoding(name))
 
 
-def bytes_encoding():
-    """Token i is byte i, and 256 is the end of a text."""
-    ranks = {bytes([i]): i for i in range(256)}
-    return TiktokenEncoding(tiktoken.Encoding(
-        'bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks, special_tokens={EOT: 256}))
+class OfTiktoken:
+    """An encoding of tiktoken."""
+
+    def __init__(self, encoding):
+        self.name = encoding.name
+        self.n_vocab = encoding.n_vocab
+        self.eot_token = encoding.eot_token
+        self.ends = [encoding.eot_token]
+        self.encode = encoding.encode_ordinary
+        self.decode = encoding.decode
+        self.decode_single_token_bytes = encoding.decode_single_token_bytes
 
 
-def read_tokenizer_json(name, folder):
-    """Read folder/tokenizer.json, or the file `name`."""
-    path = os.path.join(folder, 'tokenizer.json') if folder else name
-    with (explain(f"cannot read '{path}' as a tokenizer.json",
-                  'take the file that came with the weights'),
-          open(path, encoding='utf-8') as f):
-        encoding = TokenizerJson(f.read())
-    if kind_of(name) == 'file':
-        check_settings(encoding, os.path.dirname(path))
-    elif encoding.name != name:
-        raise UserError(f"'{path}' is not the tokenizer that belongs here (its sha256 differs): "
-                        'restore it')
-    return encoding
+class TokenizerJson:
+    """The encoding of a tokenizer.json, from the text of that file."""
+
+    def __init__(self, text):
+        from tokenizers import Tokenizer, models  # here, since most runs need none
+        self.text = text
+        self.name = STORED + hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.tokenizer = Tokenizer.from_str(text)
+        # a whole text, always in one way
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        if isinstance(self.tokenizer.model, models.BPE):
+            self.tokenizer.model.dropout = None
+        # '</s>' in a text is four letters
+        known = [end for end in ENDS if self.tokenizer.token_to_id(end) is not None]
+        check(known, f"it has no end-of-text token: one of {', '.join(ENDS)}")
+        self.tokenizer.add_special_tokens(known)
+        self.tokenizer.encode_special_tokens = True
+        self.n_vocab = 1 + max(self.tokenizer.get_vocab().values())
+        self.ends = [self.tokenizer.token_to_id(end) for end in known]
+        self.eot_token = self.ends[0]
+
+    def save(self, folder):
+        """Write folder/tokenizer.json."""
+        with new_file(os.path.join(folder, 'tokenizer.json')) as f:
+            f.write(self.text)
+
+    def encode(self, text):
+        tokens = self.tokenizer.encode(text).ids
+        if tokens and tokens[-1] in self.ends:      # some files add one to each text
+            tokens.pop()
+        return tokens
+
+    def decode(self, tokens):
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    def decode_single_token_bytes(self, token):
+        return self.decode([token]).encode()
+
+
+def train_bpe(texts, vocab_size):
+    """A byte-level BPE of at most vocab_size tokens, trained on texts -> its TokenizerJson."""
+    from tokenizers import ByteLevelBPETokenizer
+    print(f'training a BPE of {vocab_size} tokens', file=sys.stderr)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(texts, vocab_size, special_tokens=[EOT], show_progress=False)
+    return TokenizerJson(tokenizer.to_str(pretty=True))
 
 
 def read_prompt(start):
     """The knob `start` -> the text, from a file if it is FILE:PATH."""
     if not start.startswith('FILE:'):
         return start
-    path = os.path.expanduser(start.removeprefix('FILE:'))
-    with (explain(f"cannot read '{path}'", 'a prompt is text in UTF-8', UnicodeDecodeError),
-          open(path, encoding='utf-8-sig') as f):
-        return f.read()
+    path = start.removeprefix('FILE:')
+    with explain(f"cannot read '{path}'", 'a prompt is UTF-8 text', UnicodeDecodeError):
+        return Path(path).expanduser().read_text(encoding='utf-8-sig')
 
 
 def text_of(token, encoding):
@@ -114,28 +136,3 @@ def text_of(token, encoding):
 def texts_of(tokens, encoding):
     """The text of each token."""
     return [text_of(token, encoding) for token in tokens]
-
-
-class TiktokenEncoding:
-    """An encoding of tiktoken. '<|endoftext|>' in a text is read as letters, see encode above."""
-    start = ()
-
-    def __init__(self, encoding):
-        self.encoding = encoding
-        self.name = encoding.name
-        self.n_vocab = encoding.n_vocab
-        self.eot_token = encoding.eot_token
-        self.ends = [encoding.eot_token]
-
-    def encode(self, text, allowed_special=()):
-        return self.encoding.encode(text, allowed_special=allowed_special or set(),
-                                    disallowed_special=())
-
-    def encode_ordinary(self, text):
-        return self.encoding.encode_ordinary(text)
-
-    def decode(self, tokens):
-        return self.encoding.decode(tokens)
-
-    def decode_single_token_bytes(self, token):
-        return self.encoding.decode_single_token_bytes(token)
