@@ -10,10 +10,9 @@ from conftest import ROOT, finished, refused
 
 import tasks
 from exits import make_exit
-from loops import RecurrentGroup
 from model import GPT
 from tasks import NOT_ASKED
-from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig
+from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig, RoomAttention
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping
     rule = make_exit(name, 0.1 if damping else 0.3, wake=True)
     alone, whole = [], []
     logits, _ = model(idx, exit=rule, n_loop=60, trace=alone)
-    monkeypatch.setattr(RecurrentGroup, 'can_compute_awake_alone', lambda *_: False)
+    monkeypatch.setattr(RoomAttention, 'reads_few', lambda *_: False)
     expected, _ = model(idx, exit=rule, n_loop=60, trace=whole)
     assert torch.equal(alone[0]['evals'], whole[0]['evals'])
     assert alone[0]['evals'].float().std() > 0, 'some rooms should sleep'
