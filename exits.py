@@ -1,31 +1,28 @@
 """
 Exit rules: when may a token stop looping, and when does it have to go on?
 
-    python exits.py                     every rule on a spiral, and a chain of tokens that wake
-    python exits.py --turn=20           the same on a spiral that turns less
+    python exits.py                 every rule on a spiral, and a chain of tokens that wake
 
-`algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test
-against. `Exit.decide` is the same decision for any rule and many tokens at once: `loop`,
-`loop_awake` and waves ask it. A token alone exits at the same step by both.
+`algorithm_1` is the paper's Algorithm 1, line by line, for one state, to read and to test against.
+`loop` is the same for any rule and many tokens at once; a token alone exits at the same step.
 
-An exit is for good, unless the rule wakes (`wake`): then a token sleeps while it and all tokens
-that it reads are still, and wakes when one of them moves. Problems that are read as a whole go
-through `loop_awake`, which computes the awake tokens alone if attention has a window; all else goes
-through `loop`.
+An exit is for good, unless the rule wakes: then a token sleeps while it and all tokens that it
+reads are still, and wakes when one of them moves.
 
 Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
 
     k        the loop step, from 1
-    x0, x1   the state before and after step k, float32
+    x0, x1   the states before and after step k, float32
     delta    x1 - x0, the update (Eq. 1, which counts steps from 0)
     B, T     rows, tokens of a pass
     N        tokens that are awake, of all rows
 """
+import json
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from numbers import Real
-from typing import Callable
 
 import numpy as np
 import torch
@@ -55,12 +52,12 @@ def algorithm_1(f, x0, tau, k_max):
 # signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
 #
 #     x0, x1    (..., C)
-#     memo      what the signal passes on to its next call, a tensor (...) or (..., any); None in a
-#               token's first step. If the rule wakes, it should tell of the last step alone, since
-#               steps that a token sleeps through may not be counted
+#     memo      what the signal passed on in the token's last step, a tensor (..., any) or None; in its
+#               first step None. It should tell of that step alone: if the rule wakes, steps that a
+#               token sleeps through are not counted
 #     read      state (..., C) -> logits (..., V), see Exit.reads
-#     value     (...), or None while it is undefined, which counts as not small. A yes-or-no signal
-#               is 0 where a token may exit and 1 elsewhere, with a tau of 0.5
+#     value     (...), compared with tau; None while it is undefined, which counts as not small. A
+#               yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau of 0.5
 
 def norm(x0, x1, memo, read):
     """Eq. 3, the step norm."""
@@ -78,7 +75,7 @@ def kl(x0, x1, memo, read):
     log_p0 = read(x0).float().log_softmax(-1) if memo is None else memo
     log_p1 = read(x1).float().log_softmax(-1)
     divergence = (log_p1.exp() * (log_p1 - log_p0)).sum(-1)
-    return divergence.clamp(min=0), log_p1          # rounding must not make it negative
+    return divergence.clamp(min=0), log_p1              # rounding must not make it negative
 
 
 def accel(x0, x1, memo, read):
@@ -92,8 +89,7 @@ def accel_hat(x0, x1, memo, read):
     value, delta = accel(x0, x1, memo, read)
     if value is None:
         return None, delta
-    norms = vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1)
-    return value / (norms + EPS), delta
+    return value / (vector_norm(delta, dim=-1) + vector_norm(memo, dim=-1) + EPS), delta
 
 
 def accel_rel(x0, x1, memo, read):
@@ -102,16 +98,8 @@ def accel_rel(x0, x1, memo, read):
     return None if value is None else value / (vector_norm(x0, dim=-1) + EPS), delta
 
 
-def confidence(x0, x1, memo, read):
-    """1 - the largest probability, the softmax response of CALM (Schuster et al. 2022)."""
-    return 1 - read(x1).float().softmax(-1).amax(-1), None
-
-
 def random(x0, x1, memo, read):
-    """
-    A coin, to compare the others with: a token exits with probability tau in every step, so after
-    1 / tau steps on average. The coin is torch's generator: seed it to repeat a pass.
-    """
+    """A coin, to compare the others with: in every step a token exits with probability tau."""
     return torch.rand(x1.shape[:-1], device=x1.device), None
 
 
@@ -120,18 +108,16 @@ def random(x0, x1, memo, read):
 @dataclass(frozen=True)
 class Exit:
     """
-    A rule: a token exits once its signal has been below tau for `hits` loop steps in a row.
+    A rule: a token is still once its signal has been below tau for `hits` loop steps in a row.
 
     keep: True, the token keeps the state after the step that triggered the exit; False, the state
     before it, as Algorithm 1 has it.
-    wake: an exit can be undone. The token is asleep until a token that it reads moves, see Tokens.
-    reads: the model's method behind the signal's read(state), see GPT.reader. readout is ln_f and
-    the head; through_coda runs the last layers first.
-    by_row: all tokens of a row share one signal and exit together, as the published criteria of
-    Huginn do (zoo/huginn.py). A pass over a whole sequence then differs from decoding token by
-    token.
+    wake: a token that is still sleeps until a token that it reads moves, see loop.
+    reads: the model's method behind the signal's read(state), see GPT.reader. `readout` is ln_f and
+    the head, of each token by itself. Any other method gets whole rows; `through_coda` runs the
+    last layers first.
 
-    A rule object remembers nothing of a pass, so it can be used for any number of passes.
+    A rule remembers nothing of a pass, so one object can be used for any number of passes.
     """
     signal: Callable
     tau: float = 1e-2
@@ -139,24 +125,24 @@ class Exit:
     keep: bool = True
     wake: bool = False
     reads: str = 'readout'
-    by_row: bool = False
     name: str = ''
 
-    def decide(self, value, streak):
+    def streak(self, value, streak):
         """
-        The exit decision, Algorithm 1 lines 5 to 12, for any number of tokens at once.
-
-        value: their signals, an array or a number, None while it is undefined. streak: how many
-        small values in a row each has had, likewise. Returns the new streak, and who is still: who
-        has had `hits` of them.
+        The exit decision, Algorithm 1 lines 5 to 13: how many small signals in a row each token has
+        had, a NumPy array (N,). value (N,): the newest signals, None = undefined. streak (N,): how
+        many before them. ValueError for a NaN.
         """
-        small = False if value is None else value < self.tau
-        streak = np.where(small, streak + 1, 0)
-        return streak, streak >= self.hits
+        if value is None:
+            return np.zeros_like(streak)
+        value = value.numpy(force=True)         # waits for the device
+        if math.isnan(value.max()):             # the largest value is a NaN if one of them is
+            raise ValueError(f"the exit rule '{self.name}' met a NaN in the model or its input")
+        return np.where(value < self.tau, streak + 1, 0)
 
 
-# the paper's rules and their normalised forms, then the two that every comparison needs. To add a
-# rule, write a signal and a line here: all scripts read this table
+# the paper's rules and their normalised forms, then a coin. To add a rule, write a signal, and a
+# line here: all scripts read this table
 EXITS = {
     'norm': Exit(norm),
     'norm_rel': Exit(norm_rel),
@@ -164,280 +150,207 @@ EXITS = {
     'accel': Exit(accel, hits=2, keep=False),
     'accel_hat': Exit(accel_hat, hits=2, keep=False),
     'accel_rel': Exit(accel_rel, hits=2, keep=False),
-    'confidence': Exit(confidence),
     'random': Exit(random, tau=0.1),
 }
 
 
-def make_exit(name, tau=None, hits=None, keep=None, wake=False):
+def make_exit(name, tau=None, hits=None, wake=False):
     """
-    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. A file that
-    adds its rule to EXITS needs no MODULE: to name it where it is a config file; the rule is called
-    NAME either way, so its calibrated threshold is found either way.
-
-    tau >= 0, hits and keep replace the rule's own where they are given. wake: see Exit. ValueError
-    for an unknown name, or a tau or hits that is out of range.
+    The rule called `name`, from EXITS, or MODULE:NAME from the EXITS of another file. tau and hits
+    replace the rule's own. ValueError for an unknown name, and for a tau that is no number >= 0.
     """
     file, _, short = name.rpartition(':')
     try:
-        known = import_module(file).EXITS if file else EXITS
-    except Exception as error:          # a user's own module may raise anything
-        raise ValueError(f"cannot import the exit rule '{name}' ({type(error).__name__}: {error}): "
-                         'write MODULE:NAME, such as zoo.huginn:kl, and in that file from exits '
-                         'import EXITS, Exit and EXITS[NAME] = Exit(...)') from None
-    if short not in known:
-        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(known)}; name "
-                         'a file of your own behind the script, or write MODULE:NAME')
-    rule = known[short]
-    tau = rule.tau if tau is None else tau
-    if isinstance(tau, bool) or not isinstance(tau, Real) or math.isnan(tau) or tau < 0:
-        raise ValueError(f'tau must be a number >= 0, not {tau!r}: the paper sweeps 1e-5 to 1e-2')
-    if hits is not None and hits < 1:
-        raise ValueError(f'hits must be at least 1, not {hits!r}')
-    return replace(
-        rule, wake=wake, name=short if EXITS.get(short) is rule else name,
-        tau=float(tau) if tau < 3e38 else math.inf,     # a larger number is infinite in float32
-        hits=rule.hits if hits is None else hits,
-        keep=rule.keep if keep is None else keep)
+        rules = import_module(file).EXITS if file else EXITS
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import the exit rule '{name}' ({error}): write MODULE:NAME, such "
+                         'as zoo.huginn:kl') from error
+    if short not in rules:
+        raise ValueError(f"unknown exit rule '{name}': choose one of {', '.join(rules)}; name a "
+                         'file of your own behind the script, or write MODULE:NAME')
+    rule = rules[short]
+    tau = rule.tau if tau is None else float(tau)
+    if not tau >= 0:
+        raise ValueError(f'tau must be a number >= 0, not {tau}')
+    return replace(rule, name=name, tau=tau, wake=wake, hits=rule.hits if hits is None else hits)
+
+
+def stored_tau(folders, name, cache):
+    """
+    The threshold of the rule `name` with this cache, from the first exits.json in the folders that
+    has a row for it; None if no file has one. ValueError for a damaged file.
+    """
+    for folder in folders:
+        path = os.path.join(folder, 'exits.json')
+        if not os.path.exists(path):
+            continue
+        try:
+            with open(path) as f:
+                rows = json.load(f)['exits']
+            found = [row['tau'] for row in rows if (row['rule'], row['cache']) == (name, cache)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it, "
+                             'or give --tau') from error
+        if found:
+            return found[0]
+    return None
 
 
 # many tokens at once ------------------------------------------------------------------------------
 
-class Tokens:
+def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
     """
-    Who of the tokens (B, T) of a pass loops, exits, sleeps and wakes: NumPy arrays, on the host.
+    Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most. Returns the last
+    states (B, T, C), and NumPy arrays (B, T): the loop steps kept, and the steps computed.
 
-    A token *moves* in a step unless its rule has found it still, Exit.decide. Who moved loops in
-    the next step. If the rule wakes, so do all who read one that moved; the others sleep: they keep
-    state, keys, values and streak until a token that they read moves. Two rows of four tokens after
-    a step, with a window of 2 (each reads itself and the token before it) and hits = 2:
+    f(x, k, at): step k of the tokens `at`, from their states (N, C) to those after it. `at` numbers
+    the tokens of all rows, b * T + t: a tensor (N,), or slice(None) for all of them.
+    read(x, at): what the signal reads of states (N, C) of the tokens `at`.
+    diary: a list, to which each step appends `at` as an array.
+
+    A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.
+    If the rule wakes, so do all who read one that moved, readers(moved (B, T)) -> (B, T); the
+    others sleep, and keep state, keys, values and streak until a token that they read moves. Two
+    rows of four tokens after a step, with a window of 2 (each reads itself and the token before it)
+    and hits = 2:
 
         streak  [[0, 2, 1, 0],      moved  [[1, 0, 1, 1],      awake  [[1, 1, 1, 1],
                  [3, 1, 2, 4]]              [0, 1, 0, 0]]              [0, 1, 1, 0]]
 
-    So `after` sets: streak, small signals in a row; moved, computed and streak < hits; awake, those
-    who read one that moved. The streak of a sleeping token stays. Set to 0, a token that wakes
-    would count as moving until it has had `hits` small values again; it would wake its readers, and
-    they theirs, without end.
-
-    readers: moved (B, T) -> who reads one that moved (B, T); None, an exit is for good. moves: a
-    cache.Moves, if earlier tokens of the rows are in the cache.
-
-    steps_used: the last step whose result a token keeps. evals: the steps in which it was computed.
-    diary: a list, to which each step appends who was computed in it, as numbers b * T + t.
+    The streak of a sleeping token stays. Set to 0, a token that wakes would count as moving until
+    it has had `hits` small values again; it would wake its readers, and they theirs, without end.
     """
+    B, T, _ = x.shape
+    x = x.flatten(0, 1).clone()             # (B T, C)
+    memos = None                            # (B T, any)
+    awake = np.ones(B * T, dtype=bool)      # who loops in the next step
+    streak = np.zeros(B * T, dtype=int)     # small signals in a row
+    kept = np.zeros(B * T, dtype=int)
+    evals = np.zeros(B * T, dtype=int)
 
-    def __init__(self, B, T, rule, readers=None, moves=None, diary=None):
-        self.rule, self.readers, self.moves, self.diary = rule, readers, moves, diary
-        self.awake = np.ones((B, T), dtype=bool)        # who loops in the next step
-        self.takes = None                               # who takes the state after the last step
-        self.streak = np.zeros((B, T), dtype=int)       # small signals in a row
-        self.steps_used = np.zeros((B, T), dtype=int)
-        self.evals = np.zeros((B, T), dtype=int)
+    def read_now(states):
+        return read(states, at)
 
-    def after(self, value, k):
-        """
-        Step k is done, with these signals (B, T) or a number, None = undefined; those of sleeping
-        tokens do not matter. Returns whether all is done.
-        """
-        computed = self.awake
-        streak, still = self.rule.decide(value, self.streak)
-        self.streak = np.where(computed, streak, self.streak)
-        moved = computed & ~still
+    for k in range(1, k_max + 1):
+        # step k of those who are awake
+        at = on_device(awake, x)
+        x0 = rows_of(x, at)                                                     # (N, C)
+        x1 = f(x0, k, at)
+        memo = None if memos is None else rows_of(memos, at)
+        value, memo = rule.signal(x0, x1, memo, read_now)
+        if memo is not None:
+            memos = with_rows(memos, at, memo)
+        evals += awake
+        if diary is not None:
+            diary.append(np.flatnonzero(awake))
 
         # who loops in the next step
-        news = False                                        # of earlier tokens, still to come
-        if self.readers is None:
-            self.awake = moved
-        elif self.moves is None:
-            self.awake = self.readers(moved)
-        else:
-            self.awake, news = self.moves.step(moved, k, self.readers)
+        streak[awake] = rule.streak(value, streak[awake])
+        moved = awake & (streak < rule.hits)
+        after = moved
+        if readers is not None:
+            after = readers(moved.reshape(B, T)).flatten()
 
         # Algorithm 1 throws the step that triggered away: a token that falls asleep now keeps the
-        # state before it, whose keys and values this step has computed. Only a token that falls
-        # asleep loses the step; a still one that goes on looping keeps it
-        self.takes = computed if self.rule.keep else computed & self.awake
-        self.steps_used[self.takes] = k
-        self.evals += computed
-        if self.diary is not None:
-            self.diary.append(np.flatnonzero(computed))
-        return not (news or self.awake.any())
+        # state before it, whose keys and values this step has computed. A still one that goes on
+        # looping keeps the step
+        takes = awake if rule.keep else awake & after
+        if takes.any():
+            new = rows_of(x1, on_device(takes[awake], x))
+            x = with_rows(x, on_device(takes, x), new)
+        kept[takes] = k
 
-
-def loop(f, x, k_max, rule, read=None, readers=None, moves=None, diary=None):
-    """
-    Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most.
-
-    f(x, k, awake): step k -> the states after it. awake (B, T), on the device, None = all: who is
-    computed; the others keep their keys and values. read: see Exit.reads. readers, moves, diary:
-    see Tokens.
-
-    Returns x_star, NumPy arrays (B, T) of the loop steps kept and the block maps evaluated, and the
-    number of steps.
-    """
-    tokens = Tokens(*x.shape[:2], rule, readers, moves, diary)
-    memo = None
-    awake = None
-    for k in range(1, k_max + 1):
-        x1 = f(x, k, awake)
-        if readers is not None:         # f computes all tokens; who sleeps keeps its state
-            x1 = take(x1, x, awake)
-        value, memo = rule.signal(x, x1, memo, read)
-        done = tokens.after(on_host(value, rule, k), k)
-        x = take(x1, x, on_device(tokens.takes, x))
-        if done:
+        # while a token slept its state did not change: its memo is that of a step from x to x
+        woken = after & ~awake
+        if memos is not None and woken.any():
+            at = on_device(woken, x)
+            memos[at] = rule.signal(x[at], x[at], memos[at], read_now)[1]
+        awake = after
+        if not awake.any():
             break
-        awake = on_device(tokens.awake, x)
-    return x, tokens.steps_used, tokens.evals, k
-
-
-def take(new, old, mask):
-    """The new states (..., C) for the tokens of a mask (...), None = all; old ones for the rest."""
-    if mask is None:
-        return new
-    return torch.where(mask[..., None], new, old)
+    return x.view(B, T, -1), kept.reshape(B, T), evals.reshape(B, T)
 
 
 def on_device(mask, like):
-    """A NumPy mask as a tensor on the device of `like`, without waiting; None if all are True."""
-    return None if mask.all() else torch.from_numpy(mask).to(like.device, non_blocking=like.is_cuda)
+    """The places in a NumPy mask, a tensor on the device of `like`; slice(None) for all."""
+    if mask.all():
+        return slice(None)
+    return torch.from_numpy(np.flatnonzero(mask)).to(like.device, non_blocking=like.is_cuda)
 
 
-def loop_awake(f, x, k_max, rule, read, readers, diary=None):
+def rows_of(x, at):
+    """The rows of x at these places: x itself for slice(None), else a copy."""
+    return x if isinstance(at, slice) else x[at]
+
+
+def with_rows(x, at, new):
     """
-    Loop as `loop` does, from x^(0) (B, T, C), but compute only the tokens that are awake.
-
-    Tokens, signals and results are those of `loop`; what differs is who is computed. There f gets
-    all tokens (B, T, C) in every step. Here f(x, k, rows, places) is step k of the N tokens that
-    are awake, at places (N,) of rows (N,): from their states (N, C) to those after it. The rule
-    must wake, and its memo may hold nothing but the last step.
+    x with new rows at these places, written into x; for slice(None) a copy of new, since a memo may
+    be the very states that the next step changes.
     """
-    tokens = Tokens(*x.shape[:2], rule, readers, diary=diary)
-    x = x.clone()                           # x^(0) may be kept by who drew it
-    memos = None                            # of all tokens, (B, T, any)
-    slept = np.zeros(x.shape[:2], dtype=bool)
-    for k in range(1, k_max + 1):
-        computed = tokens.awake
-        rows, places = (torch.from_numpy(index).to(x.device) for index in np.nonzero(computed))
-        x0 = x[rows, places]                                                    # (N, C)
-        memo = None if memos is None else memos[rows, places]
-        woken = slept[computed]                                                 # (N,)
-        if memo is not None and woken.any():
-            # while a token slept, its state did not change: give it the memo of a step from x0 to
-            # x0, which `loop` would have made
-            woken = torch.from_numpy(woken).to(x.device)
-            memo[woken] = rule.signal(x0[woken], x0[woken], memo[woken], read)[1]
-        x1 = f(x0, k, rows, places)
-        value, memo = rule.signal(x0, x1, memo, read)
-        if not isinstance(memo, torch.Tensor | None):
-            raise ValueError(f"the memo of the rule '{rule.name}' must be a tensor or None, not a "
-                             f'{type(memo).__name__}: stack its parts')
-        if memo is not None and memos is None:
-            memos = memo.new_zeros(*x.shape[:2], *memo.shape[1:])
-        if memo is not None:
-            memos[rows, places] = memo
-
-        values = None
-        if value is not None:
-            values = np.zeros(computed.shape)
-            values[computed] = on_host(value, rule, k)
-        done = tokens.after(values, k)
-        x[rows, places] = take(x1, x0, on_device(tokens.takes[computed], x))
-        slept = ~computed
-        if done:
-            break
-    return x, tokens.steps_used, tokens.evals, k
-
-
-def on_host(value, rule, k):
-    """A signal as a number or a NumPy array; this waits for the device. ValueError for a NaN."""
-    if value is None:
-        return None
-    if value.dtype == torch.bool:
-        raise ValueError(f"the signal of rule '{rule.name}' is True or False: give a number, which "
-                         'is small where a token may exit')
-    value = value.item() if value.numel() == 1 else value.numpy(force=True)
-    if math.isnan(value.max() if isinstance(value, np.ndarray) else value):
-        raise ValueError(f"the state is not finite at loop step {k}: rule '{rule.name}' met a NaN "
-                         'in the model or its input')
-    return value
+    if isinstance(at, slice):
+        return new.clone()
+    x[at] = new
+    return x
 
 
 # the demonstration --------------------------------------------------------------------------------
 
-n_loop = 16                 # budget of loop steps
-shrink = 0.7                # the spiral: each step multiplies the length by this ...
-turn = 60.0                 # ... and turns it by this many degrees
-TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1, confidence=0.4)
+TAUS = dict(norm=1, norm_rel=0.1, kl=1e-2, accel=1, accel_hat=0.9, accel_rel=0.1)
 
 
 def main():
-    if not 1 <= n_loop <= 1000:
-        raise ValueError(f'n_loop must lie between 1 and 1000 to be shown, not {n_loop}')
-    # a spiral in the plane, whose two coordinates stand for logits
-    angle = math.radians(turn)
-    rotate = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    start = torch.tensor([16.0, 0.0])
-
-    def f(x):
-        return shrink * rotate @ x
-
-    print(f'a spiral: x <- {shrink} x, turned by {turn:g} degrees')
-    columns = [['k', *range(1, n_loop + 1), 'tau', 'kept', 'evals']]
-    columns += [signals_of(make_exit(name, TAUS.get(name)), f, start) for name in EXITS]
-    width = 2 + max(9, *map(len, EXITS))
-    for head, *cells in zip(*columns):
-        print(f'{head:>7}' + ''.join(f'{cell:>{width}}' for cell in cells))
-    _, k = algorithm_1(f, start, TAUS['accel'], n_loop)
-    print(f'algorithm_1 keeps {k} steps, like `accel`. A column ends where the rule exits; kept: '
-          'steps in the\nresult; evals: block maps. Every step shrinks by the same factor, so '
-          'relative signals are constant.\n')
+    show_spiral()
     show_waking()
 
 
-def signals_of(rule, f, start):
-    """The column of a rule: its name, its signals until it exits, tau, and steps kept, computed."""
-    values = []
+def show_spiral():
+    """Every rule on a spiral in the plane, whose two coordinates stand for logits."""
+    turn = torch.tensor([[0.5, -0.75 ** 0.5], [0.75 ** 0.5, 0.5]])      # by 60 degrees
+    start = torch.tensor([16.0, 0.0])
+    print('a spiral: x <- 0.7 x, turned by 60 degrees. kept: steps in the result\n\n'
+          'rule         tau  kept  computed  signals')
+    for name, tau in TAUS.items():
+        values = []
 
-    def signal(x0, x1, memo, read):
-        value, memo = rule.signal(x0, x1, memo, read)
-        values.append('' if value is None else f'{value.item():.2e}')
-        return value, memo
+        def signal(x0, x1, memo, read, name=name):
+            value, memo = EXITS[name].signal(x0, x1, memo, read)
+            values.append('-' if value is None else f'{value.item():.2g}')
+            return value, memo
 
-    def step(x, k, awake):
-        return f(x[0, 0])[None, None]
-
-    _, kept, evals, _ = loop(step, start[None, None], n_loop, replace(rule, signal=signal),
-                             read=lambda x: x)
-    blanks = [''] * (n_loop - len(values))
-    return [rule.name, *values, *blanks, f'{rule.tau:g}', kept.item(), evals.item()]
+        rule = replace(make_exit(name, tau), signal=signal)
+        _, kept, evals = loop(lambda x, k, at: 0.7 * x @ turn.T, start[None, None], 16, rule,
+                              read=lambda x, at: x)
+        print(f'{name:10s} {tau:5g} {kept.item():5d} {evals.item():9d}  {" ".join(values)}')
+    _, k = algorithm_1(lambda x: 0.7 * turn @ x, start, TAUS['accel'], 16)
+    print(f'\nalgorithm_1 keeps {k} steps, like accel. Every step shrinks by the same factor, so '
+          'relative\nsignals are constant.\n')
 
 
 def show_waking():
     """A chain of tokens, each of which copies the one before it: who is awake in each step?"""
     T = 12
-    lines = []
-
-    def copy(x, k, awake):
-        lines.append('o' * T if awake is None else ''.join('.o'[one] for one in awake[0].tolist()))
-        return torch.cat((torch.ones(1, 1, 1), x[:, :-1]), dim=1)
 
     def next_one(moved):            # a token is read by itself and by the one after it
         return moved | np.pad(moved, ((0, 0), (1, 0)))[:, :-1]
 
-    found = {}
-    for wake, readers in {False: None, True: next_one}.items():
-        lines.clear()
+    whole = torch.zeros(T, 1)
+
+    def copy(x, k, at):
+        whole[at] = x
+        return torch.cat((torch.ones(1, 1), whole[:-1]))[at]
+
+    print('a chain: a token becomes 1 when the one before it has. o: awake in this step\n')
+    found = []
+    for wake, readers in ((False, None), (True, next_one)):
+        diary = []
         rule = make_exit('norm', 0.5, wake=wake)
-        x, _, evals, _ = loop(copy, torch.zeros(1, T, 1), 2 * T, rule, readers=readers)
-        found[wake] = f'{int(x.sum())} of {T} right, {evals.mean():.1f} steps per token'
-    print('a chain: a token becomes 1 when the one before it has. o: awake in this step\n'
-          + '\n'.join(f'{k:7d}  {line}' for k, line in enumerate(lines, start=1)))
-    print(f'asleep until news arrives: {found[True]}. If an exit is for good: {found[False]}.')
+        x, _, evals = loop(copy, torch.zeros(1, T, 1), 2 * T, rule, readers=readers, diary=diary)
+        found.append(f'{int(x.sum())} of {T} right, {evals.mean():.1f} steps per token')
+    for k, awake in enumerate(diary, start=1):
+        print(f'{k:4d}  ' + ''.join('o' if t in awake else '.' for t in range(T)))
+    print(f'\nasleep until news arrives: {found[1]}. If an exit is for good: {found[0]}.')
 
 
 if __name__ == '__main__':
-    from common.configurator import configure, run
-    configure(globals())
-    run(main)
+    main()

@@ -2,7 +2,7 @@
 A group of layers that loops: its noise, how its input comes in, the loop, and how often it runs.
 
     python loops.py                                     loop counts drawn in training
-    python loops.py --mean_recurrence=12 --draw=uniform
+    python loops.py --mean_recurrence=12
 
 model.py puts a RecurrentGroup into its list of layers, (B, T, C) -> (B, T, C):
 
@@ -25,7 +25,6 @@ import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import KeysValues, Span
-from exits import Exit, loop, loop_awake
+from exits import Exit, loop
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
@@ -44,18 +43,11 @@ def derived_seed(*key):
     return int.from_bytes(digest[:8], 'little') >> 1
 
 
-def sample_n_loop(mean_recurrence, generator=None, sigma=0.5, draw='lognormal'):
+def sample_n_loop(mean_recurrence, generator=None, sigma=0.5):
     """
-    How often to loop: the lognormal-Poisson draw of Geiping Eq. 1 and 2, of mean r + 1.
-
-    n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1. For comparison, two draws of the same
-    mean: 'uniform' on 1 ... 2r + 1, and 'fixed' at r + 1 (r rounded).
+    How often to loop: n = Poisson(exp(N(log r - sigma^2 / 2, sigma))) + 1, of mean r + 1, the
+    lognormal-Poisson draw of Geiping Eq. 1 and 2.
     """
-    whole = round(mean_recurrence)
-    if draw == 'fixed':
-        return whole + 1
-    if draw == 'uniform':
-        return 1 + int(torch.randint(2 * whole + 1, (), generator=generator))
     z = torch.randn((), generator=generator)
     log_rate = math.log(mean_recurrence) - sigma ** 2 / 2 + sigma * z
     return 1 + int(torch.poisson(log_rate.exp(), generator=generator))
@@ -138,10 +130,9 @@ class Injection(nn.Module):
     """
     How e comes into a loop step. join returns float32, under autocast too. An injection
     initialises itself: in __init__, or in init_weights, which the model calls at its turn.
-
-    reads_e: does the input come in? If not, only x^(0) can bring it in.
     """
-    reads_e = True
+    reads_e = True          # does the input come in? If not, only x^(0) can bring it in
+    weights_of_e = 0        # how many weights from_e multiplies e with, once a pass
 
     def __init__(self, config=None):
         super().__init__()
@@ -157,23 +148,17 @@ class Injection(nn.Module):
         """The state with the input in it, (B, T, C), which goes into the core."""
         raise NotImplementedError
 
-    def weights_of_e(self):
-        """How many weights from_e multiplies e with, once a pass."""
-        return 0
 
-
-class Concat(nn.Linear, Injection):
+class ConcatRandom(nn.Linear, Injection):
     """One Linear(2C -> C) on [x ; e] (Geiping 3.2), computed as the sum of its two halves."""
 
     def __init__(self, config):
         super().__init__(2 * config.n_embd, config.n_embd, bias=False)
-        self.as_sum = config.adapter_init == 'sum'
+        self.weights_of_e = config.n_embd ** 2
 
     def init_weights(self):
         std = math.sqrt(2 / (5 * self.out_features))        # Geiping App. C.1
         nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
-        if self.as_sum:             # differs from the paper: the adapter starts as x + e
-            self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
     def from_e(self, e):
         return F.linear(e, self.weight[:, e.shape[-1]:])
@@ -181,8 +166,13 @@ class Concat(nn.Linear, Injection):
     def join(self, x, from_e):
         return F.linear(x, self.weight[:, :x.shape[-1]]) + from_e
 
-    def weights_of_e(self):
-        return self.weight.numel() // 2
+
+class Concat(ConcatRandom):
+    """The same, but it differs from the paper: it starts as x + e."""
+
+    def init_weights(self):
+        super().init_weights()          # drawn, so that all later weights are as in ConcatRandom
+        self.weight.copy_(torch.eye(self.out_features).repeat(1, 2))
 
 
 class Add(Injection):
@@ -190,24 +180,6 @@ class Add(Injection):
 
     def join(self, x, from_e):
         return x + from_e
-
-
-class Bridge(Add):
-    """x + W e, x^(0) = e. W starts at 0: one loop is then the plain model of these layers."""
-    reads_e = False             # W may still be 0, so x^(0) must bring the input in
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.w = nn.Linear(config.n_embd, config.n_embd, bias=False)
-
-    def init_weights(self):
-        nn.init.zeros_(self.w.weight)
-
-    def from_e(self, e):
-        return self.w(e)
-
-    def weights_of_e(self):
-        return self.w.weight.numel()
 
 
 class NoInjection(Injection):
@@ -219,7 +191,7 @@ class NoInjection(Injection):
 
 
 # to add one, write an Injection and a line here: GPTConfig.injection is one of these names
-INJECTIONS = {'concat': Concat, 'add': Add, 'bridge': Bridge, 'none': NoInjection}
+INJECTIONS = {'concat': Concat, 'concat_random': ConcatRandom, 'add': Add, 'none': NoInjection}
 
 
 # a pass, and the group ----------------------------------------------------------------------------
@@ -236,8 +208,6 @@ class Plan:
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group, in place of noise
     warm_tokens: torch.Tensor | None = None     # (T,): those that have one, None = all
-    # for compiled passes
-    width: int = 1                      # tokens of a full pass, to which a shorter one is padded
     # what is recorded
     keep_states: bool = False           # the states of all steps, for a trace
     passes: list | None = None          # gets the block maps of each pass, (B, T, groups)
@@ -314,7 +284,7 @@ class RecurrentGroup(nn.Module):
         e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group: dict(e=,
         x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the loop
         steps kept, evals=(B, T), the block maps evaluated); with a rule, if plan.keep_states is on,
-        also awake=who was computed in each step (the diary of exits.Tokens). read: see Exit.reads.
+        also awake=who was computed in each step (the diary of exits.loop). read: see Exit.reads.
         ValueError for an exit rule while training.
         """
         e = e.float()
@@ -349,8 +319,8 @@ class RecurrentGroup(nn.Module):
 
     def block_map(self, e, plan, cache):
         """
-        The block map f of a pass: f(x, k, awake), step k from the states x (B, T, C), see
-        exits.loop. cache: {block: its KeysValues}, or empty.
+        The block map of a pass without a rule: f(x, k), step k from the states x (B, T, C). cache:
+        {block: its KeysValues}, or empty.
         """
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32
@@ -358,89 +328,92 @@ class RecurrentGroup(nn.Module):
         span = plan.span
         own = [cache[block] for block in self.core] if cache else []
 
-        def f(x, k, awake=None):
+        def f(x, k):
             # paper silent; off by default: noise in every step rules out the paper's own cosines
             if self.step_noise:
                 x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
             # each block writes into its own cache; a partial would be compiled anew for each k
-            hooks = [lambda new, kv=kv: kv.update(new, span, k, awake) for kv in own]
+            hooks = [lambda new, kv=kv: kv.update(new, span, k) for kv in own]
             return self.step_of_pass(x, from_e, hooks, span.pos)
-        return f
-
-    def block_map_awake(self, e, plan, cache):
-        """
-        The block map for exits.loop_awake: f(x, k, rows, places), step k of N tokens at places (N,)
-        of rows (N,), from their states x (N, C) to those after it, (N, C).
-        """
-        from_e = self.adapter.from_e(e).to(e.dtype)
-
-        def f(x, k, rows, places):
-            x = x[None]                                                         # (1, N, C)
-            if self.step_noise:
-                x = x + self.step_noise * plan.noise.draw(self, x, k, places)
-            near = self.core[0].attn.near(places)                               # (N, window)
-            hooks = [partial(cache[block].update_some, B=len(e), rows=rows, places=places,
-                             near=near) for block in self.core]
-            return self.step_of_pass(x, from_e[rows, places][None], hooks, places)[0]
         return f
 
     def loop_with_exits(self, x, e, plan, read, diary=None):
         """
-        Loop from x^(0) (B, T, C) until the rule has let every token exit -> the last states,
-        steps_used and evals (B, T). diary: see exits.Tokens.
+        Loop from x^(0) (B, T, C) until no token is awake, see exits.loop -> the last states,
+        steps_used and evals (B, T).
+
+        A step computes the awake tokens alone if attention reads few places. Otherwise it computes
+        all tokens, and those that are not awake keep their keys and values.
         """
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
         rule = plan.rule
-        n_loop = plan.counts[self.index]
-        B, T = x.shape[:2]
+        span = plan.span
+        B, T, C = x.shape
+        from_e = self.adapter.from_e(e).to(e.dtype)
         # a token that is not computed must keep its keys, so a rule always needs a cache; one slot
         # is enough for a single pass, where all tokens are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
+        readers = None
+        reads_few = False
+        if rule.wake:
+            # With two layers in the core, news travels two windows in a step, and `readers` knows
+            # one: the tokens in the second window are woken in the next step
+            attention = self.core[0].attn
+            readers = attention.readers
+            looks_at_a_token = rule.reads == 'readout'
+            reads_few = attention.reads_few(T) and plan.cache is None and looks_at_a_token
 
-        readers, moves = self.who_wakes(rule, T, cache)
-        if moves is not None:
-            moves.begin(B, T, plan.span.start)
-        if readers is not None and self.can_compute_awake_alone(rule, plan.span, cache):
-            f = self.block_map_awake(e, plan, cache)
-            x, steps_used, evals, _ = loop_awake(f, x, n_loop, rule, read, readers, diary)
-            # one slot: there are no later steps to copy keys to
+        if reads_few:
+            rows = torch.arange(B, device=x.device).repeat_interleave(T)        # (B T,)
+            places = torch.arange(T, device=x.device).repeat(B)
+            from_e = from_e.flatten(0, 1)                                       # (B T, C)
         else:
-            f = self.block_map(e, plan, cache)
-            x, steps_used, evals, k = loop(f, x, n_loop, rule, read, readers, moves, diary)
+            whole = x.clone()           # the states of all tokens before a step
+
+        def awake_alone(x, k, at):
+            pos = places[at]                                                    # (N,)
+            near = attention.near(pos)                                          # (N, window)
+            hooks = [partial(cache[block].update_some, B=B, rows=rows[at], places=pos, near=near)
+                     for block in self.core]
+            return self.step_of_pass(x[None], from_e[at][None], hooks, pos)[0]
+
+        def awake_among_all(x, k, at):
+            awake = None
+            if isinstance(at, slice):
+                x = x.view(B, T, C)
+            else:
+                awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
+                awake[at] = True
+                awake = awake.view(B, T)
+                x = scatter(x, at)
+            hooks = [partial(cache[block].update, span=span, k=k, awake=awake)
+                     for block in self.core]
+            return self.step_of_pass(x, from_e, hooks, span.pos).flatten(0, 1)[at]
+
+        def scatter(x, at):
+            """States (N, C) among those of all tokens (B, T, C), which are their last ones."""
+            whole.view(B * T, C)[at] = x
+            return whole
+
+        def read_at(x, at):
+            if rule.reads == 'readout':
+                return read(x)
+            return read(scatter(x, at)).flatten(0, 1)[at]       # it needs whole rows
+
+        f = awake_alone if reads_few else awake_among_all
+        x, *counts = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)
+        if not reads_few:
             for block in self.core:
-                cache[block].fill(plan.span, k)
-        both = torch.from_numpy(np.array((steps_used, evals)))                  # one upload
-        steps_used, evals = both.to(x.device, non_blocking=x.is_cuda)
+                cache[block].fill(span, int(counts[1].max()))
+        steps_used, evals = torch.from_numpy(np.array(counts)).to(  # one upload
+            x.device, non_blocking=x.is_cuda)
         return x, steps_used, evals
 
-    def who_wakes(self, rule, T, cache):
-        """
-        The `readers` and `moves` of exits.Tokens in a pass of T tokens; both None if an exit is for
-        good.
-        """
-        moves = cache.get(self)
-        # a token that is decoded alone cannot know who moved, unless the cache has kept it
-        knows_who_moved = T > 1 or moves is not None
-        if not (rule.wake and knows_who_moved):
-            return None, None
-        # With two layers in the core, news travels two windows in a step, and `readers` knows one:
-        # the tokens in the second window are woken in the next step
-        return self.core[0].attn.readers, moves
 
-    def can_compute_awake_alone(self, rule, span, cache):
-        """
-        Can a step leave out the tokens that sleep? It can in one pass over whole sequences whose
-        tokens read few others, with a rule that looks at each token by itself.
-        """
-        window = self.core[0].attn.window
-        reads_few = window is not None and window < span.end
-        whole_sequences = span.start == 0 and self not in cache
-        # update_some writes into the only slot
-        one_slot = all(type(cache[block]) is KeysValues and cache[block].slots == 1
-                       for block in self.core)
-        looks_at_a_token = rule.reads == 'readout' and not rule.by_row
-        return reads_few and whole_sequences and one_slot and looks_at_a_token
+def waking_budget(T):
+    """Loop steps for a problem of T tokens: news may have to pass through all of them."""
+    return 2 * T + 100
 
 
 def of_groups(results, name, idx):
@@ -453,15 +426,12 @@ def of_groups(results, name, idx):
 # the demonstration --------------------------------------------------------------------------------
 
 mean_recurrence: float = 4.0    # r of the draw, whose mean is r + 1
-draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'    # lognormal: Geiping
 
 
 def main():
-    if not 0 < mean_recurrence <= 100:
-        raise ValueError(f'mean_recurrence must lie between 0 and 100, not {mean_recurrence}')
     generator = torch.Generator().manual_seed(0)
-    draws = [sample_n_loop(mean_recurrence, generator, draw=draw) for _ in range(10_000)]
-    print(f'10,000 {draw} draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
+    draws = [sample_n_loop(mean_recurrence, generator) for _ in range(10_000)]
+    print(f'10,000 lognormal draws at r = {mean_recurrence:g}: mean {sum(draws) / 10_000:.2f}, '
           f'at most {max(draws)}')
     for n in range(1, min(max(draws), round(4 * mean_recurrence) + 4) + 1):
         share = draws.count(n) / 10_000

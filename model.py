@@ -15,10 +15,9 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
     h       the layers, each a Block or a RecurrentGroup of Blocks
 """
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from numbers import Integral
-from operator import index
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from torch.nn import functional as F
 from cache import Span
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
-MOST_LOOPS, MOST_LAYERS = 1_000_000, 1000
+MOST_LOOPS = 1_000_000
 LONG = 64       # in rows of more than so many windows, attention reads only the keys in the window
 
 
@@ -42,12 +41,12 @@ class GPTConfig:
     n_embd: int = 768
     dropout: float = 0.0
     bias: bool = False              # in the linear layers of attention and MLP
-    groups: list = field(           # the layers that loop; paper silent: counted from 0
-        default_factory=lambda: [[4], [5, 6], [7]])
-    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average
+    # the layers that loop, 'all' = all as one group; paper silent: counted from 0
+    groups: list | Literal['all'] = field(default_factory=lambda: [[4], [5, 6], [7]])
+    mean_recurrence: float = 12.0   # r: training loops r + 1 times on average, evaluation r times
+    loop_draw: str = 'lognormal'    # loops in training: Geiping's draw, or 'fixed' at r, as later
     bptt_k: int = 8                 # gradients through the last loop steps (Geiping 3.3)
     injection: str = 'concat'       # how e enters each step: a name in loops.INJECTIONS
-    adapter_init: str = 'sum'       # 'sum': it starts as x + e; 'random': Geiping
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
     step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
@@ -59,60 +58,34 @@ class GPTConfig:
 
     def __post_init__(self):
         """ValueError where the values do not fit together."""
-        check_fields(self)
-        if not (0 <= self.dropout < 1 and 0 <= self.step_noise < math.inf):
-            raise ValueError('dropout must lie in [0, 1) and step_noise in [0, inf), not '
-                             f'{self.dropout} and {self.step_noise}')
-        if not 0 <= self.damping < 1:
-            raise ValueError(f'damping must lie in [0, 1), not {self.damping}: it is the share of '
-                             'the old state that a loop step keeps')
-        if self.window is not None and self.window < 1:
-            raise ValueError(f'window must be at least 1 token, or None, not {self.window}')
+        known = dict(injection=INJECTIONS, x0=('noise', 'zero', 'e'),
+                     loop_draw=('lognormal', 'fixed'), pos=('learned', 'rotary', 'none'))
+        for name, choices in known.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if self.pos == 'rotary' and self.n_embd // self.n_head % 2:
-            raise ValueError('rotary positions turn pairs: n_embd / n_head must be even, not '
-                             f'{self.n_embd // self.n_head}')
-        self.groups = checked_groups(self.groups, self.n_layer)
+        self.groups = in_order(self.groups, self.n_layer)
 
 
-# the names that a field may have, and the most that a number may be; all of these are positive
-CHOICES = dict(injection=INJECTIONS, adapter_init=('sum', 'random'), x0=('noise', 'zero', 'e'),
-               pos=('learned', 'rotary', 'none'))
-MOST = dict(block_size=1e30, vocab_size=1e30, n_layer=MOST_LAYERS, n_head=1e30, n_embd=1e30,
-            mean_recurrence=1000, bptt_k=1e30, rope_base=1e30, norm_eps=1e30)
-
-
-def check_fields(config):
-    """ValueError for a field of another type, an unknown name, or a number that is out of range."""
-    for one in fields(config):
-        name, value = one.name, getattr(config, one.name)
-        accepted = {float: (float, int), list: (list, tuple)}.get(one.type, one.type)
-        if not isinstance(value, accepted):
-            raise ValueError(f'{name} must be {getattr(one.type, "__name__", one.type)}, '
-                             f'not {value!r}')
-        if name in CHOICES and value not in CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}, not {value!r}")
-        if name in MOST and not 0 < value <= MOST[name]:
-            raise ValueError(f'{name} must be positive and at most {MOST[name]:g}, not {value}')
-
-
-def checked_groups(groups, n_layer):
+def in_order(groups, n_layer):
     """
-    The groups in the order of their layers. ValueError unless they are disjoint runs of layers
-    0 ... n_layer - 1.
+    The groups in the order of their layers, lists of ints. ValueError unless they are disjoint runs
+    of layers 0 ... n_layer - 1.
     """
+    if groups == 'all':
+        return [list(range(n_layer))]
     try:
-        in_order = sorted([index(i) for i in group] for group in groups)
-        layers = sum(in_order, [])
-        if (all(group == list(range(group[0], group[-1] + 1)) for group in in_order)
-                and layers == sorted(set(layers)) and set(layers) <= set(range(n_layer))):
-            return in_order
-    except (TypeError, IndexError):         # a number is not an integer; a group is empty
+        ordered = sorted(list(group) for group in groups)
+        layers = sum(ordered, [])
+        runs = [list(range(group[0], group[-1] + 1)) for group in ordered]
+        if ordered == runs and layers == sorted(set(layers) & set(range(n_layer))):
+            return runs
+    except (IndexError, TypeError):         # a group is empty; a number stands for a group
         pass
-    raise ValueError('groups must be a list of lists such as [[1], [2, 3]]: the layers of a group '
-                     f'must follow one another, from 0 to n_layer - 1 = {n_layer - 1}, each in one '
-                     f'group at most, not groups = {groups}')
+    raise ValueError('groups must be a list of lists such as [[1], [2, 3]]: layers in a row, from '
+                     f'0 to {n_layer - 1}, each in one group at most, not {groups}')
 
 
 class Rotary(nn.Module):
@@ -174,6 +147,10 @@ class CausalSelfAttention(nn.Module):
         for distance in range(1, self.window):
             reads[:, distance:] |= moved[:, :-distance]
         return reads
+
+    def reads_few(self, end):
+        """Does a token in a row of `end` tokens read few of them, those of `near`?"""
+        return self.window is not None and end > self.window
 
     def forward(self, x, hook=None, pos=None):
         """
@@ -346,8 +323,8 @@ class GPT(nn.Module):
 
     def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of a state (B,
-        T, C). ValueError if this model has no such method.
+        What a rule reads in a pass: the method that rule.reads names, as a function of states, (N, C)
+        for readout and (B, T, C) for others. ValueError if this model has no such method.
         """
         method = getattr(self, rule.reads, None)
         if method is None:
@@ -356,22 +333,30 @@ class GPT(nn.Module):
                              'that was trained with it (see zoo/)')
         return partial(method, plan=plan)
 
-    def loop_counts(self, n_loop=None, has_rule=False, knob='n_loop'):
-        """
-        n_loop, as forward takes it -> a list, one count per group. has_rule: may tokens exit? knob:
-        the name of n_loop in errors.
-        """
-        n_groups = len(self.config.groups)
-        if n_loop is None and self.training:        # train.py draws them itself
-            return [sample_n_loop(self.config.mean_recurrence) for _ in range(n_groups)]
-        if n_loop is None:      # paper silent on an exit rule's budget: the 30 loops of its Fig. 5
-            n_loop = 30 if has_rule else max(1, round(self.config.mean_recurrence))
+    def draw_loops(self, generator=None):
+        """How often each group loops in a training pass: a list, one count per group."""
+        config = self.config
+        if config.loop_draw == 'fixed':
+            return [max(1, round(config.mean_recurrence)) for _ in config.groups]
+        return [sample_n_loop(config.mean_recurrence, generator) for _ in config.groups]
+
+    def loop_counts(self, n_loop=None, has_rule=False):
+        """n_loop, as forward takes it -> a list, one count per group. has_rule: may tokens exit?"""
+        config = self.config
+        if n_loop is None and self.training:
+            return self.draw_loops()
+        if n_loop is None:
+            n_loop = max(1, round(config.mean_recurrence))
+            # paper silent on an exit rule's budget: the 30 loops of its Fig. 5, unless the model
+            # knows no other number than that of its training
+            if has_rule and config.loop_draw != 'fixed':
+                n_loop = 30
+        n_groups = len(config.groups)
         counts = list(n_loop) if isinstance(n_loop, (list, tuple)) else [n_loop] * n_groups
-        right = all(isinstance(n, Integral) and 1 <= n <= MOST_LOOPS for n in counts)
-        if len(counts) != n_groups or not right:
-            raise ValueError(f'{knob} must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
+        if len(counts) != n_groups or not all(1 <= n <= MOST_LOOPS for n in counts):
+            raise ValueError(f'n_loop must be an int from 1 to {MOST_LOOPS:,}, or one for each of '
                              f'the {n_groups} groups, not {n_loop!r}')
-        return [int(n) for n in counts]
+        return counts
 
     def check_tokens(self, idx):
         """ValueError for tokens that are not in the vocabulary. The host waits for the device."""
@@ -450,28 +435,19 @@ class GPT(nn.Module):
         return open_run(folder, device, quiet=True, length=length, damping=damping).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-               cache='auto', noise_seed=0, ring=8, stop=None, seed=None, warm_start=False,
-               draft_loops=None, draft_tokens=4, wave=0, wave_steps=1, trace=None, passes=None):
+               cache='auto', noise_seed=0, draft_loops=0, wave=0, seed=0):
         """
-        A generator of the new tokens after prompts idx (B, T) and their loop steps: (token (B, 1),
-        steps_used (B, groups)), max_new_tokens times or until all rows have ended.
+        A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
+        their loop steps (B, t, groups).
 
-        n_loop, exit, noise_seed: see forward. temperature, top_k, seed: see decode.Sampling. cache,
-        ring, stop: see decode.stream; 'auto' and all else that is left open: see
-        decode/defaults.py. The tokens come one by one (warm_start: see decode.OneByOne), as drafts
-        (draft_loops, draft_tokens: see drafts.Drafts; 0 loops = no drafts), or as a wave (wave, its
-        width; wave_steps, trace: see wave.Wave). passes: a list, see loops.Plan.
+        n_loop, exit, noise_seed: see forward. cache, temperature, top_k, seed: see decode.stream.
+        draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none.
         """
         import decode
-        from decode.defaults import choose
-        decoding = choose(self, exit, n_loop=n_loop, cache=cache, ring=ring,
-                          warm_start=warm_start, draft_loops=draft_loops, wave=wave,
-                          wave_steps=wave_steps, always_converge=True)
-        decoder = decode.make_decoder(warm_start, decoding.draft_loops, draft_tokens, wave,
-                                      wave_steps, trace)
-        return decode.stream(self, idx, max_new_tokens, decode.Sampling(temperature, top_k, seed),
-                             decoding.plan(noise_seed, passes), decoder, decoding.policy, ring,
-                             stop, decoding.converge)
+        plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
+        decoder = decode.decoder_of(draft_loops, wave)
+        return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,
+                             temperature=temperature, top_k=top_k)
 
     def generate(self, idx, max_new_tokens, *settings, **more):
         """
@@ -479,7 +455,7 @@ class GPT(nn.Module):
         the loop steps that each of them took. The other arguments are those of stream.
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
-        return torch.cat((idx, *tokens), dim=1), torch.stack(steps_used, dim=1)
+        return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)
 
 
 def compile_layers(model, **how):
@@ -519,7 +495,7 @@ def flops_per_token(model, n_loop, training=False, n_losses=1):
     for layer in model.h:
         if isinstance(layer, RecurrentGroup):
             n = n_loop[layer.index]
-            of_e = layer.adapter.weights_of_e()
+            of_e = layer.adapter.weights_of_e
             steps = n + 2 * min(config.bptt_k, n) if training else n
             flops += coda + once * of_e
             flops += steps * (weights(layer) - of_e + len(layer.core) * attention)

@@ -3,90 +3,79 @@ Train a recurrent-depth GPT.
 
     python train.py                         the small default: torchdocs, a laptop, some minutes
     python train.py config/groups.py        the paper's model on FineWeb, one GPU
-    python train.py --resume                continue the run in out_dir, with its knobs
-    python train.py --eval_only --out_dir=out-calc --length=192 '--eval_loops=[64,256]'
-                                            no training: the table of losses by loops, and on a task
-                                            by depth, at another length
-    python train.py --model_class=zoo.ouro:Gated
-                                            another class of model, see zoo/; the flags behind it
-                                            may be fields of its Config
+    python train.py --resume                continue the run in out_dir, with its knobs; flags win
+    python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
+                                            no training: the losses by loops, and on a task by
+                                            depth, at another length
+    python train.py --model_class=zoo.ouro:Gated        another class of model, see zoo/
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
-writes ckpt.pt, the one before as ckpt.old.pt, ckpt_ITER.pt at keep_iters, log.csv and loss.png; at
-the end eval.csv, and on a task depth.png; the tokenizer.json of the text, if it has one.
-Ctrl-C, SIGTERM, SIGHUP or a closed pipe: the step is finished and saved, and the status is 128 +
-the signal's number. A second signal of the same kind stops at once.
+writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; at the end eval.csv,
+and on a task depth.png. Ctrl-C finishes the step and saves; a second one stops at once.
 
 Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated gradients), App. C.3
 (what to watch). Losses are nats per token.
 
-    it            the iteration
-    micro         the step of gradient accumulation
-    examples      a data set or a task, from which batches and held-out windows come
-    run           what a checkpoint holds, see common/checkpoint.py
-    RANK, WORLD   this process's number; how many there are
+    it          the iteration
+    micro       the step of gradient accumulation
+    examples    a data set or a task, from which batches and held-out windows come
+    raw         a GPT; model: the same as it is trained, compiled and shared by the processes
 """
 import math
 import os
-import sys
 import time
-from contextlib import contextmanager
-from dataclasses import MISSING, fields
-from shlex import quote
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
+from filelock import FileLock
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import configurator, distributed, evaluation, training_log
-from common.checkpoint import Run, class_of, file_of, load_checkpoint, save_run, say_own_files
-from common.configurator import PathName
+from common import configurator, distributed, evaluation
+from common.checkpoint import (
+    checkpoint_of,
+    class_of,
+    folder_of_results,
+    load_model,
+    save_checkpoint,
+    start_over,
+    where_to_start,
+)
+from common.configurator import configure, run
 from common.distributed import say
-from common.errors import explain, run
-from common.files import check_writable
-from common.optim import freeze_all_but, make_optimizers
-from common.resume import check_same_data, restore, where_to_start
-from common.run_folder import find_checkpoint, find_run, only_writer, start_over
-from loops import TrainingNoise, derived_seed, sample_n_loop
-from model import MOST_LOOPS, compile_layers, flops_per_token
+from common.errors import check, explain
+from common.files import read_csv, write_csv
+from common.optim import make_optimizers
+from loops import TrainingNoise, derived_seed
+from model import compile_layers, flops_per_token
 
-# The knobs. common/configurator.py reads what is between the two dashed lines, for other scripts.
 # -------------------------------------------------------------------------------------------------
-dataset = 'torchdocs'          # a folder of data/ (data.py), or a task and its knobs (tasks.py)
-out_dir: PathName = 'out'       # checkpoints, log and figure
+dataset = 'torchdocs'       # a folder of data/ (data.py), or a task and its knobs (tasks.py)
+out_dir = 'out'             # checkpoints, log and figure
 resume = False              # continue out_dir/ckpt.pt with its knobs; start if there is none
 overwrite = False           # start over in an out_dir that holds a run
-init_from: PathName = ''    # a checkpoint, or its folder, whose model and weights to start from
+init_from: str | None = None    # a checkpoint, or its folder, whose model and weights to start from
 eval_only = False           # no training: the table of out_dir/ckpt.pt, or of init_from
-length: int | None = None   # with eval_only: tokens of a window; None = block_size
 # model: small enough for two CPU cores and some minutes
-model_class: str | None = None  # MODULE:CLASS; None = model:GPT, or the class of the checkpoint
+model_class = 'model:GPT'   # MODULE:CLASS
 block_size = 48             # tokens of context; attention learns faster with few positions
 n_layer = 6
 n_head = 2
 n_embd = 96
-dropout = 0.0
-bias = False                # in linear layers
-vocab_size: int | None = None   # None = the data set's, a large one rounded up to a multiple of 64
-groups = [[1], [2, 3], [4]]     # looped layers, from 0; [] = a plain GPT
+groups: list | Literal['all'] = [[1], [2, 3], [4]]  # looped layers, from 0; [] = a plain GPT
 mean_recurrence: float = 4.0    # r: training loops r + 1 times on average, evaluation r times
-loop_draw: Literal['lognormal', 'uniform', 'fixed'] = 'lognormal'   # lognormal: Geiping
-bptt_k = 3                  # loop steps of each group with gradients; 8 takes a third longer
-loss_at: Literal['last', 'all'] = 'last'    # all: mean loss after each of the last group's bptt_k
+loop_draw: Literal['lognormal', 'fixed'] = 'lognormal'  # lognormal: Geiping; fixed: always r times
+bptt_k = 3                  # last loop steps of a group that have gradients; 8 takes a third longer
 injection = 'concat'        # how e enters each step, a name in loops.INJECTIONS: add, none, ...
-adapter_init = 'sum'        # of concat: sum (it starts as x + e) or random
 x0 = 'noise'                # a group's first state: noise, zero, or e
 norm_inside = True          # the norm of the core in every step; False = once, after the last
-step_noise = 0.0            # noise in every step, in units of x^(0)'s
-damping = 0.0               # share of the old state that a loop step keeps
 pos = 'learned'             # positions: learned, rotary, none
 rope_base = 10000.0         # of rotary positions; 100 for short problems
 window: int | None = None   # attention reads the last `window` tokens; None = all
 # training
-train_only: str | None = None   # layers whose weights may change, such as 12-29; None = all
 batch_size = 16             # sequences of a step, split among all processes
 gradient_accumulation_steps = 1
 max_iters = 1500
@@ -96,23 +85,20 @@ min_lr: float | None = None     # None = learning_rate / 10
 warmup_iters = 100
 lr_decay_iters: int | None = None   # None = max_iters, as it was when the run began
 weight_decay = 0.1          # on matrices only
-beta1 = 0.9
-beta2 = 0.95
 grad_clip = 1.0             # norm; 0.0 = off
 seed = 1337                 # batches, loop draws and noise all derive from it
 # evaluation, log, checkpoints
-eval_interval = 500         # iterations
-eval_windows = 200          # held-out windows each time; all at the end, or as given by eval_only
-eval_loops = [1, 2, 4, 8]   # loop counts to evaluate at
+eval_interval = 500         # iterations between two evaluations, each with a ckpt.pt
+eval_windows: int | None = 200  # held-out windows each time; None = all, as in the last table
+eval_loops: list | None = None  # loop counts to evaluate at; None = 1, 2, 4, 8, or a fixed r
 log_interval = 50
-save_interval = 200         # iterations between two ckpt.pt
 keep_iters = [0, 100, 300, 700]     # iterations whose weights to keep, for geometry.py
 # machine
 device = 'auto'             # cuda, mps or cpu; auto = the best there is
-dtype = 'auto'              # of products: float32, bfloat16; on cuda auto and Muon take bfloat16
+dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'  # of products; auto = bfloat16 on cuda
 compile: bool | None = None     # torch.compile the blocks and steps; None = on cuda only
 # -------------------------------------------------------------------------------------------------
-DEFAULTS = configurator.knobs_of(globals())     # the knobs above
+config = configure(globals(), strict=True)
 
 
 def lr_at(it):
@@ -125,8 +111,7 @@ def lr_at(it):
     return lowest + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - lowest)
 
 
-# draws: each derives from (seed, purpose, it, micro), and is the same in all processes except
-# dropout
+# draws: each derives from (seed, purpose, it, micro), and is the same in all processes
 
 def get_batch(examples, it, micro, dev):
     """This process's rows of the batch: tokens (B / WORLD, T) and the label of each."""
@@ -134,14 +119,13 @@ def get_batch(examples, it, micro, dev):
     share = batch_size // distributed.WORLD
     mine = slice(distributed.RANK * share, (distributed.RANK + 1) * share)
     x, y = examples.batch(rng, batch_size, block_size, mine)
-    later = dev.startswith('cuda')      # MPS would read memory that has been freed by then
-    return x.to(dev, non_blocking=later), y.to(dev, non_blocking=later)
+    return x.to(dev), y.to(dev)
 
 
-def draw_loops(it, micro):
+def draw_loops(raw, it, micro):
     """How often each group loops in this micro step."""
     generator = torch.Generator().manual_seed(derived_seed(seed, 'loops', it, micro))
-    return [sample_n_loop(mean_recurrence, generator, draw=loop_draw) for _ in groups]
+    return raw.draw_loops(generator)
 
 
 def noise_of(it, micro, dev):
@@ -150,376 +134,320 @@ def noise_of(it, micro, dev):
     return TrainingNoise(generator, distributed.RANK, distributed.WORLD)
 
 
-def seed_dropout(it, micro):
-    """Seed torch's own generator, from which dropout draws."""
-    torch.manual_seed(derived_seed(seed, 'dropout', it, micro, distributed.RANK))
+# the model ----------------------------------------------------------------------------------------
 
-
-# the start of a run ------------------------------------------------------------------------------
-
-def fields_of_model(knobs):
-    """The fields of the model's Config that are no knobs above, see configurator.read_arguments."""
-    if not knobs['model_class']:
-        return {}
-    config = class_of(knobs['model_class'], from_anywhere=True).Config
-    return {field.name: (field.default, field.type) for field in fields(config)
-            if field.name not in knobs and field.default is not MISSING}
-
-
-def check_knobs():
-    """ValueError for a knob that is out of range."""
-    least = dict(block_size=1, batch_size=1, gradient_accumulation_steps=1, max_iters=1,
-                 eval_interval=1, eval_windows=1, log_interval=1, save_interval=1,
-                 lr_decay_iters=1, learning_rate=0, min_lr=0, warmup_iters=0, weight_decay=0,
-                 grad_clip=0)
-    for knob, bound in least.items():
-        value = globals()[knob]
-        if value is not None and not bound <= value < 1e30:
-            raise ValueError(f'{knob} must be at least {bound} and finite, not {value}')
-    if min_lr is not None and min_lr > learning_rate:
-        raise ValueError(f'min_lr = {min_lr:g} is above learning_rate = {learning_rate:g}: leave '
-                         'it out, or give a smaller one')
-    are_counts = all(isinstance(n, int) and 1 <= n <= MOST_LOOPS for n in eval_loops)
-    if not eval_loops or not are_counts or len(set(eval_loops)) < len(eval_loops):
-        raise ValueError('eval_loops must be a list of different loop counts from 1 to '
-                         f'{MOST_LOOPS:,}, not {eval_loops}')
-    if not eval_only and batch_size % distributed.WORLD:
-        raise ValueError(f'batch_size = {batch_size} sequences cannot be shared by '
-                         f'{distributed.WORLD} processes: take a multiple of {distributed.WORLD}')
-
-
-def open_examples(checkpoint, vocab):
-    """
-    The data set or task, for a model of `vocab` tokens. checkpoint: the one whose tokenizer it
-    needs, {} if there is none.
-    """
-    return distributed.make_once(lambda: data.open_data(
-        dataset, checkpoint.get('tokenizer'), vocab, checkpoint.get('folder')))
-
-
-def make_model(knobs, checkpoint, examples):
+def make_model(checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
-    cls = class_of(knobs['model_class'] or 'model:GPT', from_anywhere=True)
-    # each field of its Config has the value of the knob with that name; one that is no knob has the
-    # checkpoint's value, or else its default
-    values = checkpoint.get('model_args', {}) | knobs
-    if knobs['vocab_size'] is None:
-        values['vocab_size'] = examples.vocab_size
-        if examples.vocab_size >= 1024:     # matrices whose sides are multiples of 64 are faster
-            values['vocab_size'] = 64 * math.ceil(examples.vocab_size / 64)
-    config = cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
-                           if field.name in values})
-    if knobs['loss_at'] == 'all' and not config.groups:
-        raise ValueError('--loss_at=all needs a model with groups: leave it out')
-    torch.manual_seed(derived_seed(knobs['seed'], 'init'))
-    model = cls(config)
+    cls = class_of(model_class, named='model_class' in configurator.given)
+    vocab_size = examples.vocab_size
+    if vocab_size >= 1024:              # matrices whose sides are multiples of 64 are faster
+        vocab_size = 64 * math.ceil(vocab_size / 64)
+    # a field of its Config is the knob of that name, or what the checkpoint has, or its default
+    values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | knobs_now()
+    torch.manual_seed(derived_seed(seed, 'init'))
+    raw = cls(cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
+                            if field.name in values}))
     if checkpoint:
-        load_weights(model, checkpoint['model'])
-    if knobs['train_only']:
-        freeze_all_but(model, knobs['train_only'])
-    return model
-
-
-def load_weights(model, weights):
-    """Those that fit by name; the others are named. ValueError if a shape does not fit."""
-    name = type(model).__name__
-    with explain(f'the weights do not fit the model class {name}',
-                 'take another --model_class or --init_from', RuntimeError):
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-    if missing:                         # such as a gate
-        say(f"not in the checkpoint, so from scratch: {', '.join(missing)}")
-    if unexpected:
-        say(f"in the checkpoint and not in {name}, so left out: {', '.join(unexpected)}")
-
-
-def make_run(start, examples, dev):
-    """A new run, or the one that goes on. start: see common/resume.py."""
-    model = make_model(start.knobs, start.checkpoint, examples).to(dev)
-    # bfloat16 on cuda whatever the dtype of the model's products is: Muon needs no more
-    muon_dtype = torch.float32
-    if distributed.pick_dtype(dtype, dev) == 'bfloat16' or dev.startswith('cuda'):
-        muon_dtype = torch.bfloat16
-    optimizers = make_optimizers(model, optimizer, learning_rate, weight_decay, (beta1, beta2),
-                                 muon_dtype)
-    # a longer max_iters of a resumed run leaves the decay where it was
-    knobs = start.knobs | dict(lr_decay_iters=lr_decay_iters or max_iters)
-    own_files = dict.fromkeys([*start.checkpoint.get('own_files', []), *configurator.own_files])
-    module = type(model).__module__
-    if module != 'model' and not module.startswith('zoo.'):
-        own_files[file_of(module)] = None       # other programs import this class if they name it
-    run = Run(knobs, model, optimizers, examples.tokenizer, examples.sha256,
-              own_files=list(own_files))
-    if start.resumed_from:
-        restore(start.checkpoint, run)
-    return run
-
-
-# the run -----------------------------------------------------------------------------------------
-
-def main(*args):
-    """
-    Train. args: those of the command line; in a notebook, train.main('--max_iters=300') is
-    `python train.py --max_iters=300`.
-    """
-    distributed.stop_signals.clear()                # those of an earlier call
-    # the knobs as they stand above, since an earlier call has changed the globals; and what else
-    # read_arguments needs of a script
-    script = DEFAULTS | dict(__annotations__=configurator.annotations_of(globals()),
-                             __doc__=__doc__, __file__=__file__)
-    knobs = configurator.read_arguments(script, args, more_knobs=fields_of_model)
-    if knobs['eval_only']:
-        return evaluate_only(knobs)
-    if knobs['length'] is not None:
-        raise ValueError('--length is for --eval_only: training takes --block_size')
-    # a run that goes on has knobs of its own
-    start = where_to_start(knobs, configurator.given, configurator.flags)
-    globals().update(start.knobs)       # from here on the knobs above have the values of this run
-    check_knobs()
-
-    # machine, data and model
-    dev, autocast = distributed.start_processes(device, dtype)
-    examples = open_examples(start.checkpoint, vocab_size or math.inf)
-    examples.check_fits(block_size, batch_size)
-    if start.resumed_from:
-        check_same_data(examples, start.checkpoint, dataset, out_dir)
-    distributed.check_same((start.checkpoint.get('iter_num'), examples.sha256, start.knobs))
-    run = make_run(start, examples, dev)
-    resumed_from = start.resumed_from               # the path of its checkpoint, or ''
-    del start                                       # frees some GB if the model is large
-
-    # its files: from the first save on, --resume continues this run and no other
-    last = f'{out_dir}/ckpt.pt'
-    with only_writer(out_dir), distributed.listen(), allow_tf32():
-        if not resumed_from:
-            start_over(out_dir, overwrite)
-            save_run(run, last)         # so a run that is killed in its first steps can be resumed
-        elif resumed_from != last and distributed.RANK == 0:
-            os.replace(resumed_from, last)              # it was ckpt.old.pt
-        # sample.py needs the tokenizer beside ckpt.pt
-        if distributed.RANK == 0 and examples.tokenizer_json:
-            examples.tokenizer_json.save(out_dir)
-        try:
-            train(run, examples, dev, autocast)
-        except distributed.Stopped:
-            save_run(run, last)
-            command = 'python' if distributed.WORLD == 1 else 'torchrun ...'
-            say(f'stopped after iteration {run.done - 1} and saved; resume with '
-                f"{' '.join([command, 'train.py', *flags_of(run, '--resume')])}")
-            raise
-        except OSError:
-            # a disk that fails, or a network drive that is away: what was learned is saved
-            save_run(run, last)
-            raise
-        finally:
-            distributed.end_processes()
-
-
-@contextmanager
-def allow_tf32():
-    """
-    In this context float32 products on CUDA may be TF32, which is faster. Decoding needs true
-    float32, for a small tau.
-    """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def flags_of(run, *flags):
-    """The words behind a script with which it finds this run: its own files, flags, out_dir."""
-    # a file of its own may name another out_dir
-    is_default = out_dir == 'out' and not run.own_files
-    folder = [] if is_default else [f'--out_dir={quote(out_dir)}']
-    return [*map(quote, run.own_files), *flags, *folder]
-
-
-def train(run, examples, dev, autocast):
-    """The iterations that are left, and the evaluation at the end. Stopped if a signal asks."""
-    run_began = time.perf_counter()
-    first = run.done
-    raw = run.model                     # a GPT
-    model = as_trained(raw, dev)        # what is called to train it
-    since = f', from iteration {first}' if first else ''
-    say(f'{sum(p.numel() for p in raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
-        f'groups {raw.config.groups}, {examples.description}, {distributed.WORLD} x {dev}{since}')
-    counts = eval_loops if raw.groups else [1]
-    all_windows = examples.n_held_out(block_size)
-    some_windows = min(eval_windows, all_windows)
-    log = training_log.Log(f'{out_dir}/log.csv', counts, first, max_iters, examples.is_task)
-
-    model.train()
-    for it in range(first, max_iters):
-        # held-out losses, as columns of the log
-        evaluated = {}
-        if it > 0 and it % eval_interval == 0:
-            _, evaluated = evaluation.evaluate_run(run, examples, some_windows, counts, dev,
-                                                   autocast)
-
-        # checkpoints, before the step: ckpt_000000.pt has the weights as they are drawn
-        if it > first and it % save_interval == 0:
-            save_run(run, f'{out_dir}/ckpt.pt')
-        if it in keep_iters:
-            save_run(run, f'{out_dir}/ckpt_{it:06d}.pt', with_optimizer=False)
-
-        # a step
-        step_began = time.perf_counter()
-        loss, n_loop, flops = forward_backward(model, raw, examples, it, dev, autocast)
-        norm = torch.nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
-        loss, norm, n_stop_signals = distributed.mean_and_stops(loss, norm)     # waits for the GPU
-        lr = lr_at(it)
-        # an error, before any weight has changed, if the loss or the norm is NaN or infinite
-        training_log.check_finite(run, loss, norm, n_loop, lr)
-        update(run.optimizers, lr)
-        run.done = it + 1
-
-        # log
-        training_log.note_loss(run, loss, it)
-        tokens = gradient_accumulation_steps * batch_size * block_size
-        log.note_step(time.perf_counter() - step_began, tokens, flops)
-        if it % log_interval == 0 or it == max_iters - 1 or evaluated:
-            log.report(run, it, loss, lr, norm, n_loop, evaluated,
-                       flops_of_evaluations(raw, counts, it, some_windows, all_windows))
-        if evaluated:
-            training_log.draw_losses(log, counts, out_dir)
-        if n_stop_signals:
-            raise distributed.Stopped
-
-    # the end: all held-out windows
-    scores, evaluated = evaluation.evaluate_run(run, examples, all_windows, counts, dev, autocast)
-    bins = evaluation.depth_bins(examples, block_size)
-    save_run(run, f'{out_dir}/ckpt.pt')
-    evaluation.print_table(scores, bins)
-    log.add_row(dict(iter=max_iters) | evaluated)
-    training_log.draw_losses(log, counts, out_dir)
-    with training_log.or_warn(f'no {out_dir}/eval.csv'):
-        evaluation.save_table(scores, bins, out_dir)
-    say(f'done in {time.perf_counter() - run_began:.0f} s: {out_dir}/ckpt.pt, log.csv, loss.png, '
-        f"eval.csv\nnext: {' '.join(['python sample.py', *flags_of(run)])}")
+        with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
+            missing, unexpected = raw.load_state_dict(checkpoint['model'], strict=resume)
+        if missing or unexpected:       # such as a gate
+            say(f'from scratch: {missing}; left out: {unexpected}')
+    return raw
 
 
 def as_trained(raw, dev):
     """The model in the form that is trained: compiled, and shared by the processes, if need be."""
-    wanted = dev.startswith('cuda') if compile is None else compile
-    if wanted and distributed.can_compile(dev):
+    if compile or compile is None and dev.startswith('cuda'):
         compile_layers(raw)
-    model = LossAtEachStep(raw) if loss_at == 'all' else raw
     if distributed.WORLD == 1:
-        return model
+        return raw
     # if no step reads e, layers before a group get no gradient where it loops beyond bptt_k
     reads_e = all(group.adapter.reads_e for group in raw.groups)
-    return DistributedDataParallel(model, find_unused_parameters=not reads_e,
-                                   broadcast_buffers=False)             # they never change
+    return DistributedDataParallel(raw, find_unused_parameters=not reads_e)
 
 
-class LossAtEachStep(torch.nn.Module):
+def forward_backward(model, run, it):
     """
-    A model for --loss_at=all: its loss is the mean of the losses that it would have if its last
-    group had stopped after each of the loop steps that have gradients.
+    The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
+    for which nobody has waited yet), the loop counts of the last micro step, and the FLOPs of all
+    processes.
     """
-
-    def __init__(self, raw):
-        super().__init__()
-        self.raw = raw
-
-    def forward(self, idx, targets, **plan):
-        trace = []
-        logits, loss = self.raw(idx, targets, **plan, trace=trace)
-        states = trace[-1]['states'][1:]                                        # (K, B, T, C)
-        losses = [loss]                                                         # of the last step
-        for x in states[-self.raw.config.bptt_k:-1]:
-            earlier = self.raw.through_coda(x).flatten(0, 1).float()            # (B T, V)
-            losses.append(cross_entropy(earlier, targets.flatten()))
-        return logits, torch.stack(losses).mean()
-
-
-def forward_backward(model, raw, examples, it, dev, autocast):
-    """
-    The gradient of iteration `it`, over all its micro steps. model: see as_trained. Returns this
-    process's loss (a tensor, for which nobody has waited yet), the loop counts of the last micro
-    step, and the FLOPs of all processes.
-    """
-    loss = torch.zeros((), device=dev)
+    loss = torch.zeros((), device=run.dev)
     flops = 0
     for micro in range(gradient_accumulation_steps):
-        x, y = get_batch(examples, it, micro, dev)
-        n_loop = draw_loops(it, micro)              # one count per group
-        noise = noise_of(it, micro, dev)
-        seed_dropout(it, micro)
+        x, y = get_batch(run.examples, it, micro, run.dev)
+        n_loop = draw_loops(run.raw, it, micro)     # one count per group
         if distributed.WORLD > 1:                   # the gradients are averaged once, at the end
             model.require_backward_grad_sync = micro == gradient_accumulation_steps - 1
-        with autocast:
-            _, batch_loss = model(x, y, n_loop=n_loop, noise_seed=noise)
-            part = batch_loss / gradient_accumulation_steps
+        with run.autocast:
+            _, part = model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
+        part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
-        n_losses = min(bptt_k, n_loop[-1]) if loss_at == 'all' else 1
-        flops += batch_size * block_size * flops_per_token(raw, n_loop, True, n_losses)
+        flops += batch_size * block_size * flops_per_token(run.raw, n_loop, training=True)
     return loss, n_loop, flops
 
 
-def update(optimizers, lr):
-    """A step of each optimizer; the gradients are gone then."""
-    for adamw_or_muon in optimizers.values():
-        for group in adamw_or_muon.param_groups:
-            group['lr'] = lr
-        adamw_or_muon.step()
-        adamw_or_muon.zero_grad(set_to_none=True)
+# the run ------------------------------------------------------------------------------------------
+
+@dataclass
+class Run:
+    """A run as it is now."""
+    raw: torch.nn.Module        # a GPT
+    optimizers: dict            # by the name of their state in a checkpoint
+    examples: object            # data.Text or tasks.Problems
+    dev: str
+    autocast: object            # a context in which matrix products have the knob dtype
+    done: int = 0               # iterations that the weights have seen
+    best: tuple = (math.inf, 0)     # the lowest held-out loss, and the iteration of its weights
 
 
-def flops_of_evaluations(model, counts, it, some_windows, all_windows):
-    """FLOPs of the evaluations after iteration `it`, at these loop counts; the last is over all."""
-    n_before_the_end = (max_iters - 1) // eval_interval - it // eval_interval
-    n_windows = n_before_the_end * some_windows + all_windows
-    of_token = sum(flops_per_token(model, [n] * len(model.groups)) for n in counts)
-    return n_windows * block_size * of_token
+def knobs_now():
+    return {name: globals()[name] for name in config}
 
 
-# --eval_only -------------------------------------------------------------------------------------
+def main():
+    dev, autocast = distributed.start_processes(device, dtype)
+    knobs = knobs_now()
+    changed = {name for name in config if knobs[name] != config[name]}      # in a notebook
+    configurator.given.update(changed)
+    configurator.flags.update(changed)
+    knobs, checkpoint = where_to_start(knobs)
+    globals().update(knobs)             # from here on the knobs above have the values of this run
+    examples = distributed.first_one_first(lambda: data.open_data(
+        dataset, checkpoint.get('tokenizer'), folder=checkpoint.get('folder')))
+    examples.check_fits(block_size, batch_size)
+    if eval_only:
+        evaluate_only(checkpoint, examples, dev, autocast)
+        return
 
-def evaluate_only(knobs):
+    # the model, and what else the checkpoint holds if the run goes on
+    check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
+          f'the number of processes, {distributed.WORLD}')
+    raw = make_model(checkpoint, examples).to(dev)
+    optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
+    run = Run(raw, optimizers, examples, dev, autocast)
+    if resume:
+        take_up(run, checkpoint)
+    checkpoint.clear()                  # frees some GB if the model is large
+
+    with only_writer(), distributed.noting_signals():
+        if distributed.RANK == 0 and overwrite and not run.done:
+            start_over(out_dir)
+        if distributed.RANK == 0 and examples.tokenizer_json:       # sample.py needs it there
+            examples.tokenizer_json.save(out_dir)
+        try:
+            train(run)
+        except OSError:         # a closed pipe, or a disk that fails: what was learned is saved
+            save(run, 'ckpt.pt')
+            raise
+
+
+def only_writer():
+    """`with only_writer():` an OSError if another program trains into out_dir now."""
+    if distributed.RANK > 0:
+        return nullcontext()
+    os.makedirs(out_dir, exist_ok=True)
+    return FileLock(f'{out_dir}/.lock', timeout=0)
+
+
+def take_up(run, checkpoint):
+    """Continue the run of a checkpoint; the model has its weights already."""
+    check(checkpoint['data'] == run.examples.sha256, f'{dataset} is not what this run was trained '
+          'on: restore it, or start from the weights with --init_from')
+    check(checkpoint['optimizers'].keys() == run.optimizers.keys(), 'the state of one optimizer '
+          'is of no use to another: leave out --optimizer')
+    for name, one in run.optimizers.items():
+        # the state alone, since weight_decay may be another
+        one.load_state_dict(one.state_dict() | dict(state=checkpoint['optimizers'][name]))
+    run.done = checkpoint['iter_num']
+    run.best = checkpoint['best']
+    check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
+          '--max_iters')
+    say(f'continues at iteration {run.done}: the learning rate is {lr_at(run.done):.1e} now, and '
+        f'{lr_at(max_iters):.1e} at iteration {max_iters}')
+
+
+def save(run, name, with_optimizers=True):
+    """Write a checkpoint; with_optimizers: one that can be resumed."""
+    if distributed.RANK > 0:
+        return
+    knobs = knobs_now()
+    knobs['lr_decay_iters'] = lr_decay_iters or max_iters    # a longer --resume leaves the decay
+    checkpoint = checkpoint_of(run.raw, knobs, run.examples.tokenizer, run.examples.sha256,
+                               run.done)
+    if with_optimizers:
+        checkpoint['best'] = run.best
+        checkpoint['optimizers'] = {name: one.state_dict()['state']
+                                    for name, one in run.optimizers.items()}
+    save_checkpoint(checkpoint, os.path.join(out_dir, name))
+
+
+def train(run):
+    """The iterations that are left, each evaluation before a step, and one at the end."""
+    model = as_trained(run.raw, run.dev)
+    say(f'{sum(p.numel() for p in run.raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
+        f'groups {run.raw.config.groups}, {run.examples.description}, {distributed.WORLD} x '
+        f'{run.dev}')
+    log = Log(run.done)
+    run.raw.train()
+    for it in range(run.done, max_iters + 1):
+        # the weights so far: ckpt_000000.pt has them as they are drawn
+        if it in keep_iters:
+            save(run, f'ckpt_{it:06d}.pt', with_optimizers=False)
+        if it % eval_interval == 0 or it == max_iters:
+            save(run, 'ckpt.pt')        # first, so that a kill does not cost what was learned
+            log.evaluation(run, it)
+        if it == max_iters:
+            break
+
+        # a step
+        began = time.perf_counter()
+        loss, n_loop, flops = forward_backward(model, run, it)
+        norm = torch.nn.utils.clip_grad_norm_(run.raw.parameters(), grad_clip or math.inf)
+        stops = torch.full_like(loss, len(distributed.stop_signals))
+        shared = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
+        loss, norm, stops = shared.tolist()                                 # waits for the GPU
+        check(math.isfinite(loss + norm), f'not finite at iteration {it}: loss {loss}, gradient '
+              f'norm {norm}. No weight was touched: start from an earlier checkpoint '
+              '(--init_from) with a lower learning rate')
+        for one in run.optimizers.values():
+            for group in one.param_groups:
+                group['lr'] = lr_at(it)
+            one.step()
+            one.zero_grad()
+        run.done = it + 1
+        log.step(it, loss, norm, n_loop, flops, time.perf_counter() - began)
+        if stops:
+            save(run, 'ckpt.pt')
+            say(f'stopped after iteration {it} and saved: python train.py --resume '
+                f'--out_dir={out_dir} goes on')
+            raise SystemExit(130)
+
+    # the end: all held-out windows
+    scores = evaluate_all(run, None)
+    evaluation.save_scores(scores, run.examples.is_task, out_dir)
+    say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
+        f'--out_dir={out_dir}')
+    loss, it = run.best
+    if it < run.done:
+        say(f'{out_dir}/ckpt_best.pt has the lowest held-out loss, {loss:.4f} at iteration {it}')
+
+
+# log and evaluation -------------------------------------------------------------------------------
+
+class Log:
     """
-    The held-out table of a checkpoint, and eval.csv. dataset and eval_loops are those of the run
-    unless they are given: --dataset=calc:reset=0.02 has deeper problems of the same task.
+    log.csv, and the lines on the screen. A row has the columns
+
+        iter            the iteration, from 0
+        loss, lr        of this iteration's batch, with its drawn loop counts
+        grad_norm       of the gradient, before it is clipped
+        loops           the drawn loop counts, one per group, as 5/3/8
+        dt_ms           milliseconds per iteration, mean since the last row
+        tokens_per_s    training tokens per second, of all processes together
+        tflops          TFLOP/s of one device
+
+    or, of an evaluation before the iteration's step, val_loss_N and on a task val_acc_N at N loops,
+    and token_corr and state_use, see evaluation.health.
     """
-    given = configurator.given
-    folder = knobs['out_dir']
-    path = find_checkpoint(knobs['init_from'])
-    if path and 'out_dir' not in given:
-        folder = os.path.dirname(path) or '.'
-    folder, results = find_run(folder)
-    path = path or f'{folder}/ckpt.pt'
-    dev, autocast = distributed.start_processes(knobs['device'], knobs['dtype'])
-    model, checkpoint = load_checkpoint(path, dev, knobs['model_class'], knobs['length'])
-    say_own_files(checkpoint)
-    for knob in ('dataset', 'eval_loops'):
-        if knob not in given and knob in checkpoint['config']:
-            knobs[knob] = checkpoint['config'][knob]
-    globals().update(knobs)
-    check_knobs()
+    COLUMNS = 'iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s', 'tflops'
 
-    check_writable(results)
-    examples = open_examples(checkpoint, model.config.vocab_size)
-    T = model.config.block_size
-    examples.check_fits(T)
-    n_windows = examples.n_held_out(T)
-    if 'eval_windows' in given:
-        n_windows = min(n_windows, eval_windows)
-    counts = eval_loops if model.groups else [1]
-    say(f'{path}: {n_windows:,} held-out windows of {T} tokens; {examples.description}')
-    with distributed.listen():
-        scores = evaluation.evaluate(model, examples, n_windows, counts, dev, autocast)
-    bins = evaluation.depth_bins(examples, T)
-    evaluation.print_table(scores, bins)
-    evaluation.save_table(scores, bins, results)
-    say(f'{results}/eval.csv')
-    distributed.end_processes()
+    def __init__(self, done):
+        """done: iterations of the run; the rows behind them are of a run that was killed."""
+        self.path = f'{out_dir}/log.csv'
+        self.rows = []
+        self.seconds = []       # and FLOPs, of the steps since the last row
+        self.flops = []
+        if done and os.path.exists(self.path):
+            self.rows = [row for row in read_csv(self.path) if int(row['iter']) < done]
+
+    def add(self, row):
+        if distributed.RANK == 0:
+            self.rows.append(row)
+            columns = dict.fromkeys(self.COLUMNS)
+            for earlier in self.rows:
+                columns |= dict.fromkeys(earlier)
+            write_csv([columns | earlier for earlier in self.rows], self.path)
+
+    def step(self, it, loss, norm, n_loop, flops, seconds):
+        """Every iteration calls this."""
+        self.seconds.append(seconds)
+        self.flops.append(flops)
+        if it % log_interval and it < max_iters - 1:
+            return
+        dt = sum(self.seconds) / len(self.seconds)
+        speed = gradient_accumulation_steps * batch_size * block_size / dt
+        loops = '/'.join(map(str, n_loop))
+        say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
+            f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
+        tflops = sum(self.flops) / sum(self.seconds) / 1e12 / distributed.WORLD
+        self.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
+                      loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}',
+                      tflops=f'{tflops:.4f}'))
+        self.seconds.clear()
+        self.flops.clear()
+
+    def evaluation(self, run, it):
+        """Evaluate, keep the best weights, and draw the losses so far."""
+        scores = evaluate_all(run, eval_windows)
+        row = dict(iter=it)
+        for n_loop, score in scores.items():
+            row[f'val_loss_{n_loop}'] = f'{score.loss:.5f}'
+            if run.examples.is_task:
+                row[f'val_acc_{n_loop}'] = f'{score.accuracy:.5f}'
+        loss = min(score.loss for score in scores.values())
+        if loss < run.best[0]:
+            run.best = (loss, it)
+            save(run, 'ckpt_best.pt', with_optimizers=False)
+
+        # the health of the states; while the learning rate warms up, bad values mean nothing
+        run.raw.eval()
+        n_for_health = min(8, run.examples.n_held_out(block_size))
+        idx, _ = run.examples.held_out(range(n_for_health), block_size)
+        values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
+        run.raw.train()
+        if it >= warmup_iters:
+            evaluation.warn_of_collapse(values, run.raw.config.groups)
+        row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
+        row['state_use'] = '/'.join(f'{state_use:.3f}' for _, state_use in values)
+        self.add(row)
+        if distributed.RANK == 0:
+            from common import plots  # here, since matplotlib takes a second to import
+            plots.losses(read_csv(self.path), list(scores), f'{out_dir}/loss.png')
 
 
-# not `configure`, as in other scripts: main reads the arguments itself, so that a notebook calls it
+def evaluate_all(run, n_windows):
+    """Evaluate at all of eval_loops, on n_windows, None = all -> {n_loop: Score}; print them."""
+    all_windows = run.examples.n_held_out(block_size)
+    n_windows = min(n_windows or all_windows, all_windows)
+    counts = eval_loops or [1, 2, 4, 8]
+    if eval_loops is None and run.raw.config.loop_draw == 'fixed':
+        counts = [max(1, round(run.raw.config.mean_recurrence))]
+    if not run.raw.groups:
+        counts = [1]
+    say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
+    run.raw.eval()
+    # the shapes differ from training's, so this runs without the compiler
+    with torch.compiler.set_stance('force_eager'):
+        scores = {n_loop: evaluation.evaluate(run.raw, run.examples, n_windows, n_loop, run.dev,
+                                              run.autocast) for n_loop in counts}
+    run.raw.train()
+    evaluation.print_scores(scores, run.examples.is_task)
+    return scores
+
+
+def evaluate_only(checkpoint, examples, dev, autocast):
+    """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
+    raw = load_model(checkpoint, length=block_size).to(dev)
+    run = Run(raw, {}, examples, dev, autocast, done=checkpoint['iter_num'])
+    told = 'eval_windows' in configurator.given
+    scores = evaluate_all(run, eval_windows if told else None)
+    results = folder_of_results(checkpoint['folder'])
+    name = f'eval_{dataset}_{block_size}'.translate(str.maketrans(':=', '--'))
+    evaluation.save_scores(scores, examples.is_task, results, name)
+    say(f'{results}/{name}.csv')
+
+
 if __name__ == '__main__':
-    configurator.register(globals())
-    run(distributed.read_environment)
-    run(lambda: main(*sys.argv[1:]))
+    run(main)

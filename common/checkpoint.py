@@ -1,282 +1,206 @@
 """
-A checkpoint: what a ckpt.pt holds, how it is written and read. (run_folder.py: the folder in which
-it stands; resume.py: how a run goes on from it.)
+The folder of a run: its checkpoints, who may write there, and where a run starts.
 
-Whenever the program is killed, a whole checkpoint is there: the new one, or the one before. It
-holds tensors, numbers, strings, lists and dicts alone: a file with code in it is refused, and the
-code does not run. The class of the model is imported by its name, from model.py and zoo/ alone.
+    out_dir/ckpt.pt         the last one        out_dir/ckpt_ITER.pt    weights kept
+    out_dir/ckpt_best.pt    the weights with the lowest held-out loss
 
-    out_dir/ckpt.pt         the last one        out_dir/ckpt.old.pt     the one before
-    out_dir/ckpt_ITER.pt    weights kept        out_dir/exits.json      calibrated thresholds
+A checkpoint is a dict of tensors and plain values. It is written whole or not at all. A file with
+code in it is refused, and the code does not run.
 
     model         state_dict                    model_args    its Config's arguments
     model_class   its class, 'model:GPT'        config        every knob
     tokenizer     its name                      data          sha256 of the training tokens
-    iter_num      iterations done               val_loss      {n_loop: nats}
-    own_files     config files with imports: the run may need a part that they define
-    and to resume: optimizer, muon {parameter number: state}, trend, spikes (training_log.py)
+    iter_num      iterations done               own_files     config files with imports
+    and to resume: optimizers {name: state}, best (held-out loss, iteration)
 """
-import errno
 import os
-import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
+from glob import escape, glob
 from importlib import import_module
-from shlex import quote
 from typing import NamedTuple
 
 import torch
 
-from common import configurator, distributed
-from common.distributed import say
-from common.errors import UserError, explain, is_out_of_memory
+from common import configurator
+from common.errors import check, explain
 from common.files import ROOT, new_file
-from common.run_folder import find_run
-
-# what every checkpoint has, that of a converted model too
-PARTS = 'model_class', 'model_args', 'model', 'config', 'iter_num', 'tokenizer'
-DISK_IS_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
-@dataclass
-class Run:
-    """What a checkpoint holds, and so what it takes to resume."""
-    knobs: dict                 # every knob of the training script
-    model: torch.nn.Module      # a GPT
-    optimizers: dict            # by the name of their state in a checkpoint
-    tokenizer: str
-    data: str                   # sha256 of the training tokens
-    done: int = 0               # iterations
-    saved: int = 0              # of them when ckpt.pt was written
-    val_loss: dict = field(default_factory=dict)        # n_loop: nats
-    # of the loss, see training_log: its trend, and [loss, it] of spikes since the last row
-    trend: list = field(default_factory=lambda: [0, 0.0, 0.0])
-    spikes: list = field(default_factory=list)
-    own_files: list = field(default_factory=list)       # config files with imports
+def checkpoint_of(model, config, tokenizer, data, iter_num=0):
+    """What every checkpoint holds."""
+    cls = type(model)
+    return dict(model=dict(model.state_dict()), model_args=asdict(model.config),
+                model_class=f'{cls.__module__}:{cls.__name__}', config=config,
+                tokenizer=tokenizer, data=data, iter_num=iter_num,
+                own_files=list(configurator.own_files))
 
 
-def save_run(run, path, with_optimizer=True):
-    """A run -> path. with_optimizer: with all that it takes to resume, not only the weights."""
-    if with_optimizer:
-        run.saved = run.done
-    if distributed.RANK > 0:
-        return
-    cls = type(run.model)
-    checkpoint = dict(model=dict(run.model.state_dict()), model_args=asdict(run.model.config),
-                      model_class=f'{cls.__module__}:{cls.__name__}', config=run.knobs,
-                      iter_num=run.done, tokenizer=run.tokenizer, data=run.data,
-                      val_loss=run.val_loss, own_files=run.own_files)
-    if with_optimizer:
-        for name, optimizer in run.optimizers.items():
-            checkpoint[name] = optimizer.state_dict()['state']
-        checkpoint |= dict(trend=run.trend, spikes=run.spikes)
-    save_checkpoint(checkpoint, path, keep_old=with_optimizer)
-
-
-def save_checkpoint(checkpoint, path, keep_old=False):
-    """Write a dict of tensors and plain values to path. keep_old: ckpt.pt becomes ckpt.old.pt."""
+def save_checkpoint(checkpoint, path):
+    """Write it; thresholds beside a ckpt.pt are removed, which were measured with other weights."""
+    thresholds = os.path.join(os.path.dirname(path), 'exits.json')
+    if os.path.basename(path) == 'ckpt.pt' and os.path.exists(thresholds):
+        os.remove(thresholds)
     try:
-        with new_file(path, 'wb', keep_old) as f:
+        with new_file(path, 'wb') as f:
             torch.save(checkpoint, f)
-    except (OSError, RuntimeError) as error:            # RuntimeError: torch, on a full disk
-        is_full = isinstance(error, RuntimeError) or error.errno in DISK_IS_FULL
-        advice = 'make room' if is_full else 'make it possible to write there'
-        raise UserError(f"cannot write '{path}' ({error}): the earlier file is unchanged; "
-                        f'{advice}, then continue with --resume') from error
+    except RuntimeError as error:       # torch's error on a full disk
+        raise OSError(f"cannot write '{path}' ({error}): is the disk full? The earlier file is "
+                      'unchanged') from error
 
 
 # reading ------------------------------------------------------------------------------------------
 
-class NotWhole(UserError):
-    """The error for a file that is no checkpoint, or not a whole one."""
-
-
-def class_of(name, from_anywhere=False):
-    """
-    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it. So a class outside model.py and
-    zoo/ is refused, unless the user has named it (from_anywhere) or its file on the command line.
-    """
-    module, _, attribute = name.rpartition(':')
-    file = file_of(module)
-    named = [os.path.normpath(path) for path in configurator.own_files]
-    is_ours = module == 'model' or module.startswith('zoo.')
-    if not (is_ours or from_anywhere or file in named):
-        raise UserError(f"the model's class is '{name}', and a file outside zoo/ is imported only "
-                        f'if you name it: write {file} behind the script')
-    with explain(f"cannot import the model class '{name}'",
-                 'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
-        cls = getattr(import_module(module), attribute)
-        if not (issubclass(cls, torch.nn.Module) and hasattr(cls, 'Config')):
-            raise TypeError('no model')
-    return cls
-
-
-def file_of(module):
-    """The file of a module beside the programs, as a command line names it: mine.py."""
-    return os.path.join(*module.split('.')) + '.py'
-
-
 def read_checkpoint(path):
-    """The dict in a ckpt.pt. ValueError if there is no such file, NotWhole if it is damaged."""
-    if not os.path.isfile(path):
-        raise UserError(f"no checkpoint at '{path}': {advice_for_missing(path)}")
+    """A ckpt.pt's dict. path: of the file or its folder; pretrained/ is found from anywhere."""
+    path = str(path)
+    if path.startswith('pretrained/') and not os.path.exists(path):
+        path = os.path.join(ROOT, path)
+    if os.path.isdir(path) or not path.endswith('.pt'):
+        path = os.path.join(path, 'ckpt.pt')
+    check(os.path.exists(path), f"no checkpoint at '{path}': check the path, or train one first "
+          'with python train.py --out_dir=...')
     try:
-        with warnings.catch_warnings(action='ignore'):      # on files that are refused below
-            # weights_only: tensors and plain values, no code
-            checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        reason = what_is_wrong(checkpoint)
-    except Exception as error:      # torch.load's own words would advise to run the code in a file
-        if not can_come_from_content(error):
-            raise
-        reason = type(error).__name__
-    if reason:
-        raise NotWhole(f"'{path}' is not a whole checkpoint of this program ({reason}): it may be "
-                       'cut short, or hold something else; train again or use another')
+        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+        checkpoint['folder'] = os.path.dirname(path) or '.'         # of tokenizer.json
+        missing = set(checkpoint.get('own_files', ())) - set(configurator.own_files)
+        checkpoint['model'], checkpoint['model_args'], checkpoint['config']
+    except OSError:
+        raise
+    except Exception as error:      # torch's own words would advise to run the code in a file
+        raise ValueError(f"'{path}' is not a whole checkpoint of this program "
+                         f'({type(error).__name__}): train again, or use another') from None
+    if missing:     # they may define a part of the model, or its task
+        print(f"this run was trained with {' '.join(sorted(missing))}: if a part is missing, name "
+              'that file behind the script')
     return checkpoint
 
 
-def what_is_wrong(checkpoint):
-    """Why this cannot be a checkpoint, in a few words; '' if it may be one."""
-    if not isinstance(checkpoint, dict):
-        return 'no dict'
-    missing = [part for part in PARTS if part not in checkpoint]
-    if missing:
-        return f"no {', '.join(missing)}"
-    kinds = dict(model=dict, model_args=dict, model_class=str, config=dict, iter_num=int,
-                 tokenizer=str | None, own_files=list)
-    wrong = [part for part, kind in kinds.items()
-             if part in checkpoint and not isinstance(checkpoint[part], kind)]
-    return f"a wrong {', '.join(wrong)}" if wrong else ''
-
-
-def can_come_from_content(error):
-    """Can the content of a file cause this error? If not, the file may be good."""
-    cannot_open = isinstance(error, OSError) and error.filename is not None
-    cannot_import = isinstance(error, ImportError)
-    return not (cannot_open or cannot_import or is_out_of_memory(error))
-
-
-def load_checkpoint(path, device='cpu', named_class='', length=None, damping=None):
+def class_of(name, named=False):
     """
-    out_dir/ckpt.pt -> model (float32, in evaluation), dict.
-
-    named_class: the model class that the user has named, which may stand outside zoo/. length:
-    another block_size, in tokens; ValueError if the positions are learned ones, which end where
-    training's did. damping: another than the run's, see loops.RecurrentGroup.
+    'MODULE:CLASS' -> the class, a GPT. Importing a file runs it, so a class outside model.py and
+    zoo/ is refused unless its file is on the command line, or the user has named the class.
     """
-    checkpoint = read_checkpoint(path)
-    name = str(checkpoint['model_class'])
-    cls = class_of(name, from_anywhere=name == named_class)
-    config = config_in(checkpoint, cls, path)
+    module, _, attribute = name.partition(':')
+    is_ours = module == 'model' or module.startswith('zoo.')
+    check(is_ours or named or f'{module}.py' in configurator.own_files,
+          f'the class of the model is in {module}.py: name this file behind the script')
+    with explain(f"cannot import the model class '{name}'",
+                 'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
+        cls = getattr(import_module(module), attribute)
+        cls.Config
+    return cls
+
+
+def load_model(checkpoint, length=None, damping=None):
+    """
+    The model of a checkpoint, float32, on the CPU and in evaluation.
+
+    length: another block_size, in tokens, for a model whose positions are not learned. damping:
+    another than the run's, see loops.RecurrentGroup.
+    """
+    cls = class_of(checkpoint['model_class'])
+    changes = {}
     if length is not None:
-        config = at_length(config, length, path)
-    checkpoint['damping_of_run'] = config.damping
+        changes['block_size'] = length
     if damping is not None:
-        config = replace(config, damping=damping)
-    model = build_model(cls, config, checkpoint, path)
-    checkpoint['model_args'] = asdict(model.config)     # with fields that are newer than the file
-    checkpoint['folder'] = os.path.dirname(path) or '.'     # of tokenizer.json
-    return model.to(device), checkpoint
-
-
-def config_in(checkpoint, cls, path):
-    """The Config of a checkpoint's model. ValueError if the class does not have its fields."""
-    with explain_unfit(checkpoint, path, (TypeError, ValueError)):
-        return cls.Config(**checkpoint['model_args'])
-
-
-def build_model(cls, config, checkpoint, path):
-    """A checkpoint's model, on the CPU and in evaluation. ValueError if its weights do not fit."""
-    with torch.device('meta'):          # shapes alone: the weights are those that were read
-        model = cls(config)
-    with explain_unfit(checkpoint, path, (RuntimeError, TypeError)):        # which keys or shapes
+        changes['damping'] = damping
+    with explain('the checkpoint does not fit this model', 'leave out what you changed, or train '
+                 'again', (RuntimeError, TypeError, ValueError)):
+        config = cls.Config(**checkpoint['model_args'] | changes)
+        with torch.device('meta'):      # shapes alone: the weights are those that were read
+            model = cls(config)
         model.load_state_dict(checkpoint['model'], assign=True)
     model.tie()
+    checkpoint['model_args'] = asdict(config)       # with fields that are newer than the file
     return model.float().eval()
 
 
-def explain_unfit(checkpoint, path, errors):
-    """errors.explain for a checkpoint whose model this program cannot build."""
-    advice = note_on_files(checkpoint)
-    if not advice:
-        advice = ('if it has a part of your own, name its file behind the script, as in `python '
-                  'sample.py mine.py`')
-    return explain(f"the model in '{path}' does not fit this program",
-                   f'{advice}; if its class has changed, train again', errors)
+def load_checkpoint(path, dev='cpu', **changes):
+    """A checkpoint -> its model, and what else it holds. changes: see load_model."""
+    checkpoint = read_checkpoint(path)
+    return load_model(checkpoint, **changes).to(dev), checkpoint
 
-
-def note_on_files(checkpoint):
-    """
-    The note that the run was trained with config files that the command line does not name; '' if
-    it names them all. They may define a part of the model, or its task.
-    """
-    named = {os.path.basename(file) for file in configurator.own_files}
-    missing = [file for file in checkpoint.get('own_files', ())
-               if os.path.basename(file) not in named]
-    if not missing:
-        return ''
-    return (f"the run was trained with {' '.join(missing)}: if a part is missing, name that file "
-            'behind the script')
-
-
-def say_own_files(checkpoint):
-    """Print note_on_files: the model was read, but maybe as another one."""
-    note = note_on_files(checkpoint)
-    if note:
-        say(note)
-
-
-def advice_for_missing(path):
-    """What to do if there is no checkpoint at this path."""
-    folder = os.path.dirname(path) or '.' if path.endswith('.pt') else path
-    earlier = os.path.join(folder, 'ckpt.old.pt')
-    if os.path.isfile(earlier):
-        return (f"the one before it is there: rename '{earlier}', or python train.py --resume "
-                f'--out_dir={quote(folder)} goes on from it')
-    config = f"config/{folder.removeprefix('out-')}.py"         # out-calc: config/calc.py
-    if folder == 'out':
-        command = 'python train.py'
-    elif folder.startswith('out-') and os.path.exists(os.path.join(ROOT, config)):
-        command = f'python train.py {config} (see its first lines)'
-    else:
-        command = f'python train.py --out_dir={quote(folder)}'
-    return f'check the path, or train one first with {command}'
-
-
-def at_length(config, length, path):
-    """A model's Config with another block_size, on which no weight of rotary positions depends."""
-    trained = config.block_size
-    if length < 1:
-        raise UserError(f'length must be at least 1 token, not {length}')
-    if length != trained and config.pos == 'learned':
-        raise UserError(f"the model in '{path}' has learned positions for {trained} tokens, so "
-                        f'length = {length} is not possible: leave it out, or train with '
-                        '--pos=rotary')
-    return replace(config, block_size=length)
-
-
-# a whole run --------------------------------------------------------------------------------------
 
 class OpenRun(NamedTuple):
-    """A run to read from."""
+    """A run to look at."""
     model: torch.nn.Module      # in evaluation, float32
     checkpoint: dict            # what else its ckpt.pt holds
     folder: str                 # where ckpt.pt stands
-    results: str                # where results are written, see run_folder.find_run
+    results: str                # where results are written: beside it, or in out/NAME
 
 
-def open_run(out_dir, dev='cpu', needs_groups='', quiet=False, length=None, damping=None):
+def open_run(out_dir=None, dev='cpu', **changes):
     """
-    The run in out_dir (None: see run_folder.find_run) -> OpenRun.
-
-    needs_groups: if the model must have recurrent groups, the end of the ValueError for one without
-    them; '' if it need not. length: tokens of context, if not those of training, and damping: see
-    load_checkpoint.
+    The run in out_dir. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise. Results
+    of pretrained/NAME go to out/NAME. changes: see load_model.
     """
-    folder, results = find_run(out_dir, quiet)
-    path = os.path.join(folder, 'ckpt.pt')
-    model, checkpoint = load_checkpoint(path, dev, length=length, damping=damping)
-    if needs_groups and not model.groups:
-        raise UserError(f'the model in {folder} has no recurrent groups, so {needs_groups}')
-    if not quiet:
-        say_own_files(checkpoint)
-    return OpenRun(model, checkpoint, folder, results)
+    if out_dir is None:
+        out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
+    model, checkpoint = load_checkpoint(out_dir, dev, **changes)
+    folder = checkpoint['folder']
+    return OpenRun(model, checkpoint, folder, folder_of_results(folder))
+
+
+def folder_of_results(folder):
+    """Where the results of the run in this folder go: into it, or for pretrained/NAME out/NAME."""
+    above, name = os.path.split(os.path.realpath(folder))
+    return os.path.join('out', name) if os.path.basename(above) == 'pretrained' else folder
+
+
+# a run to write -----------------------------------------------------------------------------------
+
+def check_free(out_dir, overwrite=False):
+    """ValueError if out_dir holds a run that may not be overwritten."""
+    check(overwrite or not os.path.exists(f'{out_dir}/ckpt.pt'), f'{out_dir} holds a run: --resume '
+          'continues it, --overwrite starts over, or give another --out_dir')
+
+
+def start_over(out_dir):
+    """Remove the weights of an earlier run, which geometry.py would take for those of this one."""
+    for path in glob(f'{escape(out_dir)}/ckpt*.pt'):
+        os.remove(path)
+
+
+def where_to_start(knobs):
+    """
+    The knobs of train.py -> those of the run, and the checkpoint that it starts from, {} = none.
+
+    --resume takes all knobs from the earlier run, --eval_only too, and --init_from those of the
+    model. What the user has set comes before them, with --resume only by flags.
+    """
+    out_dir = knobs['out_dir']
+    given = configurator.given
+    if knobs['eval_only']:
+        checkpoint = read_checkpoint(knobs['init_from'] or out_dir)
+        earlier = checkpoint['config'] | checkpoint['model_args']
+    elif knobs['resume'] and os.path.exists(f'{out_dir}/ckpt.pt'):
+        checkpoint = read_checkpoint(out_dir)
+        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
+              'with --init_from, in another --out_dir')
+        earlier = checkpoint['config']
+        given = configurator.flags
+    else:
+        check_free(out_dir, knobs['overwrite'])
+        knobs = knobs | dict(resume=False)
+        if not knobs['init_from']:
+            return knobs, {}
+        checkpoint = read_checkpoint(knobs['init_from'])
+        earlier = checkpoint['model_args']
+    earlier = earlier | dict(model_class=checkpoint['model_class'])
+    own = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    inherited = {name: earlier[name] for name in knobs.keys() & earlier.keys() - own}
+    return knobs | inherited, checkpoint
+
+
+# the former names, until zoo/ no longer uses them
+
+class Run(NamedTuple):
+    knobs: dict
+    model: torch.nn.Module
+    optimizers: dict
+    tokenizer: str
+    data: str
+
+
+def save_run(run, path, with_optimizer=True):
+    save_checkpoint(checkpoint_of(run.model, run.knobs, run.tokenizer, run.data), path)

@@ -4,221 +4,143 @@ Held-out losses, on a task by depth, and the health of a model's states.
 Losses are nats per token. Geiping App. C.3: the two collapses of the state.
 
     examples    a data set or a task: data.Text or tasks.Problems
-    loops       the loop counts to evaluate at
-    scores      what evaluate returns: {n_loop: Score}
-    bins        the first and the last depth of each bin, see depth_bins; [] for a text
+    scores      {n_loop: Score}
 """
-import math
 import os
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from common import distributed
 from common.distributed import say
-from common.errors import UserError
+from common.errors import check
 from common.files import write_csv
-
-MOST_BINS = 10          # of depths, in a table
 
 
 class Score(NamedTuple):
-    """How well a model predicts held-out labels: three sums for each bin, or over all labels."""
-    labels: torch.Tensor    # the number of labels
-    right: torch.Tensor     # how many of them the model finds most likely
-    nats: torch.Tensor      # the sum of their losses
-
-    @property
-    def accuracy(self):
-        """The share of the labels that is right, NaN without labels."""
-        return self.right / self.labels
+    """
+    How well a model predicts held-out labels. A text has one depth, 0. A problem of a task is a
+    window, and it is solved if all of its labels are right.
+    """
+    by_depth: torch.Tensor      # (3, depths): labels, how many of them are right, their nats
+    problems: torch.Tensor      # (2,): windows with labels, how many of them are solved
 
     @property
     def loss(self):
-        """Nats per label, NaN without labels."""
-        return self.nats / self.labels
+        """Nats per label."""
+        return (self.by_depth[2].sum() / self.by_depth[0].sum()).item()
 
-    def total(self):
-        """The Score of all bins together."""
-        return Score(self.labels.sum(), self.right.sum(), self.nats.sum())
+    @property
+    def accuracy(self):
+        """The share of the labels that the model finds most likely."""
+        return (self.by_depth[1].sum() / self.by_depth[0].sum()).item()
+
+    @property
+    def solved(self):
+        """The share of the problems that are wholly right."""
+        return (self.problems[1] / self.problems[0]).item()
+
+
+def spread(n, n_all):
+    """n of the numbers 0 ... n_all - 1, evenly spread. ValueError if there are fewer."""
+    check(n <= n_all, f'there are only {n_all} held-out windows, not {n}: lower their number')
+    return np.linspace(0, n_all - 1, n).round().astype(int)
 
 
 @torch.no_grad()
-def evaluate(model, examples, n_windows, loops, dev, autocast=nullcontext()):
+def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext()):
     """
-    Evaluate the model at each loop count, on n_windows held-out windows of block_size tokens that
-    are spread evenly.
-
-    Returns {n_loop: Score}, whose tensors have an entry for each of depth_bins, or one entry in all
-    for a text. Raises Stopped if a signal asks for it. Leaves the model in evaluation.
+    The Score of a model in evaluation at a loop count, on n_windows held-out windows of block_size
+    tokens that are spread evenly.
     """
-    model.eval()
     T = model.config.block_size
-    numbers = examples.spread(n_windows, T)[distributed.RANK::distributed.WORLD]
-    bins = depth_bins(examples, T)
+    n_all = examples.n_held_out(T)
+    numbers = spread(n_windows, n_all)[distributed.RANK::distributed.WORLD]
+    depths = torch.zeros(n_all, T, dtype=torch.long)
+    if examples.is_task:
+        depths = torch.from_numpy(examples.depths(T)).long()
+    by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
+    problems = torch.zeros(2, dtype=torch.float64)
     at_once = windows_at_once(model.config)
-    # as many batches in all processes: after each they agree whether to stop
-    starts = range(0, math.ceil(n_windows / distributed.WORLD), at_once)
-    sums = {}       # the three rows of each Score
-    for n_loop in loops:
-        sums[n_loop] = torch.zeros(3, len(bins) or 1, dtype=torch.float64)
-        for start in starts:
-            batch = numbers[start:start + at_once]
-            if len(batch):
-                sums[n_loop] += score_windows(model, examples, batch, bins, n_loop, dev, autocast)
-            distributed.check_stopped(dev)
-    return {n_loop: Score(*distributed.add_up(rows, dev)) for n_loop, rows in sums.items()}
-
-
-def score_windows(model, examples, numbers, bins, n_loop, dev, autocast):
-    """The Score of the held-out windows with these numbers, as a tensor (3, bins) of float64."""
-    T = model.config.block_size
-    x, y = examples.held_out(numbers, T)                                        # (B, T)
-    labelled = y >= 0
-    with autocast:
-        logits = model.logits_at(x.to(dev), labelled.to(dev), n_loop)           # (N, V)
-    labels = y[labelled].to(dev)
-    nats = F.cross_entropy(logits.float(), labels, reduction='none')
-    right = logits.argmax(-1) == labels
-    of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()        # (3, N)
-    if not bins:
-        return of_labels.sum(dim=1, keepdim=True)
-    depths = torch.from_numpy(examples.depths(T)[numbers])[labelled]
-    bin_of_label = torch.bucketize(depths, torch.tensor([last for _, last in bins]))
-    return torch.zeros(3, len(bins), dtype=torch.float64).index_add_(1, bin_of_label, of_labels)
+    for start in range(0, len(numbers), at_once):
+        batch = numbers[start:start + at_once]
+        x, y = examples.held_out(batch, T)                                      # (B, T)
+        labelled = y >= 0
+        with autocast:
+            logits, _ = model(x.to(dev), n_loop=n_loop)                         # (B, T, V)
+        logits = logits[labelled.to(dev)].float()                               # (N, V)
+        labels = y[labelled].to(dev)
+        nats = F.cross_entropy(logits, labels, reduction='none')
+        right = logits.argmax(-1) == labels
+        of_labels = torch.stack((torch.ones_like(nats), right, nats)).cpu().double()        # (3, N)
+        by_depth.index_add_(1, depths[batch][labelled], of_labels)
+        wrong = labelled.clone()                                                # (B, T)
+        wrong[labelled] = ~right.cpu()
+        has_labels = labelled.any(dim=1)
+        problems += torch.stack((has_labels.sum(), (has_labels & ~wrong.any(dim=1)).sum()))
+    return Score(distributed.add_up(by_depth), distributed.add_up(problems))
 
 
 def windows_at_once(config, most=64):
-    """
-    How many windows of block_size tokens to evaluate together: at most 0.5 GiB of logits, or of
-    attention weights where the windows are long.
-    """
-    most_numbers = 2 ** 27          # 0.5 GiB of float32
+    """How many windows to evaluate together: at most 0.5 GiB of logits or attention weights."""
     numbers_per_token = max(config.vocab_size, config.n_head * config.block_size)
-    numbers_per_window = config.block_size * numbers_per_token
-    return max(1, min(most, most_numbers // numbers_per_window))
+    return max(1, min(most, 2 ** 27 // (config.block_size * numbers_per_token)))
 
 
-# tables by depth ----------------------------------------------------------------------------------
+# tables -------------------------------------------------------------------------------------------
 
-def depth_bins(examples, T):
-    """
-    The depths of held-out labels in at most ten bins: the first and the last depth of each. Where
-    there are more depths the bins double: (0, 0), (1, 1), (2, 2), (3, 4), (5, 8) ... A text has no
-    depths: [].
-    """
-    if not examples.is_task:
-        return []
-    deepest = int(examples.depths(T).max())
-    if deepest < MOST_BINS:
-        return [(depth, depth) for depth in range(deepest + 1)]
-    n_doublings = math.ceil(math.log2(deepest))                 # from 1 to the deepest
-    last = 2 ** max(0, n_doublings - (MOST_BINS - 2))
-    bins = [(0, 0), (1, last)]
-    while last < deepest:
-        bins.append((last + 1, min(2 * last, deepest)))
-        last *= 2
+def bins_of(n_depths):
+    """The first and the last depth of each bin: 0, 1, 2, 3-4, 5-8, ... up to n_depths - 1."""
+    bins = [(0, 0)]
+    while bins[-1][1] < n_depths - 1:
+        last = bins[-1][1]
+        bins.append((last + 1, min(max(1, 2 * last), n_depths - 1)))
     return bins
 
 
-def without_empty_bins(scores, bins):
-    """The scores and their bins without the bins that hold no label. ValueError if none has one."""
-    if not bins:
-        return scores, bins
-    first_score = next(iter(scores.values()))       # there are as many labels at all loop counts
-    has_labels = first_score.labels > 0
-    if not has_labels.any():
-        raise UserError('no held-out window has a label: give a larger --eval_windows, or longer '
-                        'windows')
-    kept = {n_loop: Score(*(numbers[has_labels] for numbers in score))
-            for n_loop, score in scores.items()}
-    return kept, [bins[i] for i in has_labels.nonzero().flatten().tolist()]
-
-
-def print_table(scores, bins):
-    """Print a line for each loop count: loss, % of all labels that are right, and % by depth."""
-    scores, bins = without_empty_bins(scores, bins)
-    header = f'{"loops":>5} {"loss":>8} {"% right":>8}'
-    if bins:
-        say(' ' * (len(header) + 1) + '% right by depth of the label')
-    titles = [f'{first}-{last}' if last > first else f'{first}' for first, last in bins]
-    width = 1 + max(map(len, ['100.00', *titles]))
-    say(header + ''.join(title.rjust(width) for title in titles))
+def table_of(scores):
+    """
+    Scores -> dicts, one for each loop count and bin with labels: loops, the first and the last
+    depth of the bin, its labels, the share of them that is right (accuracy), nats per label (loss).
+    """
+    rows = []
     for n_loop, score in scores.items():
-        total = score.total()
-        line = f'{n_loop:5d} {total.loss:8.4f} {100 * total.accuracy:8.2f}'
-        if bins:
-            line += ''.join(f'{100 * share:{width}.2f}' for share in score.accuracy.tolist())
+        for first, last in bins_of(score.by_depth.shape[1]):
+            labels, right, nats = score.by_depth[:, first:last + 1].sum(dim=1).tolist()
+            if labels:
+                rows.append(dict(loops=n_loop, first=first, last=last, labels=int(labels),
+                                 accuracy=right / labels, loss=nats / labels))
+    return rows
+
+
+def print_scores(scores, is_task):
+    """Print a line for each loop count: the loss; on a task also what is right, and by depth."""
+    rows = table_of(scores)
+    for n_loop, score in scores.items():
+        line = f'{n_loop:5d} {"loop " if n_loop == 1 else "loops"} loss {score.loss:.4f}'
+        if is_task:
+            line += (f', {100 * score.accuracy:.2f}% of the labels right, {100 * score.solved:.2f}%'
+                     ' of the problems; labels by depth:')
+            for row in rows:
+                if row['loops'] == n_loop:
+                    first, last = row['first'], row['last']
+                    name = first if first == last else f'{first}-{last}'
+                    line += f' {name}: {100 * row["accuracy"]:.2f}'
         say(line)
 
 
-def save_table(scores, bins, folder):
-    """
-    folder/eval.csv: loops, the first and the last depth of a bin (empty for a text), its number of
-    labels, the share of them that is right (accuracy), nats per label (loss). A bin without labels
-    has no row. On a task also depth.png, a picture of it.
-    """
+def save_scores(scores, is_task, folder, name='eval'):
+    """The table_of scores -> folder/NAME.csv, and on a task a picture of it, with .png."""
     if distributed.RANK > 0:
         return
-    scores, bins = without_empty_bins(scores, bins)
-    rows = []
-    for n_loop, score in scores.items():
-        for i, (first, last) in enumerate(bins or [('', '')]):
-            rows.append(dict(loops=n_loop, first=first, last=last, labels=int(score.labels[i]),
-                             accuracy=score.accuracy[i].item(), loss=score.loss[i].item()))
-    write_csv(rows, os.path.join(folder, 'eval.csv'))
-    if bins:
+    rows = table_of(scores)
+    write_csv(rows, os.path.join(folder, f'{name}.csv'))
+    if is_task:
         from common import plots  # here, since matplotlib takes a second to import
-        plots.depth(rows, os.path.join(folder, 'depth.png'))
-
-
-# during training ----------------------------------------------------------------------------------
-
-def evaluate_run(run, examples, n_windows, loops, dev, autocast):
-    """
-    Evaluate the run as it is now, print what comes out, and keep its held-out losses in the run.
-    Returns evaluate's scores, and what they say as columns of log.csv.
-    """
-    T = run.model.config.block_size
-    n_for_health = min(8, examples.n_held_out(T), windows_at_once(run.model.config))
-    # the shapes differ from training's, so this runs without the compiler
-    with torch.compiler.set_stance('force_eager'):
-        scores = evaluate(run.model, examples, n_windows, loops, dev, autocast)
-        idx, _ = examples.held_out(range(n_for_health), T)
-        health_of_groups = health(run.model, idx.to(dev), autocast)
-    run.model.train()
-    totals = {n_loop: score.total() for n_loop, score in scores.items()}
-    run.val_loss.update({n_loop: total.loss.item() for n_loop, total in totals.items()})
-    say_losses(run.done, n_windows, totals, examples.is_task)
-    # while the learning rate warms up, bad values mean nothing
-    if run.done >= run.knobs['warmup_iters']:
-        for line in warnings_of(health_of_groups, run.model.config.groups):
-            say(f'warning: iter {run.done}: {line}')
-    return scores, log_columns(totals, health_of_groups, examples.is_task)
-
-
-def say_losses(it, n_windows, totals, is_task):
-    """Print held-out losses, and on a task accuracies. totals: {n_loop: Score of all labels}."""
-    losses = ', '.join(f"{total.loss:.4f} at {n} {'loop' if n == 1 else 'loops'}"
-                       for n, total in totals.items())
-    say(f'iter {it}: held-out loss over {n_windows:,} windows: {losses}')
-    if is_task:
-        shares = ', '.join(f'{100 * total.accuracy:.2f}% at {n}' for n, total in totals.items())
-        say(f'iter {it}: accuracy: {shares}')
-
-
-def log_columns(totals, health_of_groups, is_task):
-    """The columns of log.csv, {name: text}, of say_losses' totals and of what health returns."""
-    columns = {f'val_loss_{n}': f'{total.loss:.5f}' for n, total in totals.items()}
-    if is_task:
-        columns |= {f'val_acc_{n}': f'{total.accuracy:.5f}' for n, total in totals.items()}
-    if health_of_groups:
-        token_corrs, state_uses = zip(*health_of_groups)
-        columns['token_corr'] = '/'.join(f'{value:.3f}' for value in token_corrs)
-        columns['state_use'] = '/'.join(f'{value:.3f}' for value in state_uses)
-    return columns
+        plots.depth(rows, os.path.join(folder, f"depth{name.removeprefix('eval')}.png"))
 
 
 # the health of the states -------------------------------------------------------------------------
@@ -237,7 +159,7 @@ def health(model, idx, autocast=nullcontext()):
     trace = []
     values = []
     with autocast:
-        model(idx, n_loop=max(1, round(model.config.mean_recurrence)), trace=trace)
+        model(idx, trace=trace)
         for group, entry in zip(model.groups, trace):
             e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
             # the sum of the cosines of all pairs of tokens is the squared length of the sum of
@@ -252,12 +174,12 @@ def health(model, idx, autocast=nullcontext()):
     return values
 
 
-def warnings_of(health_of_groups, groups):
-    """A warning for each bad value that health returned."""
-    for group, (token_corr, state_use) in zip(groups, health_of_groups):
+def warn_of_collapse(values, groups):
+    """Print a warning for each bad value that health returned."""
+    for group, (token_corr, state_use) in zip(groups, values):
         if token_corr > 0.95:
-            yield (f'in group {group} the states of all tokens are nearly the same (token_corr '
-                   f'{token_corr:.2f}): lower the learning rate or start again')
+            say(f'warning: in group {group} the states of all tokens are nearly the same '
+                f'(token_corr {token_corr:.2f}): lower the learning rate or start again')
         if state_use < 0.02:
-            yield (f'the core of group {group} ignores its state (state_use {state_use:.3f}), so '
-                   'more loops change nothing: lower the learning rate or start again')
+            say(f'warning: the core of group {group} ignores its state (state_use {state_use:.3f}),'
+                ' so more loops change nothing: lower the learning rate or start again')

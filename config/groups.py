@@ -1,6 +1,6 @@
 # The paper's model (sec. 2, App. B): 12 layers, groups 4 / 5-6 / 7, r = 12, FineWeb. For one GPU:
-#   python data.py fineweb --tokens=300M && python train.py config/groups.py
-# A pass costs 8 + 4 * 13 = 60 block evaluations on average where config/gpt2.py costs 12.
+#   python data.py fineweb && python train.py config/groups.py
+# A pass costs 8 + 4 * 13 = 60 block evaluations on average where '--groups=[]' costs 12.
 dataset = 'fineweb'
 out_dir = 'out-groups'
 block_size = 512
@@ -15,8 +15,7 @@ max_iters = 60000
 optimizer = 'muon'
 learning_rate = 1e-3            # with nanoGPT's warm-up and decay to a tenth
 warmup_iters = 2000
-eval_interval = 1000
-save_interval = 2500            # 1.5 GB each, with the optimiser's state
+eval_interval = 1000            # each saves 1.5 GB, with the optimizer's state
 eval_loops = [1, 4, 12, 30]
 log_interval = 10
 keep_iters = [0, 100, 300, 1000, 3000, 10000, 20000, 30000, 40000, 50000]

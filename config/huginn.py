@@ -6,5 +6,5 @@ out_dir = 'out-geiping'
 n_layer = 8
 groups = [[2, 3, 4, 5]]
 mean_recurrence = 32
-adapter_init = 'random'
+injection = 'concat_random'
 eval_loops = [1, 4, 16, 32, 64]

@@ -5,10 +5,10 @@
 #   python train.py config/ouro.py
 #   python train.py config/ouro_gate.py
 model_class = 'zoo.ouro:Ouro'
-out_dir = 'out-ouro'
-groups = [list(range(n_layer))]
+out_dir = 'out-ouro-small'
+groups = 'all'
 injection = 'none'                      # x^(0) is the embedding
-mean_recurrence = 3                     # loop_draw 'fixed' loops r + 1 times
+mean_recurrence = 4
 loop_draw = 'fixed'
 bptt_k = 64                             # gradients through all loops
 pos = 'rotary'

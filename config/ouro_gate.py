@@ -2,8 +2,8 @@
 #   python train.py config/ouro_gate.py
 # For another model with a gate: --model_class=zoo.ouro:GateOnly --init_from=CHECKPOINT
 model_class = 'zoo.ouro:OuroGateOnly'
-init_from = 'out-ouro/ckpt.pt'
-out_dir = 'out-ouro-2'
+init_from = 'out-ouro-small/ckpt.pt'
+out_dir = 'out-ouro-small-2'
 loop_draw = 'fixed'
 optimizer = 'adamw'                     # muon is for the matrices of blocks, which rest
 max_iters = 300

@@ -23,7 +23,7 @@ calc: PathName = 'out-calc'     # the folder of the run on calc
 maze: PathName = 'out-maze'     # the folder of the run on mazes
 # -------------------------------------------------------------------------------------------------
 
-KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data', 'val_loss')
+KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data')
 
 
 def main():

@@ -1,0 +1,15 @@
+# k x L (Saunshi et al., arXiv 2502.17416): k layers, all of them looped a fixed number of times, L
+# in all: k = 2 and L = 6 here. No input in the loop, so x^(0) is e; no norm between the loops, and
+# gradients through all of them. It has the weights of two layers and the depth of six.
+#   python train.py config/kxl.py
+#   python train.py '--groups=[]' --n_layer=2           the same weights without the loop
+#   python train.py '--groups=[]' --n_layer=6           the same depth with weights of its own
+out_dir = 'out-kxl'
+n_layer = 2
+groups = 'all'
+injection = 'none'
+norm_inside = False
+mean_recurrence = 3
+loop_draw = 'fixed'             # as often in evaluation, and so with an exit rule at most
+bptt_k = 64                     # more than there are loops: gradients through all of them
+keep_iters = []
