@@ -87,7 +87,7 @@ def torchdocs():
 
 def fineweb(path, config):
     """FineWeb, or another data set of the hub that has a column `text`."""
-    with explain(f'cannot stream {path} {config}', 'no network? Then run the command again'):
+    with explain(f'cannot stream {path} {config}', 'check the network, --path and --config'):
         import datasets  # takes a second
         rows = datasets.load_dataset(path, config, split='train', streaming=True)
         texts = (row['text'] for row in rows.select_columns('text') if row['text'])
@@ -115,10 +115,11 @@ def own_text(path):
 
     # no name says what is held out
     texts = [text for _, text in documents]
-    if len(texts) == 1:
+    if len(texts) < 2:
         print('held out: the last 5% of the text', file=sys.stderr)
-        middle = int(0.95 * len(texts[0]))
-        return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
+        text = ''.join(texts)
+        middle = int(0.95 * len(text))
+        return [('train', text[:middle]), ('val', text[middle:])]
     n = max(1, round(0.05 * len(texts)))
     print(f'held out: {n} of {len(texts)} documents, drawn at random', file=sys.stderr)
     drawn = set(np.random.default_rng(3).permutation(len(texts))[:n])
