@@ -215,7 +215,7 @@ def main():
     knobs, checkpoint = where_to_start(knobs)
     globals().update(knobs)             # from here on the knobs above have the values of this run
     examples = distributed.first_one_first(lambda: data.open_data(
-        dataset, checkpoint.get('tokenizer'), folder=checkpoint.get('folder')))
+        dataset, checkpoint.get('tokenizer')))
     examples.check_fits(block_size, batch_size)
     if eval_only:
         evaluate_only(checkpoint, examples, dev, autocast)
