@@ -10,17 +10,16 @@ weights, and work in 10^12 FLOPs.
 import sys
 from pathlib import Path
 
-import torch
-
-from common.configurator import run
+from common.checkpoint import load_checkpoint
+from common.errors import run
 from common.files import read_csv, write_csv
-from model import GPT, flops_per_token
+from model import flops_per_token
 
 
 def training(folder):
     """The columns that describe the training in this folder."""
-    model = GPT.load(folder)
-    config = torch.load(folder / 'ckpt.pt', weights_only=True)['config']
+    model, checkpoint = load_checkpoint(str(folder / 'ckpt.pt'), 'cpu')
+    config = checkpoint['config']
     # the loop counts of every fiftieth iteration stand in the log
     drawn = [row['loops'] for row in read_csv(folder / 'log.csv') if row['dt_ms']]
     counts = [[int(n) for n in loops.split('/') if n.isdigit()] for loops in drawn]
@@ -47,6 +46,8 @@ def main():
         first = dict(run=folder.name)
         if path.name == 'eval.csv':
             first |= training(folder)
+        elif path.name.startswith('eval_'):         # of other data, eval_DATA_LENGTH.csv
+            first['data'] = path.stem[len('eval_'):]
         for row in read_csv(path):
             rows.append({name: short(value) for name, value in (first | row).items()})
     columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -14,7 +14,7 @@ kind() {
         plain3) echo --n_layer=3 --groups=[] ;;
         plain6) echo --n_layer=6 --groups=[] ;;
         each[0-9]) fixed ${1#each} [[0],[1],[2]] ;;             # each layer for itself
-        block[0-9]) echo config/kxl.py --mean_recurrence=${1#block} --eval_loops=[1,2,3,4] ;;
+        block[0-9]) echo config/kxl.py --n_layer=3 --mean_recurrence=${1#block} --eval_loops=[1,2,3,4] ;;
         middle[0-9]) fixed ${1#middle} [[1]] ;;
         last[0-9]) fixed ${1#last} [[2]] ;;
         # Geiping's loop: noise, adapter, norm in the loop, random counts, gradients of three steps
