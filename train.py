@@ -24,7 +24,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 import math
 import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -403,11 +403,10 @@ class Log:
             save(run, 'ckpt_best.pt', with_optimizers=False)
 
         # the health of the states; while the learning rate warms up, bad values mean nothing
-        run.raw.eval()
         n_for_health = min(8, run.examples.n_held_out(block_size))
         idx, _ = run.examples.held_out(range(n_for_health), block_size)
-        values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
-        run.raw.train()
+        with evaluating(run.raw):
+            values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
         if it >= warmup_iters:
             evaluation.warn_of_collapse(values, run.raw.config.groups)
         row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
@@ -428,14 +427,20 @@ def evaluate_all(run, n_windows):
     if not run.raw.groups:
         counts = [1]
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
-    run.raw.eval()
-    # the shapes differ from training's, so this runs without the compiler
-    with torch.compiler.set_stance('force_eager'):
+    with evaluating(run.raw):
         scores = {n_loop: evaluation.evaluate(run.raw, run.examples, n_windows, n_loop, run.dev,
                                               run.autocast) for n_loop in counts}
-    run.raw.train()
     evaluation.print_scores(scores, run.examples.is_task)
     return scores
+
+
+@contextmanager
+def evaluating(raw):
+    """In this context a model is in evaluation, without the compiler: shapes are not training's."""
+    raw.eval()
+    with torch.compiler.set_stance('force_eager'):
+        yield
+    raw.train()
 
 
 def evaluate_only(checkpoint, examples, dev, autocast):

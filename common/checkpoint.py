@@ -190,17 +190,3 @@ def where_to_start(knobs):
     own = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
     inherited = {name: earlier[name] for name in knobs.keys() & earlier.keys() - own}
     return knobs | inherited, checkpoint
-
-
-# the former names, until zoo/ no longer uses them
-
-class Run(NamedTuple):
-    knobs: dict
-    model: torch.nn.Module
-    optimizers: dict
-    tokenizer: str
-    data: str
-
-
-def save_run(run, path, with_optimizer=True):
-    save_checkpoint(checkpoint_of(run.model, run.knobs, run.tokenizer, run.data), path)
