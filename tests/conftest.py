@@ -20,7 +20,7 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 import data  # noqa: E402
 import exits  # noqa: E402
 import tasks  # noqa: E402
-from common.checkpoint import load_checkpoint  # noqa: E402
+from common.checkpoint import read_checkpoint  # noqa: E402
 from common.files import read_csv  # noqa: E402
 from model import GPT  # noqa: E402
 
@@ -92,7 +92,7 @@ def refused(*args, script='train.py'):
 
 def saved(out_dir):
     """The dict of a run's last checkpoint."""
-    return load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))[1]
+    return read_checkpoint(out_dir)
 
 
 def log_of(out_dir):

@@ -215,11 +215,20 @@ def test_fine_tuning_starts_from_weights():
     assert new['model_args'] == old['model_args'] | dict(bptt_k=2)
 
 
+GATED = """
+import model, torch
+class Gated(model.GPT):
+    def build(self, config):
+        super().build(config)
+        self.gate = torch.nn.Linear(config.n_embd, 1)
+"""
+
+
 def test_weights_of_another_class_are_named(whole):
-    flags = [*TINY, f'--init_from={whole}', '--model_class=zoo.ouro:Gated', '--max_iters=1']
-    printed = finished(*flags)
+    Path('gated.py').write_text(GATED)
+    printed = finished(*TINY, f'--init_from={whole}', '--model_class=gated:Gated', '--max_iters=1')
     assert 'gate.weight' in printed and 'gate.bias' in printed
-    assert saved('out')['model_class'] == 'zoo.ouro:Gated'
+    assert saved('out')['model_class'] == 'gated:Gated'
 
 
 def test_a_large_vocabulary_is_rounded_up_for_speed(whole):
