@@ -287,6 +287,17 @@ def test_the_page_knows_the_right_answers(browser, pages):
         assert browser.value('pass.ids') == x
         assert browser.value(known) == [[[right], n] for right, n in zip(y, depth)]
 
+    # of another task those of its first problem, as far as there are any
+    record = record_of(pages['calc'])
+    x = record['first']['ids']
+    record |= dict(p=None, first=dict(ids=x, right=[2] + [-100] * 47, depth=[1] + [0] * 47))
+    other = pages['calc'].with_name('other.html')
+    other.write_text(page.fill(record, TITLE='', ABOUT='', RESULTS='', MODEL=''), encoding='utf-8')
+    browser.open(other)
+    browser.value('drawn')
+    assert browser.value(known)[:2] == [[[2], 1], [[], -1]]
+    assert 'of 1 answer right' in browser.value("$('summary').textContent")
+
     browser.open(pages['maze'])
     problems = tasks.Problems('maze')
     for seed in range(3):
@@ -377,9 +388,16 @@ def test_a_problem_is_played_and_typed(browser, pages):
 
 
 def test_a_text_is_typed_and_written_on(browser, pages):
-    browser.open(pages['text'])
-    browser.value('drawn')
+    browser.open(pages['text'], motion='no-preference')
     assert browser.value('text') == NASTY
+    # it can be written on while it is played
+    assert browser.value('''{
+        $('write').click();
+        while (!pass.done) await pause(10);
+        $('write').click();
+        await drawn;
+        return [player, writer, text.startsWith(R.start)];
+    }''') == [None, None, True]
     browser.value("($('text').focus(), $('text').select())")
     browser.type('caf\u00e9 \u05d0 in a')
     ids = list('caf\u00e9 \u05d0 in a'.encode())
