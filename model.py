@@ -63,6 +63,8 @@ class GPTConfig:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+        if self.mean_recurrence <= 0:
+            raise ValueError(f'mean_recurrence must be positive, not {self.mean_recurrence}')
         self.groups = in_order(self.groups, self.n_layer)
 
 
