@@ -20,15 +20,15 @@ MODELS = ['recipe', 'default', 'calc']
 LOOPS = dict(recipe=13, default=5, calc=9)      # r + 1, the mean in training
 
 
-def show(name, values, holds=None):
+def show(title, values, holds=None):
     """values: {run: number}; holds: a condition on one number."""
-    print(f'\n{name}')
-    for label in dict.fromkeys(run.rsplit('-', 1)[0] for run in values):
-        of_model = [value for run, value in values.items() if run.rsplit('-', 1)[0] == label]
+    print(f'\n{title}')
+    for label in dict.fromkeys(name.rsplit('-', 1)[0] for name in values):
+        of_model = [value for name, value in values.items() if name.rsplit('-', 1)[0] == label]
         print(f'    {label:20} {min(of_model):.4g} to {max(of_model):.4g}')
     if holds:
-        trained = [holds(value) for run, value in values.items() if '0' not in run]
-        untrained = [holds(value) for run, value in values.items() if '0' in run]
+        trained = [holds(value) for name, value in values.items() if '0' not in name]
+        untrained = [holds(value) for name, value in values.items() if '0' in name]
         print(f'    holds in {sum(trained)} of {len(trained)}'
               + (f', untrained in {sum(untrained)} of {len(untrained)}' if untrained else ''))
 
@@ -43,7 +43,7 @@ def grouped(path, key):
     return rows
 
 
-# geometry ------------------------------------------------------------------------------------------
+# geometry -----------------------------------------------------------------------------------------
 
 def geometry():
     tenth = {}          # loop steps until the mean step is a tenth of the second one, by group
@@ -61,8 +61,8 @@ def geometry():
          of_groups(tenth, max), lambda steps: steps <= 10)
     show('2. settled cosine, smallest', of_groups(settled, min))
     show('2. settled cosine, largest', of_groups(settled, max))
-    all_inside = {name: all(0.45 <= value <= 0.7 for (run, _), value in settled.items()
-                            if run == name) for name, _ in settled}
+    outside = {name for (name, _), value in settled.items() if not 0.45 <= value <= 0.7}
+    all_inside = {name: name not in outside for name, _ in settled}
     show('2. all settled cosines between 0.45 and 0.7', all_inside, bool)
     pairs = [(key, (key[0].replace('-', '0-'), key[1])) for key in tenth if '0-' not in key[0]]
     print('\n3. with training, of', len(pairs), 'groups:',
@@ -87,7 +87,7 @@ def of_groups(values, which):
     return {name: which(numbers) for name, numbers in by_run.items()}
 
 
-# exit rules ----------------------------------------------------------------------------------------
+# exit rules ---------------------------------------------------------------------------------------
 
 def rules():
     """{(table, run): {rule: rows by tau}}."""
@@ -134,9 +134,10 @@ def exits():
              {name: max(at(of_run[rule], tau, 'ce_minus_full') for tau in (1e-5, 1e-3, 1e-2))
               for name, of_run in trained.items()}, lambda cost: cost < QUALITY)
     show('5. Algorithm 1: time at tau = 1e-2 over that at 1e-5',
-         {name: at(of_run['accel'], 1e-2, 'ms_per_token') / at(of_run['accel'], 1e-5, 'ms_per_token')
+         {name: (at(of_run['accel'], 1e-2, 'ms_per_token')
+                 / at(of_run['accel'], 1e-5, 'ms_per_token'))
           for name, of_run in trained.items()}, lambda ratio: ratio <= 2 / 3)
-    for rule in 'norm', 'accel', 'norm_diff', 'accel_once':
+    for rule in 'norm', 'norm_twice', 'accel', 'norm_diff', 'accel_once':
         show(f'6. {rule}: nats lost at the largest tau, 10',
              {name: at(of_run[rule], 10, 'ce_minus_full') for name, of_run in trained.items()})
         show(f'6. {rule}: the largest tau of equal quality',

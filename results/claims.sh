@@ -15,7 +15,7 @@ claim() {
     train $untrained "${@:2}" --seed=${1##*-} --max_iters=0 --keep_iters=[] --eval_loops=[1,2,4,8]
     for run in $1 $untrained; do
         measure claims $run --wake=[False] --budgets=[1,2,3,4,5,6,8,10,12,16,20] --n_loop=30 \
-            "--rules=['norm','kl','accel',$(authors norm_diff kl_diff accel_once)]" \
+            "--rules=['norm','kl','accel',$(authors norm_twice norm_diff kl_diff accel_once)]" \
             --taus=[1e-5,1e-3,0.01,0.1,0.3,1.0,3.0,10.0] --drafts=[] --waves=[] \
             --n_windows=48 --n_prompts=8
     done
