@@ -97,10 +97,12 @@ def fineweb(path, config):
 
 def own_text(path):
     """The documents of the text files at path. A line says what is held out."""
-    pattern = f'{glob.escape(path)}/**/*.txt' if os.path.isdir(path) else path
-    found = glob.glob(pattern, recursive=True)
-    if os.path.isfile(path):        # a file's name is no pattern
+    if os.path.isdir(path):
+        found = glob.glob(f'{glob.escape(path)}/**/*.txt', recursive=True)
+    elif os.path.isfile(path):      # whose name may look like a pattern
         found = [path]
+    else:
+        found = glob.glob(path, recursive=True)
     files = sorted({os.path.realpath(file) for file in found if os.path.isfile(file)})  # each once
     check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
     root = os.path.commonpath(files)        # the name of a folder with all files does not count
@@ -180,7 +182,7 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, config='sample-1
     check(encoding.n_vocab <= 2 ** 16, f'{encoding.n_vocab} tokens, and uint16 has room for 65536: '
           'use another tokenizer')
 
-    # into a private folder, which gets its name when all is there
+    # into a private folder, which gets its name when all is there; a kill leaves it behind
     os.makedirs('data', exist_ok=True)
     with tempfile.TemporaryDirectory(dir='data', prefix=f'{name}.') as private:
         new = f'{private}/new'

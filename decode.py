@@ -464,7 +464,6 @@ def stream(model, idx, n_new, plan, decoder=one_by_one, cache='auto', **draws):
         if cache != needed or len(idx) > 1:
             raise ValueError(f"{name} needs cache='{needed}' and one row, not {cache!r} and "
                              f'{len(idx)}')
-    model.check_tokens(idx)
     text = Text(idx, model.config.block_size, **draws)
     window = None
     while n_new > 0:

@@ -23,7 +23,7 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 import hashlib
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -61,10 +61,10 @@ def truncated_noise(*shape, generator=None, device='cpu'):
     return uniform.erfinv_().mul_(math.sqrt(2) * math.sqrt(2 / 5))
 
 
-# Two noises, with one method: draw(group, like (B, T, C), k, pos) -> noise (B, T, C) for the tokens
-# at positions pos of a group, for x^(0) (k = 0) or to be added before step k
+# Two noises, with one method: draw(group, like (B, T, C), pos) -> x^(0) (B, T, C) of a group, for
+# the tokens at positions pos
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class TrainingNoise:
     """
     Fresh noise for every group, row and pass. Each of `world` processes draws the noise of the
@@ -74,38 +74,34 @@ class TrainingNoise:
     rank: int = 0
     world: int = 1
 
-    def draw(self, group, like, k, pos):
+    def draw(self, group, like, pos):
         B, T, C = like.shape
         whole = truncated_noise(B * self.world, T, C, generator=self.generator, device=like.device)
         return whole[B * self.rank:B * (self.rank + 1)]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class FixedNoise:
-    """The noise of evaluation: a function of (seed, group, k, position) alone."""
+    """The noise of evaluation: a function of (seed, group, position) alone."""
     seed: int = 0
-    tables: dict = field(default_factory=dict)          # the last 100 drawn, (block_size, C) each
 
-    def draw(self, group, like, k, pos):
-        shape = group.block_size, like.shape[-1]
-        key = group.index, k, shape, like.device
-        if key not in self.tables:      # drawn on the CPU, so that all devices agree
-            generator = torch.Generator().manual_seed(
-                derived_seed(self.seed, 'state', group.index, k))
-            if len(self.tables) == 100:         # 3 groups with step_noise have 93 at 30 loops
-                del self.tables[next(iter(self.tables))]
-            self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
-        return self.tables[key][pos].expand_as(like)
+    def draw(self, group, like, pos):
+        table = noise_table(self.seed, group.index, group.block_size, like.shape[-1], like.device)
+        return table[pos].expand_as(like)
 
 
-fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # the tables of the last seed are kept
+@lru_cache(maxsize=64)
+def noise_table(seed, index, block_size, C, device):
+    """FixedNoise at all positions, (block_size, C); drawn on the CPU, so that all devices agree."""
+    generator = torch.Generator().manual_seed(derived_seed(seed, 'state', index, 0))
+    return truncated_noise(block_size, C, generator=generator).to(device)
 
 
 def as_noise(seed, training=False):
     """A seed -> its noise; in training fresh noise, whatever the seed. A noise stays as it is."""
     if hasattr(seed, 'draw'):
         return seed
-    return TrainingNoise() if training else fixed_noise(seed)
+    return TrainingNoise() if training else FixedNoise(seed)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -203,7 +199,7 @@ class Plan:
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     # where the tokens begin, and which others there are
-    noise: FixedNoise | TrainingNoise = fixed_noise(0)
+    noise: FixedNoise | TrainingNoise = FixedNoise()
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group, in place of noise
@@ -236,9 +232,11 @@ class RecurrentGroup(nn.Module):
         self.core = nn.ModuleList(core)
         self.norm = RMSNorm(C, config.norm_eps)
         self.adapter = INJECTIONS[config.injection](config)
-        self.index, self.block_size = index, config.block_size
-        self.norm_inside, self.bptt_k = config.norm_inside, config.bptt_k
-        self.step_noise, self.damping = config.step_noise, config.damping
+        self.index = index
+        self.block_size = config.block_size
+        self.norm_inside = config.norm_inside
+        self.bptt_k = config.bptt_k
+        self.damping = config.damping
         # paper silent: if no step reads the input, only x^(0) can bring it in
         self.x0 = config.x0 if self.adapter.reads_e else 'e'
 
@@ -252,7 +250,7 @@ class RecurrentGroup(nn.Module):
         if self.x0 == 'zero':
             return torch.zeros_like(e, dtype=torch.float32)
         noise = as_noise(noise_seed, self.training)
-        return noise.draw(self, e, 0, slice(e.shape[1]) if pos is None else pos)
+        return noise.draw(self, e, slice(e.shape[1]) if pos is None else pos)
 
     def step(self, x, e):
         """One loop step x^(k-1) -> x^(k), (B, T, C) float32, of tokens that begin at position 0."""
@@ -329,9 +327,6 @@ class RecurrentGroup(nn.Module):
         own = [cache[block] for block in self.core] if cache else []
 
         def f(x, k):
-            # paper silent; off by default: noise in every step rules out the paper's own cosines
-            if self.step_noise:
-                x = x + self.step_noise * plan.noise.draw(self, x, k, span.pos)
             # each block writes into its own cache; a partial would be compiled anew for each k
             hooks = [lambda new, kv=kv: kv.update(new, span, k) for kv in own]
             return self.step_of_pass(x, from_e, hooks, span.pos)

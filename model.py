@@ -39,8 +39,6 @@ class GPTConfig:
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768
-    dropout: float = 0.0
-    bias: bool = False              # in the linear layers of attention and MLP
     # the layers that loop, 'all' = all as one group; paper silent: counted from 0
     groups: list | Literal['all'] = field(default_factory=lambda: [[4], [5, 6], [7]])
     mean_recurrence: float = 12.0   # r: training loops r + 1 times on average, evaluation r times
@@ -49,7 +47,6 @@ class GPTConfig:
     injection: str = 'concat'       # how e enters each step: a name in loops.INJECTIONS
     x0: str = 'noise'               # a group's first state: 'noise' (Geiping), 'zero' or 'e'
     norm_inside: bool = True        # the core's norm in every step (Geiping); False: after the last
-    step_noise: float = 0.0         # noise added to the state before each step, relative to x^(0)'s
     damping: float = 0.0            # share of the old state that a step keeps, see RecurrentGroup
     pos: str = 'learned'            # positions: 'learned' (the paper), 'rotary', 'none'
     rope_base: float = 10000.0      # rotary: the slowest pair turns by about 1 / base a token
@@ -116,16 +113,17 @@ class Rotary(nn.Module):
 class CausalSelfAttention(nn.Module):
     """
     Each token reads all tokens up to itself, or the last `window` of them. A subclass in which
-    tokens read others overrides `near` and `readers`; a block names its class, see Block.attention.
-    One that has a score for each of these places has a `forward` of its own, too, as RoomAttention
-    in zoo/maze.py.
+    tokens read others overrides `near`, `readers` and `reads_few`; a block names its class, see
+    Block.attention. One that has a score for each of these places has a `forward` of its own, too,
+    as RoomAttention in zoo/maze.py.
     """
 
     def __init__(self, config):
         super().__init__()
-        self.n_head, self.dropout, self.window = config.n_head, config.dropout, config.window
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.n_head = config.n_head
+        self.window = config.window
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.rotary = Rotary(config) if config.pos == 'rotary' else None
 
     def qkv(self, x):
@@ -156,46 +154,46 @@ class CausalSelfAttention(nn.Module):
         """
         x (B, T, C) -> (B, T, C).
 
-        hook: of the cache, which brings in earlier tokens. pos (T,): positions, if they are not
-        0 ... T - 1.
+        hook: of the cache, which brings in earlier tokens: it turns the keys and values of these
+        tokens into those of all tokens, a mask, and False; or into those that each token reads, who
+        is there, and True, see KeysValues. pos (T,): positions, if they are not 0 ... T - 1.
         """
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
         if self.rotary is not None:
             qkv = torch.cat((self.rotary(qkv[:, :, :2], pos), qkv[:, :, 2:]), dim=2)
-        q, kv, mask = qkv[:, :, 0], qkv[:, :, 1:], None
+        q = qkv[:, :, 0]
+        kv = qkv[:, :, 1:]
+        mask = None
+        gathered = False        # does each token have keys and values of its own, those it reads?
         if hook is not None:
-            # (B, end, 2, H, D), or what each token reads (B, T, window, 2, H, D) and if it is there
-            kv, mask = hook(kv)
-        window_matters = self.window is not None and kv.shape[1] > self.window
-        has_own_near = type(self).near is not CausalSelfAttention.near
-        if kv.dim() == 5 and (window_matters or has_own_near):
+            kv, mask, gathered = hook(kv)
+        if not gathered and self.reads_few(kv.shape[1]):
             pos = torch.arange(T, device=x.device) if pos is None else pos
-            kv, mask = self.within_window(kv, pos)
-        if kv.dim() == 6:
+            kv, mask, gathered = self.within_window(kv, pos)
+        if gathered:
             y = attend_near(q, kv, mask)
         else:
             q, (k, v) = q.transpose(1, 2), kv.transpose(1, 3).unbind(2)         # (B, H, T, D) each
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0,
-                is_causal=mask is None and T > 1)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
+                                               is_causal=mask is None and T > 1)
             y = y.transpose(1, 2)
         return self.c_proj(y.reshape(B, T, C))
 
     def within_window(self, kv, pos):
         """
-        What tokens at positions pos (T,) read of kv (B, end, 2, H, D). In long rows: the keys and
-        values in the window of each, (B, T, window, 2, H, D), and which are there (T, window). In
-        short ones: kv itself, and a mask (T, end).
+        What tokens at positions pos (T,) read of kv (B, end, 2, H, D), as hook returns it. In long
+        rows: the keys and values in the window of each, (B, T, window, 2, H, D), which are there
+        (T, window), True. In short ones: kv itself, a mask (T, end), False.
         """
         end = kv.shape[1]
         near = self.near(pos)                                                   # (T, window)
-        if end > LONG * near.shape[1] and not (self.training and self.dropout):
-            return kv[:, near.clamp(min=0)], near >= 0
+        if end > LONG * near.shape[1]:
+            return kv[:, near.clamp(min=0)], near >= 0, True
         # a column more, for the places that are not there
         mask = torch.zeros(len(pos), end + 1, dtype=torch.bool, device=kv.device)
         mask.scatter_(1, near.where(near >= 0, end), True)
-        return kv, mask[:, :end]
+        return kv, mask[:, :end], False
 
 
 def attend_near(q, kv, there, bias=0.0):
@@ -213,8 +211,8 @@ class MLP(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x):
         return self.c_proj(F.silu(self.c_fc(x)))
@@ -230,11 +228,10 @@ class Block(nn.Module):
                                               for _ in range(4))
         self.attn = self.attention(config)
         self.mlp = self.feed_forward(config)
-        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x, hook=None, pos=None):
-        x = self.n2(x + self.drop(self.attn(self.n1(x), hook, pos)))
-        return self.n4(x + self.drop(self.mlp(self.n3(x))))
+        x = self.n2(x + self.attn(self.n1(x), hook, pos))
+        return self.n4(x + self.mlp(self.n3(x)))
 
 
 class GPT(nn.Module):
@@ -256,7 +253,6 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         learned = config.pos == 'learned'
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if learned else None
-        self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         # each group takes the place of its layers, from the back so that layer numbers stay right
         layers = [self.block(config) for _ in range(config.n_layer)]
         for g, group in reversed(list(enumerate(config.groups))):
@@ -300,7 +296,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(pos)
         # differs from the paper: tokens and positions are scaled (Geiping)
-        return self.drop(x * math.sqrt(self.config.n_embd))
+        return x * math.sqrt(self.config.n_embd)
 
     def readout(self, x, plan=None):
         """
@@ -323,15 +319,13 @@ class GPT(nn.Module):
 
     def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of states, (N, C)
-        for readout and (B, T, C) for others. ValueError if this model has no such method.
+        What a rule reads in a pass: the method that rule.reads names, as a function of states (B,
+        T, C); (N, C) do for readout. ValueError if this model has no such method.
         """
-        method = getattr(self, rule.reads, None)
-        if method is None:
-            raise ValueError(f"the exit rule '{rule.name}' needs the method {rule.reads}, and "
-                             f'{type(self).__name__} has none: choose another rule, or a model '
-                             'that was trained with it (see zoo/)')
-        return partial(method, plan=plan)
+        if not hasattr(self, rule.reads):
+            raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
+                             f'{rule.reads}, see zoo/')
+        return partial(getattr(self, rule.reads), plan=plan)
 
     def draw_loops(self, generator=None):
         """How often each group loops in a training pass: a list, one count per group."""
@@ -358,14 +352,6 @@ class GPT(nn.Module):
                              f'the {n_groups} groups, not {n_loop!r}')
         return counts
 
-    def check_tokens(self, idx):
-        """ValueError for tokens that are not in the vocabulary. The host waits for the device."""
-        lowest, highest = torch.stack(idx.aminmax()).tolist()
-        if lowest < 0 or highest >= self.config.vocab_size:
-            bad = lowest if lowest < 0 else highest
-            raise ValueError(f'token {bad} is not in the vocabulary: this model knows the tokens '
-                             f'0 to {self.config.vocab_size - 1}')
-
     def forward(self, idx, targets=None, n_loop=None, exit=None, noise_seed=0, trace=None):
         """
         idx (B, T) tokens -> logits (B, T, V) and the loss: mean cross-entropy against targets
@@ -377,11 +363,8 @@ class GPT(nn.Module):
         in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
         a list, to which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T,
         C) or None with an exit rule, steps_used=(B, T), evals=(B, T)), and with a rule awake, see
-        RecurrentGroup.forward. ValueError if T > block_size, a token is not in the vocabulary, or
-        n_loop does not fit the groups.
+        RecurrentGroup.forward. ValueError if T > block_size or n_loop does not fit the groups.
         """
-        if not self.training or idx.device.type == 'cpu':       # training on a GPU never waits here
-            self.check_tokens(idx)
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
                     keep_states=trace is not None)
@@ -393,14 +376,6 @@ class GPT(nn.Module):
         if targets is not None:
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return logits, loss
-
-    def logits_at(self, idx, where, n_loop=None):
-        """
-        The logits (N, V) of forward for the N tokens of idx (B, T) where the mask `where` (B, T) is
-        true: on a task the head is for the tokens with labels alone.
-        """
-        plan = Plan(self.loop_counts(n_loop), span=Span(0, idx.shape[1], idx.device))
-        return self.lm_head(self.hidden(idx, plan)[0][where])
 
     def hidden(self, idx, plan):
         """
@@ -432,7 +407,7 @@ class GPT(nn.Module):
         ValueError if there is no such checkpoint.
         """
         from common.checkpoint import open_run
-        return open_run(folder, device, quiet=True, length=length, damping=damping).model
+        return open_run(folder, device, length=length, damping=damping).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
                cache='auto', noise_seed=0, draft_loops=0, wave=0, seed=0):
@@ -476,11 +451,10 @@ def effective_depth(config):
     return config.n_layer - looped + config.mean_recurrence * looped
 
 
-def flops_per_token(model, n_loop, training=False, n_losses=1):
+def flops_per_token(model, n_loop, training=False):
     """
     FLOPs per token of a forward pass with n_loop[g] loops of group g. In training the backward pass
-    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only. n_losses: after how
-    many steps of the last group a loss is taken, for which the coda and the head run each time.
+    is added: twice as many, through the last min(bptt_k, n_loop[g]) steps only.
 
     Counted as usual: two FLOPs for each weight of a matrix, and attention over all the tokens that
     a token may read. Weights that multiply e do so once per pass, see Injection.weights_of_e.
@@ -490,20 +464,17 @@ def flops_per_token(model, n_loop, training=False, n_losses=1):
     config = model.config
     once = 3 if training else 1
     attention = 2 * min(config.block_size, config.window or config.block_size) * config.n_embd
-    flops = 0           # up to the last group
-    coda = 0            # behind it
+    flops = once * weights(model.lm_head)
     for layer in model.h:
         if isinstance(layer, RecurrentGroup):
             n = n_loop[layer.index]
             of_e = layer.adapter.weights_of_e
             steps = n + 2 * min(config.bptt_k, n) if training else n
-            flops += coda + once * of_e
+            flops += once * of_e
             flops += steps * (weights(layer) - of_e + len(layer.core) * attention)
-            coda = 0
         else:
-            coda += once * (weights(layer) + attention)
-    coda += once * weights(model.lm_head)
-    return 2 * (flops + n_losses * coda)
+            flops += once * (weights(layer) + attention)
+    return 2 * flops
 
 
 # the demonstration --------------------------------------------------------------------------------

@@ -214,8 +214,9 @@ def main():
     configurator.flags.update(changed)
     knobs, checkpoint = where_to_start(knobs)
     globals().update(knobs)             # from here on the knobs above have the values of this run
+    vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
     examples = distributed.first_one_first(lambda: data.open_data(
-        dataset, checkpoint.get('tokenizer')))
+        dataset, checkpoint.get('tokenizer'), vocab_size))
     examples.check_fits(block_size, batch_size)
     if eval_only:
         evaluate_only(checkpoint, examples, dev, autocast)

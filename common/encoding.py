@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tiktoken
 
-from common.errors import check, did_you_mean, explain
+from common.errors import check, explain
 from common.files import new_file
 
 EOT = '<|endoftext|>'
@@ -44,10 +44,8 @@ def open_text_encoding(name, folder=None):
         check(encoding.name == name or not name.startswith(STORED),
               f"'{path}' is not the tokenizer that belongs here (its sha256 differs): restore it")
         return encoding
-    check(name in tiktoken.list_encoding_names(), f"no tokenizer '{name}'"
-          f"{did_you_mean(name, ['bytes', 'gpt2'])} (bytes, gpt2, the path of a tokenizer.json, or "
-          'a task: if it is your own, name its file behind the script)')
-    with explain(f"cannot load the tokenizer '{name}'", 'no network? bytes needs none'):
+    with explain(f"cannot load the tokenizer '{name}'", 'bytes needs no network; if it is a task, '
+                 'name its file behind the script'):
         return OfTiktoken(tiktoken.get_encoding(name))
 
 

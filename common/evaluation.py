@@ -10,13 +10,11 @@ import os
 from contextlib import nullcontext
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
 from common import distributed
 from common.distributed import say
-from common.errors import check
 from common.files import write_csv
 
 
@@ -44,12 +42,6 @@ class Score(NamedTuple):
         return (self.problems[1] / self.problems[0]).item()
 
 
-def spread(n, n_all):
-    """n of the numbers 0 ... n_all - 1, evenly spread. ValueError if there are fewer."""
-    check(n <= n_all, f'there are only {n_all} held-out windows, not {n}: lower their number')
-    return np.linspace(0, n_all - 1, n).round().astype(int)
-
-
 @torch.no_grad()
 def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext()):
     """
@@ -57,9 +49,8 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     tokens that are spread evenly.
     """
     T = model.config.block_size
-    n_all = examples.n_held_out(T)
-    numbers = spread(n_windows, n_all)[distributed.RANK::distributed.WORLD]
-    depths = torch.zeros(n_all, T, dtype=torch.long)
+    numbers = examples.spread(n_windows, T)[distributed.RANK::distributed.WORLD]
+    depths = torch.zeros(examples.n_held_out(T), T, dtype=torch.long)
     if examples.is_task:
         depths = torch.from_numpy(examples.depths(T)).long()
     by_depth = torch.zeros(3, int(depths.max()) + 1, dtype=torch.float64)
