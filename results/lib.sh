@@ -11,7 +11,6 @@ OUT=${OUT:-out-results}
 DEVICE=${DEVICE:-cpu}
 mkdir -p "$OUT"
 export OMP_NUM_THREADS=1
-LOOPS=--eval_loops=[1,2,4,5,9,13,30,64,256]     # of the trainings that two scripts share
 
 # once NAME COMMAND: run the command and keep what it prints in $OUT/NAME.log
 once() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What text.md shows. When do loops pay: three layers of C = 32 with 256 bytes of context, with loops
-# of several kinds and without. Then how the default model reads and writes text.
+# What text.md shows. When do loops pay: three layers of C = 32 with 256 bytes of context, with
+# loops of several kinds and without. Then how the default model reads and writes text.
 #     bash results/text.sh            half a day of one core; lib.sh says how to use many
 # -> results/text.csv, a row for each training and loop count, and results/writing.csv
 set -euo pipefail
@@ -14,7 +14,7 @@ kind() {
         plain3) echo --n_layer=3 --groups=[] ;;
         plain6) echo --n_layer=6 --groups=[] ;;
         each[0-9]) fixed ${1#each} [[0],[1],[2]] ;;             # each layer for itself
-        block[0-9]) echo config/kxl.py --n_layer=3 --mean_recurrence=${1#block} --eval_loops=[1,2,3,4] ;;
+        block[0-9]) fixed ${1#block} all ;;               # as in config/kxl.py
         middle[0-9]) fixed ${1#middle} [[1]] ;;
         last[0-9]) fixed ${1#last} [[2]] ;;
         # Geiping's loop: noise, adapter, norm in the loop, random counts, gradients of three steps
@@ -69,7 +69,7 @@ done
 
 # the default model, and plain layers of its width; texts of 36 bytes
 for seed in $SEEDS; do
-    train default-$seed --seed=$seed --keep_iters=[0] $LOOPS        # as in claims.sh
+    train default-$seed --seed=$seed --keep_iters=[0] --eval_loops=[1,2,4,8]    # as in claims.sh
     train default_plain3-$seed --seed=$seed --n_layer=3 --groups=[]
     train default_plain6-$seed --seed=$seed --groups=[]
     for name in default default_plain3 default_plain6; do
