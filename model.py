@@ -321,8 +321,8 @@ class GPT(nn.Module):
 
     def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of states (B,
-        T, C); (N, C) do for readout. ValueError if this model has no such method.
+        What a rule reads in a pass: the method that rule.reads names, as a function of states, (N,
+        C) for readout and (B, T, C) for others. ValueError if this model has no such method.
         """
         if not hasattr(self, rule.reads):
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
