@@ -9,6 +9,7 @@ import os
 import sys
 from contextlib import contextmanager
 
+
 def check(good, message):
     """Go on if `good` is true, and raise a ValueError with this message if it is not."""
     if not good:

@@ -18,9 +18,9 @@ from common.checkpoint import load_checkpoint, save_checkpoint
 from common.configurator import configure, run
 
 # -------------------------------------------------------------------------------------------------
-text = 'out'          # the folder of the default run
-calc = 'out-calc'     # the folder of the run on calc
-maze = 'out-maze'     # the folder of the run on mazes
+text = 'out'                # the folder of the default run
+calc = 'out-calc'           # the folder of the run on calc
+maze = 'out-maze'           # the folder of the run on mazes
 # -------------------------------------------------------------------------------------------------
 
 KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data')
