@@ -43,9 +43,8 @@ def save_checkpoint(checkpoint, path):
     try:
         with new_file(path, 'wb') as f:
             torch.save(checkpoint, f)
-    except RuntimeError as error:       # torch's error on a full disk
-        raise OSError(f"cannot write '{path}' ({error}): is the disk full? The earlier file is "
-                      'unchanged') from error
+    except (OSError, RuntimeError) as error:        # on a full disk torch raises a RuntimeError
+        raise OSError(f"cannot write '{path}' ({error}): the earlier file is unchanged") from error
 
 
 # reading ------------------------------------------------------------------------------------------
