@@ -63,6 +63,8 @@ class GPTConfig:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+        if self.mean_recurrence <= 0:
+            raise ValueError(f'mean_recurrence must be positive, not {self.mean_recurrence}')
         self.groups = in_order(self.groups, self.n_layer)
 
 
@@ -319,8 +321,8 @@ class GPT(nn.Module):
 
     def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of states (B,
-        T, C); (N, C) do for readout. ValueError if this model has no such method.
+        What a rule reads in a pass: the method that rule.reads names, as a function of states, (N,
+        C) for readout and (B, T, C) for others. ValueError if this model has no such method.
         """
         if not hasattr(self, rule.reads):
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "

@@ -56,7 +56,3 @@ def run(main):
         line = ' '.join(str(error).split())
         print(f'error: {line}', file=sys.stderr)
         raise SystemExit(2)
-
-
-def is_out_of_memory(error):        # until common/checkpoint.py no longer asks
-    return isinstance(error, MemoryError)

@@ -1,35 +1,27 @@
 """
-The two figures of depth.md. results/depth.sh calls it:
+The figures of the pages, from the CSVs of this folder.
 
-    python -m results.figures       assets/deeper.png, assets/awake.png
+    python -m results.figures       assets/deeper.png, assets/awake.png, assets/loops.png
 
-The first is made of the CSVs in results/depth/, the second of the model in pretrained/calc.
+awake.png shows one problem that the model in pretrained/calc solves.
 """
-import csv
-import glob
 import os
-import re
 
 import numpy as np
 import torch
 
 from common import plots
+from common.files import read_csv
 from exits import make_exit
 from model import GPT
 from tasks import TASKS
 
-FOLDER = 'results/depth'
-PLAIN = {'plain10': '10 plain layers', 'plain18-window16': '18 plain layers'}
 ASLEEP = 'Algorithm 1, sleeping'
 WAITING = 'Algorithm 1,\nwaiting'
 FIXED = 'the fewest\nfixed loops\nthat are right'
 WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 230)}     # beside the lines
 
-
-def read_csv(path):
-    with open(path, newline='', encoding='utf-8') as f:
-        return list(csv.DictReader(f))
-
+# depth.md -----------------------------------------------------------------------------------------
 
 def deeper(path):
     """Two panels: how deep a few layers get, and what it costs per token."""
@@ -44,13 +36,14 @@ def deeper(path):
 
 def draw_right_answers(ax):
     """Right answers over depth: one looped model at some loop counts, and plain models."""
-    rows = read_csv(f'{FOLDER}/right/looped-1.csv')
-    counts = [8, 32, 128, 256]
+    rows = [row for row in read_csv('results/depth.csv') if row['data'] == 'calc-reset-0.02_192']
+    counts = ['8', '32', '128', '256']
     for i, n_loop in enumerate(counts):
-        of_count = [row for row in rows if int(row['loops']) == n_loop]
+        of_count = [row for row in rows if (row['run'], row['loops']) == ('looped-1', n_loop)]
         draw_line(ax, of_count, f'{n_loop} loops', plots.shade(i, len(counts)), 'o-')
-    for (name, words), style in zip(PLAIN.items(), ('s--', '^:')):
-        draw_line(ax, read_csv(f'{FOLDER}/right/{name}-1.csv'), words, 'grey', style)
+    for name, layers, style in (('plain10-1', 10, 's--'), ('plain18-window16-1', 18, '^:')):
+        of_run = [row for row in rows if row['run'] == name]
+        draw_line(ax, of_run, f'{layers} layers without loops', 'grey', style)
     ax.set(xlabel='depth of the answer, in operations', ylabel='% right', xscale='log',
            ylim=(0, 104), title='How deep: problems of 192 tokens')
     ax.legend(fontsize=8)
@@ -81,28 +74,25 @@ def draw_costs(ax):
 def costs(seed):
     """{label: [(the deepest answer, loop steps per token), ...]}, where all answers are right."""
     points = {ASLEEP: [], WAITING: [], FIXED: []}
-    for path in sorted(glob.glob(f'{FOLDER}/rules/*-{seed}.csv')):
-        name = os.path.basename(path)
-        rows = [row for row in read_csv(path) if float(row['accuracy']) > 0.9999]
-        for row in rows:
-            if row['rule'] == 'accel' and float(row['tau']) == 1 and row['wake'] == 'True':
-                point = float(row['deepest']), float(row['mean_evals'])
-                if name.startswith('calc'):
-                    points[ASLEEP].append(point)
-                elif name.startswith('waiting'):
-                    points[WAITING].append(point)
-        fixed = [row for row in rows if row['kind'] == 'fixed loops']
-        # one of them is the full budget; if it stands alone, no fewer loops were tried
-        if name.startswith('calc') and len(fixed) > 1:
-            fewest = min(fixed, key=lambda row: int(row['n_loop']))
-            points[FIXED].append((float(fewest['deepest']), int(fewest['n_loop'])))
-    longest = [f'long-2048-{seed}', f'long-8192-{seed}', f'long-65536-{seed}']
-    if seed == 2:
-        longest.append('long-8192-2-tau1')      # seed 2 trained again
-    for name in longest:
-        with open(f'{FOLDER}/{name}.txt', encoding='utf-8') as f:       # sample.py's words
-            depth, steps = re.search(r'answer (\d+) .* computed (\S+) times', f.read()).groups()
-        points[ASLEEP].append((float(depth), float(steps)))
+    fewest = {}
+    for row in read_csv('results/rules.csv'):
+        kind, _, run = row['run'].partition('-')
+        if not run.endswith(f'looped-{seed}') or float(row['accuracy']) < 0.9999:
+            continue
+        deepest = float(row['deepest'])
+        if kind in ('calc', 'waiting') and row['rule'] == 'accel' and row['tau'] == '1':
+            if row['wake'] == 'True':
+                label = ASLEEP if kind == 'calc' else WAITING
+                points[label].append((deepest, float(row['mean_evals'])))
+        if kind == 'calc' and row['kind'] == 'fixed loops':
+            fewest.setdefault(deepest, []).append(int(row['n_loop']))
+    # one of them is the full budget; if it stands alone, no fewer loops were enough
+    points[FIXED] = [(deepest, min(counts)) for deepest, counts in fewest.items()
+                     if len(counts) > 1]
+    for row in read_csv('results/long.csv'):
+        settings = row['rule'], row['tau'], row['damping'], row['seed'], row['wrong']
+        if settings == ('accel', '1', '0', '1337', '0') and f'looped-{seed}' in row['run']:
+            points[ASLEEP].append((float(row['deepest']), float(row['mean_evals'])))
     return {label: sorted(line) for label, line in points.items()}
 
 
@@ -124,6 +114,48 @@ def awake(path):
     plots.save(figure, path)
 
 
+# text.md ------------------------------------------------------------------------------------------
+
+KINDS = {'plain3': 'three plain layers', 'plain6': 'six plain layers', 'each2': 'each layer twice',
+         'each3': 'each layer three times', 'block2': 'the block twice',
+         'block3': 'the block three times', 'middle2': 'the middle layer twice',
+         'last2': 'the last layer twice', 'geiping': "Geiping's loop"}
+
+
+def loops(path):
+    """Two panels: the loss of each kind against weights, and against the work of training."""
+    rows = [row | dict(kind=row['run'].split('-')[0]) for row in best_loops('results/text.csv')]
+    figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
+    for g, (kind, words) in enumerate(KINDS.items()):
+        style = 's--' if kind.startswith('plain') else 'o-'
+        of_kind = [row for row in rows if row['kind'] == kind]
+        line = {}                               # work: losses of the seeds
+        for row in of_kind:
+            line.setdefault(float(row['teraflops']), []).append(float(row['loss']))
+        line = sorted((work, np.mean(losses)) for work, losses in line.items())
+        right.plot(*zip(*line), style, color=plots.colour_of(g), label=words, markersize=4)
+        at_8000 = [row for row in of_kind if row['iterations'] == '8000']
+        left.plot([float(row['weights']) for row in at_8000],
+                  [float(row['loss']) for row in at_8000], style[0], color=plots.colour_of(g),
+                  markersize=4)
+    left.set(xlabel='weights', ylabel='held-out nats per byte', title='After 8,000 iterations')
+    right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log', title='The mean of the seeds')
+    right.legend(fontsize=7, loc='upper left', bbox_to_anchor=(1, 1))
+    figure.tight_layout()
+    plots.save(figure, path)
+
+
+def best_loops(path):
+    """Of each training of C = 32 at the common rate the row with the best number of loops."""
+    best = {}
+    for row in read_csv(path):
+        if row['width'] == '32' and row['learning_rate'] == '0.01':
+            best.setdefault(row['run'], []).append(row)
+    return [min(rows, key=lambda row: float(row['loss'])) for rows in best.values()]
+
+
 if __name__ == '__main__':
     deeper('assets/deeper.png')
     awake('assets/awake.png')
+    if os.path.exists('results/text.csv'):
+        loops('assets/loops.png')

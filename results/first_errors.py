@@ -1,8 +1,8 @@
 """
-Where long problems go wrong, and is the exit rule to blame?
+Long problems: how many answers are wrong, and is the exit rule to blame?
 
     python -m results.first_errors          pretrained/calc, four problems of 65,536 tokens
-    python -m results.first_errors --out_dir=out-depth/looped-1 --tau=1
+    python -m results.first_errors --out_dir=out-calc --length=8192 --dataset=calc:reset=0.0005
 
 A wrong answer makes those behind it wrong, too, up to the next `=`, or the news of the value stops
 at a token, and those behind it guess. So what counts is the first wrong answer of each chain, which
@@ -12,25 +12,29 @@ loops that no exit rule decides anything. If the model errs there, too, the rule
 
     x, y, guesses    words of a problem, right answers and the model's, (1, T)
 """
+import os
+
 import numpy as np
 import torch
 
 import tasks
 from common.checkpoint import open_run
-from common.configurator import PathName, configure, run
-from decode.defaults import waking_budget
+from common.configurator import configure
+from common.errors import run
+from common.files import write_csv
 from exits import make_exit
 
 # -------------------------------------------------------------------------------------------------
-out_dir: PathName = 'pretrained/calc'
+out_dir = 'pretrained/calc'
 dataset = 'calc:reset=0.0001'
 length = 65536
 seeds = [1337, 1, 2, 3]     # of the problems; 1337 is sample.py's
 rule = 'accel'
-tau = 3.0
+tau = 1.0
 damping = 0.0
 before = 100                # words of a piece before a first error, and as many behind it
 n_loop = 512                # fixed loops for a piece
+path: str | None = None     # of a CSV, a row for each problem
 # -------------------------------------------------------------------------------------------------
 
 
@@ -54,25 +58,31 @@ def is_wrong_alone(model, x, y, place):
     return bool(logits[0, place - start].argmax() != y[0, place])
 
 
+@torch.no_grad()
 def main():
-    model, checkpoint, *_ = open_run(out_dir, 'cpu', quiet=True, length=length, damping=damping)
+    model, checkpoint, *_ = open_run(out_dir, 'cpu', length=length, damping=damping)
     problems = tasks.problems_of(checkpoint, dataset)
-    setters = [i for i, word in enumerate(problems.vocabulary) if word[0] == '=']
+    setters = [i for i, word in enumerate(problems.encoding.vocabulary) if word[0] == '=']
     exit_rule = make_exit(rule, tau, wake=True)
+    budget = 2 * length + 100
+    rows = []
     for seed in seeds:
         x, y, depth = problems.make(np.random.default_rng(seed), 1, length)
         trace = []
-        with torch.no_grad():
-            logits, _ = model(torch.from_numpy(x), n_loop=waking_budget(length), exit=exit_rule,
-                              trace=trace)
+        logits, _ = model(torch.from_numpy(x), n_loop=budget, exit=exit_rule, trace=trace)
         guesses = logits.argmax(-1).numpy()
         errors = first_errors(x, y, guesses, setters)
-        pieces = [is_wrong_alone(model, x, y, place) for place in errors]
         evals = trace[0]['evals'].float()
-        print(f'{out_dir} {rule} {tau:g} damping {damping:g}, problem {seed}, {depth.max()} deep: '
-              f'{(guesses != y).sum()} wrong, {len(errors)} first errors, {sum(pieces)} of '
-              f'{len(pieces)} wrong with fixed loops, too; '
-              f'{evals.mean():.1f} loop steps per token, at most {evals.max():.0f}', flush=True)
+        rows.append(dict(
+            run=os.path.basename(out_dir), rule=rule, tau=tau, damping=damping, problem=dataset,
+            tokens=length, seed=seed, deepest=depth.max(), wrong=(guesses != y).sum(),
+            first_errors=len(errors),
+            of_the_model=sum(is_wrong_alone(model, x, y, place) for place in errors),
+            mean_evals=round(evals.mean().item(), 2), most_evals=int(evals.max()),
+            loops=trace[0]['steps_used'].max().item()))
+        print(', '.join(f'{name} {value}' for name, value in rows[-1].items()), flush=True)
+        if path is not None:
+            write_csv(rows, path)
 
 
 if __name__ == '__main__':

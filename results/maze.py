@@ -1,41 +1,36 @@
 """
 What results/maze.md shows of a model of mazes: right rooms, whole mazes, exit rules.
 
-    python -m results.maze --out_dir=pretrained/maze        -> results/maze/shipped.csv
+    python -m results.maze --out_dir=pretrained/maze        -> out/maze/maze.csv
 
 Half of the mazes have long corridors, the others are bushy (zoo/maze.py). The rules are asked in
 three ways: each room alone, whose exit is for good; all rooms together, until the largest signal is
 small; asleep until news arrives.
 
     T, K    rooms; loop steps
-    pieces, depth_of_wrong      wrong rooms of the CSV's row: in how many connected pieces they lie,
-                and their mean depth as a share of the deepest room's
 """
-import math
-import os
 from dataclasses import replace
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import tasks
 from common.checkpoint import open_run
-from common.configurator import PathName, configure, run
+from common.configurator import configure
+from common.errors import run
 from common.files import write_csv
-from decode.defaults import waking_budget
 from exits import make_exit
 from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
-out_dir: PathName = 'pretrained/maze'
+out_dir = 'pretrained/maze'
 sides = [9, 16, 30]
 n_mazes = [64, 24, 3]      # of each side, and of each of the two ways to carve
 n_loop = [16, 32, 64, 128, 256, 512]    # fixed loops; beyond twice the rooms and 100 none are tried
 rules = [['norm_rel', 0.2], ['accel', 3.0]]
 asked = ['alone', 'together', 'asleep']     # how the rules are asked
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
-path: PathName = ''         # of the CSV; empty = results/maze/NAME.csv, NAME that of out_dir
+path: str | None = None     # of the CSV; None = maze.csv in the folder of the run's results
 seed = 5                    # of the mazes
 # -------------------------------------------------------------------------------------------------
 
@@ -45,24 +40,6 @@ def mazes(side, n, deep):
     rng = np.random.default_rng([seed, side, int(deep)])
     x, y, depth = tasks.Problems(f'maze:deep={deep}').make(rng, n, side * side)
     return torch.from_numpy(x), torch.from_numpy(y), depth
-
-
-def pieces(x, wrong):
-    """In how many pieces the wrong rooms (T,) of a maze x (T,) lie: doors join the rooms of one."""
-    side = math.isqrt(len(x))
-    steps = -side, 1, side, -1                  # behind the doors in the order of a room's bits
-    left = {*np.flatnonzero(wrong).tolist()}
-    n = 0
-    while left:
-        n += 1
-        reached = [left.pop()]
-        while reached:
-            room = reached.pop()
-            for door, step in enumerate(steps):
-                if x[room] >> door & 1 and room + step in left:
-                    left.remove(room + step)
-                    reached.append(room + step)
-    return n
 
 
 def together(rule):
@@ -79,7 +56,7 @@ def together(rule):
 def rows_of(model, side, n, deep):
     """Rows of the CSV: what the model makes of n mazes, one after another."""
     x, y, depths = mazes(side, n, deep)
-    budget = waking_budget(side * side)
+    budget = 2 * side * side + 100
     methods = {('fixed', '', loops): None for loops in n_loop if loops <= budget}
     if model.groups:
         for name, tau in rules:
@@ -90,9 +67,8 @@ def rows_of(model, side, n, deep):
     else:
         methods = {('plain', '', 1): None}
 
-    sums = {method: np.zeros(7) for method in methods}
-    problems = tqdm(list(zip(x, y, depths)), desc=f'{side} x {side}', leave=False, disable=None)
-    for idx, labels, depth in problems:
+    sums = {method: np.zeros(5) for method in methods}
+    for idx, labels in zip(x, y):
         has_label = labels != NOT_ASKED
         states = []
         if model.groups:        # all fixed counts in one pass: the layers after the loop read each
@@ -114,30 +90,25 @@ def rows_of(model, side, n, deep):
             else:
                 logits, _ = model(idx[None])
             wrong = ((logits[0].argmax(-1) != labels) & has_label).numpy()
-            sums[method] += (wrong.sum(), has_label.sum(), not wrong.any(), evals, passes,
-                             (depth[wrong] / depth.max()).sum(), pieces(idx.numpy(), wrong))
+            sums[method] += wrong.sum(), has_label.sum(), not wrong.any(), evals, passes
     rows = []
     for (name, way, number), totals in sums.items():
-        wrong, labels, whole, evals, passes, depth_of_wrong, n_pieces = totals
+        wrong, labels, whole, evals, passes = totals
         rooms = round(100 * (1 - wrong / labels), 3)
-        rows.append(dict(side=side, deep=deep, mazes=n, deepest=round(depths.max(axis=1).mean(), 1),
-                         rule=name, asked=way, number=number,
-                         rooms=rooms, whole=round(100 * whole / n, 1),
-                         steps=round(evals / n, 2), passes=round(passes / n, 1),
-                         wrong=int(wrong), pieces=int(n_pieces),
-                         depth_of_wrong=round(depth_of_wrong / wrong, 2) if wrong else ''))
+        rows.append(dict(damping=model.config.damping, side=side, deep=deep, mazes=n,
+                         deepest=round(depths.max(axis=1).mean(), 1), rule=name, asked=way,
+                         number=number, rooms=rooms, whole=round(100 * whole / n, 1),
+                         steps=round(evals / n, 2), passes=round(passes / n, 1), wrong=int(wrong)))
     return rows
 
 
 def main():
     if len(n_mazes) != len(sides):
         raise ValueError(f'n_mazes must have a number for each of the sides {sides}')
-    name = os.path.basename(os.path.normpath(out_dir))
-    where = path or f'results/maze/{"shipped" if name == "maze" else name}.csv'
-    os.makedirs(os.path.dirname(where) or '.', exist_ok=True)
     rows = []
     for side, n in zip(sides, n_mazes):
-        model, *_ = open_run(out_dir, length=side * side, damping=damping)
+        model, _, _, folder = open_run(out_dir, length=side * side, damping=damping)
+        where = path or f'{folder}/maze.csv'
         for deep in 0.0, 1.0:
             of_side = rows_of(model, side, n, deep)
             rows += of_side

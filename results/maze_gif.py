@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from common.checkpoint import open_run
-from common.configurator import PathName, configure, run
-from decode.defaults import waking_budget
+from common.configurator import configure
+from common.errors import run
 from exits import make_exit
 from results.maze import mazes
 
 # -------------------------------------------------------------------------------------------------
-out_dir: PathName = 'pretrained/maze'
-gif: PathName = 'assets/maze.gif'
+out_dir = 'pretrained/maze'
+gif = 'assets/maze.gif'
 rule = 'norm_rel'
 tau = 0.14
 # -------------------------------------------------------------------------------------------------
@@ -37,27 +37,28 @@ def main():
     model, *_ = open_run(out_dir, length=256)
     x, y, depth = mazes(16, 1, 1.0)
     waking = make_exit(rule, tau, wake=True)
-    states = []
+    steps = []                      # the states of the awake rooms before and after each loop step
 
     def watched(x0, x1, memo, read):
-        states.append((x0, x1))
+        steps.append((x0, x1))
         return waking.signal(x0, x1, memo, read)
-    # all rooms are computed, and only those that are awake take the new state
-    model.groups[0].can_compute_awake_alone = lambda *_: False
     trace = []
-    model(x, n_loop=waking_budget(256), exit=replace(waking, signal=watched), trace=trace)
-    awake = trace[0]['awake']
+    model(x, n_loop=2 * 256 + 100, exit=replace(waking, signal=watched), trace=trace)
+    awake = trace[0]['awake']       # their places
 
     frames = []
     every = math.ceil(len(awake) / 70)          # at most seventy frames
-    for k, (before, state) in enumerate(states, start=1):
-        if k % every and k < len(states):
+    state = torch.empty(1, 256, model.config.n_embd)
+    for k, (places, (before, after)) in enumerate(zip(awake, steps), start=1):
+        state[0, places] = after
+        if k % every and k < len(awake):
             continue
-        change = ((state - before).norm(dim=-1) / before.norm(dim=-1))[0].numpy()
+        change = np.zeros(256)
+        change[places] = (after - before).norm(dim=-1) / before.norm(dim=-1)
         logits = model.through_coda(state)[0]
         sure, door = logits.softmax(-1)[:, 32:36].max(dim=-1)
         is_awake = np.zeros(256, dtype=bool)
-        is_awake[awake[k - 1]] = k < len(states)
+        is_awake[places] = k < len(awake)
         right = (logits.argmax(-1) == y[0]).numpy()
         frames.append(frame(x[0].numpy(), door.numpy(), sure.numpy(), is_awake, change, right))
     several = Image.new('RGB', (frames[0].width, 8 * frames[0].height))     # their colours

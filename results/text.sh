@@ -1,30 +1,85 @@
 #!/usr/bin/env bash
-# What text.md shows, measured with today's programs, which have no file of their own for it: for
-# three seeds the loss and layers of each way to read, and the time of each way to write.
-#     bash results/text.sh            a day of one core; what is there is not made again
-# Checkpoints lie in out-results/; the CSVs are results/reading/NAME-SEED.csv, and
-# results/writing/NAME-SEED.csv.
+# What text.md shows. When do loops pay: three layers of C = 32 with 256 bytes of context, with
+# loops of several kinds and without. Then how the default model reads and writes text.
+#     bash results/text.sh            half a day of one core; lib.sh says how to use many
+# -> results/text.csv, a row for each training and loop count, and results/writing.csv
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export OMP_NUM_THREADS=1
-. results/train.sh
+. results/lib.sh
+SEEDS='1 2 3'
 
-RULES="--rules=['norm','norm_rel','kl','accel','accel_rel']"
-for seed in $SEEDS; do
-    for name in recipe random default calc hop; do
-        trained $name-$seed
-        measure results/reading/$name-$seed.csv $name-$seed "--cache=['exact','latest']" \
-            --wake=False '--budgets=[1,2,3,4,5,6,7,8,10,12]' "$RULES" \
-            '--taus=[1e-3,3e-3,0.01,0.03,0.1,0.2,0.3,0.5,1.0,2.0,3.0,5.0,10.0,13.0,20.0,30.0]' \
-            --n_windows=64 --n_prompts=0
+# kind NAME: its flags. The number is how often layers loop, in training and afterwards
+kind() {
+    case $1 in
+        plain3) echo --n_layer=3 --groups=[] ;;
+        plain6) echo --n_layer=6 --groups=[] ;;
+        each[0-9]) fixed ${1#each} [[0],[1],[2]] ;;             # each layer for itself
+        block[0-9]) fixed ${1#block} all ;;               # as in config/kxl.py
+        middle[0-9]) fixed ${1#middle} [[1]] ;;
+        last[0-9]) fixed ${1#last} [[2]] ;;
+        # Geiping's loop: noise, adapter, norm in the loop, random counts, gradients of three steps
+        geiping) echo --n_layer=3 --groups=[[1]] --mean_recurrence=4 --bptt_k=3 ;;
+        geiping_e) echo $(kind geiping) --x0=e ;;
+        # one part of it at a time
+        norm2) echo $(kind middle2) --norm_inside=True ;;
+        adapter2) echo $(kind middle2) --injection=concat --x0=e ;;
+        noise2) echo $(kind middle2) --injection=concat --x0=noise ;;
+        cut4) echo $(kind middle4) --bptt_k=1 ;;
+    esac
+}
+
+# fixed LOOPS GROUPS: always as many loops, gradients through all of them, and nothing else
+fixed() {
+    echo --n_layer=3 --groups=$2 --injection=none --norm_inside=False --loop_draw=fixed \
+        --mean_recurrence=$1 --bptt_k=$1 --eval_loops=[1,2,3,4]
+}
+
+# text RUN SEED ITERATIONS FLAGS
+text() {
+    train $1 --n_embd=32 --n_head=2 --block_size=256 --batch_size=16 --learning_rate=1e-2 \
+        --eval_interval=$(($3 / 4)) --keep_iters=[] --seed=$2 --max_iters=$3 "${@:4}"
+}
+
+LOOPED='each2 each3 block2 block3 middle2 last2 geiping geiping_e'
+for n in 8000 2000; do                      # the longest first, so that no core waits at the end
+    for seed in $SEEDS; do
+        text plain3-$((2 * n))-$seed $seed $((2 * n)) $(kind plain3)
+        for name in plain6 $LOOPED plain3; do
+            text $name-$n-$seed $seed $n $(kind $name)
+        done
     done
-    # drafts and waves as sample.py makes them, and others; 36 tokens, the first of which is not timed
-    measure results/writing/default-$seed.csv default-$seed --cache=latest --prompt_tokens=12 \
-        --new_tokens=36 --n_prompts=128 --n_windows=2 '--budgets=[3,4,5,6]' \
-        "--rules=['norm','norm_rel','accel']" '--taus=[3e-3,0.01,0.03,0.1,1.0,10.0]' \
-        '--drafts=[[1,4,4],[1,5,8],[1,6,4]]' '--waves=[[8,1],[16,1]]'
-    measure results/writing/recipe-$seed.csv recipe-$seed --cache=latest --prompt_tokens=12 \
-        --new_tokens=36 --n_prompts=128 --n_windows=2 '--budgets=[6,7,8,9,10,11]' \
-        "--rules=['norm','norm_rel','accel']" '--taus=[1e-3,3e-3,0.01,0.03,0.1,1.0]' \
-        '--drafts=[[3,9,4],[3,12,4],[3,10,8]]' '--waves=[[8,2],[8,3],[16,2]]'
 done
+# another width
+for name in plain6 each2 block2 plain3; do
+    text wide-$name-8000-1 1 8000 $(kind $name) --n_embd=96
+done
+text wide-plain3-16000-1 1 16000 $(kind plain3) --n_embd=96
+# what of Geiping's loop costs
+for seed in $SEEDS; do
+    for name in middle4 cut4 norm2 adapter2 noise2; do
+        text $name-2000-$seed $seed 2000 $(kind $name)
+    done
+done
+# half and twice the learning rate
+for name in plain3 plain6 $LOOPED; do
+    for rate in 5e-3 2e-2; do
+        text $name-2000-1-$rate 1 2000 $(kind $name) --learning_rate=$rate
+    done
+done
+
+# the default model, and plain layers of its width; texts of 36 bytes
+for seed in $SEEDS; do
+    train default-$seed --seed=$seed --keep_iters=[0] --eval_loops=[1,2,4,8]    # as in claims.sh
+    train default_plain3-$seed --seed=$seed --n_layer=3 --groups=[]
+    train default_plain6-$seed --seed=$seed --groups=[]
+    for name in default default_plain3 default_plain6; do
+        measure writing $name-$seed --cache=['exact','latest'] --budgets=[1,2,3,4,5,6,8] \
+            --rules=['norm_rel','accel'] --taus=[3e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0] \
+            --drafts=[[1,4,4],[1,5,8],[2,8,4]] --waves=[[8,1]] --n_windows=64 --n_prompts=32 \
+            --prompt_tokens=12 --new_tokens=36
+    done
+done
+
+set +f
+collect text "$OUT"/*-*000-*/eval.csv "$OUT"/default*-[0-9]/eval.csv
+collect writing "$OUT"/writing-*/bench.csv
