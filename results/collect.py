@@ -51,7 +51,7 @@ def main():
         for row in read_csv(path):
             rows.append({name: short(value) for name, value in (first | row).items()})
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    write_csv([dict.fromkeys(columns, '') | row for row in rows], table, columns)
+    write_csv([dict.fromkeys(columns, '') | row for row in rows], table)
     print(f'{table}: {len(rows)} rows of {len(files)} files')
 
 
