@@ -145,9 +145,20 @@ class LastAlone(tasks.Calc):
 
 
 def loop(f, x, k_max, rule, read=None):
-    """exits.loop around a block map f(x, k) of our own -> the state, and the counts as tensors."""
+    """
+    exits.loop around a block map f(x, k) of all tokens, and a read of all, (B, T, C) each -> the
+    state, and the counts as tensors.
+    """
+    whole = x.clone()
+
+    def among_all(states, at):
+        whole.flatten(0, 1)[at] = states
+        return whole
+
     readers = all_later if rule.wake else None
-    x, *counts, _ = exits.loop(lambda x, k, awake: f(x, k), x, k_max, rule, read, readers)
+    x, *counts = exits.loop(
+        lambda x, k, at: f(among_all(x, at), k).flatten(0, 1)[at], x, k_max, rule,
+        lambda x, at: read(among_all(x, at)).flatten(0, 1)[at], readers)
     return x, *map(torch.from_numpy, counts)
 
 
