@@ -350,9 +350,11 @@ def test_a_problem_is_played_and_typed(browser, pages):
         $('speed').value = 60;
         $('play').click();
         await drawn;
-        return [...at_three, next, at_end()];
+        const end = at_end();
+        $('play').click();              // from the start again
+        return [...at_three, next, end, shown];
     }""")
-    assert shown[0] == 3 and shown[1] > 0 and shown[2:] == [4, True]
+    assert shown[0] == 3 and shown[1] > 0 and shown[2:] == [4, True, 1]
 
     # a deep problem, typed: all are right, as many loop steps as in Python
     problems = tasks.Problems('calc:reset=0.01')
