@@ -1,467 +1,496 @@
 """
 How good and how fast is each way to decode: fixed loops, exit rules, drafts, waves?
-And how do other models compare, with loops or without?
 
-    python bench.py                         the default run, in a minute or two
-    python bench.py config/bench_full.py    every rule, threshold and cache policy, in many minutes
-    python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"      the paper's sweep
-    python bench.py "--beside=['out-plain']"            another run on the same data as well
-    python bench.py --calibrate=0.005       find thresholds instead, for sample.py --exit
+    python bench.py                     the default run, in two minutes
+    python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"          the paper's sweep
+    python bench.py --calibrate=0.005   on text: thresholds that cost at most so many nats per token
+    python bench.py --out_dir=pretrained/calc --calibrate   on problems: what each threshold costs
 
-A *method* is a way to decode. A *point* is a method of one model and what was measured of it, a row
-of bench.csv. It is compared with its *reference*, the *full budget* of the same model: n_loop fixed
-loops under the policy `exact`. Methods that differ only in their threshold, or in their number of
-fixed loops, are a *family*, of which the table at the end shows the fastest that is faithful.
+A way to decode is a *method*, and a row of bench.csv. All are compared with the first one, the
+*full budget*: n_loop fixed loops with the cache `exact`.
 
-Of each point is measured
+    quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
+                have none of their own: they are made to write the texts of a loop budget
+    time        ms for a new token after a prompt, and whether the text is that of the full budget;
+                on a task ms for a token of a problem that is read
 
-    quality     loss and accuracy on windows of held-out text, or on problems of a task. Drafts and
-                waves have none of their own: they are made to write the texts of a loop budget
-    time        milliseconds for a new token after a prompt, the beginning of a window, and whether
-                the text is that of the full budget; on a task milliseconds for a token of a problem
-                that is read
-
-or with --calibrate, in place of both, the largest threshold of each rule that keeps a promise.
-
-Start at main(). Here stands what the knobs ask for. The rest is in
-
-    common/points.py        methods, points, and the columns of bench.csv
-    decode/measure.py       measures points
-    common/calibration.py   chooses thresholds
-    common/comparison.py    the table at the end, figure_4.png and ledger.png
-
-On Ctrl-C bench.csv has what was measured until then.
-
-Under `latest` quality and time are measured in two ways. For ce and accuracy the tokens of a window
-are read one after another, each with the method's loops. For identical and ms_per_token the prompt
-is read at once and loops until it has converged, as GPT.stream does it.
+figure_4.png shows the rules by their thresholds, ledger.png all methods, quality against time.
 
 Paper: sec. 4, App. D, Fig. 4.
 
     N, T    windows, tokens of a window
 """
-import os
-from itertools import groupby
+import math
+import time
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 import data
-from cache import POLICIES, check_policy
-from common import calibration, comparison, configurator
+import decode
+import tasks
 from common.checkpoint import open_run
-from common.configurator import PathName, given
+from common.configurator import configure
 from common.distributed import pick_device
-from common.files import check_writable, write_csv, write_json
-from common.points import Kind, Method, Point, row_of
-from decode import use_one_thread
-from decode.compiled import compile_passes
-from decode.defaults import budget_and_wake
-from decode.measure import (
-    Conditions,
-    Half,
-    HeldOut,
-    family_of,
-    measure_quality,
-    measure_time,
-    seconds_of_quality,
-    seconds_of_time,
-    with_tau,
-)
-from decode.passes import reads_whole
-from decode.wave import can_wave
-from exits import make_exit
+from common.errors import check, run
+from common.evaluation import windows_at_once
+from common.files import write_csv, write_json
+from common.terminal import print_rows
+from exits import Exit, make_exit, stored_exits
+from loops import Plan, as_noise, waking_budget
 
 # --------------------------------------------------------------------------------------------------
-out_dir: PathName | None = None     # None = out, or pretrained/text if you have trained no model
-beside: list = []           # folders of other runs, to measure in the same turns
+# a knob whose default is a list of values takes one value, too
+out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
-length: int | None = None   # tokens of a window; None = block_size. Others: rotary positions only
+length: int | None = None   # tokens of a window; None = block_size
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
-rules = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
-taus = [0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]   # thresholds, the same for all rules
-budgets = [1, 2, 4, 8]      # fixed loop steps
-drafts = [[2, 8, 4]]        # loops of a draft, loops of its check, tokens of a draft
-waves = [[8, 1]]            # tokens of a wave, and loop steps of a pass
+rules: str | list = ['norm_rel', 'kl', 'accel']     # names in exits.EXITS, or MODULE:NAME
+taus: float | list | None = None    # thresholds; None = 0.03 ... 30, and to calibrate 0.001 ... 30
+budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
+drafts = [[2, 8, 4]]        # lists: loops of a draft, loops of its check, tokens of a draft
+waves = [[8, 1]]            # lists: tokens of a wave, loop steps of a pass
 n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
-cache: str | list = 'exact'     # policies of cache.POLICIES, for fixed loops and rules
+cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
-ring = 8                    # slots of the policy `ring`
 n_windows = 24              # held-out windows for quality
 n_prompts = 8               # windows whose beginnings are continued; 0 = measure no times
 prompt_tokens: int | None = None    # length of a prompt; None = half a window
-new_tokens = 24             # length of a text
-temperature = 0.0           # of the draws of the texts; 0 = greedy
-fidelity = 0.95             # share of texts that must equal those of the full budget
-compile = False             # compile the passes after a prompt: on a CPU half a minute a point
-calibrate: float | None = None  # look for thresholds that cost at most so many nats
-seed = 0                    # of x^(0), the texts and the bootstrap
+new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
+compile = False             # compile the passes after a prompt, see decode.compile_passes
+calibrate: bool | float = False     # look at thresholds instead; on text True = 0.005 nats
+seed = 0                    # of x^(0)
 device = 'auto'
-dtype = 'float32'           # of matrix products
 # --------------------------------------------------------------------------------------------------
 
-LEAST_TO_CALIBRATE = 16     # windows: each half needs some for an interval
+TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
+N_PROBLEMS = 32     # on which --calibrate tries them
+# what a value of each knob looks like that takes a list
+EXAMPLES = dict(rules='accel', taus=0.1, budgets=4, drafts=[2, 8, 4], waves=[8, 1], wake=True)
+
+# the columns of bench.csv that are measured; those before them are Method.columns
+MEASURED = (
+    'deepest',          # the depth of a problem's deepest label, on average
+    'ce',               # the loss, in nats per label
+    'ce_minus_full',    # the same above that of the full budget
+    'diff_low',         # and the ends of its 95% interval over windows
+    'diff_high',
+    'accuracy',         # the share of labels that are right, 0 to 1
+    'mean_evals',       # loop steps (block maps) computed for a token
+    'identical',        # the share of texts that are those of the full budget, 0 to 1
+    'blocks',           # layers computed in the groups, for a new token
+    'ms_per_token',     # the median over prompts
+)
+# columns of the table in the terminal, and how they are printed
+SHOWN = dict(name='', ce_minus_full='+.4f', accuracy='.4f', mean_evals='.2f', identical='.3f',
+             blocks='.2f', ms_per_token='.2f')
 
 
 # methods ------------------------------------------------------------------------------------------
 
-def points_of(folder, model, T=None):
-    """
-    The points of a run. The first is the full budget, the reference of the others. T, here and
-    below: tokens of a problem, None = a text.
-    """
-    full = full_budget(model, T)
-    reference = Point(folder, model, full)
-    methods = methods_of(model, full.n_loop, T)
-    others = [Point(folder, model, method, reference) for method in methods if method != full]
-    return [reference, *others]
+@dataclass(frozen=True)
+class Method:
+    """A way to decode."""
+    kind: str                       # 'no loops', 'fixed loops', 'exit rules', 'drafts' or 'waves'
+    n_loop: int                     # the loop budget
+    cache: str | int = 'exact'
+    rule: Exit | None = None        # of exit rules and waves
+    draft: tuple = (None, None)     # of drafts: their loops and tokens
+    wave: tuple = (None, None)      # of a wave: its tokens, and the loop steps of a pass
+
+    def columns(self):
+        """The columns of bench.csv that say what it is."""
+        rule = self.rule
+        return dict(name=self.name(), kind=self.kind, cache=self.cache, n_loop=self.n_loop,
+                    rule=rule.name if rule else None, tau=rule.tau if rule else None,
+                    wake=rule.wake if rule else None,
+                    draft_loops=self.draft[0], draft_tokens=self.draft[1],
+                    wave=self.wave[0], wave_steps=self.wave[1])
+
+    def name(self):
+        """What it is, in words."""
+        if self.kind == 'drafts':
+            return f'{self.draft[1]} drafted by {self.draft[0]} loops, checked by {self.n_loop}'
+        if self.kind == 'waves':
+            return f'wave of {self.wave[0]} x {self.wave[1]}, {self.rule.name} {self.rule.tau:g}'
+        if self.kind == 'exit rules':
+            awake = ', wake' if self.rule.wake else ''
+            return f'{self.rule.name} {self.rule.tau:g}, {self.cache}{awake}'
+        return f'loops {self.n_loop}, {self.cache}'
+
+    def plan(self, model):
+        return Plan(model.loop_counts(self.n_loop), self.rule, as_noise(seed))
+
+    def decoder(self):
+        if self.kind == 'drafts':
+            return decode.Drafts(*self.draft)
+        if self.kind == 'waves':
+            return decode.Wave(*self.wave)
+        return decode.one_by_one
 
 
-def full_budget(model, T=None):
-    """Fixed loops, as many as a rule may use under any of the policies."""
-    if not model.groups:            # nothing loops: a pass is all there is
-        return Method(Kind.PLAIN, n_loop=1, policy='exact')
-    budgets = []
-    for policy in as_list(cache):
-        for may_wake in as_list(wake):
-            counts, _ = budget_and_wake(model, policy, ring, T, may_wake, n_loop)
-            budgets += counts
-    return Method(Kind.FIXED, max(budgets), 'exact')
-
-
-def methods_of(model, budget, T=None):
-    """
-    The methods that the knobs ask for, with this budget.
-
-    ValueError for a knob that is out of range, an unknown rule or an unknown policy.
-    """
+def methods_of(model, T=None):
+    """What the knobs ask for, the full budget first. T: tokens of a problem, None = a text."""
     if not model.groups:
-        return []
-    for policy in as_list(cache):
-        check_policy(policy, ring)
-    methods = [Method(Kind.FIXED, n, policy)
-               for policy in as_list(cache) for n in (*budgets, budget)]
-    of_rules = rules_to_measure(model, budget, T)
-    methods += [with_tau(method, tau) for method in of_rules for tau in taus]
-    if n_prompts and T is None:         # these two write texts
-        methods += [Method(Kind.DRAFTS, n, 'exact', draft_loops=loops, draft_tokens=tokens)
-                    for loops, n, tokens in drafts]
-        of_waves = waves_to_measure(model, budget)
-        methods += [with_tau(method, tau) for method in of_waves for tau in taus]
+        return [Method('no loops', 1)]
+    is_task = T is not None
+    wakes = values_of('wake') or [is_task]
+    budget = n_loop
+    if budget is None and is_task and True in wakes:
+        budget = waking_budget(T)
+    if budget is None:
+        budget = model.loop_counts(has_rule=True)[0]
+    thresholds = values_of('taus') or (TAUS if calibrate else TAUS[3:])
+
+    methods = [Method('fixed loops', budget)]
+    for policy in values_of('cache'):
+        methods += [Method('fixed loops', n, policy) for n in (*values_of('budgets'), budget)]
+        can_wake = is_task and policy == 'exact'
+        check(can_wake or wake is None or False in wakes, 'tokens wake only in problems that are '
+              'read in one pass, with --cache=exact: leave out --wake')
+        for may_wake in wakes:
+            methods += [Method('exit rules', budget, policy,
+                               make_exit(name, tau, wake=may_wake and can_wake))
+                        for name in values_of('rules') for tau in thresholds]
+    if n_prompts and not is_task:       # these two write texts
+        methods += [Method('drafts', n, draft=(loops, tokens))
+                    for loops, n, tokens in values_of('drafts')]
+        methods += [Method('waves', budget, 'latest', make_exit(name, tau), wave=tuple(wave))
+                    for wave in values_of('waves') for name in values_of('rules')
+                    for tau in thresholds]
     for method in methods:
-        model.loop_counts(method.n_loop)
+        method.plan(model)              # ValueError for a budget that no model takes
     return list(dict.fromkeys(methods))         # each once
 
 
-def rules_to_measure(model, budget, T=None):
+def values_of(knob):
+    """A knob that is a value, a list or None -> a list. ValueError for parts of another kind."""
+    value = globals()[knob]
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    example = EXAMPLES.get(knob)
+    for part in values:
+        check(example is None or fits(part, example),
+              f'{knob} takes values such as {example}, not {part!r}')
+    return values
+
+
+def fits(value, example):
+    """Are they of one kind? An int is a float, too; lists must have as many parts."""
+    if isinstance(example, list):
+        return (isinstance(value, list) and len(value) == len(example)
+                and all(map(fits, value, example)))
+    return type(value) is type(example) or type(value) is int and type(example) is float
+
+
+# quality ------------------------------------------------------------------------------------------
+
+def predict(model, method, idx, targets):
     """
-    A method for each rule and policy, with this budget and the rule's own threshold. With
-    '--wake=[False,True]' it is two, one that wakes, where the policy lets tokens wake.
-    ValueError if all rules have to wake, and a policy does not let them.
+    Windows (N, T) -> for each token its loss in nats, and whether the model is right, both (N, T)
+    and 0 without a label; and the loop steps computed for it (N, T, groups).
     """
-    methods = []
-    for policy in as_list(cache):
-        for may_wake in as_list(wake):
-            _, wakes = budget_and_wake(model, policy, ring, T, may_wake, n_loop)
-            if as_list(wake) == [True] and not wakes:
-                raise ValueError('--wake needs a cache that keeps every loop step, and '
-                                 f"'{policy}' does not: give --wake=False, or --cache=exact")
-            methods += [Method(Kind.RULE, budget, policy, make_exit(name, wake=wakes))
-                        for name in rules]
-    return list(dict.fromkeys(methods))         # each once
+    parts = []
+    at_once = windows_at_once(model.config)
+    for x, y in zip(idx.split(at_once), targets.split(at_once)):
+        torch.manual_seed(seed)         # for a rule that tosses coins
+        logits, _, evals = decode.read(model, x, method.plan(model), method.cache)
+        nats = cross_entropy(logits.mT.float(), y, reduction='none')                # (B, T)
+        parts.append((nats.double().cpu(), (logits.argmax(-1) == y).cpu(), evals.double().cpu()))
+    return [torch.cat(part) for part in zip(*parts)]
 
 
-def waves_to_measure(model, budget):
-    """A method for each wave and each rule that can commit its tokens, with its own threshold."""
-    can_decide = [rule for rule in map(make_exit, rules) if can_wave(model, rule)]
-    return [Method(Kind.WAVE, budget, 'latest', rule, wave=width, wave_steps=steps)
-            for width, steps in waves for rule in can_decide]
+def quality(model, method, idx, targets):
+    """Of each window its nats, right answers, labels, and loop steps of a token: (N, 4)."""
+    nats, right, evals = predict(model, method, idx, targets)
+    labels = (targets >= 0).sum(1).cpu()
+    steps = evals.mean((1, 2)).nan_to_num()         # a model without groups has none
+    return torch.stack((nats.sum(1), right.sum(1), labels, steps), dim=1).numpy()
 
 
-def as_list(knob):
-    return knob if isinstance(knob, list) else [knob]
+def quality_columns(found, full):
+    """Columns of bench.csv, from what `quality` returns for a method and for the full budget."""
+    nats, right, labels, steps = found.T
+    cost, low, high = excess(found, full)
+    return dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
+                accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
 
 
-# windows and prompts ------------------------------------------------------------------------------
-
-def read_held_out(checkpoint, dev):
-    """The HeldOut that the knobs ask for."""
-    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
-    kept = have_labels(targets)                                                     # (N,)
-    idx, targets = idx[kept], targets[kept]                                         # (N, T)
-    N, T = idx.shape
-    end = T if text.is_task else prompt_tokens or max(1, T // 2)
-    n = n_prompts if calibrate is None else N
-    prompts = idx[:n, None, :end]                                                   # (n, 1, end)
-    if len(prompts) < n or end > T:
-        print(f'{N} windows of {T} tokens give {len(prompts)} prompts of {prompts.shape[2]} tokens')
-    deepest = depth[kept.cpu().numpy()].max(axis=1).mean() if text.is_task else None
-    return HeldOut(idx, targets, prompts, text.is_task, deepest)
+def excess(found, full):
+    """Nats per label above the full budget, and the ends of its 95% interval over windows."""
+    labels = found[:, 2]
+    difference = found[:, 0] - full[:, 0]
+    cost = difference.sum() / labels.sum()
+    reach = math.nan                    # one window has no interval
+    if len(found) > 1:                  # 1.96 standard errors of a ratio of sums
+        spread = (difference - cost * labels).std(ddof=1)
+        reach = 1.96 * spread / math.sqrt(len(found)) / labels.mean()
+    return cost, cost - reach, cost + reach
 
 
-def have_labels(targets):
+# time ---------------------------------------------------------------------------------------------
+
+def now():
+    """Seconds, once a GPU has done all that it was asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def time_to_write(model, method, prompt, n_new):
     """
-    Which windows have a label: targets (N, T) -> bool (N,). A line says if some have none.
-
-    ValueError if none is left, or too few for two halves of a calibration.
+    Continue a prompt (1, n) by n_new tokens -> ms per token, layers computed in the groups for a
+    token, and the text (1, n_new).
     """
-    has_label = (targets >= 0).any(dim=1)
-    left = int(has_label.sum())
-    without = len(targets) - left
-    if left == 0:
-        raise ValueError(f'none of the {without} windows has a label, so there is nothing to '
-                         'measure: choose another --dataset, or more --n_windows')
-    if calibrate is not None and left < LEAST_TO_CALIBRATE:
-        raise ValueError(f'--calibrate needs {LEAST_TO_CALIBRATE} windows with a label, and there '
-                         f'are {left}: choose more --n_windows, or another --dataset')
-    if without:
-        print(f'{without} of {len(targets)} windows have no label, and are left out')
-    return has_label
+    torch.manual_seed(seed)
+    passes = []                         # of each pass the loop steps computed, (1, T, groups)
+    plan = replace(method.plan(model), passes=passes)
+    stream = decode.stream(model, prompt, n_new, plan, method.decoder(), method.cache,
+                           temperature=0)
+    tokens = [next(stream)[0]]          # this also reads the prompt
+    passes.clear()
+    begin = now()
+    tokens += [token for token, _ in stream]
+    ms = 1e3 * (now() - begin) / (n_new - 1)
+    layers = torch.tensor([len(group) for group in model.config.groups])
+    blocks = sum((evals.cpu() * layers).sum().item() for evals in passes) / (n_new - 1)
+    return ms, blocks, torch.cat(tokens, dim=1)
 
 
-# compiling ----------------------------------------------------------------------------------------
+def time_to_read(model, method, problem):
+    """Read a problem (1, T) -> ms per token."""
+    torch.manual_seed(seed)
+    begin = now()
+    decode.read(model, problem, method.plan(model), method.cache)
+    return 1e3 * (now() - begin) / problem.shape[1]
 
-def models_to_compile(points, is_task):
+
+# the measurements ---------------------------------------------------------------------------------
+
+def measure(model, methods, idx, targets, prompts, deepest, path):
     """
-    The models with passes after the first one. ValueError if there are none: a problem may be read
-    in one pass, which stays as it is.
+    Rows of bench.csv. The file at `path` has what is known after each method and each prompt.
+
+    idx, targets (N, T): windows. prompts (n, 1, any): their beginnings. deepest: the column, None =
+    a text.
     """
-    models = {point.model for point in points
-              if not is_task or not reads_whole(point.method.rule, point.method.policy)}
-    if not models:
-        raise ValueError('--compile is for passes after a prompt, and these problems are read in '
-                         'one pass: leave it out, or give --cache=latest')
-    return models
+    is_task = deepest is not None
+    if len(prompts) and not is_task:    # what cannot be done fails in the first seconds
+        for method in methods:
+            time_to_write(model, method, prompts[0], n_new=2)
+
+    rows = [method.columns() | dict.fromkeys(MEASURED) for method in methods]
+    full = None
+    for method, row in zip(methods, rows):
+        row['deepest'] = deepest
+        if method.kind in ('drafts', 'waves'):
+            continue
+        found = quality(model, method, idx, targets)
+        full = found if full is None else full
+        row |= quality_columns(found, full)
+        write_csv(rows, path)
+        print(f"{row['name']}: {row['ce_minus_full']:+.4f} nats, {100 * row['accuracy']:.2f}% "
+              f"right, {row['mean_evals']:.2f} loop steps", flush=True)
+
+    decode.use_one_thread(model)
+    if compile:
+        compile_all(model, methods, prompts, is_task)
+    results = [[] for _ in methods]     # of each method what each prompt has given
+    for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
+        print(f'time: prompt {p + 1} of {len(prompts)}', flush=True)
+        for method, row, found in zip(methods, rows, results):
+            if is_task:
+                found.append(time_to_read(model, method, prompt))
+                row['ms_per_token'] = np.median(found)
+                continue
+            found.append(time_to_write(model, method, prompt, new_tokens))
+            ms, blocks, texts = zip(*found)
+            of_full = [text for _, _, text in results[0]]
+            row['ms_per_token'] = np.median(ms)
+            row['blocks'] = np.mean(blocks)
+            row['identical'] = np.mean(list(map(torch.equal, texts, of_full)))
+        write_csv(rows, path)
+    return rows
 
 
-def compile_all(points, prompt, is_task):
-    """Compile the passes of the models. The first calls do the work, so they are made here."""
-    widths = [1]                # tokens of a pass
-    widths += [width for width, _ in waves]
-    widths += [1 + tokens for _, _, tokens in drafts]       # the drafts, and the token before them
-    for model in models_to_compile(points, is_task):
-        compile_passes(model, max(widths))
-    seconds_of_time(points, prompt, is_task, conditions())
+def compile_all(model, methods, prompts, is_task):
+    """Compile the passes of all methods. Their first calls do the work, so they are made here."""
+    widths = {1}                        # tokens of a pass
+    for method in methods:
+        if method.kind == 'drafts':
+            widths.add(1 + method.draft[1])         # the drafts, and the token before them
+        if method.kind == 'waves':
+            widths.add(method.wave[0])
+    decode.compile_passes(model, widths)
+    for method in methods if len(prompts) else []:
+        if is_task:
+            time_to_read(model, method, prompts[0])
+        else:
+            time_to_write(model, method, prompts[0], new_tokens)
 
 
-# calibration --------------------------------------------------------------------------------------
+# thresholds ---------------------------------------------------------------------------------------
 
-def calibrate_all(full, held_out, checkpoint, results):
+def families_of(methods):
+    """The exit rules: {(name, cache, wake): methods, from the smallest threshold on}."""
+    families = {}
+    for method in methods:
+        if method.kind == 'exit rules':
+            key = method.rule.name, method.cache, method.rule.wake
+            families.setdefault(key, []).append(method)
+    check(families, 'there is no threshold to find: no exit rule is given, or nothing loops')
+    return {key: sorted(family, key=lambda method: method.rule.tau)
+            for key, family in families.items()}
+
+
+def thresholds_of_text(model, methods, idx, targets, most, results):
     """
-    Find the threshold of each rule and wave -> calibrated families, and their rows in
-    results/exits.json. full: the point of the full budget.
+    Of each rule and cache the largest threshold that costs at most so many nats per token, by the
+    upper end of the interval on every second window -> results/exits.json, in place of an earlier
+    row. The other windows, which had no part in the choice, say what it costs.
     """
-    even = Half(held_out.half(0), Point(full.run, full.model, full.method))
-    odd = Half(held_out.half(1), Point(full.run, full.model, full.method))
-    methods = rules_to_measure(full.model, full.method.n_loop, held_out.problem_tokens)
-    if not held_out.is_task:
-        methods += waves_to_measure(full.model, full.method.n_loop)
-    families = [family_of(method, calibrate, fidelity, conditions()) for method in methods]
-    return families, calibration.calibrate(families, taus, even, odd, results, checkpoint)
+    stored = {(row['rule'], row['cache']): row for row in stored_exits(results)}
+    full = quality(model, methods[0], idx, targets)
+    for (name, policy, wakes), family in families_of(methods).items():
+        stored.pop((name, policy), None)
+        words = f'no threshold costs at most {most:g} nats'
+        for method in reversed(family):
+            found = quality(model, method, idx, targets)
+            _, _, high = excess(found[::2], full[::2])
+            if high <= most:
+                cost, _, _ = excess(found[1::2], full[1::2])
+                tau = method.rule.tau
+                steps = found[1::2, 3].mean()
+                words = f'tau {tau:g} costs {cost:+.4f} nats, {steps:.2f} loop steps'
+                how = (f'bench.py --calibrate={most:g} on {len(idx)} windows of {idx.shape[1]} '
+                       f'tokens, at most {method.n_loop} loops')
+                stored[name, policy] = dict(rule=name, cache=policy, tau=tau, cost=cost,
+                                            wake=wakes, how=how)
+                break
+        print(f'{name}, {policy}: {words}', flush=True)
+        write_json(dict(exits=list(stored.values())), f'{results}/exits.json')
+    print(f'{results}/exits.json has the thresholds: python sample.py --exit ...')
 
 
-# knobs: what is refused ---------------------------------------------------------------------------
-
-def check_knobs():
-    """ValueError for a knob that makes no sense; methods_of finds the others."""
-    check_numbers()
-    check_lists()
-    if calibrate is not None:
-        check_calibration()
-
-
-def check_numbers():
-    least = dict(calibrate=1e-6, n_prompts=0, prompt_tokens=1, new_tokens=2,
-                 n_windows=1 if calibrate is None else LEAST_TO_CALIBRATE)
-    for knob, smallest in least.items():
-        value = globals()[knob]
-        if value is not None and not value >= smallest:         # a NaN is not
-            raise ValueError(f'{knob} must be at least {smallest:g}, not {value}')
-    if not 0 <= fidelity <= 1:
-        raise ValueError(f'fidelity is a share, so it lies between 0 and 1, not at {fidelity}')
-    if not 0 <= seed < 2 ** 32:
-        raise ValueError(f'seed must lie between 0 and 2^32 - 1, not at {seed}')
+def thresholds_of_problems(model, methods, idx, targets):
+    """
+    Print what each threshold costs on problems (N, T). A problem is lost if an answer is wrong that
+    the smallest threshold has right. Nothing is stored, since no choice is safe on all problems: in
+    mazes smaller thresholds do worse.
+    """
+    for (name, policy, wakes), family in families_of(methods).items():
+        rows = []
+        safe = None
+        for method in family:
+            _, right, evals = predict(model, method, idx, targets)
+            safe = right if safe is None else safe                                  # (N, T)
+            lost = (safe & ~right).any(dim=1).sum()
+            wrong = (targets >= 0).sum() - right.sum()
+            rows.append(dict(tau=method.rule.tau, lost=lost, wrong=wrong, steps=evals.mean()))
+        print_rows(f'{name}, {policy}{", wake" if wakes else ""}: problems lost of {len(idx)}, '
+                   'wrong answers, loop steps of a token', rows[::-1],
+                   dict(tau='g', lost='d', wrong='d', steps='.2f'))
+    print('\ngive --tau to sample.py, or write a row of exits.json by hand')
 
 
-def check_lists():
-    examples = dict(rules=['accel', 'kl'], cache=['exact', 'latest'], wake=[False, True],
-                    beside=['out-plain'])
-    for knob, example in examples.items():
-        value = globals()[knob]
-        fits = all(type(part) is type(example[0]) for part in as_list(value))
-        if value is not None and not fits:
-            raise ValueError(f'{knob} must be as in --{knob}="{example}", not {value}')
-    for knob in 'cache', 'wake':
-        if globals()[knob] == []:
-            raise ValueError(f'{knob} must not be empty: leave out --{knob}')
-    for policy in as_list(cache):
-        if policy not in POLICIES:
-            raise ValueError(f"unknown cache policy '{policy}': choose one of "
-                             f'{", ".join(POLICIES)}')
-    if not are_counts(budgets):
-        raise ValueError('budgets must be whole numbers from 1 on, such as [1,2,4,8], not '
-                         f'{budgets}')
-    if not all(type(tau) in (int, float) and tau >= 0 for tau in taus):
-        raise ValueError(f'taus must be numbers from 0 on, such as [0.1,1,10], not {taus}')
-    if not all(are_counts(draft, 3) for draft in drafts):
-        raise ValueError('drafts must be lists of three whole numbers from 1 on, such as '
-                         f'[[2,8,4]], not {drafts}')
-    if not all(are_counts(wave, 2) for wave in waves):
-        raise ValueError('waves must be lists of two whole numbers from 1 on, such as [[8,1]], '
-                         f'not {waves}')
+# figures ------------------------------------------------------------------------------------------
+
+def figure_4(rows, path):
+    """Fig. 4: time, perplexity and loss of each rule against tau; a line of panels for a cache."""
+    from common import plots  # here, since matplotlib takes a second to import
+    labels = dict(ms_per_token='ms per token', ppl='perplexity', ce='loss (nats per token)')
+    rules = list(dict.fromkeys(row['rule'] for row in rows))
+    kinds = list(dict.fromkeys((row['cache'], row['wake']) for row in rows))
+    figure, grid = plots.panels(3, 4, 3, rows=len(kinds), sharex=True, sharey='col')
+    for axes, (policy, wakes) in zip(grid, kinds):
+        for i, rule in enumerate(rules):
+            line = [row | dict(ppl=math.exp(row['ce'])) for row in rows
+                    if (row['rule'], row['cache'], row['wake']) == (rule, policy, wakes)]
+            for ax, column in zip(axes, labels):
+                ax.plot([row['tau'] for row in line], [row[column] for row in line], 'o-', ms=4,
+                        color=plots.colour_of(i), label=rule)
+        for ax, label in zip(axes, labels.values()):
+            ax.set(xscale='log', xlabel='tau', ylabel=label,
+                   title=f'{policy}, wake' if wakes else policy)
+    grid[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    plots.save(figure, path)
 
 
-def check_calibration():
-    """The knobs that do not go with --calibrate."""
-    if not (rules and taus):
-        raise ValueError('calibrate looks for thresholds: give --rules and --taus')
-    for knob in 'beside', 'compile', 'n_prompts':
-        if knob in given:
-            raise ValueError('--calibrate measures all windows of one run, not compiled: leave '
-                             f'out --{knob}')
-    if damping is not None:
-        raise ValueError('--calibrate finds thresholds for the damping of the run: leave out '
-                         '--damping')
-    # a config file may give them for another run without --calibrate
-    unused = [f'--{knob}' for knob in ('budgets', 'drafts') if knob in given]
-    if unused:
-        print(f'{" and ".join(unused)} have no threshold, and are not measured')
-
-
-def are_counts(values, n=None):
-    """Is this a list of whole numbers from 1 on, n of them if n is given?"""
-    return (isinstance(values, list) and n in (None, len(values))
-            and all(type(value) is int and value >= 1 for value in values))
-
-
-def check_results(results):
-    """ValueError, before any work, if this folder cannot be written into."""
-    check_writable(results, ('bench.csv', 'bench.json', 'exits.json', 'figure_4.png', 'ledger.png'))
+def ledger(rows, is_task, path):
+    """Quality against time, a colour for each kind of decoding."""
+    from common import plots
+    column = 'accuracy' if is_task else 'ce'
+    # drafts write the text of the loops that check them, and a wave that of the full budget, or it
+    # is not in the picture
+    of_loops = {row['n_loop']: row[column] for row in rows
+                if row['kind'] == 'fixed loops' and row['cache'] == 'exact'}
+    dots = {}               # label: [(time, quality), ...]
+    for row in rows:
+        height = row[column]
+        if row['kind'] == 'drafts' or row['kind'] == 'waves' and row['identical'] == 1:
+            height = of_loops.get(row['n_loop'])
+        label = row['kind']
+        if label in ('fixed loops', 'exit rules'):
+            label += f", {row['cache']}" + (', wake' if row['wake'] else '')
+        if height is not None:
+            dots.setdefault(label, []).append((row['ms_per_token'], height))
+    figure, [[ax]] = plots.panels(1, 8, 4.5)
+    for i, (label, line) in enumerate(dots.items()):
+        ax.plot(*zip(*line), 'o', color=plots.colour_of(i), alpha=0.8, label=label)
+    ax.set(xscale='log', xlabel='ms per token',
+           ylabel='share of right answers' if is_task else 'held-out loss (nats per token)')
+    if not is_task:         # one loop is far above the others
+        ax.set_ylim(top=1.2 * min(row['ce'] for row in rows if row['ce'] is not None))
+    ax.legend()
+    plots.save(figure, path)
 
 
 # the run ------------------------------------------------------------------------------------------
 
-def points_of_others(checkpoint, held_out):
-    """
-    The points of the runs `beside`. checkpoint: of the first run. ValueError for a run on other
-    data, with another tokenizer, or on shorter windows.
-    """
-    points = []
-    window = held_out.idx.shape[1]
-    for folder in beside:
-        model, other, folder, _ = open_run(folder, pick_device(device, dtype)[0], length=length,
-                                           damping=damping)
-        # public models have no data of ours, ''; their tokenizers differ
-        if other['data'] != checkpoint['data'] or other['tokenizer'] != checkpoint['tokenizer']:
-            raise ValueError(f'{folder} was trained on other data, or with another tokenizer, than '
-                             'the first run: only runs on the same tokens can be compared')
-        if model.config.block_size < window:
-            raise ValueError(f'{folder} reads {model.config.block_size} tokens, and the windows '
-                             f'have {window}: give --length={model.config.block_size}')
-        points += points_of(folder, model, held_out.problem_tokens)
-    return points
-
-
-def conditions():
-    """The knobs with which all points are measured."""
-    return Conditions(ring, new_tokens, temperature, seed)
-
-
-def save(points, deepest, results, settings):
-    """Write results/bench.csv and its bench.json with what is known so far, if anything is."""
-    rows = [row_of(point, deepest, seed) for point in points if point.windows or point.prompts]
-    if rows:
-        columns = dict.fromkeys(name for row in rows for name in row)   # runs have other groups
-        write_csv([dict.fromkeys(columns) | row for row in rows],
-                  os.path.join(results, 'bench.csv'), list(columns))
-        write_json(settings | dict(threads=torch.get_num_threads()),
-                   os.path.join(results, 'bench.json'))
-
-
-def settings_of(checkpoint, dev, held_out):
-    """What the numbers of bench.csv depend on, besides the method: a dict for bench.json."""
-    names = ('dataset', 'ring', 'new_tokens', 'temperature', 'fidelity', 'compile', 'seed', 'dtype')
-    return dict(iteration=checkpoint['iter_num'], device=dev,
-                tokens_of_window=held_out.idx.shape[1], prompt_tokens=held_out.prompts.shape[2],
-                **{name: globals()[name] for name in names})
-
-
-def measure(points, held_out, results, settings):
-    """
-    Measure the quality of all points, then the time. After each family and each prompt
-    results/bench.csv has what is known, also after Ctrl-C, and bench.json the settings. Before that
-    each point is tried on a little, so that what cannot be done fails in the first seconds.
-    """
-    prompts = held_out.prompts
-    is_task = held_out.is_task
-    print(f'{len(points)} points, {len(held_out.idx)} windows and {len(prompts)} prompts. First '
-          'each point is tried for a moment ...', flush=True)
-    # drafts and waves are made to write the texts of a budget: they have no quality of their own
-    of_windows = [point for point in points if point.method.kind not in (Kind.DRAFTS, Kind.WAVE)]
-    seconds = seconds_of_quality(of_windows, held_out, conditions())
-    # texts are timed with the threads that are best for the widest model; batches of windows are
-    # read with all of them
-    widest = max((point.model for point in points), key=lambda model: model.config.n_embd)
-    threads = torch.get_num_threads()
-    if len(prompts):
-        use_one_thread(widest)
-        seconds += len(prompts) * seconds_of_time(points, prompts[0], is_task, conditions())
-        torch.set_num_threads(threads)
-    compiling = ', and compiling' if compile else ''
-    print(f'all of it will take about {seconds:.0f} s{compiling}')
-    try:
-        for words, members in groupby(of_windows, lambda point: point.method.family):
-            print(f'quality: {words}', flush=True)
-            measure_quality(list(members), held_out.idx, held_out.targets, conditions())
-            save(points, held_out.deepest, results, settings)
-
-        use_one_thread(widest)
-        if compile and len(prompts):
-            compile_all(points, prompts[0], is_task)
-        for number, prompt in enumerate(prompts):
-            print(f'time: prompt {number + 1} of {len(prompts)}, at all points in turn', flush=True)
-            measure_time(points, prompt, number, is_task, conditions())
-            save(points, held_out.deepest, results, settings)
-    finally:
-        save(points, held_out.deepest, results, settings)
-
-
 def main():
-    # with which settings
-    dev, autocast = pick_device(device, dtype)
-    check_knobs()
+    dev, _ = pick_device(device, 'float32')
     torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
-
-    # of what: a run
-    no_rule = '' if calibrate is None else 'there is no threshold to find'
-    model, checkpoint, folder, results = open_run(out_dir, dev, no_rule, length=length,
-                                                   damping=damping)
-    check_results(results)
-
-    # on what
-    held_out = read_held_out(checkpoint, dev)
-    is_task = held_out.is_task
-    card = f' {torch.cuda.get_device_name()}' if dev.startswith('cuda') else ''
+    check(new_tokens > 1 and n_windows > 0, 'new_tokens must be at least 2, since the first one is '
+          'not timed, and n_windows at least 1')
+    model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
+    is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
+    T = model.config.block_size
+    methods = methods_of(model, T if is_task else None)
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
-          f'{dev}{card}, {dtype}, seed {seed}')
+          f'{dev}: {len(methods)} methods')
 
-    # what: each point, that is each method of the model, or thresholds
-    points = points_of(folder, model, held_out.problem_tokens)
-    with autocast:
-        if calibrate is None:
-            points += points_of_others(checkpoint, held_out)
-            if compile and n_prompts:
-                models_to_compile(points, is_task)          # or an error, before the work
-            measure(points, held_out, results, settings_of(checkpoint, dev, held_out))
-            rows = [row_of(point, held_out.deepest, seed) for point in points]
-            comparison.report(rows, results, is_task, fidelity)
-        else:
-            families, rows = calibrate_all(points[0], held_out, checkpoint, results)
-            flag_of_rule = {make_exit(name).name: name for name in rules}
-            calibration.report(families, rows, results, folder, is_task, flag_of_rule)
-            if 'n_loop' in given:
-                print(f'the promise holds under this budget: give --n_loop={n_loop} there, too')
+    if calibrate and is_task:
+        check(calibrate is True, 'on problems no loss says which threshold is safe: give '
+              '--calibrate without a value, and read the table')
+        # other problems than those of training and evaluation
+        rng = np.random.default_rng([*b'thresholds'])
+        x, y, _ = tasks.problems_of(checkpoint, dataset).make(rng, N_PROBLEMS, T)
+        thresholds_of_problems(model, methods, torch.from_numpy(x).to(dev),
+                               torch.from_numpy(y).to(dev))
+        return
+    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
+    if calibrate:
+        check(damping is None, 'exits.json is for the damping of the run: leave out --damping')
+        most = 0.005 if calibrate is True else calibrate
+        thresholds_of_text(model, methods, idx, targets, most, results)
+        return
+
+    prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)
+    deepest = depth.max(axis=1).mean() if is_task else None
+    rows = measure(model, methods, idx, targets, prompts, deepest, f'{results}/bench.csv')
+    of_rules = [row for row in rows if row['kind'] == 'exit rules']
+    if of_rules and len(prompts):
+        figure_4(of_rules, f'{results}/figure_4.png')
+    if len(prompts):
+        ledger(rows, is_task, f'{results}/ledger.png')
+        rows.sort(key=lambda row: row['ms_per_token'])
+    print_rows(f'{results}/bench.csv, the fastest method first:', rows, SHOWN)
 
 
 if __name__ == '__main__':
-    configurator.configure(globals())
-    configurator.run(main)
+    configure(globals())
+    run(main)

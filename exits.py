@@ -181,19 +181,34 @@ def stored_tau(folders, name, cache):
     has a row for it; None if no file has one. ValueError for a damaged file.
     """
     for folder in folders:
-        path = os.path.join(folder, 'exits.json')
-        if not os.path.exists(path):
-            continue
-        try:
-            with open(path) as f:
-                rows = json.load(f)['exits']
-            found = [row['tau'] for row in rows if (row['rule'], row['cache']) == (name, cache)]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it, "
-                             'or give --tau') from error
-        if found:
-            return found[0]
+        for row in stored_exits(folder):
+            if (row['rule'], row['cache']) == (name, cache):
+                return row['tau']
     return None
+
+
+def stored_exits(folder):
+    """
+    The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
+    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
+
+        rule, cache, tau    the threshold holds whether tokens wake or not
+        cost                nats per token above the full budget; on a task wrong answers
+        wake                was it found with tokens that wake?
+        how                 and by what evidence?
+    """
+    path = os.path.join(folder, 'exits.json')
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path, encoding='utf-8') as f:
+            rows = json.load(f)['exits']
+        for row in rows:
+            row['rule'], row['cache'], float(row['tau'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it, "
+                         'or give --tau') from error
+    return rows
 
 
 # many tokens at once ------------------------------------------------------------------------------

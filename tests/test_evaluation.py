@@ -13,7 +13,7 @@ import data
 import tasks
 from common import distributed, evaluation, plots
 from common.evaluation import Score
-from common.tables import print_rows
+from common.terminal import print_rows
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-from common.terminal import print_rows  # noqa: F401
