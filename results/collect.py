@@ -50,8 +50,10 @@ def main():
             first['data'] = path.stem[len('eval_'):]
         for row in read_csv(path):
             rows.append({name: short(value) for name, value in (first | row).items()})
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    write_csv([dict.fromkeys(columns, '') | row for row in rows], table, columns)
+    columns = list(dict.fromkeys(name for row in rows for name in row if row[name] != ''))
+    columns = [name for name in columns if name != 'name']      # the other columns say it
+    rows = [{name: row.get(name, '') for name in columns} for row in rows]
+    write_csv(rows, table, columns)
     print(f'{table}: {len(rows)} rows of {len(files)} files')
 
 
