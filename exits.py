@@ -18,7 +18,6 @@ Paper: Eq. 3 (step norm), Eq. 4 (KL), Eq. 5 and 6 (acceleration), Algorithm 1.
     N        tokens that are awake, of all rows
 """
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,9 +51,9 @@ def algorithm_1(f, x0, tau, k_max):
 # signals: (x0, x1, memo, read) -> (value, memo) ---------------------------------------------------
 #
 #     x0, x1    (..., C)
-#     memo      what the signal passed on in the token's last step, a tensor (..., any) or None; in its
-#               first step None. It should tell of that step alone: if the rule wakes, steps that a
-#               token sleeps through are not counted
+#     memo      what the signal passed on in the token's last step, a tensor (..., any) or None; in
+#               its first step None. It should tell of that step alone: if the rule wakes, steps
+#               that a token sleeps through are not counted
 #     read      state (..., C) -> logits (..., V), see Exit.reads
 #     value     (...), compared with tau; None while it is undefined, which counts as not small. A
 #               yes-or-no signal is 0 where a token may exit and 1 elsewhere, with a tau of 0.5
@@ -136,9 +135,9 @@ class Exit:
         if value is None:
             return np.zeros_like(streak)
         value = value.numpy(force=True)         # waits for the device
-        if math.isnan(value.max()):             # the largest value is a NaN if one of them is
+        if np.count_nonzero(value != value):    # a NaN differs from itself
             raise ValueError(f"the exit rule '{self.name}' met a NaN in the model or its input")
-        return np.where(value < self.tau, streak + 1, 0)
+        return (streak + 1) * (value < self.tau)
 
 
 # the paper's rules and their normalised forms, then a coin. To add a rule, write a signal, and a
@@ -236,7 +235,7 @@ def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
     it has had `hits` small values again; it would wake its readers, and they theirs, without end.
     """
     B, T, _ = x.shape
-    x = x.flatten(0, 1).clone()             # (B T, C)
+    x = x.flatten(0, 1)                     # (B T, C)
     memos = None                            # (B T, any)
     awake = np.ones(B * T, dtype=bool)      # who loops in the next step
     streak = np.zeros(B * T, dtype=int)     # small signals in a row
@@ -270,25 +269,29 @@ def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
         # state before it, whose keys and values this step has computed. A still one that goes on
         # looping keeps the step
         takes = awake if rule.keep else awake & after
-        if takes.any():
+        if isinstance(at, slice) and 0 < np.count_nonzero(after) < B * T:
+            # from now on some rows change: a memo, or whoever gave x, may hold these very tensors
+            x = x.clone()
+            memos = None if memos is None else memos.clone()
+        if np.count_nonzero(takes):
             new = rows_of(x1, on_device(takes[awake], x))
             x = with_rows(x, on_device(takes, x), new)
-        kept[takes] = k
+            kept[takes] = k
 
         # while a token slept its state did not change: its memo is that of a step from x to x
         woken = after & ~awake
-        if memos is not None and woken.any():
+        if memos is not None and np.count_nonzero(woken):
             at = on_device(woken, x)
             memos[at] = rule.signal(x[at], x[at], memos[at], read_now)[1]
         awake = after
-        if not awake.any():
+        if not np.count_nonzero(awake):         # like any(), in a quarter of its time
             break
     return x.view(B, T, -1), kept.reshape(B, T), evals.reshape(B, T)
 
 
 def on_device(mask, like):
     """The places in a NumPy mask, a tensor on the device of `like`; slice(None) for all."""
-    if mask.all():
+    if np.count_nonzero(mask) == len(mask):
         return slice(None)
     return torch.from_numpy(np.flatnonzero(mask)).to(like.device, non_blocking=like.is_cuda)
 
@@ -299,12 +302,9 @@ def rows_of(x, at):
 
 
 def with_rows(x, at, new):
-    """
-    x with new rows at these places, written into x; for slice(None) a copy of new, since a memo may
-    be the very states that the next step changes.
-    """
+    """x with new rows at these places, which are written into x; `new` itself for slice(None)."""
     if isinstance(at, slice):
-        return new.clone()
+        return new
     x[at] = new
     return x
 

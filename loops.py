@@ -32,7 +32,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import KeysValues, Span
-from exits import Exit, loop
+from exits import Exit, loop, rows_of
 
 # draws: how often to loop, and the noise ----------------------------------------------------------
 
@@ -378,13 +378,14 @@ class RecurrentGroup(nn.Module):
             if isinstance(at, slice):
                 x = x.view(B, T, C)
             else:
+                x = scatter(x, at)
                 awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
                 awake[at] = True
                 awake = awake.view(B, T)
-                x = scatter(x, at)
             hooks = [partial(cache[block].update, span=span, k=k, awake=awake)
                      for block in self.core]
-            return self.step_of_pass(x, from_e, hooks, span.pos).flatten(0, 1)[at]
+            x = self.step_of_pass(x, from_e, hooks, span.pos)                   # (B, T, C)
+            return rows_of(x.view(B * T, C), at)
 
         def scatter(x, at):
             """States (N, C) among those of all tokens (B, T, C), which are their last ones."""
@@ -394,7 +395,8 @@ class RecurrentGroup(nn.Module):
         def read_at(x, at):
             if rule.reads == 'readout':
                 return read(x)
-            return read(scatter(x, at)).flatten(0, 1)[at]       # it needs whole rows
+            logits = read(scatter(x, at))       # whole rows, (B, T, any)
+            return rows_of(logits.flatten(0, 1), at)
 
         f = awake_alone if reads_few else awake_among_all
         x, *counts = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)

@@ -63,6 +63,8 @@ class GPTConfig:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
+        if self.mean_recurrence <= 0:
+            raise ValueError(f'mean_recurrence must be positive, not {self.mean_recurrence}')
         self.groups = in_order(self.groups, self.n_layer)
 
 
@@ -319,8 +321,8 @@ class GPT(nn.Module):
 
     def reader(self, rule, plan=None):
         """
-        What a rule reads in a pass: the method that rule.reads names, as a function of states (B,
-        T, C); (N, C) do for readout. ValueError if this model has no such method.
+        What a rule reads in a pass: the method that rule.reads names, as a function of states, (N,
+        C) for readout and (B, T, C) for others. ValueError if this model has no such method.
         """
         if not hasattr(self, rule.reads):
             raise ValueError(f"the exit rule '{rule.name}' needs a model with the method "
@@ -419,6 +421,8 @@ class GPT(nn.Module):
         draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none.
         """
         import decode
+        if self.training:           # each pass would draw other loop counts and other noise
+            raise ValueError('text is written in evaluation only: call model.eval() first')
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
         decoder = decode.decoder_of(draft_loops, wave)
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,

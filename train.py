@@ -7,7 +7,7 @@ Train a recurrent-depth GPT.
     python train.py --eval_only --out_dir=out-calc --block_size=192 '--eval_loops=[64,256]'
                                             no training: the losses by loops, and on a task by
                                             depth, at another length
-    python train.py --model_class=zoo.ouro:Gated        another class of model, see zoo/
+    python train.py --model_class=mine:Mine             another class of model, in mine.py
     torchrun --standalone --nproc_per_node=2 train.py config/groups.py
 
 writes ckpt.pt, ckpt_ITER.pt at keep_iters, ckpt_best.pt, log.csv and loss.png; at the end eval.csv,
@@ -24,7 +24,7 @@ Paper: App. B (the recipe: nanoGPT's, with loop draws). Geiping: 3.3 (truncated 
 import math
 import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -136,9 +136,8 @@ def noise_of(it, micro, dev):
 
 # the model ----------------------------------------------------------------------------------------
 
-def make_model(checkpoint, examples):
+def make_model(cls, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
-    cls = class_of(model_class, named='model_class' in configurator.given)
     vocab_size = examples.vocab_size
     if vocab_size >= 1024:              # matrices whose sides are multiples of 64 are faster
         vocab_size = 64 * math.ceil(vocab_size / 64)
@@ -196,6 +195,7 @@ class Run:
     raw: torch.nn.Module        # a GPT
     optimizers: dict            # by the name of their state in a checkpoint
     examples: object            # data.Text or tasks.Problems
+    counts: list                # loop counts at which it is evaluated
     dev: str
     autocast: object            # a context in which matrix products have the knob dtype
     done: int = 0               # iterations that the weights have seen
@@ -203,17 +203,20 @@ class Run:
 
 
 def knobs_now():
+    """{name: value} of the knobs above."""
     return {name: globals()[name] for name in config}
 
 
 def main():
-    dev, autocast = distributed.start_processes(device, dtype)
     knobs = knobs_now()
     changed = {name for name in config if knobs[name] != config[name]}      # in a notebook
     configurator.given.update(changed)
     configurator.flags.update(changed)
     knobs, checkpoint = where_to_start(knobs)
     globals().update(knobs)             # from here on the knobs above have the values of this run
+    dev, autocast = distributed.start_processes(device, dtype)
+    # before the data: the file of the class may define their task, as zoo/maze.py does
+    cls = class_of(model_class, named='model_class' in configurator.given)
     vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
     examples = distributed.first_one_first(lambda: data.open_data(
         dataset, checkpoint.get('tokenizer'), vocab_size))
@@ -225,11 +228,11 @@ def main():
     # the model, and what else the checkpoint holds if the run goes on
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
-    raw = make_model(checkpoint, examples).to(dev)
+    raw = make_model(cls, checkpoint, examples).to(dev)
     optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
-    run = Run(raw, optimizers, examples, dev, autocast)
+    run = Run(raw, optimizers, examples, counts_of(raw), dev, autocast)
     if resume:
-        take_up(run, checkpoint)
+        restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
 
     with only_writer(), distributed.noting_signals():
@@ -252,7 +255,7 @@ def only_writer():
     return FileLock(f'{out_dir}/.lock', timeout=0)
 
 
-def take_up(run, checkpoint):
+def restore(run, checkpoint):
     """Continue the run of a checkpoint; the model has its weights already."""
     check(checkpoint['data'] == run.examples.sha256, f'{dataset} is not what this run was trained '
           'on: restore it, or start from the weights with --init_from')
@@ -298,7 +301,7 @@ def train(run):
             save(run, f'ckpt_{it:06d}.pt', with_optimizers=False)
         if it % eval_interval == 0 or it == max_iters:
             save(run, 'ckpt.pt')        # first, so that a kill does not cost what was learned
-            log.evaluation(run, it)
+            log.evaluate(run, it)
         if it == max_iters:
             break
 
@@ -389,7 +392,7 @@ class Log:
         self.seconds.clear()
         self.flops.clear()
 
-    def evaluation(self, run, it):
+    def evaluate(self, run, it):
         """Evaluate, keep the best weights, and draw the losses so far."""
         scores = evaluate_all(run, eval_windows)
         row = dict(iter=it)
@@ -403,11 +406,10 @@ class Log:
             save(run, 'ckpt_best.pt', with_optimizers=False)
 
         # the health of the states; while the learning rate warms up, bad values mean nothing
-        run.raw.eval()
         n_for_health = min(8, run.examples.n_held_out(block_size))
         idx, _ = run.examples.held_out(range(n_for_health), block_size)
-        values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
-        run.raw.train()
+        with evaluating(run.raw):
+            values = evaluation.health(run.raw, idx.to(run.dev), run.autocast)
         if it >= warmup_iters:
             evaluation.warn_of_collapse(values, run.raw.config.groups)
         row['token_corr'] = '/'.join(f'{token_corr:.3f}' for token_corr, _ in values)
@@ -422,26 +424,39 @@ def evaluate_all(run, n_windows):
     """Evaluate at all of eval_loops, on n_windows, None = all -> {n_loop: Score}; print them."""
     all_windows = run.examples.n_held_out(block_size)
     n_windows = min(n_windows or all_windows, all_windows)
-    counts = eval_loops or [1, 2, 4, 8]
-    if eval_loops is None and run.raw.config.loop_draw == 'fixed':
-        counts = [max(1, round(run.raw.config.mean_recurrence))]
-    if not run.raw.groups:
-        counts = [1]
     say(f'iter {run.done}: {n_windows:,} held-out windows of {block_size} tokens')
-    run.raw.eval()
-    # the shapes differ from training's, so this runs without the compiler
-    with torch.compiler.set_stance('force_eager'):
+    with evaluating(run.raw):
         scores = {n_loop: evaluation.evaluate(run.raw, run.examples, n_windows, n_loop, run.dev,
-                                              run.autocast) for n_loop in counts}
-    run.raw.train()
+                                              run.autocast) for n_loop in run.counts}
     evaluation.print_scores(scores, run.examples.is_task)
     return scores
+
+
+def counts_of(raw):
+    """The loop counts of an evaluation, from the knob eval_loops. ValueError for a bad one."""
+    counts = eval_loops or [1, 2, 4, 8]
+    if eval_loops is None and raw.config.loop_draw == 'fixed':
+        counts = raw.draw_loops()[:1]
+    if not raw.groups:
+        counts = [1]
+    for n_loop in counts:
+        raw.loop_counts(n_loop)
+    return counts
+
+
+@contextmanager
+def evaluating(raw):
+    """In this context a model is in evaluation, without the compiler: shapes are not training's."""
+    raw.eval()
+    with torch.compiler.set_stance('force_eager'):
+        yield
+    raw.train()
 
 
 def evaluate_only(checkpoint, examples, dev, autocast):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
     raw = load_model(checkpoint, length=block_size).to(dev)
-    run = Run(raw, {}, examples, dev, autocast, done=checkpoint['iter_num'])
+    run = Run(raw, {}, examples, counts_of(raw), dev, autocast, done=checkpoint['iter_num'])
     told = 'eval_windows' in configurator.given
     scores = evaluate_all(run, eval_windows if told else None)
     results = folder_of_results(checkpoint['folder'])

@@ -64,9 +64,10 @@ def read_checkpoint(path):
         checkpoint['folder'] = os.path.dirname(path) or '.'         # of tokenizer.json
         missing = set(checkpoint.get('own_files', ())) - set(configurator.own_files)
         checkpoint['model'], checkpoint['model_args'], checkpoint['config']
-    except OSError:
-        raise
-    except Exception as error:      # torch's own words would advise to run the code in a file
+    except Exception as error:
+        if getattr(error, 'filename', None):        # the file cannot be opened, or another one
+            raise
+        # torch's own words would advise to run the code in the file
         raise ValueError(f"'{path}' is not a whole checkpoint of this program "
                          f'({type(error).__name__}): train again, or use another') from None
     if missing:     # they may define a part of the model, or its task
@@ -190,17 +191,3 @@ def where_to_start(knobs):
     own = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
     inherited = {name: earlier[name] for name in knobs.keys() & earlier.keys() - own}
     return knobs | inherited, checkpoint
-
-
-# the former names, until zoo/ no longer uses them
-
-class Run(NamedTuple):
-    knobs: dict
-    model: torch.nn.Module
-    optimizers: dict
-    tokenizer: str
-    data: str
-
-
-def save_run(run, path, with_optimizer=True):
-    save_checkpoint(checkpoint_of(run.model, run.knobs, run.tokenizer, run.data), path)

@@ -9,8 +9,6 @@ import os
 import sys
 from contextlib import contextmanager
 
-UserError = ValueError      # the former name, until nothing imports it any more
-
 
 def check(good, message):
     """Go on if `good` is true, and raise a ValueError with this message if it is not."""
@@ -56,7 +54,3 @@ def run(main):
         line = ' '.join(str(error).split())
         print(f'error: {line}', file=sys.stderr)
         raise SystemExit(2)
-
-
-def is_out_of_memory(error):        # until common/checkpoint.py no longer asks
-    return isinstance(error, MemoryError)

@@ -11,7 +11,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))      # the pr
 
 
 @contextmanager
-def new_file(path, mode='w', newline=None, keep_old=False):
+def new_file(path, mode='w', newline=None):
     """
     `with new_file(path) as f:` writes a file that becomes `path` once it is complete. If the block
     fails, the disk is full or the process is killed, the earlier file is unchanged.
@@ -31,16 +31,9 @@ def new_file(path, mode='w', newline=None, keep_old=False):
         raise
 
 
-def sha256_of(*paths, more=''):         # until data.py asks for one file alone
-    if len(paths) == 1 and not more:
-        with open(paths[0], 'rb') as f:
-            return hashlib.file_digest(f, 'sha256').hexdigest()
-    digest = hashlib.sha256()
-    for path in paths:
-        with open(path, 'rb') as f:
-            digest.update(f.read())
-    digest.update(more.encode())
-    return digest.hexdigest()
+def sha256_of(path):
+    with open(path, 'rb') as f:
+        return hashlib.file_digest(f, 'sha256').hexdigest()
 
 
 def write_json(value, path):
@@ -50,17 +43,15 @@ def write_json(value, path):
 
 def read_json(path):
     """What a JSON file holds. ValueError if it is damaged."""
-    if not os.path.exists(path):        # until data.py no longer counts on it
-        return {}
     with open(path, encoding='utf-8') as f:
         with explain(f"'{path}' is damaged", 'restore it, or remove it', ValueError):
             return json.load(f)
 
 
-def write_csv(rows, path, columns=None):
+def write_csv(rows, path):
     """Rows, dicts with the same columns, as CSV."""
     with new_file(path, newline='') as f:
-        writer = csv.DictWriter(f, columns or rows[0])
+        writer = csv.DictWriter(f, rows[0])
         writer.writeheader()
         writer.writerows(rows)
 
@@ -69,7 +60,3 @@ def read_csv(path):
     """The rows of a CSV, dicts of text."""
     with open(path, newline='', encoding='utf-8') as f:
         return list(csv.DictReader(f))
-
-
-def check_writable(folder, files=()):       # until nothing calls it
-    os.makedirs(folder, exist_ok=True)

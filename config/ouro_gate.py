@@ -1,7 +1,6 @@
 # Stage II of an Ouro (arXiv 2510.25741), after config/ouro.py: it trains the exit gate alone.
 #   python train.py config/ouro_gate.py
-# For another model with a gate: --model_class=zoo.ouro:GateOnly --init_from=CHECKPOINT
-model_class = 'zoo.ouro:OuroGateOnly'
+model_class = 'zoo.ouro:OuroGate'
 init_from = 'out-ouro-small/ckpt.pt'
 out_dir = 'out-ouro-small-2'
 loop_draw = 'fixed'

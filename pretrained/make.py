@@ -15,12 +15,12 @@ Weights are stored in float16, which changes no answer of calc and no text that 
 import os
 
 from common.checkpoint import load_checkpoint, save_checkpoint
-from common.configurator import PathName, configure, run
+from common.configurator import configure, run
 
 # -------------------------------------------------------------------------------------------------
-text: PathName = 'out'          # the folder of the default run
-calc: PathName = 'out-calc'     # the folder of the run on calc
-maze: PathName = 'out-maze'     # the folder of the run on mazes
+text = 'out'                # the folder of the default run
+calc = 'out-calc'           # the folder of the run on calc
+maze = 'out-maze'           # the folder of the run on mazes
 # -------------------------------------------------------------------------------------------------
 
 KEPT = ('model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data')

@@ -52,8 +52,7 @@ def main():
             rows.append({name: short(value) for name, value in (first | row).items()})
     columns = list(dict.fromkeys(name for row in rows for name in row if row[name] != ''))
     columns = [name for name in columns if name != 'name']      # the other columns say it
-    rows = [{name: row.get(name, '') for name in columns} for row in rows]
-    write_csv(rows, table, columns)
+    write_csv([{name: row.get(name, '') for name in columns} for row in rows], table)
     print(f'{table}: {len(rows)} rows of {len(files)} files')
 
 

@@ -1,12 +1,9 @@
 """What the tests share: a small model, its tokens, thresholds, and ways to run a script."""
 import contextlib
-import csv
 import io
 import os
-import resource
 import runpy
 import shutil
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +20,8 @@ torch.set_num_threads(1)                # these shapes are so small that a secon
 import data  # noqa: E402
 import exits  # noqa: E402
 import tasks  # noqa: E402
-from common.checkpoint import load_checkpoint  # noqa: E402
-from common.training_log import read_log  # noqa: E402
+from common.checkpoint import read_checkpoint  # noqa: E402
+from common.files import read_csv  # noqa: E402
 from model import GPT  # noqa: E402
 
 # The rules that come with exits.py, and for each a threshold at which the tokens of the tiny model
@@ -36,21 +33,7 @@ TAUS = dict(norm=0.3, norm_rel=0.08, kl=3e-4, accel=0.3, accel_hat=0.65, accel_r
 TINY = [
     '--dataset=book', '--n_layer=4', '--n_embd=16', '--n_head=2', '--groups=[[1],[2]]',
     '--block_size=16', '--batch_size=4', '--max_iters=12', '--eval_interval=5', '--eval_windows=7',
-    '--eval_loops=[1,3]', '--log_interval=4', '--save_interval=5', '--keep_iters=[0,3]',
-    '--device=cpu']
-
-
-@pytest.fixture(autouse=True)
-def no_test_waits_forever():
-    """A test that takes ten minutes waits for something that does not come; then it fails."""
-    def give_up(*_):
-        pytest.fail('this test has taken ten minutes')
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(600)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    '--eval_loops=[1,3]', '--log_interval=4', '--keep_iters=[0,3]', '--device=cpu']
 
 
 def make_book():
@@ -79,8 +62,6 @@ def run(*args, script='train.py'):
     """
     out, error, code = io.StringIO(), io.StringIO(), 0
     before = set(sys.modules)
-    handlers = {number: signal.getsignal(number)
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with (contextlib.redirect_stdout(out), contextlib.redirect_stderr(error),
               mock.patch.object(sys, 'argv', [script, *args])):
@@ -88,8 +69,6 @@ def run(*args, script='train.py'):
     except SystemExit as stop:
         code = stop.code or 0
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         # the script has registered itself, see configurator.register; the next one is another
         for name in [name for name in sys.modules if name not in before
                      and getattr(sys.modules[name], '__name__', '') == '__main__']:
@@ -111,30 +90,14 @@ def refused(*args, script='train.py'):
     return done.stderr
 
 
-def read_csv(path):
-    with open(path) as f:
-        return list(csv.DictReader(f))
-
-
-@contextlib.contextmanager
-def small_disk(n_bytes):
-    """No file may have more bytes than this."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def saved(out_dir):
     """The dict of a run's last checkpoint."""
-    return load_checkpoint(os.path.join(out_dir, 'ckpt.pt'))[1]
+    return read_checkpoint(out_dir)
 
 
 def log_of(out_dir):
     """The rows of a run's log, without times."""
-    rows = read_log(os.path.join(out_dir, 'log.csv'))
+    rows = read_csv(os.path.join(out_dir, 'log.csv'))
     times = 'dt_ms', 'tokens_per_s', 'tflops'
     return [{key: row[key] for key in row if key not in times} for row in rows]
 

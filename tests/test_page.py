@@ -218,10 +218,10 @@ def test_mazes_in_which_the_goal_moves_and_a_wall_opens(browser, pages):
     known = settle(model, opened, *known[:3])
     assert_same_maze(browser, known, opened)
 
-    room = browser.value('(canvas.focus(), chosen)')
+    browser.value('(canvas.focus(), chosen = 120)')
     for key in ('ArrowUp', 'ArrowLeft', 'Enter'):
         browser.press(key)
-    assert browser.value('[chosen, maze.goal]') == [room - 17, room - 17]
+    assert browser.value('[chosen, maze.goal]') == [103, 103]
     doors = browser.value('maze.doors[chosen]')
     browser.press('ArrowDown', SHIFT)
     assert browser.value('maze.doors[chosen]') == doors ^ 4
@@ -286,6 +286,17 @@ def test_the_page_knows_the_right_answers(browser, pages):
         browser.value(f'(take({json.dumps(problems.encoding.decode(x))}), 1)')
         assert browser.value('pass.ids') == x
         assert browser.value(known) == [[[right], n] for right, n in zip(y, depth)]
+
+    # of another task those of its first problem, as far as there are any
+    record = record_of(pages['calc'])
+    x = record['first']['ids']
+    record |= dict(p=None, first=dict(ids=x, right=[2] + [-100] * 47, depth=[1] + [0] * 47))
+    other = pages['calc'].with_name('other.html')
+    other.write_text(page.fill(record, TITLE='', ABOUT='', RESULTS='', MODEL=''), encoding='utf-8')
+    browser.open(other)
+    browser.value('drawn')
+    assert browser.value(known)[:2] == [[[2], 1], [[], -1]]
+    assert 'of 1 answer right' in browser.value("$('summary').textContent")
 
     browser.open(pages['maze'])
     problems = tasks.Problems('maze')
@@ -377,9 +388,16 @@ def test_a_problem_is_played_and_typed(browser, pages):
 
 
 def test_a_text_is_typed_and_written_on(browser, pages):
-    browser.open(pages['text'])
-    browser.value('drawn')
+    browser.open(pages['text'], motion='no-preference')
     assert browser.value('text') == NASTY
+    # it can be written on while it is played
+    assert browser.value('''{
+        $('write').click();
+        while (!pass.done) await pause(10);
+        $('write').click();
+        await drawn;
+        return [player, writer, text.startsWith(R.start)];
+    }''') == [None, None, True]
     browser.value("($('text').focus(), $('text').select())")
     browser.type('caf\u00e9 \u05d0 in a')
     ids = list('caf\u00e9 \u05d0 in a'.encode())

@@ -1,1 +1,0 @@
-from common.terminal import paint, print_legend  # noqa: F401
