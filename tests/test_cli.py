@@ -76,7 +76,6 @@ def commands():
               *(f'python {name}.py' for name in ('loops', 'exits', 'cache')),
               'python -m decode', 'python -m decode.wave']
     # the other configs, on top of the paper's, as they are meant to be used
-    lines += ['python bench.py config/bench_full.py']
     lines += [f'python train.py config/groups.py config/{name} --out_dir=out-{name[:-3]}'
               for name in sorted(os.listdir(os.path.join(ROOT, 'config')))
               if name not in ' '.join(lines)]
@@ -127,7 +126,7 @@ def run(folder, command, project=ROOT):
     args = [arg.replace('pretrained/text/ckpt.pt', 'out/ckpt.pt') for arg in args]
     if '--eval_only' in command:        # the shape is that of the run
         args = [*words[1:], '--eval_windows=4', '--eval_loops=[1,2]']
-    if '--calibrate' in command or 'bench_full' in command:         # each rule takes seconds
+    if '--calibrate' in command:        # each rule takes seconds
         args.append("--rules=['accel']")
     if '--calibrate' in command:        # it measures windows alone
         args = [arg for arg in args if not arg.startswith('--n_prompts')]
