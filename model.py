@@ -421,6 +421,8 @@ class GPT(nn.Module):
         draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none.
         """
         import decode
+        if self.training:           # each pass would draw other loop counts and other noise
+            raise ValueError('text is written in evaluation only: call model.eval() first')
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
         decoder = decode.decoder_of(draft_loops, wave)
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,

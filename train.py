@@ -136,9 +136,8 @@ def noise_of(it, micro, dev):
 
 # the model ----------------------------------------------------------------------------------------
 
-def make_model(checkpoint, examples):
+def make_model(cls, checkpoint, examples):
     """A new model on the CPU, with the weights of the checkpoint if it is not {}."""
-    cls = class_of(model_class, named='model_class' in configurator.given)
     vocab_size = examples.vocab_size
     if vocab_size >= 1024:              # matrices whose sides are multiples of 64 are faster
         vocab_size = 64 * math.ceil(vocab_size / 64)
@@ -216,6 +215,8 @@ def main():
     knobs, checkpoint = where_to_start(knobs)
     globals().update(knobs)             # from here on the knobs above have the values of this run
     dev, autocast = distributed.start_processes(device, dtype)
+    # before the data: the file of the class may define their task, as zoo/maze.py does
+    cls = class_of(model_class, named='model_class' in configurator.given)
     vocab_size = checkpoint['model_args']['vocab_size'] if checkpoint else math.inf
     examples = distributed.first_one_first(lambda: data.open_data(
         dataset, checkpoint.get('tokenizer'), vocab_size))
@@ -227,7 +228,7 @@ def main():
     # the model, and what else the checkpoint holds if the run goes on
     check(batch_size % distributed.WORLD == 0, f'batch_size = {batch_size} must be a multiple of '
           f'the number of processes, {distributed.WORLD}')
-    raw = make_model(checkpoint, examples).to(dev)
+    raw = make_model(cls, checkpoint, examples).to(dev)
     optimizers = make_optimizers(raw, optimizer, learning_rate, weight_decay)
     run = Run(raw, optimizers, examples, counts_of(raw), dev, autocast)
     if resume:

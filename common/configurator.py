@@ -31,8 +31,6 @@ from typing import Literal, get_args, get_origin
 from common.errors import check, did_you_mean, run
 from common.files import ROOT
 
-PathName = str      # until no script says so any more
-
 # what read_arguments has found in the last command line, for other files to look up
 given = set()       # the names of the knobs that its flags and config files have set
 flags = set()       # of those that its flags have set

@@ -9,8 +9,6 @@ import os
 import sys
 from contextlib import contextmanager
 
-UserError = ValueError      # the former name, until nothing imports it any more
-
 
 def check(good, message):
     """Go on if `good` is true, and raise a ValueError with this message if it is not."""

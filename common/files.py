@@ -48,10 +48,10 @@ def read_json(path):
             return json.load(f)
 
 
-def write_csv(rows, path, columns=None):
+def write_csv(rows, path):
     """Rows, dicts with the same columns, as CSV."""
     with new_file(path, newline='') as f:
-        writer = csv.DictWriter(f, columns or rows[0])
+        writer = csv.DictWriter(f, rows[0])
         writer.writeheader()
         writer.writerows(rows)
 
@@ -60,7 +60,3 @@ def read_csv(path):
     """The rows of a CSV, dicts of text."""
     with open(path, newline='', encoding='utf-8') as f:
         return list(csv.DictReader(f))
-
-
-def check_writable(folder, files=()):       # until nothing calls it
-    os.makedirs(folder, exist_ok=True)

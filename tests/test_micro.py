@@ -25,7 +25,7 @@ class Noise:
     def __init__(self):
         self.normal = torch.randn(3, 4, 16, 64, generator=torch.Generator().manual_seed(2))
 
-    def draw(self, group, like, k, pos):
+    def draw(self, group, like, pos):
         return 0.4 ** 0.5 * self.normal[group.index]
 
 

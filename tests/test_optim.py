@@ -6,22 +6,22 @@ import torch
 
 from common.optim import Muon, make_optimizers, orthogonal
 
-SETTINGS = (3e-3, 0.1, (0.9, 0.95))      # learning rate, weight decay, AdamW's betas
+SETTINGS = (3e-3, 0.1)      # learning rate, weight decay
 
 
 @pytest.mark.parametrize('kind', ['adamw', 'muon'])
 def test_each_weight_has_one_optimizer_and_decay_is_on_matrices(tiny, kind):
-    model, decays = tiny(bias=True), {}
+    model, decays = tiny(), {}
     optimizers = make_optimizers(model, kind, *SETTINGS)
     for name, optimizer in optimizers.items():
         for group in optimizer.param_groups:
-            assert group['lr'] == 3e-3 and group.get('betas', SETTINGS[2]) == SETTINGS[2]
+            assert group['lr'] == 3e-3 and group.get('betas', (0.9, 0.95)) == (0.9, 0.95)
             decays |= {id(p): (name, group['weight_decay']) for p in group['params']}
     assert sum(len(group['params']) for optimizer in optimizers.values()
                for group in optimizer.param_groups) == len(list(model.parameters()))
     for name, p in model.named_parameters():
         inner = kind == 'muon' and name.startswith('h.') and p.dim() == 2
-        expected = ('muon' if inner else 'optimizer', 0.1 if p.dim() == 2 else 0.0)
+        expected = ('muon' if inner else 'adamw', 0.1 if p.dim() == 2 else 0.0)
         assert decays[id(p)] == expected, name
 
 
@@ -43,11 +43,23 @@ def test_muon_is_that_of_torch(tiny, idx):
         assert (ours - theirs).norm() < 0.05 * theirs.norm()
 
 
-def test_muon_in_bfloat16():
-    """Its steps are near those in float32."""
-    torch.manual_seed(0)
-    g = torch.randn(2, 24, 16)
-    exact, rounded = (orthogonal(g, 3.4445, -4.775, 2.0315, 5, dtype)
-                      for dtype in (torch.float32, torch.bfloat16))
-    assert torch.equal(rounded, rounded.bfloat16().float())
-    assert 0 < (rounded - exact).norm() < 0.05 * exact.norm()
+def test_weights_that_rest_have_no_optimizer(tiny):
+    model = tiny().requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    optimizers = make_optimizers(model, 'muon', *SETTINGS)
+    assert list(optimizers) == ['adamw']
+    parameters = [p for group in optimizers['adamw'].param_groups for p in group['params']]
+    assert len(parameters) == 1 and parameters[0] is model.lm_head.weight
+
+
+@pytest.mark.parametrize('shape', [(24, 16), (16, 24), (16, 16)])
+def test_the_step_is_near_an_orthogonal_matrix(shape):
+    """U V^T of the SVD: all singular values near 1, the same vectors."""
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x = orthogonal(g)
+    assert x.shape == g.shape and x.dtype == g.dtype
+    values = torch.linalg.svdvals(x)
+    assert 0.6 < values.min() and values.max() < 1.3
+    U, _, Vh = torch.linalg.svd(g, full_matrices=False)
+    turned = U.T @ x @ Vh.T
+    assert (turned - turned.diag().diag()).abs().max() < 1e-3
