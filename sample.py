@@ -71,6 +71,8 @@ def plan_of(model, folders, policy, T=None):
     if name is None:
         return Plan(model.loop_counts(n_loop))
     wakes = T is not None and policy == 'exact' if wake is None else wake
+    check(tau is not None or damping is None, 'thresholds are for the damping of the run: with '
+          '--damping give --tau, too')
     threshold = tau
     if threshold is None and wave:
         threshold = decode.Wave.tau
