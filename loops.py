@@ -23,7 +23,7 @@ gradients; the draw, Geiping Eq. 1 and 2), App. C.1 (x^(0)).
 import hashlib
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import numpy as np
@@ -80,28 +80,32 @@ class TrainingNoise:
         return whole[B * self.rank:B * (self.rank + 1)]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FixedNoise:
     """The noise of evaluation: a function of (seed, group, position) alone."""
     seed: int = 0
+    # of each group at all positions, (block_size, C). A dict: the compiler would trace through a
+    # function that has a cache, and it cannot draw noise
+    tables: dict = field(default_factory=dict)
 
     def draw(self, group, like, pos):
-        table = noise_table(self.seed, group.index, group.block_size, like.shape[-1], like.device)
-        return table[pos].expand_as(like)
+        shape = group.block_size, like.shape[-1]
+        key = group.index, shape, like.device
+        if key not in self.tables:      # drawn on the CPU, so that all devices agree
+            seed = derived_seed(self.seed, 'state', group.index, 0)
+            generator = torch.Generator().manual_seed(seed)
+            self.tables[key] = truncated_noise(*shape, generator=generator).to(like.device)
+        return self.tables[key][pos].expand_as(like)
 
 
-@lru_cache(maxsize=64)
-def noise_table(seed, index, block_size, C, device):
-    """FixedNoise at all positions, (block_size, C); drawn on the CPU, so that all devices agree."""
-    generator = torch.Generator().manual_seed(derived_seed(seed, 'state', index, 0))
-    return truncated_noise(block_size, C, generator=generator).to(device)
+fixed_noise = lru_cache(maxsize=1)(FixedNoise)      # the tables of the last seed are kept
 
 
 def as_noise(seed, training=False):
     """A seed -> its noise; in training fresh noise, whatever the seed. A noise stays as it is."""
     if hasattr(seed, 'draw'):
         return seed
-    return TrainingNoise() if training else FixedNoise(seed)
+    return TrainingNoise() if training else fixed_noise(seed)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -199,7 +203,7 @@ class Plan:
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     # where the tokens begin, and which others there are
-    noise: FixedNoise | TrainingNoise = FixedNoise()
+    noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group, in place of noise

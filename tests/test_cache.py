@@ -7,19 +7,20 @@ position 2 has in loop step 3. Values are their negatives.
 import pytest
 import torch
 
-from cache import KeysValues, Span
+from cache import KeysValues, Span, make_cache, slots_of
 
 
 def take_step(kv, span, k, awake=None):
     """Write step k of the tokens in span -> the keys that they read."""
     key = (10 * span.pos + k).float().view(1, -1, 1, 1, 1)
-    read, _ = kv.update(torch.cat((key, -key), dim=2), span, k, awake)
+    read, mask, gathered = kv.update(torch.cat((key, -key), dim=2), span, k, awake)
+    assert mask is span.mask and not gathered
     keys, values = read.unbind(2)                                               # (B, end, H, D)
     assert torch.equal(values, -keys)
     return keys.flatten().tolist()
 
 
-def slots_of(kv, pos):
+def keys_of(kv, pos):
     """The keys of one token, slot by slot."""
     keys, values = kv.kv[:, 0, pos, :, 0, 0].unbind(1)
     assert torch.equal(values, -keys)
@@ -56,7 +57,7 @@ def test_the_picture_of_the_docstring(slots, left, read):
         for k in range(1, steps + 1):
             take_step(kv, Span(pos), k)
         kv.fill(Span(pos), steps)
-        assert slots_of(kv, pos) == left[pos]
+        assert keys_of(kv, pos) == left[pos]
     assert [take_step(kv, Span(2), k) for k in (1, 2, 3, 4)] == [
         [*earlier, 20 + k] for k, earlier in enumerate(read, start=1)]
     assert kv.kv.shape == (slots, 1, 3, 2, 1, 1)
@@ -69,7 +70,7 @@ def test_tokens_side_by_side_keep_what_they_left():
     read += [take_step(kv, span, 3, awake=torch.tensor([[True, False, True]]))]
     read += [take_step(kv, span, 4, awake=torch.tensor([[False, False, True]]))]
     assert read == [[1, 11, 21], [2, 12, 22], [3, 12, 23], [3, 12, 24]]
-    assert [slots_of(kv, pos) for pos in range(3)] == [
+    assert [keys_of(kv, pos) for pos in range(3)] == [
         [1, 2, 3, 3], [11, 12, 12, 12], [21, 22, 23, 24]]
 
 
@@ -80,5 +81,47 @@ def test_a_token_that_has_exited_stays_in_a_short_ring(slots, last, left):
     kv, span = KeysValues(slots, T_max=2), Span(0, 2)
     for k in range(1, 7):
         take_step(kv, span, k, awake=torch.tensor([[True, k <= last]]))
-    assert slots_of(kv, 1) == left
-    assert slots_of(kv, 0) == {1: [6], 2: [5, 6], 3: [4, 5, 6]}[slots]
+    assert keys_of(kv, 1) == left
+    assert keys_of(kv, 0) == {1: [6], 2: [5, 6], 3: [4, 5, 6]}[slots]
+
+
+def test_at_any_place_a_pass_reads_the_whole_cache():
+    """By index tensors and through a mask, as compiled passes do, and finds the same."""
+    plain, compiled = KeysValues(2, T_max=6), KeysValues(2, T_max=6)
+    for start, T in ((0, 2), (2, 3), (5, 1)):
+        for k in (1, 2, 3):
+            here, anywhere = Span(start, T), Span(start, T, all_of=6)
+            read = take_step(plain, here, k)
+            everything = take_step(compiled, anywhere, k)
+            assert everything[:start + T] == read and len(everything) == 6
+            assert anywhere.pos.tolist() == here.pos.tolist()
+            assert anywhere.mask.tolist() == [[j <= i for j in range(6)]
+                                              for i in range(start, start + T)]
+    assert torch.equal(plain.kv, compiled.kv)
+
+
+def test_some_tokens_alone():
+    """Three tokens of two rows write their keys, and read those that each is said to read."""
+    kv = KeysValues(1, T_max=3)
+    rows, places = torch.tensor([0, 1, 1]), torch.tensor([2, 0, 1])
+    near = torch.tensor([[-1, 2], [0, -1], [0, 1]])
+    for shift in (0, 100):
+        key = (10.0 * rows + places + shift).view(1, 3, 1, 1, 1)
+        read, there, gathered = kv.update_some(torch.cat((key, -key), dim=2), 2, rows, places, near)
+        keys, values = read.unbind(3)
+        assert gathered and there.tolist() == [[False, True], [True, False], [True, True]]
+        assert torch.equal(values, -keys)
+        assert keys[0, ..., 0, 0][there].tolist() == [2 + shift, 10 + shift, 10 + shift, 11 + shift]
+
+
+def test_slots(tiny):
+    assert [slots_of(cache, 9) for cache in ('exact', 'latest', 4, 20)] == [9, 1, 4, 9]
+    for bad in ('newest', 0, -1, None, 'auto', 1.5):
+        with pytest.raises(ValueError, match='cache must be'):
+            slots_of(bad, 9)
+    model = tiny()
+    for cache, slots in (('exact', [1, 9, 3, 3, 1]), (4, [1, 4, 3, 3, 1]), ('latest', 5 * [1])):
+        layers = make_cache(model, [9, 3], cache)
+        blocks = [block for layer in model.h for block in getattr(layer, 'core', [layer])]
+        assert [layers[block].slots for block in blocks] == slots
+        assert {kv.T_max for kv in layers.values()} == {16}
