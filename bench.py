@@ -443,8 +443,9 @@ def ledger(rows, is_task, path):
         ax.plot(*zip(*line), 'o', color=plots.colour_of(i), alpha=0.8, label=label)
     ax.set(xscale='log', xlabel='ms per token',
            ylabel='share of right answers' if is_task else 'held-out loss (nats per token)')
-    if not is_task:         # one loop is far above the others
-        ax.set_ylim(top=1.2 * min(row['ce'] for row in rows if row['ce'] is not None))
+    if not is_task:         # one loop may be far above the others
+        least = min(row['ce'] for row in rows if row['ce'] is not None)
+        ax.set_ylim(top=min(ax.get_ylim()[1], 1.2 * least))
     ax.legend()
     plots.save(figure, path)
 

@@ -14,7 +14,6 @@ Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 
     T    tokens of a problem
 """
-import codecs
 import shutil
 import time
 
@@ -72,6 +71,8 @@ def plan_of(model, folders, policy, T=None):
     if name is None:
         return Plan(model.loop_counts(n_loop))
     wakes = T is not None and policy == 'exact' if wake is None else wake
+    check(tau is not None or damping is None, 'thresholds are for the damping of the run: with '
+          '--damping give --tau, too')
     threshold = tau
     if threshold is None and wave:
         threshold = decode.Wave.tau
@@ -249,25 +250,39 @@ def write_text(model, checkpoint, folders):
         print_legend()
 
 
+def text_behind(before, tokens, encoding):
+    """What tokens say behind those before them: a token alone may lack its blank, or be a part."""
+    return encoding.decode(before + tokens)[len(encoding.decode(before)):]
+
+
 def print_row(stream, b, encoding, text, in_colour):
     """
     Print the prompt `text` and the tokens of row b as they come, up to an end of text -> their loop
     steps (n, groups).
     """
-    utf8 = codecs.getincrementaldecoder('utf-8')('replace')
     steps = []
+    before = encoding.encode(text)      # the last tokens that are printed
+    pending = []                        # those behind them, which end within a letter
     new_tokens = ((token, used) for tokens, steps_used in stream
                   for token, used in zip(tokens[b].tolist(), steps_used[b].float()))
     for token, used in new_tokens:
         if not steps:
             print(text, end='')
         steps.append(used)
-        has_text = token < encoding.n_vocab         # some tokens of a padded vocabulary have none
-        piece = utf8.decode(encoding.decode_single_token_bytes(token)) if has_text else ''
+        if token < encoding.n_vocab:        # some tokens of a padded vocabulary have no text
+            pending.append(token)
+        piece = text_behind(before, pending, encoding)
+        if piece.endswith('\ufffd'):
+            continue
         print(paint(piece, used.mean().item()) if in_colour else piece, end='', flush=True)
         if token in encoding.ends:
             break
-    print(utf8.decode(b'', final=True))
+        if pending:
+            before = pending
+            pending = []
+    else:
+        print(text_behind(before, pending, encoding), end='')
+    print()
     return torch.stack(steps)
 
 

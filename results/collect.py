@@ -50,8 +50,9 @@ def main():
             first['data'] = path.stem[len('eval_'):]
         for row in read_csv(path):
             rows.append({name: short(value) for name, value in (first | row).items()})
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    write_csv([dict.fromkeys(columns, '') | row for row in rows], table)
+    columns = list(dict.fromkeys(name for row in rows for name in row if row[name] != ''))
+    columns = [name for name in columns if name != 'name']      # the other columns say it
+    write_csv([{name: row.get(name, '') for name in columns} for row in rows], table)
     print(f'{table}: {len(rows)} rows of {len(files)} files')
 
 

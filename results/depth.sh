@@ -75,10 +75,10 @@ for seed in 1 2 3; do
 2048 0.002 2 [384,512,640,768] --n_loop=1400
 END
     # a coin, and smaller and smaller thresholds, where exits are for good
-    rules random-192-0.01 $run calc:reset=0.01 192 8 --rules=['random'] --taus=[0.0154,0.0714] \
+    rules random-192-0.01 $run calc:reset=0.01 192 8 "--rules=['random']" --taus=[0.0154,0.0714] \
         --wake=[False] --budgets=[]
-    rules small-192-0.01 $run calc:reset=0.01 192 8 --rules=['accel'] --taus=[1e-2,1e-4,1e-5,1e-6] \
-        --wake=[False] --budgets=[]
+    rules small-192-0.01 $run calc:reset=0.01 192 8 "--rules=['accel']" \
+        --taus=[1e-2,1e-4,1e-5,1e-6] --wake=[False] --budgets=[]
     rules group-512-0 s3-$seed group:reset=0 512 4 $BOTH --wake=[False,True] --budgets=[384,512]
 done
 

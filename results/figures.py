@@ -116,42 +116,35 @@ def awake(path):
 
 # text.md ------------------------------------------------------------------------------------------
 
-KINDS = {'plain3': 'three plain layers', 'plain6': 'six plain layers', 'each2': 'each layer twice',
-         'each3': 'each layer three times', 'block2': 'the block twice',
-         'block3': 'the block three times', 'middle2': 'the middle layer twice',
-         'last2': 'the last layer twice', 'geiping': "Geiping's loop"}
+# kind: its words, and the loops at which it is evaluated, those of its training
+KINDS = {'plain3': ('three plain layers', '1'), 'plain6': ('six plain layers', '1'),
+         'each2': ('each layer twice', '2'), 'block2': ('the block twice', '2'),
+         'middle2': ('the middle layer twice', '2'), 'geiping': ("Geiping's loop", '4')}
 
 
 def loops(path):
     """Two panels: the loss of each kind against weights, and against the work of training."""
-    rows = [row | dict(kind=row['run'].split('-')[0]) for row in best_loops('results/text.csv')]
     figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
-    for g, (kind, words) in enumerate(KINDS.items()):
+    for g, (kind, (words, n_loop)) in enumerate(KINDS.items()):
         style = 's--' if kind.startswith('plain') else 'o-'
-        of_kind = [row for row in rows if row['kind'] == kind]
-        line = {}                               # work: losses of the seeds
-        for row in of_kind:
-            line.setdefault(float(row['teraflops']), []).append(float(row['loss']))
-        line = sorted((work, np.mean(losses)) for work, losses in line.items())
+        rows = [row for row in read_csv('results/text.csv')
+                if row['run'].startswith(f'{kind}-') and row['loops'] == n_loop
+                and row['learning_rate'] == '0.01']
+        losses = {}                             # of the seeds, by work
+        for row in rows:
+            losses.setdefault(float(row['teraflops']), []).append(float(row['loss']))
+        line = [(work, np.mean(losses[work])) for work in sorted(losses)]
         right.plot(*zip(*line), style, color=plots.colour_of(g), label=words, markersize=4)
-        at_8000 = [row for row in of_kind if row['iterations'] == '8000']
-        left.plot([float(row['weights']) for row in at_8000],
-                  [float(row['loss']) for row in at_8000], style[0], color=plots.colour_of(g),
+        at_end = [row for row in rows if row['iterations'] == '8000']
+        left.plot([float(row['weights']) for row in at_end],
+                  [float(row['loss']) for row in at_end], style[0], color=plots.colour_of(g),
                   markersize=4)
     left.set(xlabel='weights', ylabel='held-out nats per byte', title='After 8,000 iterations')
     right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log', title='The mean of the seeds')
-    right.legend(fontsize=7, loc='upper left', bbox_to_anchor=(1, 1))
-    figure.tight_layout()
+    right.xaxis.set_major_formatter('{x:g}')
+    right.xaxis.set_minor_formatter('{x:g}')
+    right.legend(fontsize=8)
     plots.save(figure, path)
-
-
-def best_loops(path):
-    """Of each training of C = 32 at the common rate the row with the best number of loops."""
-    best = {}
-    for row in read_csv(path):
-        if row['width'] == '32' and row['learning_rate'] == '0.01':
-            best.setdefault(row['run'], []).append(row)
-    return [min(rows, key=lambda row: float(row['loss'])) for rows in best.values()]
 
 
 if __name__ == '__main__':

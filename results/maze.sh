@@ -18,17 +18,17 @@ rooms() {
 }
 DAMPED="--damping=0.3 --rules=[['norm_rel',0.14]]"
 
-rooms shipped pretrained/maze --n_loop=[64,128,256] --asked=['alone','asleep'] \
-    --rules=[['norm_rel',0.14],['accel',0.7]]
-rooms thirty pretrained/maze --sides=[30] --n_mazes=[20] --n_loop=[256] --asked=['asleep'] $DAMPED
+rooms shipped pretrained/maze --n_loop=[64,128,256] "--asked=['alone','asleep']" \
+    "--rules=[['norm_rel',0.14],['accel',0.7]]"
+rooms thirty pretrained/maze --sides=[30] --n_mazes=[20] --n_loop=[256] "--asked=['asleep']" $DAMPED
 for seed in 1 2 3; do
     maze maze-$seed
     rooms maze-$seed "$OUT/maze-$seed" --damping=0
-    rooms damped-maze-$seed "$OUT/maze-$seed" --n_loop=[128] --asked=['asleep'] $DAMPED
+    rooms damped-maze-$seed "$OUT/maze-$seed" --n_loop=[128] "--asked=['asleep']" $DAMPED
 done
 # without damping, at the threshold of the damped runs
 rooms threshold-maze-3 "$OUT/maze-3" --sides=[16,30] --n_mazes=[24,3] --n_loop=[256] \
-    --asked=['asleep'] --rules=[['norm_rel',0.14]] --damping=0
+    "--asked=['asleep']" "--rules=[['norm_rel',0.14]]" --damping=0
 maze plain8-maze-1 --n_layer=8 --groups=[]
 maze plain16-maze-1 --n_layer=16 --groups=[]
 maze no-input-maze-1 --injection=none

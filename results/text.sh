@@ -73,8 +73,8 @@ for seed in $SEEDS; do
     train default_plain3-$seed --seed=$seed --n_layer=3 --groups=[]
     train default_plain6-$seed --seed=$seed --groups=[]
     for name in default default_plain3 default_plain6; do
-        measure writing $name-$seed --cache=['exact','latest'] --budgets=[1,2,3,4,5,6,8] \
-            --rules=['norm_rel','accel'] --taus=[3e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0] \
+        measure writing $name-$seed "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] \
+            "--rules=['norm_rel','accel']" --taus=[3e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0] \
             --drafts=[[1,4,4],[1,5,8],[2,8,4]] --waves=[[8,1]] --n_windows=64 --n_prompts=32 \
             --prompt_tokens=12 --new_tokens=36
     done

@@ -100,6 +100,25 @@ def test_text_is_text(name):
     assert encoding.decode([encoding.eot_token]) in (EOT, '</s>')
 
 
+@pytest.mark.parametrize('tokenizer', [llama_like, sentencepiece_like])
+def test_a_text_is_printed_as_it_comes(tokenizer, capsys):
+    """Letters of several tokens, and blanks, are those of the whole text."""
+    import sample
+    encoding = TokenizerJson(tokenizer().to_str())
+    text = 'ab \U0001f642 c größer\n 日本 ab'
+    tokens = encoding.encode(text)
+    for start in range(1, len(tokens)):
+        prompt = encoding.decode(tokens[:start])
+        if encoding.encode(prompt) == tokens[:start]:       # it does not end within a letter
+            stream = ((torch.tensor([[token]]), torch.ones(1, 1, 2)) for token in tokens[start:])
+            assert sample.print_row(stream, 0, encoding, prompt, False).shape[1] == 2
+            assert capsys.readouterr().out == f'{text}\n'
+    # the text stops within a letter
+    part = encoding.encode('a日')[len(encoding.encode('a')):-1]
+    sample.print_row([(torch.tensor([part]), torch.ones(1, 2, 2))], 0, encoding, 'a', False)
+    assert re.fullmatch('a\ufffd+\n', capsys.readouterr().out)
+
+
 def test_a_tokenizer_json_encodes_a_whole_text_always_in_one_way():
     tokenizer = llama_like()
     plain = TokenizerJson(tokenizer.to_str()).encode(ADDRESS)
@@ -398,7 +417,7 @@ def test_bad_flags_and_nothing_lost(flags):
 
 
 @pytest.mark.parametrize('function, args', [
-    (data.open_data, ('new',)), (data.open_data, ('',)), (data.open_data, ('own', 'gpt2')),
+    (data.open_data, ('new',)), (data.open_data, (None,)), (data.open_data, ('own', 'gpt2')),
     (data.open_data, ('own', 'bytes', 256)), (data.open_data, ('calc', 'bytes'))])
 def test_data_that_does_not_fit_the_model(function, args):
     make_good()

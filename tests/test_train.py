@@ -423,7 +423,8 @@ def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
     os.makedirs('out')
     for name in of_a_run + foreign:
         Path('out', name).write_text('work')
-    finished(*TINY, '--overwrite', '--max_iters=1', '--keep_iters=[]')
+    with mock.patch.object(evaluation, 'save_scores', side_effect=KeyboardInterrupt):
+        run(*TINY, '--overwrite', '--max_iters=1', '--keep_iters=[]')
     for name in of_a_run + foreign:
         path = Path('out', name)
         kept = path.exists() and path.read_bytes() == b'work'
