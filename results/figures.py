@@ -3,7 +3,7 @@ The figures of the pages, from the CSVs of this folder.
 
     python -m results.figures       assets/deeper.png, assets/awake.png, assets/loops.png
 
-awake.png shows one problem that the model in pretrained/calc solves.
+awake.png shows one problem that the model in pretrained/calc solves; the others show the CSVs.
 """
 import os
 
@@ -130,16 +130,19 @@ def loops(path):
         rows = [row for row in read_csv('results/text.csv')
                 if row['run'].startswith(f'{kind}-') and row['loops'] == n_loop
                 and row['learning_rate'] == '0.01']
-        losses = {}                             # of the seeds, by work
+        losses = {}                             # of the seeds, by iterations
         for row in rows:
-            losses.setdefault(float(row['teraflops']), []).append(float(row['loss']))
-        line = [(work, np.mean(losses[work])) for work in sorted(losses)]
-        right.plot(*zip(*line), style, color=plots.colour_of(g), label=words, markersize=4)
-        at_end = [row for row in rows if row['iterations'] == '8000']
-        left.plot([float(row['weights']) for row in at_end],
-                  [float(row['loss']) for row in at_end], style[0], color=plots.colour_of(g),
+            losses.setdefault(int(row['iterations']), []).append(row)
+        line = [(np.mean([float(row['teraflops']) for row in seeds]),
+                 np.mean([float(row['loss']) for row in seeds]))
+                for _, seeds in sorted(losses.items())]
+        if line:
+            right.plot(*zip(*line), style, color=plots.colour_of(g), label=words, markersize=4)
+        of_left = losses.get(2000, [])
+        left.plot([float(row['weights']) for row in of_left],
+                  [float(row['loss']) for row in of_left], style[0], color=plots.colour_of(g),
                   markersize=4)
-    left.set(xlabel='weights', ylabel='held-out nats per byte', title='After 8,000 iterations')
+    left.set(xlabel='weights', ylabel='held-out nats per byte', title='After 2,000 iterations')
     right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log', title='The mean of the seeds')
     right.xaxis.set_major_formatter('{x:g}')
     right.xaxis.set_minor_formatter('{x:g}')

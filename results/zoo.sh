@@ -13,20 +13,24 @@ for seed in 1 2 3; do
         train ouro-text-$loops-$seed $flags
         train ouro-calc-$loops-$seed $TASK $flags
     done
-    # a plain model, its thinking block, and as many steps more with loops and without
+    # a plain model, its thinking block, and as many steps more with loops and without. What goes
+    # on takes its shape from the checkpoint: a config file would say other layers to loop
     for task in text calc; do
         plain=plain-$task-$seed
-        flags="--seed=$seed --eval_loops=[1,2,3,4]"
-        [ $task = calc ] && flags="$TASK $flags"
-        train $plain $flags --groups=[]
+        shape=
+        more=
+        if [ $task = calc ]; then
+            shape=$TASK
+            more='--dataset=calc --batch_size=64'
+        fi
+        more="$more --seed=$seed --eval_loops=[1,2,3,4] --max_iters=500"
+        train $plain $shape --seed=$seed --eval_loops=[1] --groups=[]
         [ -e "$OUT/$plain.done" ] || continue
         once etd-$plain python -m zoo.etd --init_from="$OUT/$plain/ckpt.pt" --overwrite \
             --out_dir="$OUT/etd-$plain"
-        train more-$task-$seed $flags --groups=[] --init_from="$OUT/$plain/ckpt.pt" \
-            --max_iters=500
+        train more-$task-$seed $more --init_from="$OUT/$plain/ckpt.pt"
         [ -e "$OUT/etd-$plain.done" ] || continue
-        train etd-$task-$seed $flags --init_from="$OUT/etd-$plain/ckpt.pt" --max_iters=500 \
-            --mean_recurrence=2
+        train etd-$task-$seed $more --init_from="$OUT/etd-$plain/ckpt.pt" --mean_recurrence=2
     done
 done
 
