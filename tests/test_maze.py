@@ -12,7 +12,7 @@ import tasks
 from exits import make_exit
 from model import GPT
 from tasks import NOT_ASKED
-from zoo.maze import ARROWS, GOAL, STEPS, Maze, MazeConfig, RoomAttention
+from zoo.maze import ARROWS, DIRECTIONS, GOAL, Maze, MazeConfig, RoomAttention
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_arrows_lead_to_the_goal_through_doors_in_as_many_steps_as_the_depth
             while doors[room] < GOAL:
                 door = label[room] - 2 * GOAL
                 assert doors[room] >> door & 1
-                down, right = STEPS[door]
+                down, right = DIRECTIONS[door]
                 room += 6 * down + right
                 assert doors[room] >> (door + 2) % 4 & 1
                 n += 1
