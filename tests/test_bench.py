@@ -146,8 +146,8 @@ def test_tokens_of_a_problem_wake_where_they_can(tiny, knobs, cache, wake, expec
     assert [method.name() for method in bench.methods_of(tiny(), T=8)] == expected
 
 
-def test_a_task(wave, monkeypatch):
-    monkeypatch.chdir(wave)
+def test_a_task(sums_run, monkeypatch):
+    monkeypatch.chdir(sums_run)
     flags = ['--dataset=calc:p=2,reset=0.5', '--n_windows=5', '--n_prompts=1', '--device=cpu']
     finished(*flags, '--budgets=[2]', '--taus=[0.3]', '--rules=accel', script='bench.py')
     full, two, rule = read_csv('out/bench.csv')
@@ -164,9 +164,9 @@ def test_a_task(wave, monkeypatch):
     assert float(two['accuracy']) == pytest.approx(right.item())
 
 
-def test_what_thresholds_cost_on_problems(wave, monkeypatch, capsys):
+def test_what_thresholds_cost_on_problems(sums_run, monkeypatch, capsys):
     """A table by hand, and nothing is stored. A number of nats is refused."""
-    monkeypatch.chdir(wave)
+    monkeypatch.chdir(sums_run)
     flags = ['--rules=norm', '--device=cpu', '--calibrate']
     printed = finished(*flags, script='bench.py')
     assert not Path('out/exits.json').exists()

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, TINY, make_book, refused, same, saved
+from conftest import ROOT, TINY, make_book, refused, same
 
 import tasks
 from common import plots
@@ -157,5 +157,5 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(torch, 'save', fails)
             refused(*TINY, '--overwrite')
-        assert saved('out')['iter_num'] == 5
+        assert read_checkpoint('out')['iter_num'] == 5
         assert not [name for name in os.listdir('out') if name.endswith('.tmp')]
