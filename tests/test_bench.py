@@ -162,6 +162,10 @@ def test_a_task(sums_run, monkeypatch):
         logits, _ = model(x, n_loop=2)
     right = (logits.argmax(-1) == y)[y >= 0].double().mean()
     assert float(two['accuracy']) == pytest.approx(right.item())
+    # what no model can do is found before the work
+    Path('out/bench.csv').unlink()
+    refused(*flags, '--budgets=[2,0]', script='bench.py')
+    assert not Path('out/bench.csv').exists()
 
 
 def test_what_thresholds_cost_on_problems(sums_run, monkeypatch, capsys):
