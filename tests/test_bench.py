@@ -171,7 +171,7 @@ def test_a_task(sums_run, monkeypatch):
 def test_what_thresholds_cost_on_problems(sums_run, monkeypatch, capsys):
     """A table by hand, and nothing is stored. A number of nats is refused."""
     monkeypatch.chdir(sums_run)
-    flags = ['--rules=norm', '--device=cpu', '--calibrate']
+    flags = ['--rules=norm', '--device=cpu', '--calibrate', '--n_windows=20']
     printed = finished(*flags, script='bench.py')
     assert not Path('out/exits.json').exists()
     rows = {}
@@ -184,7 +184,7 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch, capsys):
 
     # the same problems, by other code
     x, y, _ = data.open_data('calc:p=2,reset=0.1').make(
-        np.random.default_rng([*b'thresholds']), 32, 12)
+        np.random.default_rng([*b'thresholds']), 20, 12)
     model = GPT.load('out')
     right = {}
     for tau in 0.001, 30:
