@@ -75,9 +75,9 @@ def test_fewer_slots_change_the_result(tiny, idx, cache):
 
 
 @pytest.fixture
-def problems(wave):
+def problems(sums_run):
     """A model that has learnt a task with a wave, and 32 of its problems: idx, targets (32, 12)."""
-    model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
+    model, checkpoint = load_checkpoint(sums_run / 'out' / 'ckpt.pt')
     return model, *Problems(checkpoint['config']['dataset']).held_out(range(32), 12)
 
 

@@ -92,9 +92,9 @@ def test_many_samples():
 # problems -----------------------------------------------------------------------------------------
 
 @pytest.fixture
-def solve(wave, monkeypatch):
+def solve(sums_run, monkeypatch):
     """solve(*args): sample.py for the model that has learned a task -> what it printed."""
-    monkeypatch.chdir(wave)
+    monkeypatch.chdir(sums_run)
     return lambda *args: finished('--device=cpu', *args, script='sample.py')
 
 
@@ -176,7 +176,8 @@ def test_a_problem_is_wrapped(capsys, monkeypatch):
     '--draft_loops=2 --cache=latest', '--n_loop=4 --draft_loops=4', '--n_loop=0',
     '--wave=2 --draft_loops=1', '--wave=-1', '--exit=zoo.ouro:gate', '--out_dir=nowhere',
     '--start=FILE:nowhere.txt', '--num_samples=0', '--max_new_tokens=0', '--top_k=0',
-    '--temperature=-1', '--device=tpu', '--out_dir={wave}/out --exit=norm --wake --cache=latest',
-    '--out_dir={wave}/out --cache=0', '--out_dir={wave}/out --start=hello'])
-def test_bad_input(wave, args, capsys):
-    refused(*args.format(wave=wave).split(), script='sample.py')
+    '--temperature=-1', '--device=tpu', '--out_dir={sums_run}/out --cache=0',
+    '--out_dir={sums_run}/out --exit=norm --wake --cache=latest',
+    '--out_dir={sums_run}/out --start=hello'])
+def test_bad_input(sums_run, args, capsys):
+    refused(*args.format(sums_run=sums_run).split(), script='sample.py')
