@@ -165,7 +165,7 @@ def test_a_tokenizer_is_what_is_in_its_file():
 
 
 @pytest.mark.parametrize('name', [
-    'gpt9', 'missing.json', 'endless.json', 'empty.json', 'maze:', None])
+    'gpt9', 'missing.json', 'endless.json', 'empty.json', 'mine:', None])
 def test_encodings_that_are_unavailable(name):
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
     Path('empty.json').write_text('{}')
