@@ -55,7 +55,8 @@ waves = [[8, 1]]            # lists: tokens of a wave, loop steps of a pass
 n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
-n_windows = 24              # held-out windows for quality
+n_windows: int | None = None    # held-out windows for quality, None = 24; with --calibrate on a
+                                # task new problems, None = 32
 n_prompts = 8               # windows whose beginnings are continued; 0 = measure no times
 prompt_tokens: int | None = None    # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
@@ -66,7 +67,6 @@ device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
 TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
-N_PROBLEMS = 32     # on which --calibrate tries them
 # what a value of each knob looks like that takes a list
 EXAMPLES = dict(rules='accel', taus=0.1, budgets=4, drafts=[2, 8, 4], waves=[8, 1], wake=True)
 
@@ -211,6 +211,9 @@ def quality(model, method, idx, targets):
     return torch.stack((nats.sum(1), right.sum(1), labels, steps), dim=1).numpy()
 
 
+NATS, RIGHT, LABELS, STEPS = range(4)   # columns of what quality returns
+
+
 def quality_columns(found, full):
     """Columns of bench.csv, from what `quality` returns for a method and for the full budget."""
     nats, right, labels, steps = found.T
@@ -221,8 +224,8 @@ def quality_columns(found, full):
 
 def excess(found, full):
     """Nats per label above the full budget, and the ends of its 95% interval over windows."""
-    labels = found[:, 2]
-    difference = found[:, 0] - full[:, 0]
+    labels = found[:, LABELS]
+    difference = found[:, NATS] - full[:, NATS]
     cost = difference.sum() / labels.sum()
     reach = math.nan                    # one window has no interval
     if len(found) > 1:                  # 1.96 standard errors of a ratio of sums
@@ -274,8 +277,8 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
     """
     Rows of bench.csv. The file at `path` has what is known after each method and each prompt.
 
-    idx, targets (N, T): windows. prompts (n, 1, any): their beginnings. deepest: the column, None =
-    a text.
+    idx, targets (N, T): windows. prompts (n, 1, any): their beginnings. deepest: the depth of a
+    problem's deepest label, on average; None on a text.
     """
     is_task = deepest is not None
     if len(prompts) and not is_task:    # what cannot be done fails in the first seconds
@@ -298,17 +301,17 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
     decode.use_one_thread(model)
     if compile:
         compile_all(model, methods, prompts, is_task)
-    results = [[] for _ in methods]     # of each method what each prompt has given
+    timings = [[] for _ in methods]     # of each method what each prompt has given
     for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
         print(f'time: prompt {p + 1} of {len(prompts)}', flush=True)
-        for method, row, found in zip(methods, rows, results):
+        for method, row, timed in zip(methods, rows, timings):
             if is_task:
-                found.append(time_to_read(model, method, prompt))
-                row['ms_per_token'] = np.median(found)
+                timed.append(time_to_read(model, method, prompt))
+                row['ms_per_token'] = np.median(timed)
                 continue
-            found.append(time_to_write(model, method, prompt, new_tokens))
-            ms, blocks, texts = zip(*found)
-            of_full = [text for _, _, text in results[0]]
+            timed.append(time_to_write(model, method, prompt, new_tokens))
+            ms, blocks, texts = zip(*timed)
+            of_full = [text for _, _, text in timings[0]]
             row['ms_per_token'] = np.median(ms)
             row['blocks'] = np.mean(blocks)
             row['identical'] = np.mean(list(map(torch.equal, texts, of_full)))
@@ -348,9 +351,9 @@ def families_of(methods):
 
 def thresholds_of_text(model, methods, idx, targets, most, results):
     """
-    Of each rule and cache the largest threshold that costs at most so many nats per token, by the
-    upper end of the interval on every second window -> results/exits.json, in place of an earlier
-    row. The other windows, which had no part in the choice, say what it costs.
+    Store the largest threshold of each rule and cache that costs at most `most` nats per token in
+    results/exits.json, in place of an earlier row. It is chosen by the upper end of the interval on
+    every second window. The other windows, which had no part in the choice, say what it costs.
     """
     stored = {(row['rule'], row['cache']): row for row in stored_exits(results)}
     full = quality(model, methods[0], idx, targets)
@@ -363,7 +366,7 @@ def thresholds_of_text(model, methods, idx, targets, most, results):
             if high <= most:
                 cost, _, _ = excess(found[1::2], full[1::2])
                 tau = method.rule.tau
-                steps = found[1::2, 3].mean()
+                steps = found[1::2, STEPS].mean()
                 words = f'tau {tau:g} costs {cost:+.4f} nats, {steps:.2f} loop steps'
                 how = (f'bench.py --calibrate={most:g} on {len(idx)} windows of {idx.shape[1]} '
                        f'tokens, at most {method.n_loop} loops')
@@ -383,11 +386,12 @@ def thresholds_of_problems(model, methods, idx, targets):
     """
     for (name, policy, wakes), family in families_of(methods).items():
         rows = []
-        safe = None
+        of_smallest = None
         for method in family:
             _, right, evals = predict(model, method, idx, targets)
-            safe = right if safe is None else safe                                  # (N, T)
-            lost = (safe & ~right).any(dim=1).sum()
+            if of_smallest is None:
+                of_smallest = right                                                 # (N, T)
+            lost = (of_smallest & ~right).any(dim=1).sum()
             wrong = (targets >= 0).sum() - right.sum()
             rows.append(dict(tau=method.rule.tau, lost=lost, wrong=wrong, steps=evals.mean()))
         print_rows(f'{name}, {policy}{", wake" if wakes else ""}: problems lost of {len(idx)}, '
@@ -424,8 +428,8 @@ def ledger(rows, is_task, path):
     """Quality against time, a colour for each kind of decoding."""
     from common import plots
     column = 'accuracy' if is_task else 'ce'
-    # drafts write the text of the loops that check them, and a wave that of the full budget, or it
-    # is not in the picture
+    # Drafts write the text of the loops that check them. A wave is drawn only if it wrote the text
+    # of the full budget.
     of_loops = {row['n_loop']: row[column] for row in rows
                 if row['kind'] == 'fixed loops' and row['cache'] == 'exact'}
     dots = {}               # label: [(time, quality), ...]
@@ -443,8 +447,9 @@ def ledger(rows, is_task, path):
         ax.plot(*zip(*line), 'o', color=plots.colour_of(i), alpha=0.8, label=label)
     ax.set(xscale='log', xlabel='ms per token',
            ylabel='share of right answers' if is_task else 'held-out loss (nats per token)')
-    if not is_task:         # one loop is far above the others
-        ax.set_ylim(top=1.2 * min(row['ce'] for row in rows if row['ce'] is not None))
+    if not is_task:         # one loop may be far above the others
+        least = min(row['ce'] for row in rows if row['ce'] is not None)
+        ax.set_ylim(top=min(ax.get_ylim()[1], 1.2 * least))
     ax.legend()
     plots.save(figure, path)
 
@@ -453,9 +458,8 @@ def ledger(rows, is_task, path):
 
 def main():
     dev, _ = pick_device(device, 'float32')
-    torch.backends.cuda.matmul.allow_tf32 = False       # a tau below 1e-1 needs true float32
-    check(new_tokens > 1 and n_windows > 0, 'new_tokens must be at least 2, since the first one is '
-          'not timed, and n_windows at least 1')
+    check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
+    check(n_windows is None or n_windows > 0, f'n_windows must be at least 1, not {n_windows}')
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     T = model.config.block_size
@@ -468,11 +472,11 @@ def main():
               '--calibrate without a value, and read the table')
         # other problems than those of training and evaluation
         rng = np.random.default_rng([*b'thresholds'])
-        x, y, _ = tasks.problems_of(checkpoint, dataset).make(rng, N_PROBLEMS, T)
+        x, y, _ = tasks.problems_of(checkpoint, dataset).make(rng, n_windows or 32, T)
         thresholds_of_problems(model, methods, torch.from_numpy(x).to(dev),
                                torch.from_numpy(y).to(dev))
         return
-    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows, dataset, dev)
+    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
     if calibrate:
         check(damping is None, 'exits.json is for the damping of the run: leave out --damping')
         most = 0.005 if calibrate is True else calibrate

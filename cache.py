@@ -32,7 +32,8 @@ import torch
 
 class Span:
     """
-    Where T new tokens stand in their rows: at positions pos, start ... start + T - 1.
+    Where T new tokens stand in their rows: at positions pos, start ... start + T - 1; here, as a
+    slice.
 
     mask (T, end): which tokens each new one may read. None where no mask is needed: a single token
     reads all that is there, and a sequence from position 0 on is plainly causal.
@@ -43,6 +44,7 @@ class Span:
 
     def __init__(self, start=0, T=1, device='cpu', all_of=None):
         self.start = start
+        self.here = slice(start, start + T)
         self.end = all_of or start + T
         self.at_any_place = all_of is not None
         self.pos = torch.arange(start, start + T, device=device)
@@ -76,26 +78,24 @@ class KeysValues:
         Write the new tokens' keys and values at loop step k, and read those of all tokens so far.
 
         new (B, T, 2, H, D) -> keys and values (B, end, 2, H, D), the mask for attention, and False:
-        they are not gathered for each token. awake
-        (B, T): which of the new tokens are computed in this step, None = all; the others keep their
-        last keys.
+        they are not gathered for each token. awake (B, T): which of the new tokens are computed in
+        this step, None = all; the others keep their last keys.
         """
         if self.kv is None:
             self.allocate(len(new), new)
         slot = self.slot_of(k)
-        here = slice(span.start, span.start + new.shape[1])
         if awake is not None:
             # the last keys of a token that is not computed stand one slot back. In a ring that has
             # wrapped, this slot keeps what it has, which may be the keys of an older step
             source = self.slot_of(k - 1) if k <= self.slots else slot
-            before = self.kv[source, :, here]
+            before = self.kv[source, :, span.here]
             new = torch.where(awake[..., None, None, None], new, before)
         if span.at_any_place:
             # by index tensors: with numbers, the compiler would copy the whole cache in each step
             rows = torch.arange(len(new), device=new.device)[:, None]
             self.kv[torch.full_like(rows, slot), rows, span.pos] = new
         else:
-            self.kv[slot, :, here] = new
+            self.kv[slot, :, span.here] = new
         # like kv[slot], of which torch.compile would make a graph for each slot
         return self.kv.select(0, slot)[:, :span.end], span.mask, False
 
@@ -115,8 +115,7 @@ class KeysValues:
     def fill(self, span, k):
         """Step k was the last of a pass: copy its keys to the slots of later steps, if any."""
         if k < self.slots:
-            here = slice(span.start, span.end)
-            self.kv[k:, :, here] = self.kv[k - 1, :, here]
+            self.kv[k:, :, span.here] = self.kv[k - 1, :, span.here]
 
 
 def slots_of(cache, n_loop):

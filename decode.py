@@ -422,14 +422,19 @@ def compile_passes(model, widths=(1, 5), **how):
         if plan.rule or plan.cache is None or plan.span.start == 0 or T not in widths:
             return eager(idx, plan)
         span = Span(plan.span.start, T, idx.device, all_of=model.config.block_size)
-        # a copy: the strides of a graph's input are those that it was compiled with
-        x, results = whole(idx.clone(memory_format=torch.contiguous_format),
-                           replace(plan, span=span, passes=None))
+        # copies: the strides of a graph's inputs are those that it was compiled with
+        warm = plan.warm and [own_copy(x) for x in plan.warm]
+        x, results = whole(own_copy(idx), replace(plan, span=span, warm=warm, passes=None))
         if plan.passes is not None:
             plan.passes.append(of_groups(results, 'evals', idx))
         return x, results
 
     model.hidden = hidden
+
+
+def own_copy(x):
+    """A copy without gaps, in memory that nobody else uses."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def use_one_thread(model):

@@ -203,7 +203,7 @@ class Plan:
     counts: list                        # the loop budget of each group
     rule: Exit | None = None            # who exits, and when; None = all loops of the budget
     # where the tokens begin, and which others there are
-    noise: FixedNoise | TrainingNoise = FixedNoise()
+    noise: FixedNoise | TrainingNoise = fixed_noise(0)
     span: Span | None = None            # the positions of the tokens of a pass
     cache: dict | None = None           # see cache.make_cache; None = no tokens but those of a pass
     warm: list | None = None            # first states (B, T, C) of each group, in place of noise

@@ -71,6 +71,8 @@ def plan_of(model, folders, policy, T=None):
     if name is None:
         return Plan(model.loop_counts(n_loop))
     wakes = T is not None and policy == 'exact' if wake is None else wake
+    check(tau is not None or damping is None, 'thresholds are for the damping of the run: with '
+          '--damping give --tau, too')
     threshold = tau
     if threshold is None and wave:
         threshold = decode.Wave.tau
@@ -224,7 +226,7 @@ def write_text(model, checkpoint, folders):
     decode.use_one_thread(model)
     if compile:
         print('compiling: up to a minute, in which nothing is written')
-        decode.compile_passes(model, widths={1, wave} if wave else {1, 5})
+        decode.compile_passes(model, widths={wave} if wave else {1, 5})
         list(decode.stream(model, idx, 32, plan, decoder, policy, temperature=0))   # compiles
     in_colour = bool(show_steps and model.groups)
     for first in range(0, num_samples, n_rows):

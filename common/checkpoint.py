@@ -43,9 +43,8 @@ def save_checkpoint(checkpoint, path):
     try:
         with new_file(path, 'wb') as f:
             torch.save(checkpoint, f)
-    except RuntimeError as error:       # torch's error on a full disk
-        raise OSError(f"cannot write '{path}' ({error}): is the disk full? The earlier file is "
-                      'unchanged') from error
+    except (OSError, RuntimeError) as error:        # on a full disk torch raises a RuntimeError
+        raise OSError(f"cannot write '{path}' ({error}): the earlier file is unchanged") from error
 
 
 # reading ------------------------------------------------------------------------------------------
@@ -157,9 +156,13 @@ def check_free(out_dir, overwrite=False):
 
 
 def start_over(out_dir):
-    """Remove the weights of an earlier run, which geometry.py would take for those of this one."""
-    for path in glob(f'{escape(out_dir)}/ckpt*.pt'):
-        os.remove(path)
+    """
+    Remove an earlier run's weights, which geometry.py would take for those of this one, and the
+    table that says that it has ended.
+    """
+    for pattern in 'ckpt*.pt', 'eval.csv':
+        for path in glob(os.path.join(escape(out_dir), pattern)):
+            os.remove(path)
 
 
 def where_to_start(knobs):

@@ -92,11 +92,6 @@ def refused(*args, script='train.py'):
     return done.stderr
 
 
-def saved(out_dir):
-    """The dict of a run's last checkpoint."""
-    return read_checkpoint(out_dir)
-
-
 def log_of(out_dir):
     """The rows of a run's log, without times."""
     rows = read_csv(os.path.join(out_dir, 'log.csv'))
@@ -113,7 +108,7 @@ def same(a, b):
 
 def differences(a, b):
     """What differs between the runs in two folders, except knobs and times."""
-    one, other = (saved(folder) | dict(config=None, folder=None, log=log_of(folder))
+    one, other = (read_checkpoint(folder) | dict(config=None, folder=None, log=log_of(folder))
                   for folder in (a, b))
     return [key for key in one if not same(one[key], other[key])]
 
@@ -186,12 +181,12 @@ def tiny():
 
 
 @pytest.fixture(scope='session')
-def wave(tmp_path_factory):
+def sums_run(tmp_path_factory):
     """
     The folder of a run that has learnt sums modulo 2, out/ckpt.pt: what a label needs comes through
     up to eleven tokens before it, and moves on by one or two of them a loop step.
     """
-    folder = tmp_path_factory.mktemp('wave')
+    folder = tmp_path_factory.mktemp('sums')
     with contextlib.chdir(folder), mock.patch.object(tasks.Problems, 'n_problems', 64):
         done = run(os.path.join(ROOT, 'config', 'calc.py'), '--dataset=calc:p=2,reset=0.1',
                    '--block_size=12', '--window=None', '--n_embd=32',

@@ -20,7 +20,7 @@ def take_step(kv, span, k, awake=None):
     return keys.flatten().tolist()
 
 
-def slots_of(kv, pos):
+def keys_of(kv, pos):
     """The keys of one token, slot by slot."""
     keys, values = kv.kv[:, 0, pos, :, 0, 0].unbind(1)
     assert torch.equal(values, -keys)
@@ -57,7 +57,7 @@ def test_the_picture_of_the_docstring(slots, left, read):
         for k in range(1, steps + 1):
             take_step(kv, Span(pos), k)
         kv.fill(Span(pos), steps)
-        assert slots_of(kv, pos) == left[pos]
+        assert keys_of(kv, pos) == left[pos]
     assert [take_step(kv, Span(2), k) for k in (1, 2, 3, 4)] == [
         [*earlier, 20 + k] for k, earlier in enumerate(read, start=1)]
     assert kv.kv.shape == (slots, 1, 3, 2, 1, 1)
@@ -70,7 +70,7 @@ def test_tokens_side_by_side_keep_what_they_left():
     read += [take_step(kv, span, 3, awake=torch.tensor([[True, False, True]]))]
     read += [take_step(kv, span, 4, awake=torch.tensor([[False, False, True]]))]
     assert read == [[1, 11, 21], [2, 12, 22], [3, 12, 23], [3, 12, 24]]
-    assert [slots_of(kv, pos) for pos in range(3)] == [
+    assert [keys_of(kv, pos) for pos in range(3)] == [
         [1, 2, 3, 3], [11, 12, 12, 12], [21, 22, 23, 24]]
 
 
@@ -81,8 +81,8 @@ def test_a_token_that_has_exited_stays_in_a_short_ring(slots, last, left):
     kv, span = KeysValues(slots, T_max=2), Span(0, 2)
     for k in range(1, 7):
         take_step(kv, span, k, awake=torch.tensor([[True, k <= last]]))
-    assert slots_of(kv, 1) == left
-    assert slots_of(kv, 0) == {1: [6], 2: [5, 6], 3: [4, 5, 6]}[slots]
+    assert keys_of(kv, 1) == left
+    assert keys_of(kv, 0) == {1: [6], 2: [5, 6], 3: [4, 5, 6]}[slots]
 
 
 def test_at_any_place_a_pass_reads_the_whole_cache():

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, TINY, make_book, refused, same, saved
+from conftest import ROOT, TINY, make_book, refused, same
 
 import tasks
 from common import plots
@@ -18,7 +18,7 @@ from common.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from common.files import new_file, read_json, sha256_of, write_json
+from common.files import new_file, read_json, write_json
 from model import GPT
 
 
@@ -49,11 +49,11 @@ def test_a_model_is_read_as_it_was_saved(tiny, idx):
 def test_what_is_no_checkpoint_is_refused_and_its_code_is_not_run(tiny):
     stored(tiny(), 'out')
     whole = Path('out/ckpt.pt').read_bytes()
-    contents = [whole[:5000], b'no checkpoint', b'', pickle.dumps(Code())]
+    contents = [whole[:5000], b'no checkpoint', b'', pickle.dumps(Code(), 2)]
     rng = random.Random(0)
     for _ in range(20):         # cut short; bytes that an editor or a bad disk has changed
         contents.append(whole[:rng.randrange(len(whole))])
-        contents.append(pickle.dumps(dict(a=1))[:rng.randrange(5, 15)])
+        contents.append(pickle.dumps(dict(a=1), 2)[:rng.randrange(5, 15)])
     for content in contents:
         Path('bad.pt').write_bytes(content)
         with pytest.raises(ValueError, match='bad.pt'):
@@ -63,13 +63,6 @@ def test_what_is_no_checkpoint_is_refused_and_its_code_is_not_run(tiny):
         with pytest.raises(ValueError, match='bad.pt'):
             load_checkpoint('bad.pt')
     assert not os.path.exists('code-was-run')
-
-
-def test_an_error_of_the_machine_is_not_blamed_on_the_file(tiny):
-    stored(tiny(), 'out')
-    error = FileNotFoundError(2, 'No such file or directory', '/proc/inductor')
-    with mock.patch.object(torch, 'load', side_effect=error), pytest.raises(OSError, match='/proc'):
-        load_checkpoint('out')
 
 
 def test_a_model_that_has_changed_since_is_refused(tiny):
@@ -142,11 +135,6 @@ def test_a_damaged_json_file_is_an_error_that_names_it():
             read_json('meta.json')
 
 
-def test_sha256():
-    Path('abc').write_text('abc')
-    assert sha256_of('abc').startswith('ba7816bf8f01cfea') and len(sha256_of('abc')) == 64
-
-
 def test_thresholds_do_not_outlive_the_weights(tiny):
     os.makedirs('out')
     Path('out/exits.json').touch()
@@ -169,5 +157,5 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(torch, 'save', fails)
             refused(*TINY, '--overwrite')
-        assert saved('out')['iter_num'] == 5
+        assert read_checkpoint('out')['iter_num'] == 5
         assert not [name for name in os.listdir('out') if name.endswith('.tmp')]

@@ -130,6 +130,8 @@ def test_scripts_call_the_programs(name, accepts, tmp_path):
     calls = [shlex.split(line) for line in (tmp_path / 'calls').read_text().splitlines()]
     of_programs = set()
     for words in calls:
+        if words[:2] == ['-m', 'pytest']:
+            continue
         if words[0] == '-m':
             words = [words[1].replace('.', '/') + '.py', *words[2:]]
         if not os.path.exists(os.path.join(ROOT, words[0])):

@@ -1,18 +1,15 @@
 """From a text to tokens on disk, and back to batches."""
-import ast
 import functools
 import json
 import os
 import re
 import shutil
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, make_fineweb, refused
+from conftest import finished, make_fineweb, refused
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import data
@@ -134,16 +131,6 @@ def test_a_tokenizer_json_encodes_a_whole_text_always_in_one_way():
         assert encoding.encode(ADDRESS) == wanted and encoding.encode('') == wanted[:-len(plain)]
 
 
-def test_html_in_own_text_is_no_end():
-    llama_like('<s> $A </s>').save('own.json')
-    Path('page.txt').write_text(EOT.join(['<li><s>ten</s> five</li>\n' * 40] * 3))
-    data.make('own', 'page.txt', tokenizer='own.json')
-    encoding = data.open_encoding('own.json')
-    ids = data.open_data('own').train.tolist()
-    assert [ids.count(end) for end in encoding.ends] == [2, 0, 0]
-    assert ids[0] == encoding.tokenizer.token_to_id('<s>')
-
-
 def test_a_bpe_is_trained_on_the_training_documents_alone():
     os.mkdir('texts')
     for split, text in dict(test='held-out words', train='größer than the fox').items():
@@ -178,7 +165,7 @@ def test_a_tokenizer_is_what_is_in_its_file():
 
 
 @pytest.mark.parametrize('name', [
-    'gpt9', 'missing.json', 'endless.json', 'empty.json', 'maze:', None])
+    'gpt9', 'missing.json', 'endless.json', 'empty.json', 'mine:', None])
 def test_encodings_that_are_unavailable(name):
     Tokenizer(models.BPE({'a': 0}, [])).save('endless.json')
     Path('empty.json').write_text('{}')
@@ -368,21 +355,6 @@ def test_the_same_call_again_keeps_what_is_there():
     assert files_in('data') == before       # without a tokenizer.json
 
 
-def test_of_two_makers_one_wins():
-    """The other one ends with an error, and what is there is whole."""
-    Path('own.txt').write_text(EOT.join([ADDRESS * 50] * 200))
-
-    def make(bpe):
-        try:
-            return data.make('own', 'own.txt', bpe=bpe)
-        except (OSError, ValueError):
-            return None
-    with ThreadPoolExecutor() as threads:
-        metas = [meta for meta in threads.map(make, (None, 300)) if meta]
-    assert json.loads(Path('data/own/meta.json').read_text()) in metas
-    assert os.listdir('data') == ['own'] and data.open_data('own').n_held_out(16) > 100
-
-
 @pytest.mark.parametrize('path, knobs', [
     ('missing.txt', {}), ('empty.txt', {}), ('a.txt', {}), ('latin.txt', {}), ('latin*', {}),
     ('a.jsonl', {}), ('a.JSON', {}), ('a.csv', {}), ('a.parquet', {}), (None, {}),
@@ -464,19 +436,3 @@ def test_windows_of_a_text_and_what_fits_it():
     text.check_fits(25)
     with pytest.raises(ValueError):
         text.check_fits(26)
-
-
-def test_requirements_name_what_is_imported():
-    """All but gguf, which a message asks for, and Pillow, which comes with matplotlib."""
-    with open(f'{ROOT}/requirements.txt') as f:
-        required = {re.match('[\\w-]+', line)[0].replace('-', '_') for line in f}
-    imported = set()
-    for file in Path(ROOT).rglob('*.py'):
-        if not {part[0] for part in file.relative_to(ROOT).parts} & {'.'}:
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Import):
-                    imported.update(alias.name.split('.')[0] for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    imported.add(node.module.split('.')[0])
-    ours = {path.stem for folder in ('', 'tests') for path in Path(ROOT, folder).iterdir()}
-    assert imported - ours - set(sys.stdlib_module_names) - {'gguf', 'PIL'} <= required

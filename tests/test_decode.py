@@ -75,9 +75,9 @@ def test_fewer_slots_change_the_result(tiny, idx, cache):
 
 
 @pytest.fixture
-def problems(wave):
+def problems(sums_run):
     """A model that has learnt a task with a wave, and 32 of its problems: idx, targets (32, 12)."""
-    model, checkpoint = load_checkpoint(wave / 'out' / 'ckpt.pt')
+    model, checkpoint = load_checkpoint(sums_run / 'out' / 'ckpt.pt')
     return model, *Problems(checkpoint['config']['dataset']).held_out(range(32), 12)
 
 
@@ -228,12 +228,14 @@ def test_one_decoder_serves_many_texts(tiny, idx):
 @pytest.mark.parametrize('how, changes', [
     (dict(max_new_tokens=0), {}), (dict(temperature=-1.0), {}), (dict(top_k=0), {}),
     (dict(cache=0), {}), (dict(cache='newest'), {}), (dict(n_loop=0), {}), (dict(n_loop=[1]), {}),
-    (dict(draft_loops=3, n_loop=3), {}), (dict(draft_loops=-1), {}), (dict(draft_loops=1, rows=2), {}),
-    (dict(draft_loops=1, cache='latest'), {}), (dict(draft_loops=1, wave=2), {}),
+    (dict(draft_loops=3, n_loop=3), {}), (dict(draft_loops=-1), {}),
+    (dict(draft_loops=1, rows=2), {}), (dict(draft_loops=1, cache='latest'), {}),
+    (dict(draft_loops=1, wave=2), {}),
     (dict(wave=2, cache='exact'), {}), (dict(wave=2, rows=2), {}), (dict(wave=-1), {}),
     (dict(wave=2), dict(groups=[])), (dict(wave=2), dict(injection='none')),
     (dict(wave=2, exit=Exit(None, reads='through_coda')), {}),
-    (dict(exit=Exit(None, reads='stars')), {}), (dict(idx=torch.zeros(1, 0, dtype=torch.long)), {})])
+    (dict(exit=Exit(None, reads='stars')), {}),
+    (dict(idx=torch.zeros(1, 0, dtype=torch.long)), {})])
 def test_bad_input(tiny, idx, how, changes):
     how = dict(idx=idx[:how.pop('rows', 1), :9], max_new_tokens=1) | how
     with pytest.raises(ValueError):
@@ -259,16 +261,17 @@ def test_narrow_models_decode_with_one_thread(monkeypatch):
 @pytest.mark.parametrize('decoder, cache, counts, rows, widths, graphs', [
     (decode.one_by_one, 'latest', [2], 3, {1}, 1),
     (Drafts(1), 'exact', [2], 1, {1, 5}, 3),
-    (Wave(4, steps=2), 'auto', [6], 1, {1, 4}, 3),
-    (Wave(12), 'auto', [6], 1, {12}, 1),
+    (Wave(4, steps=2), 'auto', [6], 1, {4}, 1),
+    (Wave(12), 'auto', [40], 1, {12}, 1),
     (warm_start, 4, [6], 1, {1}, 1)])
 def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, widths, graphs):
     """Over window moves, and for another text, a setting is compiled once."""
     torch.compiler.reset()
-    counter, compiled, eager = CompileCounter(), tiny(**SHORT), tiny(**SHORT)
+    counter = CompileCounter()
+    compiled, eager = (tiny(**SHORT, block_size=24) for _ in range(2))
     compile_passes(compiled, widths, backend=counter)
-    plan = Plan(counts, make_exit('norm_rel', 0.3) if isinstance(decoder, Wave) else None)
-    for seed, new in (1, 36), (2, 20):
+    plan = Plan(counts, make_exit('norm_rel', 1e-3) if isinstance(decoder, Wave) else None)
+    for seed, new in (1, 48), (2, 20):
         prompts = torch.arange(3)[None] + torch.arange(rows)[:, None] + seed
         how = dict(cache=cache, temperature=0.7, seed=seed)
         passes = [], []

@@ -15,7 +15,7 @@ def fail(error):
     lambda: fail(ValueError('two\nlines')), lambda: errors.check(False, 'bad'),
     lambda: json.loads('x'), lambda: np.reshape(np.zeros(3), (2, 2)), lambda: open('/no/file')])
 def test_bad_input_is_one_line(capsys, main):
-    with pytest.raises(SystemExit, match='2'):
+    with pytest.raises(SystemExit, match='^2$'):
         errors.run(lambda: (print('printed before'), main()))
     out, error = capsys.readouterr()
     assert out == 'printed before\n'
@@ -31,7 +31,7 @@ def test_errors_that_are_raised(monkeypatch):
 
 
 def test_ctrl_c():
-    with pytest.raises(SystemExit, match='130'):
+    with pytest.raises(SystemExit, match='^130$'):
         errors.run(lambda: fail(KeyboardInterrupt()))
 
 

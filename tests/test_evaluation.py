@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import data
 import tasks
 from common import distributed, evaluation, plots
-from common.terminal import paint, print_rows
+from common.terminal import print_rows
 
 
 @pytest.fixture
@@ -149,10 +149,3 @@ def test_a_table(capsys):
     print_rows('what:', rows, dict(name='s', x='.2f', y='d', z='d'))
     assert capsys.readouterr().out.splitlines() == [
         '', 'what:', 'name     x   y', 'a     1.00    ', 'bcd         12']
-
-
-def test_text_on_a_colour():
-    """By its loop steps; line ends stay plain."""
-    few, many = paint('a\nb', 2), paint('a\nb', 99)
-    assert few != many and few.split('\n')[0].endswith('\x1b[0m') and 'a' in few
-    assert paint('a', 2) == paint('a', 2.9) != paint('a', 3)

@@ -85,7 +85,8 @@ def test_signal_is_its_formula(name):
 
 def test_make_exit():
     rule = make_exit('accel')
-    assert (rule.name, rule.tau, rule.hits, rule.keep, rule.wake) == ('accel', 1e-2, 2, False, False)
+    assert (rule.name, rule.tau, rule.hits, rule.keep) == ('accel', 1e-2, 2, False)
+    assert not rule.wake
     rule = make_exit('norm', 3, hits=2, wake=True)
     assert (rule.tau, rule.hits, rule.keep, rule.wake) == (3.0, 2, True, True)
     for bad in (('acel',), ('nowhere:norm',), ('math:norm',), ('zoo.huginn:nothing',),

@@ -15,11 +15,11 @@ CLOSE = dict(rtol=1e-4, atol=1e-4)
 
 def unrolled_group(group, config, e, n_loop):
     """norm(core(adapter([x ; e]))) n_loop times, in the words of the paper."""
-    noise = fixed_noise(0).draw(group, e, 0, slice(e.shape[1]))
+    noise = fixed_noise(0).draw(group, e, slice(e.shape[1]))
     starts = dict(noise=noise, zero=torch.zeros_like(e), e=e)
     x = starts['e' if config.injection == 'none' else config.x0]
     for _ in range(n_loop):
-        if config.injection == 'concat':
+        if config.injection.startswith('concat'):
             x = group.adapter(torch.cat((x, e), dim=-1))
         elif config.injection == 'add':
             x = x + e
@@ -31,8 +31,8 @@ def unrolled_group(group, config, e, n_loop):
 
 
 @pytest.mark.parametrize('changes', [
-    dict(adapter_init='random'), dict(injection='add'), dict(injection='none'), dict(x0='zero'),
-    dict(x0='e'), dict(norm_inside=False), dict(bias=True, groups=[[0, 1, 2]])])
+    dict(injection='concat_random'), dict(injection='add'), dict(injection='none'), dict(x0='zero'),
+    dict(x0='e'), dict(norm_inside=False), dict(groups=[[0, 1, 2]])])
 def test_looping_is_unrolling(tiny, idx, changes):
     """The model is a plain stack of n_loop copies of each group, each with a count of its own."""
     model = tiny(**changes)
@@ -48,9 +48,8 @@ def test_looping_is_unrolling(tiny, idx, changes):
     torch.testing.assert_close(model(idx, n_loop=counts)[0], logits, **CLOSE)
 
 
-@pytest.mark.parametrize('step_noise', [0.0, 0.5])
-def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx, step_noise):
-    model, trace = tiny(step_noise=step_noise), []
+def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx):
+    model, trace = tiny(), []
     model(idx, n_loop=[2, 5], trace=trace)
     for entry, group, n in zip(trace, model.groups, (2, 5)):
         states, e = entry['states'], entry['e']
@@ -58,12 +57,7 @@ def test_the_trace_is_the_states_that_the_steps_went_through(tiny, idx, step_noi
         assert (entry['steps_used'] == n).all() and (entry['evals'] == n).all()
         torch.testing.assert_close(group.init_state(e), states[0])
         for k in range(1, n + 1):
-            noise = fixed_noise(0).draw(group, e, k, slice(16))     # each step has its own
-            assert not torch.equal(noise, fixed_noise(0).draw(group, e, k - 1, slice(16)))
-            x = group.step(states[k - 1] + step_noise * noise, e)
-            torch.testing.assert_close(x, states[k])
-    model(idx, n_loop=60)
-    assert len(fixed_noise(0).tables) <= 100
+            torch.testing.assert_close(group.step(states[k - 1], e), states[k])
     # in training with their gradients
     model.train()(idx, n_loop=4, trace=trace)
     gradient, = torch.autograd.grad(trace[2]['states'][3].sum(), model.groups[0].norm.weight)
@@ -154,14 +148,6 @@ def test_the_draw_against_its_formula():
     assert (shares.cumsum(0) - p.cumsum(0)).abs().max() < 1.63 / n_draws ** 0.5     # Kolmogorov
 
 
-@pytest.mark.parametrize('draw, values', [('uniform', set(range(1, 10))), ('fixed', {5})])
-def test_other_draws_have_the_same_mean(draw, values):
-    draws = [sample_n_loop(4, torch.Generator().manual_seed(seed), draw=draw)
-             for seed in range(2000)]
-    assert abs(sum(draws) / len(draws) - 5) < 0.2
-    assert set(draws) == values
-
-
 def test_seeds_derive_from_every_part_of_their_key():
     keys = [(0, 'noise', 1, 0), (1, 'noise', 1, 0), (0, 'loops', 1, 0), (0, 'noise', 2, 0),
             (0, 'noise', 1, 1), (0, 'noise', 11)]
@@ -226,7 +212,7 @@ def block_map_by_hand(group, x, e, k, earlier):
 @pytest.mark.parametrize('name', TAUS)
 def test_exit_of_a_pass_freezes_state_keys_and_values(tiny, idx, name):
     """The pass of two rows, once more in plain lists, token by token and step by step."""
-    model, rule, trace = tiny(adapter_init='random'), make_exit(name, TAUS[name]), []
+    model, rule, trace = tiny(injection='concat_random'), make_exit(name, TAUS[name]), []
     for p in model.parameters():        # livelier than at the start, so that tokens differ in steps
         if p.dim() == 2:
             p.data *= 1.5

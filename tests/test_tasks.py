@@ -93,13 +93,6 @@ def test_held_out_problems_are_not_trained_on():
         problems.spread(65, 24)
 
 
-def test_words_are_an_encoding():
-    words = data.open_encoding('calc:p=5')
-    assert words.encode('=4 *1  +2') == [4, 9, 6] and words.n_vocab == 13
-    assert words.decode([4, 9, 6]) == '=4 *1 +2'
-    assert b''.join(map(words.decode_single_token_bytes, [4, 9, 6])) == b'=4*1+2'
-
-
 def test_a_run_can_have_other_problems_of_its_task():
     """Deeper ones, and longer ones, if the model knows their words."""
     checkpoint = dict(config=dict(dataset='calc'), tokenizer='calc:p=5',
@@ -146,12 +139,6 @@ def test_what_is_typed_is_checked(task, text):
 def test_bad_input(text, T):
     with pytest.raises(ValueError):
         tasks.Problems(text).check_fits(T)
-
-
-@pytest.mark.parametrize('text, T', [('calc:reset=1', 1), ('hop:letters=2', 2),
-                                     ('hop:letters=26', 2), ('calc:p=2', 1), ('group:reset=1', 1)])
-def test_the_smallest_input(text, T):
-    tasks.Problems(text).check_fits(T)
 
 
 def test_a_config_fits_its_task():

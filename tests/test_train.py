@@ -27,7 +27,6 @@ from conftest import (
     refused,
     run,
     same,
-    saved,
 )
 from torch._dynamo.testing import CompileCounter
 
@@ -36,7 +35,7 @@ import loops
 import tasks
 import train
 from common import configurator, distributed, evaluation, plots
-from common.checkpoint import load_checkpoint
+from common.checkpoint import load_checkpoint, read_checkpoint
 from common.optim import make_optimizers
 from loops import TrainingNoise, derived_seed
 from model import GPT, GPTConfig
@@ -76,7 +75,10 @@ def in_a_process(args, printed, environment):
 
 
 def at_each_update(action):
-    """In this context action(it) runs in each iteration, when the rate of its update is asked."""
+    """
+    In this context action() runs whenever train.py computes its learning rate, which calls
+    math.cos.
+    """
     rate = math.cos
 
     def spy(angle):
@@ -131,7 +133,7 @@ def test_a_run_is_a_plain_loop():
                 one.param_groups[0]['lr'] = one.param_groups[-1]['lr'] = train.lr_at(it)
                 one.step()
                 one.zero_grad()
-    assert same(saved('out')['model'], dict(model.state_dict()))
+    assert same(read_checkpoint('out')['model'], dict(model.state_dict()))
 
 
 # whole runs ---------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ def test_a_run_from_end_to_end(whole):
     assert {*os.listdir(whole)} - {'.lock', 'printed.txt'} == {
         'ckpt.pt', 'ckpt_000000.pt', 'ckpt_000003.pt', 'ckpt_best.pt', 'eval.csv', 'log.csv',
         'loss.png'}
-    last = saved(whole)
+    last = read_checkpoint(whole)
     assert (last['iter_num'], last['tokenizer'], last['config']['batch_size']) == (12, 'bytes', 4)
     assert load_checkpoint(whole / 'ckpt_000003.pt')[1]['iter_num'] == 3
 
@@ -175,7 +177,7 @@ def test_the_best_weights_are_kept_and_named():
     assert best == min(losses, key=losses.get) < 30
     last_line = printed.splitlines()[-1]
     assert 'ckpt_best.pt' in last_line and f'iteration {best}' in last_line
-    assert saved('out')['best'][1] == best
+    assert read_checkpoint('out')['best'][1] == best
 
 
 def test_nothing_but_the_seed_matters(whole):
@@ -184,7 +186,8 @@ def test_nothing_but_the_seed_matters(whole):
                     '--eval_loops=[2]']
     finished(*TINY, *watched_less, '--resume', '--out_dir=out-less')
     finished(*TINY, '--seed=7', '--out_dir=out-seed')
-    model, less, seed = (saved(folder)['model'] for folder in (whole, 'out-less', 'out-seed'))
+    model, less, seed = (read_checkpoint(folder)['model']
+                         for folder in (whole, 'out-less', 'out-seed'))
     assert same(model, less) and not same(model, seed)
 
 
@@ -208,7 +211,7 @@ def test_fine_tuning_starts_from_weights():
     finished('--init_from=out', '--dataset=book', '--out_dir=out-fine', '--max_iters=1',
              '--eval_windows=7', '--learning_rate=1e-9', '--min_lr=0', '--weight_decay=0.0',
              '--bptt_k=2')
-    old, new = saved('out'), saved('out-fine')
+    old, new = read_checkpoint('out'), read_checkpoint('out-fine')
     for name, weight in old['model'].items():
         torch.testing.assert_close(new['model'][name], weight, rtol=0, atol=1e-7)
     # what the model computes is the checkpoint's
@@ -228,12 +231,12 @@ def test_weights_of_another_class_are_named(whole):
     Path('gated.py').write_text(GATED)
     printed = finished(*TINY, f'--init_from={whole}', '--model_class=gated:Gated', '--max_iters=1')
     assert 'gate.weight' in printed and 'gate.bias' in printed
-    assert saved('out')['model_class'] == 'gated:Gated'
+    assert read_checkpoint('out')['model_class'] == 'gated:Gated'
 
 
 def test_a_large_vocabulary_is_rounded_up_for_speed(whole):
     finished(*TINY, '--dataset=calc:p=600', '--max_iters=1', '--eval_loops=[1]')
-    sizes = [saved(folder)['model_args']['vocab_size'] for folder in ('out', whole)]
+    sizes = [read_checkpoint(folder)['model_args']['vocab_size'] for folder in ('out', whole)]
     assert sizes == [1856, 257]         # of 1,798 and 257 words
 
 
@@ -293,7 +296,7 @@ def test_killed_and_resumed(processes):
     process.start()
     process.join()
     assert process.exitcode == 141
-    assert saved('out')['iter_num'] == 0
+    assert read_checkpoint('out')['iter_num'] == 0
     # killed soon after an iteration
     n = random.randrange(1, 20)
     process = processes.Process(target=in_a_process, args=([*args, '--resume'], 'printed', {}))
@@ -335,7 +338,7 @@ def test_a_signal_saves_and_nothing_is_lost(whole, number, training, n, done):
     assert signal.getsignal(number) == default
     signal.signal(number, first)
     assert ended.returncode == 130
-    assert saved('out')['iter_num'] == done
+    assert read_checkpoint('out')['iter_num'] == done
     finished('--resume')
     assert differences(whole, 'out') == []
 
@@ -351,7 +354,8 @@ def test_a_second_signal_ends_the_program_at_once():
     with mock.patch.object(GPT, 'forward', spy):
         assert run(*TINY).returncode == 130
     signal.signal(signal.SIGINT, before)
-    assert saved('out')['iter_num'] == 0        # the second one came in the first evaluation
+    # the second one came in the first evaluation
+    assert read_checkpoint('out')['iter_num'] == 0
 
 
 def test_a_signal_that_is_ignored_stays_so(whole):
@@ -371,7 +375,7 @@ def test_a_killed_evaluation_costs_nothing(whole):
     """The last one reads all windows, and may take longer than the training."""
     with mock.patch.object(evaluation, 'save_scores', side_effect=KeyboardInterrupt):
         assert run(*TINY).returncode == 130
-    assert saved('out')['iter_num'] == 12 and not os.path.exists('out/eval.csv')
+    assert read_checkpoint('out')['iter_num'] == 12 and not os.path.exists('out/eval.csv')
     finished('--resume')
     assert Path('out/eval.csv').read_text() == (whole / 'eval.csv').read_text()
 
@@ -384,7 +388,7 @@ def test_resume_takes_the_knobs_of_its_run_but_flags_win():
     printed = finished('file.py', '--resume', '--max_iters=8', '--log_interval=3')
     assert 'the learning rate is 5.0e-04 now, and 5.0e-04 at iteration 8' in printed
     finished(*args, '--max_iters=8', '--lr_decay_iters=5', '--out_dir=out-long')
-    resumed, long = saved('out'), saved('out-long')
+    resumed, long = read_checkpoint('out'), read_checkpoint('out-long')
     for key in ('model', 'optimizers', 'iter_num'):
         assert same(resumed[key], long[key]), key
     assert resumed['config']['batch_size'] == 4
@@ -404,7 +408,7 @@ def test_an_error_of_the_disk_saves_first():
     fails.calls = 0
     with mock.patch.object(data.Text, 'batch', fails):
         assert 'Input/output error' in refused(*TINY)
-    assert saved('out')['iter_num'] == 3
+    assert read_checkpoint('out')['iter_num'] == 3
 
 
 @pytest.mark.parametrize('clip', ['1.0', '0.0'])
@@ -412,7 +416,7 @@ def test_no_number_stops_before_the_weights_are_touched(clip):
     """A learning rate that blows the weights up in the first step: the second is not made."""
     refused(*TINY, '--learning_rate=1e29', '--min_lr=1e29', '--warmup_iters=0',
             f'--grad_clip={clip}', '--eval_interval=1', '--eval_windows=1')
-    last = saved('out')
+    last = read_checkpoint('out')
     assert last['iter_num'] == 1
     assert all(weight.isfinite().all() for weight in last['model'].values())
 
@@ -423,7 +427,8 @@ def test_overwrite_removes_what_contradicts_the_new_weights_and_nothing_else():
     os.makedirs('out')
     for name in of_a_run + foreign:
         Path('out', name).write_text('work')
-    finished(*TINY, '--overwrite', '--max_iters=1', '--keep_iters=[]')
+    with mock.patch.object(evaluation, 'save_scores', side_effect=KeyboardInterrupt):
+        run(*TINY, '--overwrite', '--max_iters=1', '--keep_iters=[]')
     for name in of_a_run + foreign:
         path = Path('out', name)
         kept = path.exists() and path.read_bytes() == b'work'
@@ -463,7 +468,7 @@ def test_two_processes_are_one(processes):
     assert Path('printed-0').read_text().count('iter 0: loss') == 1
     assert Path('printed-1').read_text() == ''
     finished(*args, '--out_dir=out-one')
-    one, two = saved('out-one'), saved('out-two')
+    one, two = read_checkpoint('out-one'), read_checkpoint('out-two')
 
     def gradients(checkpoint):      # the moments after one step, not clipped
         adamw, muon = checkpoint['optimizers']['adamw'], checkpoint['optimizers']['muon']
@@ -510,7 +515,7 @@ def test_a_run_remembers_the_file_of_a_part(flags):
         assert done.stderr.count('\n') == 1
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
         finished('mine.py', '--resume', '--max_iters=3')
-        assert saved('out')['iter_num'] == 3
+        assert read_checkpoint('out')['iter_num'] == 3
 
 
 def test_a_class_of_ones_own_is_imported_only_if_it_is_named():
@@ -521,7 +526,7 @@ def test_a_class_of_ones_own_is_imported_only_if_it_is_named():
     refused('--resume', '--max_iters=2')
     assert 'own_class' not in sys.modules
     finished('own_class.py', '--resume', '--max_iters=2')
-    assert saved('out')['model_class'] == 'own_class:Mine'
+    assert read_checkpoint('out')['model_class'] == 'own_class:Mine'
 
 
 # main() in a notebook -----------------------------------------------------------------------------
@@ -537,7 +542,7 @@ def test_main_in_a_notebook(whole):
         train.main()
         train.resume, train.max_iters = True, 12
         train.main()
-    assert same(saved('out')['model'], saved(whole)['model'])
+    assert same(read_checkpoint('out')['model'], read_checkpoint(whole)['model'])
 
 
 # --eval_only --------------------------------------------------------------------------------------
