@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What text.md shows. When do loops pay: three layers of C = 32 with 256 bytes of context, with
-# loops of several kinds and without. Then how the default model reads and writes text.
+# loops of several kinds and without. Then how the model that ships reads and writes text.
 #     bash results/text.sh            half a day of one core; lib.sh says how to use many
 # -> results/text.csv, a row for each training and loop count, and results/writing.csv
 set -euo pipefail
@@ -67,19 +67,13 @@ for name in plain3 plain6 $LOOPED; do
     done
 done
 
-# the default model, and plain layers of its width; texts of 36 bytes
-for seed in $SEEDS; do
-    train default-$seed --seed=$seed --keep_iters=[0] --eval_loops=[1,2,4,8]    # as in claims.sh
-    train default_plain3-$seed --seed=$seed --n_layer=3 --groups=[]
-    train default_plain6-$seed --seed=$seed --groups=[]
-    for name in default default_plain3 default_plain6; do
-        measure writing $name-$seed "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] \
-            "--rules=['norm_rel','accel']" --taus=[3e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0] \
-            --drafts=[[1,4,4],[1,5,8],[2,8,4]] --waves=[[8,1]] --n_windows=64 --n_prompts=32 \
-            --prompt_tokens=12 --new_tokens=36
-    done
-done
+# how the model that ships reads and writes texts of 36 bytes
+train text --init_from=pretrained/text/ckpt.pt --max_iters=0 --keep_iters=[] --eval_loops=[1]
+measure writing text "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] --n_loop=30 \
+    "--rules=['norm_rel','accel']" --taus=[0.03,0.1,1.0,10.0] \
+    --drafts=[[1,4,4],[1,5,4],[2,8,4]] --waves=[[8,1]] --n_windows=24 --n_prompts=8 \
+    --prompt_tokens=12 --new_tokens=36
 
 set +f
-collect text "$OUT"/*-*000-*/eval.csv "$OUT"/default*-[0-9]/eval.csv
+collect text "$OUT"/*-*000-*/eval.csv
 collect writing "$OUT"/writing-*/bench.csv
