@@ -121,8 +121,8 @@ def test_news_wakes_who_slept(name, keep):
         first = torch.tensor([3.0, 1.0, 0.0, 0.0]).expand(2, 1, 4)
         return torch.cat((first, now.view(2, T, 4)[:, :-1]), dim=1).flatten(0, 1)[at]
 
-    def read(x, at):
-        return x
+    def read(states, at, x):
+        return states
 
     rule = replace(make_exit(name, 1e-3, wake=True), keep=keep)
     diary = []
