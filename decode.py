@@ -65,9 +65,10 @@ class Text:
     """
 
     def __init__(self, idx, block_size, seed=0, temperature=1.0, top_k=None):
-        if temperature < 0 or top_k is not None and top_k < 1:
-            raise ValueError('temperature must be at least 0 and top_k at least 1, not '
-                             f'{temperature} and {top_k}')
+        if temperature < 0:
+            raise ValueError(f'temperature must be at least 0, not {temperature}')
+        if top_k is not None and top_k < 1:
+            raise ValueError(f'top_k must be at least 1, not {top_k}')
         self.idx = idx[:, -block_size:]
         self.n_cut = idx.shape[1] - self.idx.shape[1]       # places count these tokens too
         self.block_size = block_size
@@ -123,7 +124,7 @@ def read(model, idx, plan, cache='exact'):
     T = idx.shape[1]
     width = T
     if cache not in ('exact', 'auto'):
-        check_final(plan.rule, "with cache='exact'")
+        check_final(plan.rule)
         width = 1
         plan = replace(plan, cache=make_cache(model, plan.counts, cache, T))
     parts = []
@@ -135,11 +136,11 @@ def read(model, idx, plan, cache='exact'):
     return tuple(torch.cat(part, dim=1) for part in zip(*parts))
 
 
-def check_final(rule, where):
+def check_final(rule):
     """ValueError if an exit is not for good: then whole sequences have to be read in one pass."""
     if rule and rule.wake:
-        raise ValueError('tokens wake only where a whole sequence is read in one pass, as problems '
-                         f'are {where}: choose a rule that does not wake')
+        raise ValueError('tokens can wake only in problems that are read in one pass, with the '
+                         'cache exact: leave out --wake')
 
 
 # decoders -----------------------------------------------------------------------------------------
@@ -304,7 +305,9 @@ class Columns:
         self.streak = np.zeros((0, n_groups), dtype=int)        # small signals in a row
         self.states = [None] * n_groups                 # of each group, (1, n, C)
         self.memos = [None] * n_groups                  # of the rule in each group, (1, n, any)
-        self.first_signal = 2       # the pass of a token in which the rule has a signal
+        # the pass of a token in which the rule has a signal: changes of state need two passes,
+        # changes of changes need three
+        self.first_signal = 2
 
     def resize(self, w):
         """The first w tokens, with new ones at the end."""
@@ -334,7 +337,7 @@ class Columns:
                     before = torch.zeros_like(after)
                 value, self.memos[g] = rule.signal(before, after, self.memos[g], read)
                 if value is None:
-                    self.first_signal = 3       # the signal needs two changes
+                    self.first_signal = 3
                 else:
                     value = value[0]                                            # (n,)
                 self.streak[:, g] = rule.streak(value, self.streak[:, g])
@@ -459,16 +462,17 @@ def stream(model, idx, n_new, plan, decoder=one_by_one, cache='auto', **draws):
     """
     if n_new < 1 or idx.numel() == 0:
         raise ValueError('the prompt and the text must have at least one token each')
-    check_final(plan.rule, 'without a cache')
+    check_final(plan.rule)
     needed = getattr(decoder, 'cache', None)
     if cache == 'auto':
         cache = needed or 'exact'
     if needed:
         name = type(decoder).__name__
         decoder.check(model, plan)
-        if cache != needed or len(idx) > 1:
-            raise ValueError(f"{name} needs cache='{needed}' and one row, not {cache!r} and "
-                             f'{len(idx)}')
+        if cache != needed:
+            raise ValueError(f"{name} needs cache='{needed}', not {cache!r}")
+        if len(idx) > 1:
+            raise ValueError(f'{name} continues one row, not {len(idx)}')
     text = Text(idx, model.config.block_size, **draws)
     window = None
     while n_new > 0:

@@ -219,7 +219,8 @@ def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
 
     f(x, k, at): step k of the tokens `at`, from their states (N, C) to those after it. `at` numbers
     the tokens of all rows, b * T + t: a tensor (N,), or slice(None) for all of them.
-    read(x, at): what the signal reads of states (N, C) of the tokens `at`.
+    read(states, at, x): what the signal reads of the tokens `at`, from their states (N, C). x (B T,
+    C): the states that all tokens keep, for a signal that looks at other tokens, too.
     diary: a list, to which each step appends `at` as an array.
 
     A token *moves* in a step unless the rule has found it still. Who moved loops in the next step.
@@ -243,7 +244,7 @@ def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
     evals = np.zeros(B * T, dtype=int)
 
     def read_now(states):
-        return read(states, at)
+        return read(states, at, x)
 
     for k in range(1, k_max + 1):
         # step k of those who are awake
@@ -335,7 +336,7 @@ def show_spiral():
 
         rule = replace(make_exit(name, tau), signal=signal)
         _, kept, evals = loop(lambda x, k, at: 0.7 * x @ turn.T, start[None, None], 16, rule,
-                              read=lambda x, at: x)
+                              read=lambda states, at, x: states)
         print(f'{name:10s} {tau:5g} {kept.item():5d} {evals.item():9d}  {" ".join(values)}')
     _, k = algorithm_1(lambda x: 0.7 * turn @ x, start, TAUS['accel'], 16)
     print(f'\nalgorithm_1 keeps {k} steps, like accel. Every step shrinks by the same factor, so '

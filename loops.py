@@ -285,10 +285,10 @@ class RecurrentGroup(nn.Module):
     def forward(self, e, plan, read=None):
         """
         e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group: dict(e=,
-        x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the loop
-        steps kept, evals=(B, T), the block maps evaluated); with a rule, if plan.keep_states is on,
-        also awake=who was computed in each step (the diary of exits.loop). read: see Exit.reads.
-        ValueError for an exit rule while training.
+        x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the number
+        of the last step kept (with waking, steps asleep count), evals=(B, T), the block maps
+        evaluated); with a rule, if plan.keep_states is on, also awake=who was computed in each step
+        (the diary of exits.loop). read: see Exit.reads. ValueError for a rule while training.
         """
         e = e.float()
         n_loop = plan.counts[self.index]
@@ -341,49 +341,59 @@ class RecurrentGroup(nn.Module):
         """
         Loop from x^(0) (B, T, C) until no token is awake, see exits.loop -> the last states,
         steps_used and evals (B, T).
-
-        A step computes the awake tokens alone if attention reads few places. Otherwise it computes
-        all tokens, and those that are not awake keep their keys and values.
         """
         if self.training:
             raise ValueError('an exit rule works in evaluation only: call model.eval() first')
         rule = plan.rule
-        span = plan.span
         B, T, C = x.shape
-        from_e = self.adapter.from_e(e).to(e.dtype)
         # a token that is not computed must keep its keys, so a rule always needs a cache; one slot
         # is enough for a single pass, where all tokens are at the same step
         cache = plan.cache or {block: KeysValues(1, T) for block in self.core}
+
+        # who has to wake when a token moves, and is it cheaper to compute the awake tokens alone?
         readers = None
-        reads_few = False
+        awake_alone = False
         if rule.wake:
             # With two layers in the core, news travels two windows in a step, and `readers` knows
-            # one: the tokens in the second window are woken in the next step
+            # one: a token in the second window wakes a step later, if the news moves a token of
+            # the first
             attention = self.core[0].attn
             readers = attention.readers
             looks_at_a_token = rule.reads == 'readout'
-            reads_few = attention.reads_few(T) and plan.cache is None and looks_at_a_token
+            awake_alone = attention.reads_few(T) and plan.cache is None and looks_at_a_token
+        f = self.map_of_awake(e, cache) if awake_alone else self.map_among_all(e, cache, plan.span)
 
-        if reads_few:
-            rows = torch.arange(B, device=x.device).repeat_interleave(T)        # (B T,)
-            places = torch.arange(T, device=x.device).repeat(B)
-            from_e = from_e.flatten(0, 1)                                       # (B T, C)
-        else:
-            whole = x.clone()           # the states of all tokens before a step
+        def read_at(states, at, x):
+            if rule.reads == 'readout':
+                return read(states)
+            rows = x.clone()                    # other tokens have the states that they keep
+            rows[at] = states
+            logits = read(rows.view(B, T, C))                                   # (B, T, any)
+            return rows_of(logits.flatten(0, 1), at)
 
-        def awake_alone(x, k, at):
-            pos = places[at]                                                    # (N,)
-            near = attention.near(pos)                                          # (N, window)
-            hooks = [partial(cache[block].update_some, B=B, rows=rows[at], places=pos, near=near)
-                     for block in self.core]
-            return self.step_of_pass(x[None], from_e[at][None], hooks, pos)[0]
+        x, kept, evals = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)
+        for block in self.core:
+            cache[block].fill(plan.span, int(evals.max()))
+        steps_used, evals = torch.from_numpy(np.stack((kept, evals))).to(       # one upload
+            x.device, non_blocking=x.is_cuda)
+        return x, steps_used, evals
 
-        def awake_among_all(x, k, at):
+    def map_among_all(self, e, cache, span):
+        """
+        The block map of exits.loop, f(x, k, at), which computes all tokens in each step; those that
+        are not in `at` keep their keys and values.
+        """
+        B, T, C = e.shape
+        from_e = self.adapter.from_e(e).to(e.dtype)
+        whole = torch.zeros_like(e)     # of tokens that are not awake any state will do
+
+        def f(x, k, at):
             awake = None
             if isinstance(at, slice):
                 x = x.view(B, T, C)
             else:
-                x = scatter(x, at)
+                whole.view(B * T, C)[at] = x
+                x = whole
                 awake = torch.zeros(B * T, dtype=torch.bool, device=x.device)
                 awake[at] = True
                 awake = awake.view(B, T)
@@ -391,26 +401,26 @@ class RecurrentGroup(nn.Module):
                      for block in self.core]
             x = self.step_of_pass(x, from_e, hooks, span.pos)                   # (B, T, C)
             return rows_of(x.view(B * T, C), at)
+        return f
 
-        def scatter(x, at):
-            """States (N, C) among those of all tokens (B, T, C), which are their last ones."""
-            whole.view(B * T, C)[at] = x
-            return whole
+    def map_of_awake(self, e, cache):
+        """
+        The same map, which computes the tokens `at` alone: for an attention that reads few places,
+        and tokens that begin at position 0.
+        """
+        B, T, _ = e.shape
+        attention = self.core[0].attn
+        from_e = self.adapter.from_e(e).to(e.dtype).flatten(0, 1)               # (B T, C)
+        rows = torch.arange(B, device=e.device).repeat_interleave(T)            # (B T,)
+        places = torch.arange(T, device=e.device).repeat(B)
 
-        def read_at(x, at):
-            if rule.reads == 'readout':
-                return read(x)
-            logits = read(scatter(x, at))       # whole rows, (B, T, any)
-            return rows_of(logits.flatten(0, 1), at)
-
-        f = awake_alone if reads_few else awake_among_all
-        x, steps_used, evals = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)
-        if not reads_few:
-            for block in self.core:
-                cache[block].fill(span, int(evals.max()))
-        counts = torch.from_numpy(np.array((steps_used, evals)))            # one upload
-        steps_used, evals = counts.to(x.device, non_blocking=x.is_cuda)
-        return x, steps_used, evals
+        def f(x, k, at):
+            pos = places[at]                                                    # (N,)
+            near = attention.near(pos)                                          # (N, window)
+            hooks = [partial(cache[block].update_some, B=B, rows=rows[at], places=pos, near=near)
+                     for block in self.core]
+            return self.step_of_pass(x[None], from_e[at][None], hooks, pos)[0]
+        return f
 
 
 def waking_budget(T):

@@ -25,6 +25,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
+from exits import make_exit
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
 MOST_LOOPS = 1_000_000
@@ -424,11 +425,14 @@ class GPT(nn.Module):
         their loop steps (B, t, groups).
 
         n_loop, exit, noise_seed: see forward. cache, temperature, top_k, seed: see decode.stream.
-        draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none.
+        draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none;
+        without an exit rule its tokens leave by norm_rel, at Wave.tau.
         """
         import decode
         if self.training:           # each pass would draw other loop counts and other noise
             raise ValueError('text is written in evaluation only: call model.eval() first')
+        if wave and exit is None:
+            exit = make_exit('norm_rel', decode.Wave.tau)
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
         decoder = decode.decoder_of(draft_loops, wave)
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,

@@ -35,18 +35,18 @@ from tasks import NOT_ASKED
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
-start = '\n'                # the prompt or a problem, or FILE:prompt.txt; empty = a new document
+start: str | None = '\n'    # the prompt or a problem, or FILE:prompt.txt; None = a new document
 num_samples = 1             # side by side, but for waves and drafts
 max_new_tokens = 300
 temperature: float = 0.8    # 0 = greedy
 top_k: int | None = None    # sample among the k likeliest tokens; None = all
-length: int | None = None   # tokens of context or of a problem; None = as in training
+length: int | None = None   # tokens (needs rotary positions); None = as in training
 damping: float | None = None    # share of the old state that a loop step keeps; None = the run's
 dataset: str | None = None  # the model's task with other knobs, such as calc:reset=0.01
 exit: str | None = None     # a rule in exits.EXITS, or MODULE:NAME; None = fixed loops
 tau: float | None = None    # its threshold; None = the one in exits.json, or the rule's own
 wake: bool | None = None    # may a token that has exited wake? None = on a task with cache exact
-n_loop: int | list | None = None    # None = mean_recurrence; with a rule 30, on a task 2 T + 100
+n_loop: int | list | None = None    # None = mean_recurrence; with a rule 30, 2 T + 100 if it wakes
 cache: str | int = 'auto'   # exact, latest, or a number of slots; auto = latest for a wave
 draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = a quarter of n_loop
 wave = 0                    # tokens of a wave; 0 = no wave
@@ -70,11 +70,13 @@ def plan_of(model, folders, policy, T=None):
     check(name or tau is None and not wake, '--tau and --wake need an exit rule: add --exit=accel')
     if name is None:
         return Plan(model.loop_counts(n_loop))
-    wakes = T is not None and policy == 'exact' if wake is None else wake
+    wakes = wake
+    if wakes is None:
+        wakes = T is not None and policy == 'exact'
     check(tau is not None or damping is None, 'thresholds are for the damping of the run: with '
           '--damping give --tau, too')
     threshold = tau
-    if threshold is None and wave:
+    if threshold is None and wave and name == 'norm_rel':
         threshold = decode.Wave.tau
     if threshold is None:
         threshold = stored_tau(folders, name, policy)
@@ -103,7 +105,7 @@ def answer_problems(model, checkpoint, folders):
     problems = tasks.problems_of(checkpoint, dataset)
     block_size = model.config.block_size
     if 'start' in given:
-        x, y = problems.solve(read_prompt(start))                               # (1, T)
+        x, y = problems.solve(read_prompt(start or ''))                               # (1, T)
         depth = None
         check(x.shape[1] <= block_size, f'the problem has {x.shape[1]} tokens, and the model reads '
               f'{block_size}: give --length={x.shape[1]}')
@@ -196,7 +198,7 @@ def write_text(model, checkpoint, folders):
     """num_samples continuations of the prompt, and below each how it was written."""
     # the prompt
     encoding = open_encoding(checkpoint['tokenizer'], checkpoint['folder'])
-    text = read_prompt(start)
+    text = read_prompt(start or '')
     prompt = encoding.encode(text) or [encoding.eot_token]
     block_size = model.config.block_size
     if len(prompt) > block_size:
@@ -214,6 +216,8 @@ def write_text(model, checkpoint, folders):
         may_draft = plan.rule is None and policy == 'exact' and num_samples == 1 and budget > 1
         loops = max(1, round(budget / 4)) if may_draft else 0
     decoder = decode.decoder_of(loops, wave)
+    check(not compile or loops or wave or plan.rule is None,
+          'a pass with an exit rule is not compiled: leave out --compile')
     label = in_words(plan) + f', cache {policy}'
     if wave:
         label = f'a wave of {wave}, {label}'
@@ -292,7 +296,12 @@ def main():
     check(num_samples >= 1, f'num_samples must be at least 1, not {num_samples}')
     check(model.groups or not (exit or wave), f'the model in {folder} has no groups that loop: '
           'leave out --exit and --wave')
-    if tasks.is_task(checkpoint['config']['dataset']):
+    check(seed >= 0, f'seed must be at least 0, not {seed}')
+    is_task = tasks.is_task(checkpoint['config']['dataset'])
+    check(not (is_task and (wave or draft_loops or compile)),
+          'this model answers problems: leave out --wave, --draft_loops and --compile')
+    check(is_task or dataset is None, 'this model writes text: leave out --dataset')
+    if is_task:
         answer_problems(model, checkpoint, (results, folder))
     else:
         write_text(model, checkpoint, (results, folder))

@@ -100,6 +100,10 @@ def load_model(checkpoint, length=None, damping=None, cls=None):
     another than the run's, see loops.RecurrentGroup. cls: another class than the run's.
     """
     cls = cls or class_of(checkpoint['model_class'])
+    args = checkpoint['model_args']
+    if args.get('pos') == 'learned':
+        check(length in (None, args['block_size']), 'the positions of this model are learned, '
+              f"{args['block_size']} of them: leave out --length")
     changes = {}
     if length is not None:
         changes['block_size'] = length
@@ -107,7 +111,7 @@ def load_model(checkpoint, length=None, damping=None, cls=None):
         changes['damping'] = damping
     with explain('the checkpoint does not fit this model', 'leave out what you changed, or train '
                  'again', (RuntimeError, TypeError, ValueError)):
-        config = cls.Config(**checkpoint['model_args'] | changes)
+        config = cls.Config(**args | changes)
         with torch.device('meta'):      # shapes alone: the weights are those that were read
             model = cls(config)
         model.load_state_dict(checkpoint['model'], assign=True)

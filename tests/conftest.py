@@ -146,14 +146,17 @@ def loop(f, x, k_max, rule, read=None):
     """
     whole = x.clone()
 
-    def among_all(states, at):
+    def f_at(states, k, at):
         whole.flatten(0, 1)[at] = states
-        return whole
+        return f(whole, k).flatten(0, 1)[at]
+
+    def read_at(states, at, kept):
+        rows = kept.clone()
+        rows[at] = states
+        return read(rows.view_as(whole)).flatten(0, 1)[at]
 
     readers = all_later if rule.wake else None
-    x, *counts = exits.loop(
-        lambda x, k, at: f(among_all(x, at), k).flatten(0, 1)[at], x, k_max, rule,
-        lambda x, at: read(among_all(x, at)).flatten(0, 1)[at], readers)
+    x, *counts = exits.loop(f_at, x, k_max, rule, read_at, readers)
     return x, *map(torch.from_numpy, counts)
 
 

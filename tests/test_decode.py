@@ -64,16 +64,6 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
 
 # caches -------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('cache', [4, 'latest'])
-def test_fewer_slots_change_the_result(tiny, idx, cache):
-    model, plan = tiny(**RANDOM), Plan([9, 3])
-    exact, _, _ = decode.read(model, idx, plan)
-    fewer, _, _ = decode.read(model, idx, plan, cache)
-    assert 1e-4 < (exact - fewer).abs().max() < 1
-    if cache == 'latest':
-        assert_same(decode.read(model, idx, plan, 1), decode.read(model, idx, plan, 'latest'))
-
-
 @pytest.fixture
 def problems(sums_run):
     """A model that has learnt a task with a wave, and 32 of its problems: idx, targets (32, 12)."""
@@ -170,15 +160,6 @@ def test_one_seed_is_one_text(tiny, idx, name, changes, how):
 
 
 # drafts and warm start ----------------------------------------------------------------------------
-
-@pytest.mark.parametrize('name, draft_loops, new, changes', [
-    (None, 1, 14, ROTARY), ('kl', 9, 3, {}), ('accel', 2, 14, {})])
-def test_drafts_write_what_one_by_one_does(tiny, idx, name, draft_loops, new, changes):
-    model, prompt = tiny(**RANDOM | changes), idx[:1, :6]
-    how = dict(n_loop=10, exit=rule_of(name), **GREEDY)
-    plain = model.generate(prompt, new, **how)
-    assert_same(model.generate(prompt, new, draft_loops=draft_loops, **how), plain)
-
 
 def test_good_drafts_take_few_full_passes(tiny, idx):
     """Four drafts and the token after them, as often as all agree with all loops."""

@@ -1,5 +1,6 @@
 """Groups that loop: unrolling, draws, noise, truncated gradients, exits side by side."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -189,6 +190,52 @@ def test_in_training_each_row_and_pass_has_its_own_noise(tiny):
 
 
 # exits, all tokens of a pass side by side --------------------------------------------------------
+
+class Decay(torch.nn.Module):
+    """A core that treats tokens apart, larger numbers shrink faster."""
+
+    def forward(self, x, hook, pos=None):
+        hook(x.view(*x.shape[:2], 2, 2, -1))                # keys and values, which nobody reads
+        return x / (1 + 0.3 * x.abs())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('keep', [False, True])
+def test_a_reader_of_whole_rows_sees_what_others_keep(tiny, idx, keep):
+    """A token by hand reads itself now, and earlier ones as they are now, or as they were kept."""
+    def change(x0, x1, memo, read):
+        now = read(x1)
+        return None if memo is None else (now - memo).norm(dim=-1), now
+
+    model, trace = tiny(groups=[[1]], injection='none', norm_inside=False), []
+    model.groups[0].core[0] = Decay()
+    model.sums = lambda x, plan: x.cumsum(dim=1)
+    rule = replace(make_exit('norm', 0.5), signal=change, reads='sums', keep=keep)
+    model(idx, n_loop=30, exit=rule, trace=trace)
+    path = [trace[0]['e']]                                  # states after k steps, (B, T, C)
+    for _ in range(30):
+        path.append(path[-1] / (1 + 0.3 * path[-1].abs()))
+    for b in range(3):
+        earlier = []                                        # loop steps kept and computed of each
+
+        def step(x, k):
+            now[:] = [k]
+            return path[k][b, len(earlier)]
+
+        def read(x):
+            k, = now
+            others = [path[k if k <= evals else kept][b, j]
+                      for j, (kept, evals) in enumerate(earlier)]
+            return sum(others, start=x)
+
+        now = []
+        for t in range(16):
+            _, *steps = exit_by_hand(step, path[0][b, t], 30, rule, read)
+            earlier.append(steps)
+        assert trace[0]['steps_used'][b].tolist() == [kept for kept, _ in earlier]
+        assert trace[0]['evals'][b].tolist() == [evals for _, evals in earlier]
+    assert 3 < len(trace[0]['evals'].unique())
+
 
 def block_map_by_hand(group, x, e, k, earlier):
     """

@@ -38,6 +38,7 @@ def test_the_seed_makes_the_text():
     assert text('--temperature=0', '--seed=1') == text('--temperature=0', '--seed=2')
     coin = '--exit=random', '--tau=0.4', '--temperature=0'
     assert text(*coin, '--seed=1') == text(*coin, '--seed=1')
+    assert sample('--start=None', '--max_new_tokens=1').count('\n---') == 1     # no prompt
 
 
 def test_each_token_on_the_colour_of_its_steps():
@@ -69,6 +70,7 @@ def test_a_threshold_in_a_file(short_run):
     path.write_text(json.dumps(dict(exits=[dict(rule='kl', cache='latest', tau=0.25)])))
     try:
         assert 'kl with tau = 0.25' in sample('--exit=kl', '--cache=latest')
+        assert 'kl with tau = 0.25' in sample('--exit=kl', '--wave=2')
         assert 'kl with tau = 2' in sample('--exit=kl', '--cache=latest', '--tau=2')
         assert 'kl with tau = 0.01' in sample('--exit=kl')      # a row of another cache
         path.write_text('{')
@@ -171,13 +173,13 @@ def test_a_problem_is_wrapped(capsys, monkeypatch):
 # what is refused ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('args', [
-    '--exit=foo', '--exit=foo:bar', '--exit=norm --tau=nan', '--exit=norm --tau=-1',
-    '--exit=norm --wake', '--wake', '--tau=0', '--cache=0', '--cache=foo', '--wave=8 --cache=exact',
-    '--draft_loops=2 --cache=latest', '--n_loop=4 --draft_loops=4', '--n_loop=0',
-    '--wave=2 --draft_loops=1', '--wave=-1', '--exit=zoo.ouro:gate', '--out_dir=nowhere',
+    '--exit=norm --tau=nan', '--exit=norm --wake', '--wake', '--tau=0', '--cache=foo',
+    '--exit=accel --compile', '--damping=0.1 --exit=norm', '--dataset=calc', '--seed=-1',
     '--start=FILE:nowhere.txt', '--num_samples=0', '--max_new_tokens=0', '--top_k=0',
     '--temperature=-1', '--device=tpu', '--out_dir={sums_run}/out --cache=0',
     '--out_dir={sums_run}/out --exit=norm --wake --cache=latest',
-    '--out_dir={sums_run}/out --start=hello'])
+    '--out_dir={sums_run}/out --start=hello', '--out_dir={sums_run}/out --start=None',
+    '--out_dir={sums_run}/out --wave=2', '--out_dir={sums_run}/out --draft_loops=1',
+    '--out_dir={sums_run}/out --compile'])
 def test_bad_input(sums_run, args, capsys):
     refused(*args.format(sums_run=sums_run).split(), script='sample.py')
