@@ -66,7 +66,7 @@ path: str | None = None     # own text: a file, folder or glob; fineweb: another
 tokenizer: str | None = None    # None = bytes, and gpt2 for fineweb
 bpe: int | None = None      # train a byte-level BPE of this many tokens; not on fineweb
 tokens = 3e8                # fineweb: how many tokens to take (the paper's budget)
-config = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
+subset = 'sample-10BT'      # fineweb: sample-100BT, sample-350BT, default, CC-MAIN-2024-10
 overwrite = False           # replace a data set
 # --------------------------------------------------------------------------------------------------
 
@@ -85,11 +85,11 @@ def torchdocs():
             yield 'train' if number % 48 else 'val', text
 
 
-def fineweb(path, config):
+def fineweb(path, subset):
     """FineWeb, or another data set of the hub that has a column `text`."""
-    with explain(f'cannot stream {path} {config}', 'check the network, --path and --config'):
+    with explain(f'cannot stream {path} {subset}', 'check the network, --path and --subset'):
         import datasets  # takes a second
-        rows = datasets.load_dataset(path, config, split='train', streaming=True)
+        rows = datasets.load_dataset(path, subset, split='train', streaming=True)
         texts = (row['text'] for row in rows.select_columns('text') if row['text'])
         for number, text in enumerate(texts):
             yield 'train' if number % 2000 else 'val', text
@@ -139,23 +139,29 @@ def read_text(file):
 
 # documents -> data/NAME ---------------------------------------------------------------------------
 
-def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, config='sample-10BT',
+def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, subset='sample-10BT',
          overwrite=False):
     """
     Write data/NAME -> its meta. The arguments are the knobs above. If the same call has made it
     already, it stays.
     """
     folder = f'data/{name}'
-    call = dict(path=path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, config=config)
+    call = dict(path=path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, subset=subset)
     check(re.fullmatch(r'\w[\w.-]*', name), f"'{name}' cannot be the name of a folder in data/")
     check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
     check(name != 'torchdocs' or not path,
           f'text of your own needs a name of its own: python data.py NAME --path={path}')
+    check(name == 'fineweb' or (tokens, subset) == (3e8, 'sample-10BT'),
+          '--tokens and --subset are for fineweb alone')
+    check(bpe is None or bpe > 256, f'bpe must be at least 257, the bytes and {EOT}, not {bpe}')
+    check(not bpe or name != 'fineweb', '--bpe holds all text in memory: fineweb is too large')
+    check(not bpe or not tokenizer, 'give --bpe or --tokenizer, not both')
     if os.path.exists(folder) and not overwrite:
         meta = read_meta(folder)
         check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces '
               'it, or choose another name')
-        print(f'{folder} is there already: --overwrite makes it anew', file=sys.stderr)
+        print(f'{folder} is there already, and the text was not read again: --overwrite makes it '
+              'anew', file=sys.stderr)
         return meta
     if os.path.exists(folder):
         others = sorted({*os.listdir(folder)} - OURS)
@@ -164,7 +170,7 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, config='sample-1
     # documents and encoding
     if name == 'fineweb':
         source = path or 'HuggingFaceFW/fineweb'
-        documents = fineweb(source, config)
+        documents = fineweb(source, subset)
     elif name == 'torchdocs' or path == 'torchdocs':
         source = 'torchdocs'
         documents = torchdocs()
@@ -172,9 +178,7 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, config='sample-1
         check(path, f'give the text: python data.py {name} --path=TEXT')
         source = path
         documents = own_text(path)
-    if bpe:
-        check(name != 'fineweb' and not tokenizer, '--bpe needs text that fits into memory, and '
-              'no --tokenizer')
+    if bpe is not None:
         documents = list(documents)         # read twice: to train the BPE, and to encode
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
     else:
@@ -345,7 +349,7 @@ def windows(ids, starts, T):
 
 
 def main():
-    meta = make(name, path, tokenizer, bpe, tokens, config, overwrite)
+    meta = make(name, path, tokenizer, bpe, tokens, subset, overwrite)
     for split in SPLITS:
         print(f"data/{name}/{split}.bin: {meta[split]['documents']:,} documents, "
               f"{meta[split]['bytes'] / 1e6:.1f} MB of text, {meta[split]['tokens']:,} tokens "

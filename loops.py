@@ -114,7 +114,8 @@ class RMSNorm(nn.RMSNorm):
     def __init__(self, C, eps=1e-6):
         super().__init__(C, eps=eps)
         # tensors are faster than numbers
-        self.root, self.floor = (torch.tensor(n ** 0.5, device='cpu') for n in (C, C * eps))
+        self.root = torch.tensor(C ** 0.5, device='cpu')
+        self.floor = torch.tensor((C * eps) ** 0.5, device='cpu')
 
     def forward(self, x):
         if not x.is_cpu:                                    # torch has one kernel for it there
@@ -403,12 +404,12 @@ class RecurrentGroup(nn.Module):
             return rows_of(logits.flatten(0, 1), at)
 
         f = awake_alone if reads_few else awake_among_all
-        x, *counts = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)
+        x, steps_used, evals = loop(f, x, plan.counts[self.index], rule, read_at, readers, diary)
         if not reads_few:
             for block in self.core:
-                cache[block].fill(span, int(counts[1].max()))
-        steps_used, evals = torch.from_numpy(np.array(counts)).to(  # one upload
-            x.device, non_blocking=x.is_cuda)
+                cache[block].fill(span, int(evals.max()))
+        counts = torch.from_numpy(np.array((steps_used, evals)))            # one upload
+        steps_used, evals = counts.to(x.device, non_blocking=x.is_cuda)
         return x, steps_used, evals
 
 
@@ -440,6 +441,7 @@ def main():
 
 
 if __name__ == '__main__':
-    from common.configurator import configure, run
+    from common.configurator import configure
+    from common.errors import run
     configure(globals())
     run(main)

@@ -61,10 +61,15 @@ class GPTConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+        for name in 'block_size', 'n_layer', 'n_head', 'n_embd', 'bptt_k', 'window':
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f'{name} must be at least 1, not {value}')
         if self.n_embd % self.n_head:
             raise ValueError(f'n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}')
-        if self.mean_recurrence <= 0:
-            raise ValueError(f'mean_recurrence must be positive, not {self.mean_recurrence}')
+        if not 0 < self.mean_recurrence < math.inf:
+            raise ValueError('mean_recurrence must be positive and finite, not '
+                             f'{self.mean_recurrence}')
         self.groups = in_order(self.groups, self.n_layer)
 
 
@@ -79,7 +84,8 @@ def in_order(groups, n_layer):
         ordered = sorted(list(group) for group in groups)
         layers = sum(ordered, [])
         runs = [list(range(group[0], group[-1] + 1)) for group in ordered]
-        if ordered == runs and layers == sorted(set(layers) & set(range(n_layer))):
+        disjoint = len(set(layers)) == len(layers)
+        if ordered == runs and disjoint and set(layers) <= set(range(n_layer)):
             return runs
     except (IndexError, TypeError):         # a group is empty; a number stands for a group
         pass
@@ -506,7 +512,8 @@ def main():
 
 
 if __name__ == '__main__':
-    from common.configurator import configure, run
+    from common.configurator import configure
+    from common.errors import run
     config = configure(globals() | asdict(GPTConfig())
                        | dict(__annotations__=GPTConfig.__annotations__))
     run(main)

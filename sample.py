@@ -23,10 +23,10 @@ import torch
 import decode
 import tasks
 from common.checkpoint import open_run
-from common.configurator import configure, given, run
+from common.configurator import configure, given
 from common.distributed import pick_device
 from common.encoding import read_prompt, text_of
-from common.errors import check
+from common.errors import check, run
 from common.terminal import paint, print_legend
 from data import open_encoding
 from exits import make_exit, stored_tau

@@ -36,17 +36,18 @@ from torch.nn.parallel import DistributedDataParallel
 import data
 from common import configurator, distributed, evaluation
 from common.checkpoint import (
+    check_free,
     checkpoint_of,
     class_of,
     folder_of_results,
     load_model,
+    read_checkpoint,
     save_checkpoint,
     start_over,
-    where_to_start,
 )
-from common.configurator import configure, run
+from common.configurator import configure
 from common.distributed import say
-from common.errors import check, explain
+from common.errors import check, explain, run
 from common.files import read_csv, write_csv
 from common.optim import make_optimizers
 from loops import TrainingNoise, derived_seed
@@ -207,13 +208,24 @@ def knobs_now():
     return {name: globals()[name] for name in config}
 
 
+def check_knobs():
+    """ValueError for a number that would fail only in the middle of a run."""
+    for name in ('batch_size', 'gradient_accumulation_steps', 'eval_interval', 'eval_windows',
+                 'log_interval'):
+        value = globals()[name]
+        check(value is None or value >= 1, f'{name} must be at least 1, not {value}')
+    check(max_iters >= 0, f'max_iters must be at least 0, not {max_iters}')
+    check(0 < learning_rate < math.inf, f'learning_rate must be positive, not {learning_rate}')
+
+
 def main():
-    knobs = knobs_now()
-    changed = {name for name in config if knobs[name] != config[name]}      # in a notebook
+    # a notebook may have set knobs since
+    changed = {name for name, value in knobs_now().items() if value != config[name]}
     configurator.given.update(changed)
     configurator.flags.update(changed)
-    knobs, checkpoint = where_to_start(knobs)
+    knobs, checkpoint = where_to_start()
     globals().update(knobs)             # from here on the knobs above have the values of this run
+    check_knobs()
     dev, autocast = distributed.start_processes(device, dtype)
     # before the data: the file of the class may define their task, as zoo/maze.py does
     cls = class_of(model_class, named='model_class' in configurator.given)
@@ -222,7 +234,7 @@ def main():
         dataset, checkpoint.get('tokenizer'), vocab_size))
     examples.check_fits(block_size, batch_size)
     if eval_only:
-        evaluate_only(checkpoint, examples, dev, autocast)
+        evaluate_only(cls, checkpoint, examples, dev, autocast)
         return
 
     # the model, and what else the checkpoint holds if the run goes on
@@ -245,6 +257,39 @@ def main():
         except OSError:         # a closed pipe, or a disk that fails: what was learned is saved
             save(run, 'ckpt.pt')
             raise
+
+
+def where_to_start():
+    """
+    The knobs of the run, {name: value}, and the checkpoint that it starts from, {} = none.
+
+    --resume takes all knobs from the earlier run, --eval_only too, and --init_from those of the
+    model. What the user has set comes before them, with --resume only by flags.
+    """
+    knobs = knobs_now()
+    given = configurator.given
+    if eval_only:
+        checkpoint = read_checkpoint(init_from or out_dir)
+        earlier = checkpoint['config'] | checkpoint['model_args']
+    elif resume and os.path.exists(f'{out_dir}/ckpt.pt'):
+        checkpoint = read_checkpoint(out_dir)
+        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
+              'with --init_from, in another --out_dir')
+        earlier = checkpoint['config']
+        given = configurator.flags
+    else:
+        if resume:
+            say(f'no run in {out_dir}: starting one')
+            knobs['resume'] = False
+        check_free(out_dir, overwrite)
+        if not init_from:
+            return knobs, {}
+        checkpoint = read_checkpoint(init_from)
+        earlier = checkpoint['model_args']
+    earlier = earlier | dict(model_class=checkpoint['model_class'])
+    own = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    inherited = {name: earlier[name] for name in knobs.keys() & earlier.keys() - own}
+    return knobs | inherited, checkpoint
 
 
 def only_writer():
@@ -434,6 +479,7 @@ def evaluate_all(run, n_windows):
 
 def counts_of(raw):
     """The loop counts of an evaluation, from the knob eval_loops. ValueError for a bad one."""
+    check(eval_loops != [], 'eval_loops is empty: leave it out')
     counts = eval_loops or [1, 2, 4, 8]
     if eval_loops is None and raw.config.loop_draw == 'fixed':
         counts = raw.draw_loops()[:1]
@@ -453,12 +499,16 @@ def evaluating(raw):
     raw.train()
 
 
-def evaluate_only(checkpoint, examples, dev, autocast):
+def evaluate_only(cls, checkpoint, examples, dev, autocast):
     """--eval_only: the table of a checkpoint, on all held-out windows unless --eval_windows."""
-    raw = load_model(checkpoint, length=block_size).to(dev)
+    shape = {field.name for field in fields(cls.Config)} - {'block_size'}
+    fixed = sorted(shape & configurator.flags)
+    check(not fixed, '--eval_only takes the model as it was trained: leave out '
+          f"{', '.join(fixed)}")
+    raw = load_model(checkpoint, length=block_size, cls=cls).to(dev)
     run = Run(raw, {}, examples, counts_of(raw), dev, autocast, done=checkpoint['iter_num'])
-    told = 'eval_windows' in configurator.given
-    scores = evaluate_all(run, eval_windows if told else None)
+    n_windows = eval_windows if 'eval_windows' in configurator.given else None
+    scores = evaluate_all(run, n_windows)
     results = folder_of_results(checkpoint['folder'])
     name = f'eval_{dataset}_{block_size}'.translate(str.maketrans(':=', '--'))
     evaluation.save_scores(scores, examples.is_task, results, name)

@@ -5,10 +5,10 @@ What the programs share. No file here is run by itself, and none imports a progr
     errors          bad input is said in one line
     files           files that are whole or not there at all
     terminal        tables, and text on the colour of its loop steps
-    plots           matplotlib: what all figures share
+    plots           matplotlib: what all figures share, and those of train.py
     encoding        text to tokens and back
 
-    checkpoint      what a ckpt.pt holds; the folder of a run; where a run starts
+    checkpoint      what a ckpt.pt holds; the folder of a run
     distributed     the device; several processes, and the signals that stop them
     optim           AdamW and Muon
     evaluation      held-out losses, and the health of the states

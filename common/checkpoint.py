@@ -1,5 +1,5 @@
 """
-The folder of a run: its checkpoints, who may write there, and where a run starts.
+The folder of a run: its checkpoints, and whether it is free.
 
     out_dir/ckpt.pt         the last one        out_dir/ckpt_ITER.pt    weights kept
     out_dir/ckpt_best.pt    the weights with the lowest held-out loss
@@ -62,6 +62,7 @@ def read_checkpoint(path):
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
         checkpoint['folder'] = os.path.dirname(path) or '.'         # of tokenizer.json
         missing = set(checkpoint.get('own_files', ())) - set(configurator.own_files)
+        # a KeyError if one is missing
         checkpoint['model'], checkpoint['model_args'], checkpoint['config']
     except Exception as error:
         if getattr(error, 'filename', None):        # the file cannot be opened, or another one
@@ -87,18 +88,18 @@ def class_of(name, named=False):
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
-        cls.Config
+        cls.Config      # an AttributeError unless it is a GPT
     return cls
 
 
-def load_model(checkpoint, length=None, damping=None):
+def load_model(checkpoint, length=None, damping=None, cls=None):
     """
     The model of a checkpoint, float32, on the CPU and in evaluation.
 
     length: another block_size, in tokens, for a model whose positions are not learned. damping:
-    another than the run's, see loops.RecurrentGroup.
+    another than the run's, see loops.RecurrentGroup. cls: another class than the run's.
     """
-    cls = class_of(checkpoint['model_class'])
+    cls = cls or class_of(checkpoint['model_class'])
     changes = {}
     if length is not None:
         changes['block_size'] = length
@@ -163,34 +164,3 @@ def start_over(out_dir):
     for pattern in 'ckpt*.pt', 'eval.csv':
         for path in glob(os.path.join(escape(out_dir), pattern)):
             os.remove(path)
-
-
-def where_to_start(knobs):
-    """
-    The knobs of train.py -> those of the run, and the checkpoint that it starts from, {} = none.
-
-    --resume takes all knobs from the earlier run, --eval_only too, and --init_from those of the
-    model. What the user has set comes before them, with --resume only by flags.
-    """
-    out_dir = knobs['out_dir']
-    given = configurator.given
-    if knobs['eval_only']:
-        checkpoint = read_checkpoint(knobs['init_from'] or out_dir)
-        earlier = checkpoint['config'] | checkpoint['model_args']
-    elif knobs['resume'] and os.path.exists(f'{out_dir}/ckpt.pt'):
-        checkpoint = read_checkpoint(out_dir)
-        check('optimizers' in checkpoint, f'{out_dir}/ckpt.pt holds weights alone: start from it '
-              'with --init_from, in another --out_dir')
-        earlier = checkpoint['config']
-        given = configurator.flags
-    else:
-        check_free(out_dir, knobs['overwrite'])
-        knobs = knobs | dict(resume=False)
-        if not knobs['init_from']:
-            return knobs, {}
-        checkpoint = read_checkpoint(knobs['init_from'])
-        earlier = checkpoint['model_args']
-    earlier = earlier | dict(model_class=checkpoint['model_class'])
-    own = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    inherited = {name: earlier[name] for name in knobs.keys() & earlier.keys() - own}
-    return knobs | inherited, checkpoint

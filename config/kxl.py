@@ -3,14 +3,14 @@
 # gradients through all of them. It has the weights of two layers and the depth of six.
 #   python train.py config/kxl.py
 #   python bench.py --out_dir=out-kxl --n_loop=3 '--budgets=[1,2,3]' '--rules=[]' '--waves=[]'
-#   python train.py '--groups=[]' --n_layer=2           the same weights without the loop
-#   python train.py '--groups=[]' --n_layer=6           the same depth with weights of its own
+#   python train.py '--groups=[]' --n_layer=2 --out_dir=out-two-layers   the same weights, no loop
+#   python train.py '--groups=[]' --n_layer=6 --out_dir=out-six-layers   the same depth, six layers
 out_dir = 'out-kxl'
 n_layer = 2
 groups = 'all'
 injection = 'none'
 norm_inside = False
 mean_recurrence = 3
-loop_draw = 'fixed'             # as often in evaluation, and so with an exit rule at most
+loop_draw = 'fixed'             # evaluation loops as often; with an exit rule this is the maximum
 bptt_k = 64                     # more than there are loops: gradients through all of them
 keep_iters = []

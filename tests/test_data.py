@@ -308,7 +308,7 @@ def test_fineweb(web):
     lengths = np.cumsum([len(text) + 1 for text in web])
     assert meta['train']['tokens'] + meta['val']['tokens'] == lengths[lengths >= 1000][0]
     with pytest.raises(ValueError):
-        data.make('fineweb', 'web', tokenizer='bytes', config='CC-MAIN-2013-20', overwrite=True)
+        data.make('fineweb', 'web', tokenizer='bytes', subset='CC-MAIN-2013-20', overwrite=True)
 
 
 @pytest.mark.parametrize('error', [ConnectionError('reset'), RuntimeError('closed'),

@@ -527,6 +527,7 @@ def test_a_class_of_ones_own_is_imported_only_if_it_is_named():
     assert 'own_class' not in sys.modules
     finished('own_class.py', '--resume', '--max_iters=2')
     assert read_checkpoint('out')['model_class'] == 'own_class:Mine'
+    finished('--eval_only', '--model_class=own_class:Mine')
 
 
 # main() in a notebook -----------------------------------------------------------------------------
