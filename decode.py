@@ -60,8 +60,8 @@ class Text:
     """
     Rows of tokens idx (B, n) that are being continued, and how their next tokens are drawn.
 
-    Of a prompt the last block_size tokens are kept. results: what the groups put out in the last
-    pass, at first that over the prompt. wave: the Columns of a Wave.
+    Of a prompt the last block_size tokens are kept. results: what the groups put out in the pass
+    over the prompt, later in the last one of warm_start or one_by_one. wave: the Columns of a Wave.
     """
 
     def __init__(self, idx, block_size, seed=0, temperature=1.0, top_k=None):
@@ -277,7 +277,7 @@ class Wave:
         settled = np.zeros(w, dtype=bool)
         if plan.rule:
             settled = (wave.streak >= plan.rule.hits).all(axis=1)
-        most_passes = max(math.ceil(n / k) for n, k in zip(plan.counts, counts))
+        most_passes = max(math.ceil(budget / steps) for budget, steps in zip(plan.counts, counts))
         settled[0] |= wave.age[0] >= most_passes
         is_new = [False] + [a != b for a, b in zip(predictions, inputs[0, 1:].tolist())]
         leave = 0

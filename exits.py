@@ -215,7 +215,8 @@ def stored_exits(folder):
 def loop(f, x, k_max, rule, read=None, readers=None, diary=None):
     """
     Loop from x^(0) (B, T, C) until no token is awake, for k_max steps at most. Returns the last
-    states (B, T, C), and NumPy arrays (B, T): the loop steps kept, and the steps computed.
+    states (B, T, C), and two NumPy arrays (B, T): the number of the last step kept, which counts
+    steps asleep, too, and how many steps were computed.
 
     f(x, k, at): step k of the tokens `at`, from their states (N, C) to those after it. `at` numbers
     the tokens of all rows, b * T + t: a tensor (N,), or slice(None) for all of them.

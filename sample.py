@@ -141,14 +141,18 @@ def answer_problems(model, checkpoint, folders):
     sentence = f'a token was computed {steps.mean():.1f} times'
     if depth is not None:
         deepest = np.unravel_index(np.where(asked, depth, -1).argmax(), y.shape)
-        found = 'found' if guesses[deepest] == y[deepest] else 'not found'
-        # if tokens are read one after another, the steps of those before it come first
+        is_right = guesses[deepest] == y[deepest]
+        found = 'found' if is_right else 'not found'
+        # where tokens are read one after another, the steps of those before it are not in `kept`
         if policy == 'exact' and model.groups:
             found += f' in {kept[deepest].max()} loops'
+        if is_right and (guesses != y)[asked].any():
+            found += ', perhaps by chance'
         sentence = f'deepest answer: depth {depth[deepest]}, {found}; {sentence}'
     print(sentence)
     if plan.rule and (kept == plan.counts).any():
-        # a token whose rule triggered in the very last step is among them
+        # if the rule keeps the step that triggers, a token that it stopped in the very last step is
+        # among them
         print('some tokens took the whole budget: a larger --n_loop may change them')
     order = 'all tokens together'
     if policy != 'exact':
