@@ -60,6 +60,7 @@ REFUSED = [
     # data
     ('train.py', ['--dataset=boook']),
     ('train.py', ['--dataset=calc:q=3']),
+    ('train.py', ['--dataset=hop:hops=-1']),
     ('train.py', ['--block_size=100000']),
     ('data.py', ['new', '--path=nowhere.txt']),
     ('data.py', ['new', '--path=latin.txt']),
