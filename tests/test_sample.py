@@ -121,6 +121,11 @@ def test_the_answers_in_a_sentence(solve):
     many = solve('--exit=norm_rel', '--tau=0.01', '--seed=2', '--dataset=calc:p=2,reset=0.01')
     assert re.search(r'\ndeepest answer: depth 11, not found in 1 loops; a token was computed '
                      r'1\.0 times\n', few)
+    # with one loop a right answer among wrong ones is luck
+    guesses = [solve('--n_loop=1', f'--seed={seed}', '--dataset=calc:p=2,reset=0.01')
+               for seed in range(6)]
+    lucky = [printed for printed in guesses if ', found in 1 loops' in printed]
+    assert lucky and all('found in 1 loops, perhaps by chance;' in printed for printed in lucky)
     loops = re.search(r'\ndeepest answer: depth 11, found in (\d+) loops; a token', many)
     assert int(loops[1]) > 3 and 'the whole budget' not in many
     short = solve('--exit=norm', '--tau=0', '--n_loop=7')
