@@ -22,8 +22,8 @@ must fit into memory. A tokenizer is `bytes` (nothing to download), one of tikto
 or the path of a tokenizer.json. What is held out, as val.bin:
 
     own text     files with the word val, valid, validation, dev, eval or test in their name, or in
-                 that of their folder; if there are none, 5% of the documents, drawn with a fixed
-                 seed; of a single document its end
+                 that of a folder below the path; if no file or every file has one, 5% of the
+                 documents, drawn with a fixed seed; of a single document its end
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
@@ -107,15 +107,19 @@ def own_text(path):
     check(files, f"no text at '{path}': give a UTF-8 text file, a folder of .txt files, or a glob")
     root = os.path.commonpath(files)        # the name of a folder with all files does not count
     documents = []
+    held_out = []
     for file in files:
         words = re.findall('[a-z]+', os.path.relpath(file, root).lower())
         split = 'train' if HELD_OUT.isdisjoint(words) else 'val'
+        if split == 'val':
+            held_out.append(file)
         documents += [(split, text) for text in read_text(file).split(EOT) if text.strip()]
-    if any(split == 'val' for split, _ in documents):
-        print(f"held out: files with {', '.join(sorted(HELD_OUT))} in their names", file=sys.stderr)
+    if 0 < len(held_out) < len(files):
+        print(f'held out, by their names: {len(held_out)} of {len(files)} files, such as '
+              f'{held_out[0]}', file=sys.stderr)
         return documents
 
-    # no name says what is held out
+    # the names do not say what is held out
     texts = [text for _, text in documents]
     if len(texts) < 2:
         print('held out: the last 5% of the text', file=sys.stderr)
@@ -139,7 +143,7 @@ def read_text(file):
 
 # documents -> data/NAME ---------------------------------------------------------------------------
 
-def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, subset='sample-10BT',
+def make(name, path=None, tokenizer=None, bpe=None, tokens=tokens, subset=subset,
          overwrite=False):
     """
     Write data/NAME -> its meta. The arguments are the knobs above. If the same call has made it
@@ -151,8 +155,6 @@ def make(name, path=None, tokenizer=None, bpe=None, tokens=3e8, subset='sample-1
     check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
     check(name != 'torchdocs' or not path,
           f'text of your own needs a name of its own: python data.py NAME --path={path}')
-    check(name == 'fineweb' or (tokens, subset) == (3e8, 'sample-10BT'),
-          '--tokens and --subset are for fineweb alone')
     check(bpe is None or bpe > 256, f'bpe must be at least 257, the bytes and {EOT}, not {bpe}')
     check(not bpe or name != 'fineweb', '--bpe holds all text in memory: fineweb is too large')
     check(not bpe or not tokenizer, 'give --bpe or --tokenizer, not both')

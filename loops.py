@@ -284,11 +284,17 @@ class RecurrentGroup(nn.Module):
 
     def forward(self, e, plan, read=None):
         """
-        e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group: dict(e=,
-        x=the last states (B, T, C), states=(K+1, B, T, C) or None, steps_used=(B, T), the number
-        of the last step kept (with waking, steps asleep count), evals=(B, T), the block maps
-        evaluated); with a rule, if plan.keep_states is on, also awake=who was computed in each step
-        (the diary of exits.loop). read: see Exit.reads. ValueError for a rule while training.
+        e (B, T, C) -> what the next layer gets (B, T, C), and the results of the group, a dict:
+
+            e, x            what entered; the last states (B, T, C)
+            states          all states (K+1, B, T, C) if plan.keep_states is on and there is no
+                            rule, otherwise None
+            steps_used      (B, T): the last step kept; with waking, steps asleep count
+            evals           (B, T): the block maps evaluated
+            awake           who was computed in each step, the diary of exits.loop; only if
+                            plan.keep_states is on and there is a rule
+
+        read: see Exit.reads. ValueError for a rule while training.
         """
         e = e.float()
         n_loop = plan.counts[self.index]
@@ -306,7 +312,7 @@ class RecurrentGroup(nn.Module):
                 result['awake'] = diary
             return self.output(x), result
 
-        f = self.block_map(e, plan, plan.cache or {})
+        f = self.block_map(e, plan)
         states = [x] if plan.keep_states else None
         for k in range(1, n_loop + 1):
             # Geiping 3.3: gradients through the last bptt_k steps
@@ -320,16 +326,13 @@ class RecurrentGroup(nn.Module):
         steps = torch.full(e.shape[:2], n_loop, device=e.device)
         return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
 
-    def block_map(self, e, plan, cache):
-        """
-        The block map of a pass without a rule: f(x, k), step k from the states x (B, T, C). cache:
-        {block: its KeysValues}, or empty.
-        """
+    def block_map(self, e, plan):
+        """The block map of a pass without a rule: f(x, k), step k from the states x (B, T, C)."""
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
         # them on to e. Under autocast a product is bf16, and the state must stay float32
         from_e = self.adapter.from_e(e).to(e.dtype)
         span = plan.span
-        own = [cache[block] for block in self.core] if cache else []
+        own = [plan.cache[block] for block in self.core] if plan.cache else []
 
         def f(x, k):
             # each block writes into its own cache; a partial would be compiled anew for each k

@@ -61,7 +61,8 @@ class GPTConfig:
         for name, choices in known.items():
             value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+                hint = '; name a file of your own behind the script' if name == 'injection' else ''
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}{hint}")
         for name in 'block_size', 'n_layer', 'n_head', 'n_embd', 'bptt_k', 'window':
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -370,9 +371,8 @@ class GPT(nn.Module):
         otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
         is then its k_max. noise_seed: in evaluation x^(0) is a function of it, group and position;
         in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
-        a list, to which each group appends dict(e=(B, T, C), x=the last states, states=(K+1, B, T,
-        C) or None with an exit rule, steps_used=(B, T), evals=(B, T)), and with a rule awake, see
-        RecurrentGroup.forward. ValueError if T > block_size or n_loop does not fit the groups.
+        a list, to which each group appends its results, see RecurrentGroup.forward. ValueError if
+        T > block_size or n_loop does not fit the groups.
         """
         plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),

@@ -34,7 +34,7 @@ from filelock import FileLock
 from torch.nn.parallel import DistributedDataParallel
 
 import data
-from common import configurator, distributed, evaluation
+from common import configurator, distributed, errors, evaluation
 from common.checkpoint import (
     check_free,
     checkpoint_of,
@@ -47,11 +47,11 @@ from common.checkpoint import (
 )
 from common.configurator import configure
 from common.distributed import say
-from common.errors import check, explain, run
+from common.errors import check, explain
 from common.files import read_csv, write_csv
 from common.optim import make_optimizers
 from loops import TrainingNoise, derived_seed
-from model import compile_layers, flops_per_token
+from model import compile_layers
 
 # -------------------------------------------------------------------------------------------------
 dataset = 'torchdocs'       # a folder of data/ (data.py), or a task and its knobs (tasks.py)
@@ -145,8 +145,8 @@ def make_model(cls, checkpoint, examples):
     # a field of its Config is the knob of that name, or what the checkpoint has, or its default
     values = dict(vocab_size=vocab_size) | checkpoint.get('model_args', {}) | knobs_now()
     torch.manual_seed(derived_seed(seed, 'init'))
-    raw = cls(cls.Config(**{field.name: values[field.name] for field in fields(cls.Config)
-                            if field.name in values}))
+    names = {field.name for field in fields(cls.Config)}
+    raw = cls(cls.Config(**{name: value for name, value in values.items() if name in names}))
     if checkpoint:
         with explain('the weights do not fit', 'leave out what you changed', RuntimeError):
             missing, unexpected = raw.load_state_dict(checkpoint['model'], strict=resume)
@@ -169,11 +169,9 @@ def as_trained(raw, dev):
 def forward_backward(model, run, it):
     """
     The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
-    for which nobody has waited yet), the loop counts of the last micro step, and the FLOPs of all
-    processes.
+    for which nobody has waited yet), and the loop counts of the last micro step.
     """
     loss = torch.zeros((), device=run.dev)
-    flops = 0
     for micro in range(gradient_accumulation_steps):
         x, y = get_batch(run.examples, it, micro, run.dev)
         n_loop = draw_loops(run.raw, it, micro)     # one count per group
@@ -184,8 +182,7 @@ def forward_backward(model, run, it):
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
-        flops += batch_size * block_size * flops_per_token(run.raw, n_loop, training=True)
-    return loss, n_loop, flops
+    return loss, n_loop
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -247,16 +244,18 @@ def main():
         restore(run, checkpoint)
     checkpoint.clear()                  # frees some GB if the model is large
 
-    with only_writer(), distributed.noting_signals():
+    with only_writer():
         if distributed.RANK == 0 and overwrite and not run.done:
             start_over(out_dir)
         if distributed.RANK == 0 and examples.tokenizer_json:       # sample.py needs it there
             examples.tokenizer_json.save(out_dir)
         try:
-            train(run)
-        except OSError:         # a closed pipe, or a disk that fails: what was learned is saved
+            with distributed.noting_signals():
+                train(run)
+        except OSError:         # nobody reads the output any more: save what was learned
             save(run, 'ckpt.pt')
             raise
+        finish(run)
 
 
 def where_to_start():
@@ -287,9 +286,11 @@ def where_to_start():
         checkpoint = read_checkpoint(init_from)
         earlier = checkpoint['model_args']
     earlier = earlier | dict(model_class=checkpoint['model_class'])
-    own = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
-    inherited = {name: earlier[name] for name in knobs.keys() & earlier.keys() - own}
-    return knobs | inherited, checkpoint
+    kept = given | {'out_dir', 'resume', 'overwrite', 'init_from', 'eval_only'}
+    for name in knobs:
+        if name in earlier and name not in kept:
+            knobs[name] = earlier[name]
+    return knobs, checkpoint
 
 
 def only_writer():
@@ -333,7 +334,7 @@ def save(run, name, with_optimizers=True):
 
 
 def train(run):
-    """The iterations that are left, each evaluation before a step, and one at the end."""
+    """The iterations that are left; an evaluation comes before the step of its iteration."""
     model = as_trained(run.raw, run.dev)
     say(f'{sum(p.numel() for p in run.raw.parameters()) / 1e6:.2f}M parameters, {n_layer} layers, '
         f'groups {run.raw.config.groups}, {run.examples.description}, {distributed.WORLD} x '
@@ -352,7 +353,7 @@ def train(run):
 
         # a step
         began = time.perf_counter()
-        loss, n_loop, flops = forward_backward(model, run, it)
+        loss, n_loop = forward_backward(model, run, it)
         norm = torch.nn.utils.clip_grad_norm_(run.raw.parameters(), grad_clip or math.inf)
         stops = torch.full_like(loss, len(distributed.stop_signals))
         shared = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
@@ -366,14 +367,16 @@ def train(run):
             one.step()
             one.zero_grad()
         run.done = it + 1
-        log.step(it, loss, norm, n_loop, flops, time.perf_counter() - began)
+        log.step(it, loss, norm, n_loop, time.perf_counter() - began)
         if stops:
             save(run, 'ckpt.pt')
             say(f'stopped after iteration {it} and saved: python train.py --resume '
                 f'--out_dir={out_dir} goes on')
             raise SystemExit(130)
 
-    # the end: all held-out windows
+
+def finish(run):
+    """The table of all held-out windows. All weights are saved, so Ctrl-C may stop it."""
     scores = evaluate_all(run, None)
     evaluation.save_scores(scores, run.examples.is_task, out_dir)
     say(f'{out_dir}: ckpt.pt, log.csv, loss.png, eval.csv; next: python sample.py '
@@ -395,19 +398,17 @@ class Log:
         loops           the drawn loop counts, one per group, as 5/3/8
         dt_ms           milliseconds per iteration, mean since the last row
         tokens_per_s    training tokens per second, of all processes together
-        tflops          TFLOP/s of one device
 
     or, of an evaluation before the iteration's step, val_loss_N and on a task val_acc_N at N loops,
     and token_corr and state_use, see evaluation.health.
     """
-    COLUMNS = 'iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s', 'tflops'
+    COLUMNS = 'iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s'
 
     def __init__(self, done):
-        """done: iterations of the run; the rows behind them are of a run that was killed."""
+        """done: iterations of the run. Later rows, and an evaluation after them, are dropped."""
         self.path = f'{out_dir}/log.csv'
         self.rows = []
-        self.seconds = []       # and FLOPs, of the steps since the last row
-        self.flops = []
+        self.seconds = []       # of each step since the last row
         if done and os.path.exists(self.path):
             self.rows = [row for row in read_csv(self.path) if int(row['iter']) < done]
 
@@ -419,10 +420,9 @@ class Log:
                 columns |= dict.fromkeys(earlier)
             write_csv([columns | earlier for earlier in self.rows], self.path)
 
-    def step(self, it, loss, norm, n_loop, flops, seconds):
-        """Every iteration calls this."""
+    def step(self, it, loss, norm, n_loop, seconds):
+        """Note the time of a step; every log_interval steps, write a row and print a line."""
         self.seconds.append(seconds)
-        self.flops.append(flops)
         if it % log_interval and it < max_iters - 1:
             return
         dt = sum(self.seconds) / len(self.seconds)
@@ -430,12 +430,9 @@ class Log:
         loops = '/'.join(map(str, n_loop))
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
             f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
-        tflops = sum(self.flops) / sum(self.seconds) / 1e12 / distributed.WORLD
         self.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
-                      loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}',
-                      tflops=f'{tflops:.4f}'))
+                      loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
         self.seconds.clear()
-        self.flops.clear()
 
     def evaluate(self, run, it):
         """Evaluate, keep the best weights, and draw the losses so far."""
@@ -510,10 +507,10 @@ def evaluate_only(cls, checkpoint, examples, dev, autocast):
     n_windows = eval_windows if 'eval_windows' in configurator.given else None
     scores = evaluate_all(run, n_windows)
     results = folder_of_results(checkpoint['folder'])
-    name = f'eval_{dataset}_{block_size}'.translate(str.maketrans(':=', '--'))
-    evaluation.save_scores(scores, examples.is_task, results, name)
-    say(f'{results}/{name}.csv')
+    suffix = f'_{dataset}_{block_size}'.replace(':', '-').replace('=', '-')
+    evaluation.save_scores(scores, examples.is_task, results, suffix)
+    say(f'{results}/eval{suffix}.csv')
 
 
 if __name__ == '__main__':
-    run(main)
+    errors.run(main)

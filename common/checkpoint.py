@@ -10,7 +10,7 @@ code in it is refused, and the code does not run.
     model         state_dict                    model_args    its Config's arguments
     model_class   its class, 'model:GPT'        config        every knob
     tokenizer     its name                      data          sha256 of the training tokens
-    iter_num      iterations done               own_files     config files with imports
+    iter_num      iterations done
     and to resume: optimizers {name: state}, best (held-out loss, iteration)
 """
 import os
@@ -31,8 +31,7 @@ def checkpoint_of(model, config, tokenizer, data, iter_num=0):
     cls = type(model)
     return dict(model=dict(model.state_dict()), model_args=asdict(model.config),
                 model_class=f'{cls.__module__}:{cls.__name__}', config=config,
-                tokenizer=tokenizer, data=data, iter_num=iter_num,
-                own_files=list(configurator.own_files))
+                tokenizer=tokenizer, data=data, iter_num=iter_num)
 
 
 def save_checkpoint(checkpoint, path):
@@ -58,21 +57,14 @@ def read_checkpoint(path):
         path = os.path.join(path, 'ckpt.pt')
     check(os.path.exists(path), f"no checkpoint at '{path}': check the path, or train one first "
           'with python train.py --out_dir=...')
-    try:
-        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        checkpoint['folder'] = os.path.dirname(path) or '.'         # of tokenizer.json
-        missing = set(checkpoint.get('own_files', ())) - set(configurator.own_files)
-        # a KeyError if one is missing
-        checkpoint['model'], checkpoint['model_args'], checkpoint['config']
-    except Exception as error:
-        if getattr(error, 'filename', None):        # the file cannot be opened, or another one
-            raise
-        # torch's own words would advise to run the code in the file
-        raise ValueError(f"'{path}' is not a whole checkpoint of this program "
-                         f'({type(error).__name__}): train again, or use another') from None
-    if missing:     # they may define a part of the model, or its task
-        print(f"this run was trained with {' '.join(sorted(missing))}: if a part is missing, name "
-              'that file behind the script')
+    with open(path, 'rb') as f:
+        try:
+            checkpoint = torch.load(f, map_location='cpu', weights_only=True)
+        except Exception:       # whose words would advise to run the code in the file
+            checkpoint = None
+    check(isinstance(checkpoint, dict) and {'model', 'model_args', 'config'} <= checkpoint.keys(),
+          f"'{path}' is not a whole checkpoint of this program: train again, or use another")
+    checkpoint['folder'] = os.path.dirname(path) or '.'         # of tokenizer.json
     return checkpoint
 
 
@@ -83,8 +75,9 @@ def class_of(name, named=False):
     """
     module, _, attribute = name.partition(':')
     is_ours = module == 'model' or module.startswith('zoo.')
-    check(is_ours or named or f'{module}.py' in configurator.own_files,
-          f'the class of the model is in {module}.py: name this file behind the script')
+    file = module.replace('.', os.sep) + '.py'
+    check(is_ours or named or file in configurator.own_files,
+          f'the class of the model is in {file}: name this file behind the script')
     with explain(f"cannot import the model class '{name}'",
                  'write MODULE:CLASS, a subclass of model.GPT such as zoo.ouro:Ouro'):
         cls = getattr(import_module(module), attribute)
@@ -102,8 +95,8 @@ def load_model(checkpoint, length=None, damping=None, cls=None):
     cls = cls or class_of(checkpoint['model_class'])
     args = checkpoint['model_args']
     if args.get('pos') == 'learned':
-        check(length in (None, args['block_size']), 'the positions of this model are learned, '
-              f"{args['block_size']} of them: leave out --length")
+        check(length in (None, args['block_size']), f"this model has learned {args['block_size']} "
+              f'positions, and cannot read {length} tokens at a time: leave out the length')
     changes = {}
     if length is not None:
         changes['block_size'] = length

@@ -8,6 +8,8 @@ with
         configure(globals())
         run(main)                       # see errors.py
 
+train.py calls configure right behind its knobs, so that they are set when the rest is defined.
+
 Config files (Python files that bind knobs, and may read them) and flags apply in the order given:
 
     python train.py config/groups.py --batch_size=32 --seed 1 --compile
@@ -22,6 +24,7 @@ import ast
 import inspect
 import os
 import re
+import symtable
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -34,7 +37,7 @@ from common.files import ROOT
 # what read_arguments has found in the last command line, for other files to look up
 given = set()       # the names of the knobs that its flags and config files have set
 flags = set()       # of those that its flags have set
-own_files = []      # its config files with imports: they may have added parts to the tables
+own_files = []      # its config files
 
 
 def knobs_of(script):
@@ -55,7 +58,10 @@ def configure(script, positional=None, strict=False):
     knobs = knobs_of(script)
     if script['__name__'] == '__main__':
         register(script)
-        run(lambda: knobs.update(read_arguments(script, sys.argv[1:], positional, strict)))
+
+        def read():
+            knobs.update(read_arguments(script, sys.argv[1:], positional, strict))
+        run(read)               # since a script calls configure outside of its own run(main)
         script.update(knobs)
     return knobs
 
@@ -126,12 +132,13 @@ def read_file(path, knobs, annotations, strict):
     try:
         source = Path(path).read_text(encoding='utf-8-sig')
         exec(compile(source, path, 'exec'), names)
+        symbols = symtable.symtable(source, path, 'exec').get_symbols()
     except Exception as error:
         raise ValueError(f"config file '{path}' failed: {type(error).__name__}: {error}") from error
-    if re.search('^(import|from) ', source, re.MULTILINE):
-        own_files.append(path)
-    for key, value in names.items():
-        if key in knobs and value is not knobs[key]:
+    own_files.append(os.path.relpath(path))         # ./mine.py is mine.py
+    assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+    for key, value in names.items():        # one that is set to its default is given, too
+        if key in knobs and (key in assigned or value is not knobs[key]):
             knobs[key] = convert(key, value, annotations[key])
             given.add(key)
     unknown = [key for key in knobs_of(names) if key not in knobs]

@@ -2,8 +2,8 @@
 The device, the processes of a training run, and the signals that stop it.
 
 One process, or several that torchrun has started. Every process draws the same random numbers and
-takes its own rows of the batch. So the number of processes changes rounding alone where all rows
-have equally many labels; elsewhere the mean over each process's labels has the same weight.
+takes its own rows of the batch, so the number of processes changes rounding alone. There is one
+exception: where rows have different numbers of labels, each process's mean counts the same.
 
     RANK, WORLD    this process's number; how many there are
     stop_signals   the signals that have asked this process to stop
@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from common.errors import explain
 
-RANK = 0            # start_processes sets them, so read them as distributed.RANK
-WORLD = 1
+RANK = int(os.environ.get('RANK', 0))           # torchrun sets them
+WORLD = int(os.environ.get('WORLD_SIZE', 1))
 stop_signals = []
 
 
@@ -41,12 +41,9 @@ def start_processes(device, dtype):
     pick_device, and connect the processes if torchrun has started several: each takes a card, or
     all share the CPU.
     """
-    global RANK, WORLD
-    if 'WORLD_SIZE' in os.environ and not dist.is_initialized():
+    if WORLD > 1 and not dist.is_initialized():
         dist.init_process_group()       # nccl for tensors of a card, gloo for those of the CPU
         atexit.register(dist.destroy_process_group)
-        RANK = dist.get_rank()
-        WORLD = dist.get_world_size()
     if WORLD > 1 and device in ('auto', 'cuda') and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)

@@ -9,7 +9,8 @@ The name of an encoding is `bytes`, one of tiktoken's such as gpt2, the path of 
     encode(text)        -> tokens; in front of them the begin-of-text token, if the tokenizer has
                         one. '<s>' in the text is three letters, never a token that begins or ends
     decode(tokens)      -> text
-    decode_single_token_bytes(token)    -> the bytes of its text
+    decode_single_token_bytes(token)    -> the bytes of its text; those of a tokenizer.json have
+                        '\ufffd' for a part of a letter
 """
 import hashlib
 import os
@@ -35,6 +36,7 @@ def open_text_encoding(name, folder=None):
     """
     if name == 'bytes':
         ranks = {bytes([i]): i for i in range(256)}         # token i is byte i
+        # pieces of any length give the same tokens, and those of 16 bytes are fast
         return OfTiktoken(tiktoken.Encoding('bytes', pat_str=r'[\s\S]{1,16}', mergeable_ranks=ranks,
                                             special_tokens={EOT: 256}))
     if name.startswith(STORED) or name.endswith('.json'):

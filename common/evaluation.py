@@ -75,10 +75,10 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     return Score(distributed.add_up(by_depth), distributed.add_up(problems))
 
 
-def windows_at_once(config, most=64):
-    """How many windows to evaluate together: at most 0.5 GiB of logits or attention weights."""
+def windows_at_once(config):
+    """How many windows to evaluate together: 64, or 0.5 GiB of logits or attention weights."""
     numbers_per_token = max(config.vocab_size, config.n_head * config.block_size)
-    return max(1, min(most, 2 ** 27 // (config.block_size * numbers_per_token)))
+    return max(1, min(64, 2 ** 27 // (config.block_size * numbers_per_token)))
 
 
 # tables -------------------------------------------------------------------------------------------
@@ -123,15 +123,15 @@ def print_scores(scores, is_task):
         say(line)
 
 
-def save_scores(scores, is_task, folder, name='eval'):
-    """The table_of scores -> folder/NAME.csv, and on a task a picture of it, with .png."""
+def save_scores(scores, is_task, folder, suffix=''):
+    """The table_of scores -> folder/eval{suffix}.csv; on a task its picture, depth{suffix}.png."""
     if distributed.RANK > 0:
         return
     rows = table_of(scores)
-    write_csv(rows, os.path.join(folder, f'{name}.csv'))
+    write_csv(rows, os.path.join(folder, f'eval{suffix}.csv'))
     if is_task:
         from common import plots  # here, since matplotlib takes a second to import
-        plots.depth(rows, os.path.join(folder, f"depth{name.removeprefix('eval')}.png"))
+        plots.depth(rows, os.path.join(folder, f'depth{suffix}.png'))
 
 
 # the health of the states -------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def health(model, idx, autocast=nullcontext()):
     Returns (token_corr, state_use) for each group.
 
     token_corr is the mean cosine between the last states of different tokens of a window. At 1 all
-    tokens have the same state. state_use is ||f(x) - f(noise)|| / ||f(x)||, where f is a loop step
-    and x the last state. At 0 the core ignores its state, and looping is useless.
+    tokens have the same state. state_use is ||f(x) - f(x^(0))|| / ||f(x)||, where f is a loop step,
+    x the last state and x^(0) the first. At 0 the core ignores its state, and looping is useless.
     """
     T = idx.shape[1]
     trace = []
@@ -152,15 +152,15 @@ def health(model, idx, autocast=nullcontext()):
     with autocast:
         model(idx, trace=trace)
         for group, entry in zip(model.groups, trace):
-            e, x = entry['e'], entry['states'][-1]                              # (B, T, C)
+            e, x = entry['e'], entry['x']                                       # (B, T, C)
             # the sum of the cosines of all pairs of tokens is the squared length of the sum of
             # their unit vectors, minus the T pairs of a token with itself
             unit_vectors = F.normalize(x, dim=-1)
             sum_of_cosines = unit_vectors.sum(1).square().sum(-1) - T
             token_corr = sum_of_cosines.mean() / max(1, T * (T - 1))            # 0 for one token
             from_x = group.step(x, e)
-            from_noise = group.step(group.init_state(e), e)
-            state_use = (from_x - from_noise).norm() / from_x.norm()
+            from_x0 = group.step(group.init_state(e), e)
+            state_use = (from_x - from_x0).norm() / from_x.norm()
             values.append((token_corr.item(), state_use.item()))
     return values
 

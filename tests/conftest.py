@@ -95,7 +95,7 @@ def refused(*args, script='train.py'):
 def log_of(out_dir):
     """The rows of a run's log, without times."""
     rows = read_csv(os.path.join(out_dir, 'log.csv'))
-    times = 'dt_ms', 'tokens_per_s', 'tflops'
+    times = 'dt_ms', 'tokens_per_s'
     return [{key: row[key] for key in row if key not in times} for row in rows]
 
 

@@ -127,12 +127,6 @@ def test_a_bare_argument_and_an_imported_script(script):
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
 
 
-def test_only_a_file_that_imports_may_have_added_a_part(script):
-    """A sentence of its docstring that begins like an import is none that runs."""
-    script('bom.py', 'parts.py')
-    assert configurator.own_files == ['parts.py']
-
-
 @pytest.mark.parametrize('script', ['tasks.py', 'exits.py', 'zoo/maze.py'])
 def test_a_script_that_runs_is_found_under_its_own_name(tmp_path, script):
     """So that a file of one's own adds to its tables, and no class exists twice."""

@@ -66,7 +66,6 @@ REFUSED = [
     ('data.py', ['new', '--path=latin.txt']),
     ('data.py', ['--path=book.txt']),
     ('data.py', ['new', '--path=book.txt', '--bpe=0']),
-    ('data.py', ['new', '--path=book.txt', '--tokens=5']),
     # the folder of a run, and checkpoints
     ('train.py', ['--out_dir=out']),
     ('train.py', ['--resume', '--out_dir=out', '--max_iters=1']),
