@@ -6,13 +6,13 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
     python bench.py --calibrate=0.005   on text: thresholds that cost at most so many nats per token
     python bench.py --out_dir=pretrained/calc --calibrate   on problems: what each threshold costs
 
-A way to decode is a *method*, and a row of bench.csv. All are compared with the first one, the
+A way to decode is a *method*, and a row of bench.csv. Each is compared with the first one, the
 *full budget*: n_loop fixed loops with the cache `exact`.
 
-    quality     loss and accuracy on held-out windows, or on problems of a task. Drafts and waves
-                have none of their own: they are made to write the texts of a loop budget
-    time        ms for a new token after a prompt, and whether the text is that of the full budget;
-                on a task ms for a token of a problem that is read
+    quality     loss and accuracy on held-out windows, or on problems of a task. It is not measured
+                for drafts and waves, which are built to write the text of a loop budget
+    time        of a text: ms for each new token after a prompt, and whether the text is that of
+                the full budget. On a task: ms for each token of a problem that is read
 
 figure_4.png shows the rules by their thresholds, ledger.png all methods, quality against time.
 
@@ -42,7 +42,7 @@ from exits import Exit, make_exit, stored_exits
 from loops import Plan, as_noise, waking_budget
 
 # --------------------------------------------------------------------------------------------------
-# a knob whose default is a list of values takes one value, too
+# a knob that takes a list of values takes one value, too, such as --drafts=[2,8,4]
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
 dataset: str | None = None  # held-out text or a task with other knobs; None = the run's own
 length: int | None = None   # tokens of a window; None = block_size
@@ -52,12 +52,14 @@ taus: float | list | None = None    # thresholds; None = 0.03 ... 30, and to cal
 budgets: int | list = [1, 2, 4, 8]  # fixed loop steps
 drafts = [[2, 8, 4]]        # lists: loops of a draft, loops of its check, tokens of a draft
 waves = [[8, 1]]            # lists: tokens of a wave, loop steps of a pass
-n_loop: int | None = None   # the full budget; None = 30, or 2 T + 100 where rules wake on a task
+n_loop: int | None = None   # the full budget; None = 30, or r if loop_draw is fixed; on a task with
+                            # rules that wake 2 T + 100
 cache: str | int | list = 'exact'   # of fixed loops and rules: exact, latest, a number of slots
 wake: bool | list | None = None     # may a token that has exited wake? None = on a task
 n_windows: int | None = None    # held-out windows for quality, None = 24; with --calibrate on a
                                 # task new problems, None = 32
-n_prompts = 8               # windows whose beginnings are continued; 0 = measure no times
+n_prompts = 8               # windows that are timed: texts to continue, or problems to read; 0 =
+                            # none, and without times no drafts and waves
 prompt_tokens: int | None = None    # length of a prompt; None = half a window
 new_tokens = 24             # length of a text. The first token also reads the prompt: not timed
 compile = False             # compile the passes after a prompt, see decode.compile_passes
@@ -67,8 +69,6 @@ device = 'auto'
 # --------------------------------------------------------------------------------------------------
 
 TAUS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
-# what a value of each knob looks like that takes a list
-EXAMPLES = dict(rules='accel', taus=0.1, budgets=4, drafts=[2, 8, 4], waves=[8, 1], wake=True)
 
 # the columns of bench.csv that are measured; those before them are Method.columns
 MEASURED = (
@@ -97,8 +97,10 @@ class Method:
     n_loop: int                     # the loop budget
     cache: str | int = 'exact'
     rule: Exit | None = None        # of exit rules and waves
-    draft: tuple = (None, None)     # of drafts: their loops and tokens
-    wave: tuple = (None, None)      # of a wave: its tokens, and the loop steps of a pass
+    draft_loops: int | None = None
+    draft_tokens: int | None = None
+    wave: int | None = None         # its tokens
+    wave_steps: int | None = None   # loop steps of a pass of the wave
 
     def columns(self):
         """The columns of bench.csv that say what it is."""
@@ -106,15 +108,16 @@ class Method:
         return dict(name=self.name(), kind=self.kind, cache=self.cache, n_loop=self.n_loop,
                     rule=rule.name if rule else None, tau=rule.tau if rule else None,
                     wake=rule.wake if rule else None,
-                    draft_loops=self.draft[0], draft_tokens=self.draft[1],
-                    wave=self.wave[0], wave_steps=self.wave[1])
+                    draft_loops=self.draft_loops, draft_tokens=self.draft_tokens,
+                    wave=self.wave, wave_steps=self.wave_steps)
 
     def name(self):
         """What it is, in words."""
         if self.kind == 'drafts':
-            return f'{self.draft[1]} drafted by {self.draft[0]} loops, checked by {self.n_loop}'
+            return (f'{self.draft_tokens} drafted by {self.draft_loops} loops, checked by '
+                    f'{self.n_loop}')
         if self.kind == 'waves':
-            return f'wave of {self.wave[0]} x {self.wave[1]}, {self.rule.name} {self.rule.tau:g}'
+            return f'wave of {self.wave} x {self.wave_steps}, {self.rule.name} {self.rule.tau:g}'
         if self.kind == 'exit rules':
             awake = ', wake' if self.rule.wake else ''
             return f'{self.rule.name} {self.rule.tau:g}, {self.cache}{awake}'
@@ -125,9 +128,9 @@ class Method:
 
     def decoder(self):
         if self.kind == 'drafts':
-            return decode.Drafts(*self.draft)
+            return decode.Drafts(self.draft_loops, self.draft_tokens)
         if self.kind == 'waves':
-            return decode.Wave(*self.wave)
+            return decode.Wave(self.wave, self.wave_steps)
         return decode.one_by_one
 
 
@@ -142,7 +145,7 @@ def methods_of(model, T=None):
         budget = waking_budget(T)
     if budget is None:
         budget = model.loop_counts(has_rule=True)[0]
-    thresholds = values_of('taus') or (TAUS if calibrate else TAUS[3:])
+    thresholds = values_of('taus') or (TAUS if calibrate is not False else TAUS[3:])
 
     methods = [Method('fixed loops', budget)]
     for policy in values_of('cache'):
@@ -155,10 +158,11 @@ def methods_of(model, T=None):
                                make_exit(name, tau, wake=may_wake and can_wake))
                         for name in values_of('rules') for tau in thresholds]
     if n_prompts and not is_task:       # these two write texts
-        methods += [Method('drafts', n, draft=(loops, tokens))
+        methods += [Method('drafts', n, draft_loops=loops, draft_tokens=tokens)
                     for loops, n, tokens in values_of('drafts')]
-        methods += [Method('waves', budget, 'latest', make_exit(name, tau), wave=tuple(wave))
-                    for wave in values_of('waves') for name in values_of('rules')
+        methods += [Method('waves', budget, 'latest', make_exit(name, tau), wave=wave,
+                           wave_steps=steps)
+                    for wave, steps in values_of('waves') for name in values_of('rules')
                     for tau in thresholds]
     for method in methods:
         method.plan(model)              # ValueError for a budget that no model takes
@@ -166,24 +170,18 @@ def methods_of(model, T=None):
 
 
 def values_of(knob):
-    """A knob that is a value, a list or None -> a list. ValueError for parts of another kind."""
+    """A knob that is one value, a list of values or None -> a list. ValueError for None in it."""
     value = globals()[knob]
     if value is None:
         return []
-    values = value if isinstance(value, list) else [value]
-    example = EXAMPLES.get(knob)
+    is_list = isinstance(value, list)
+    if knob in ('drafts', 'waves') and value:       # here one value is a list, too
+        is_list = isinstance(value[0], list)
+    values = value if is_list else [value]
     for part in values:
-        check(example is None or fits(part, example),
-              f'{knob} takes values such as {example}, not {part!r}')
+        check(part is not None and not (isinstance(part, list) and None in part),
+              f'{knob} holds None: leave it out')
     return values
-
-
-def fits(value, example):
-    """Are they of one kind? An int is a float, too; lists must have as many parts."""
-    if isinstance(example, list):
-        return (isinstance(value, list) and len(value) == len(example)
-                and all(map(fits, value, example)))
-    return type(value) is type(example) or type(value) is int and type(example) is float
 
 
 # quality ------------------------------------------------------------------------------------------
@@ -199,47 +197,49 @@ def predict(model, method, idx, targets):
         torch.manual_seed(seed)         # for a rule that tosses coins
         logits, _, evals = decode.read(model, x, method.plan(model), method.cache)
         nats = cross_entropy(logits.mT.float(), y, reduction='none')                # (B, T)
-        parts.append((nats.double().cpu(), (logits.argmax(-1) == y).cpu(), evals.double().cpu()))
+        right = logits.argmax(-1) == y
+        # double on the CPU: MPS has no float64
+        parts.append((nats.cpu().double(), right.cpu(), evals.cpu().double()))
     return [torch.cat(part) for part in zip(*parts)]
 
 
+NATS, RIGHT, LABELS, STEPS = range(4)   # columns of what `quality` returns
+
+
 def quality(model, method, idx, targets):
-    """Of each window its nats, right answers, labels, and loop steps of a token: (N, 4)."""
+    """A row for each window, (N, 4): its nats, right answers, labels, and loop steps per token."""
     nats, right, evals = predict(model, method, idx, targets)
     labels = (targets >= 0).sum(1).cpu()
     steps = evals.mean((1, 2)).nan_to_num()         # a model without groups has none
     return torch.stack((nats.sum(1), right.sum(1), labels, steps), dim=1).numpy()
 
 
-NATS, RIGHT, LABELS, STEPS = range(4)   # columns of what quality returns
-
-
-def quality_columns(found, full):
+def quality_columns(windows, full):
     """Columns of bench.csv, from what `quality` returns for a method and for the full budget."""
-    nats, right, labels, steps = found.T
-    cost, low, high = excess(found, full)
+    nats, right, labels, steps = windows.T
+    cost, low, high = excess(windows, full)
     return dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
                 accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
 
 
-def excess(found, full):
+def excess(windows, full):
     """Nats per label above the full budget, and the ends of its 95% interval over windows."""
-    labels = found[:, LABELS]
-    difference = found[:, NATS] - full[:, NATS]
+    labels = windows[:, LABELS]
+    difference = windows[:, NATS] - full[:, NATS]
     cost = difference.sum() / labels.sum()
     reach = math.nan                    # one window has no interval
-    if len(found) > 1:                  # 1.96 standard errors of a ratio of sums
+    if len(windows) > 1:                # 1.96 standard errors of a ratio of sums
         spread = (difference - cost * labels).std(ddof=1)
-        reach = 1.96 * spread / math.sqrt(len(found)) / labels.mean()
+        reach = 1.96 * spread / math.sqrt(len(windows)) / labels.mean()
     return cost, cost - reach, cost + reach
 
 
 # time ---------------------------------------------------------------------------------------------
 
 def now():
-    """Seconds, once a GPU has done all that it was asked for."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    """Seconds, once the GPU, if there is one, has done all that it was asked for."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
     return time.perf_counter()
 
 
@@ -291,15 +291,15 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
         row['deepest'] = deepest
         if method.kind in ('drafts', 'waves'):
             continue
-        found = quality(model, method, idx, targets)
-        full = found if full is None else full
-        row |= quality_columns(found, full)
+        windows = quality(model, method, idx, targets)
+        full = windows if full is None else full
+        row |= quality_columns(windows, full)
         write_csv(rows, path)
         print(f"{row['name']}: {row['ce_minus_full']:+.4f} nats, {100 * row['accuracy']:.2f}% "
               f"right, {row['mean_evals']:.2f} loop steps", flush=True)
 
     decode.use_one_thread(model)
-    if compile:
+    if compile and len(prompts):
         compile_all(model, methods, prompts, is_task)
     timings = [[] for _ in methods]     # of each method what each prompt has given
     for p, prompt in enumerate(prompts):        # all methods in turn, on a machine that may be busy
@@ -324,11 +324,11 @@ def compile_all(model, methods, prompts, is_task):
     widths = {1}                        # tokens of a pass
     for method in methods:
         if method.kind == 'drafts':
-            widths.add(1 + method.draft[1])         # the drafts, and the token before them
+            widths.add(1 + method.draft_tokens)     # the drafts, and the token before them
         if method.kind == 'waves':
-            widths.add(method.wave[0])
+            widths.add(method.wave)
     decode.compile_passes(model, widths)
-    for method in methods if len(prompts) else []:
+    for method in methods:
         if is_task:
             time_to_read(model, method, prompts[0])
         else:
@@ -361,12 +361,12 @@ def thresholds_of_text(model, methods, idx, targets, most, results):
         stored.pop((name, policy), None)
         words = f'no threshold costs at most {most:g} nats'
         for method in reversed(family):
-            found = quality(model, method, idx, targets)
-            _, _, high = excess(found[::2], full[::2])
+            windows = quality(model, method, idx, targets)
+            _, _, high = excess(windows[::2], full[::2])
             if high <= most:
-                cost, _, _ = excess(found[1::2], full[1::2])
+                cost, _, _ = excess(windows[1::2], full[1::2])
                 tau = method.rule.tau
-                steps = found[1::2, STEPS].mean()
+                steps = windows[1::2, STEPS].mean()
                 words = f'tau {tau:g} costs {cost:+.4f} nats, {steps:.2f} loop steps'
                 how = (f'bench.py --calibrate={most:g} on {len(idx)} windows of {idx.shape[1]} '
                        f'tokens, at most {method.n_loop} loops')
@@ -459,7 +459,6 @@ def ledger(rows, is_task, path):
 def main():
     dev, _ = pick_device(device, 'float32')
     check(new_tokens > 1, 'new_tokens must be at least 2, since the first one is not timed')
-    check(n_windows is None or n_windows > 0, f'n_windows must be at least 1, not {n_windows}')
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     T = model.config.block_size
@@ -467,7 +466,7 @@ def main():
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}: {len(methods)} methods')
 
-    if calibrate and is_task:
+    if calibrate is not False and is_task:
         check(calibrate is True, 'on problems no loss says which threshold is safe: give '
               '--calibrate without a value, and read the table')
         # other problems than those of training and evaluation
@@ -476,9 +475,11 @@ def main():
         thresholds_of_problems(model, methods, torch.from_numpy(x).to(dev),
                                torch.from_numpy(y).to(dev))
         return
-    text, idx, targets, depth = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
-    if calibrate:
+    _, idx, targets, depth = data.held_out_windows(checkpoint, n_windows or 24, dataset, dev)
+    if calibrate is not False:
         check(damping is None, 'exits.json is for the damping of the run: leave out --damping')
+        check(len(idx) >= 4, 'half of the windows choose a threshold and half say what it costs: '
+              'give at least 4 --n_windows')
         most = 0.005 if calibrate is True else calibrate
         thresholds_of_text(model, methods, idx, targets, most, results)
         return
@@ -486,13 +487,15 @@ def main():
     prompts = idx[:n_prompts, None, :T if is_task else prompt_tokens or T // 2]     # (n, 1, any)
     deepest = depth.max(axis=1).mean() if is_task else None
     rows = measure(model, methods, idx, targets, prompts, deepest, f'{results}/bench.csv')
-    of_rules = [row for row in rows if row['kind'] == 'exit rules']
-    if of_rules and len(prompts):
-        figure_4(of_rules, f'{results}/figure_4.png')
+    title = f'{results}/bench.csv:'
     if len(prompts):
+        title = f'{results}/bench.csv, the fastest method first:'
+        of_rules = [row for row in rows if row['kind'] == 'exit rules']
+        if of_rules:
+            figure_4(of_rules, f'{results}/figure_4.png')
         ledger(rows, is_task, f'{results}/ledger.png')
         rows.sort(key=lambda row: row['ms_per_token'])
-    print_rows(f'{results}/bench.csv, the fastest method first:', rows, SHOWN)
+    print_rows(title, rows, SHOWN)
 
 
 if __name__ == '__main__':

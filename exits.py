@@ -191,7 +191,7 @@ def stored_exits(folder):
     The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
     ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
 
-        rule, cache, tau    the threshold holds whether tokens wake or not
+        rule, cache, tau    the threshold is taken whether tokens wake or not
         cost                nats per token above the full budget; on a task wrong answers
         wake                was it found with tokens that wake?
         how                 and by what evidence?

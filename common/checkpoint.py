@@ -149,8 +149,8 @@ def folder_of_results(folder):
 
 def check_free(out_dir, overwrite=False):
     """ValueError if out_dir holds a run that may not be overwritten."""
-    check(overwrite or not os.path.exists(f'{out_dir}/ckpt.pt'), f'{out_dir} holds a run: --resume '
-          'continues it, --overwrite starts over, or give another --out_dir')
+    check(overwrite or not os.path.exists(f'{out_dir}/ckpt.pt'), f'{out_dir} holds a run: '
+          '--overwrite replaces it, train.py --resume continues it, or give another --out_dir')
 
 
 def start_over(out_dir):

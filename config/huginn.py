@@ -2,7 +2,7 @@
 # r = 32, a random adapter. A pass costs 4 + 4 * 33 = 136 block evaluations on average, and 8 of 33
 # loops have gradients. For one GPU:
 #   python train.py config/groups.py config/huginn.py
-out_dir = 'out-huginn'
+out_dir = 'out-huginn-small'
 n_layer = 8
 groups = [[2, 3, 4, 5]]
 mean_recurrence = 32

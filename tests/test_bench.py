@@ -122,7 +122,7 @@ def test_a_model_with_one_number_of_loops(fresh):
 
 @pytest.mark.parametrize('flag', [
     '--rules=["accell"]', '--rules=[None]', '--rules=missing:rule', '--taus=[0.1,None]',
-    '--taus=[-1]', '--budgets=[0]', '--budgets=[1.5]', '--budgets=[None]', '--cache=newest',
+    '--taus=[-1]', '--budgets=[0]', '--budgets=[None]', '--cache=newest',
     '--cache=[None]', '--wake=["x"]', '--wake', '--drafts=[[3,3,4]]', '--drafts=[[None,3,4]]',
     '--drafts=[4]', '--waves=[[8]]', '--waves=[[0,1]]', '--new_tokens=1', '--n_windows=9999',
     '--n_loop=0', '--out_dir=nowhere', '--calibrate=9 --damping=0.3'])
