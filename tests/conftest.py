@@ -129,16 +129,6 @@ def exit_by_hand(f, x, k_max, rule, read=None):
     return x, k_max, k_max
 
 
-class LastAlone(tasks.Calc):
-    """calc with a label at the last token alone."""
-
-    def __call__(self, rng, rows, T, p=5):
-        x, y, depth = super().__call__(rng, rows, T, p)
-        y[:, :-1] = tasks.NOT_ASKED
-        depth[:, :-1] = 0
-        return x, y, depth
-
-
 def loop(f, x, k_max, rule, read=None):
     """
     exits.loop around a block map f(x, k) of all tokens, and a read of all, (B, T, C) each -> the
@@ -155,14 +145,8 @@ def loop(f, x, k_max, rule, read=None):
         rows[at] = states
         return read(rows.view_as(whole)).flatten(0, 1)[at]
 
-    readers = all_later if rule.wake else None
-    x, *counts = exits.loop(f_at, x, k_max, rule, read_at, readers)
+    x, *counts = exits.loop(f_at, x, k_max, rule, read_at)
     return x, *map(torch.from_numpy, counts)
-
-
-def all_later(moved):
-    """With attention to all earlier tokens, a token is read by itself and all later ones."""
-    return moved.cumsum(axis=1) > 0
 
 
 @pytest.fixture

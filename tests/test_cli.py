@@ -11,14 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
-from unittest import mock
 
 import conftest
 import pytest
-import torch
-from conftest import ROOT, finished, make_book, make_fineweb
+from conftest import ROOT, finished, make_book
 from matplotlib.figure import Figure
 
 from model import CausalSelfAttention
@@ -39,11 +36,10 @@ SHORT = ['--n_embd=16', '--n_head=2', '--batch_size=2', '--max_iters=2', '--warm
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """A user's folder: a text, and FineWeb in small."""
+    """A user's folder with a text."""
     folder = tmp_path_factory.mktemp('user')
     with contextlib.chdir(folder):
         make_book()
-        make_fineweb(folder / 'web', [f'Web page {i}. ' * 5 for i in range(2100)])
     return folder
 
 
@@ -81,12 +77,6 @@ def test_each_config_trains(folder, monkeypatch, name):
     if name == 'ouro':          # stage II begins where this stage has ended
         os.rename('out-ouro', 'out-ouro-small')
         finished(f'{ROOT}/config/ouro_gate.py', '--dataset=book', '--max_iters=2')
-
-
-def test_fineweb(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    args = ['fineweb', '--path=web', '--tokens=20000', '--tokenizer=bytes']
-    assert 'config/groups.py' in finished(*args, script='data.py')
 
 
 # the scripts and pages of results/ ----------------------------------------------------------------
@@ -147,7 +137,7 @@ def test_scripts_call_the_programs(name, accepts, tmp_path):
 
 
 def pages():
-    return ['exercises.md', *sorted(glob.glob('results/*.md', root_dir=ROOT))]
+    return ['README.md', 'exercises.md', *sorted(glob.glob('results/*.md', root_dir=ROOT))]
 
 
 def test_commands_of_the_pages_are_accepted(accepts):
@@ -199,49 +189,22 @@ def test_imports_point_one_way():
     assert not {file: names & above for file, names in found.items()
                 if file.startswith('common/') and names & above}
     assert not {file for file in root if found[file] & {'zoo', 'results', 'page'}}
-    # no circles; model.py imports the decoders when it is asked to
-    tops = {}
-    for file in root:
-        names = re.findall(r'^(?:from|import) (\w+)', Path(ROOT, file).read_text(), re.M)
-        tops[file.removesuffix('.py')] = set(names) & above
-    TopologicalSorter(tops).prepare()
-    # the ways of decoding are no part of training
-    loaded, new = set(), {'train'}
-    while new:
-        loaded |= new
-        new = set().union(*(tops[name] for name in new)) - loaded
-    assert {'model', 'data'} < loaded and 'decode' not in loaded
 
 
-@contextlib.contextmanager
-def project_in(folder):
-    """In this context the project's modules are those in another folder, and that is current."""
-    names = [file.removesuffix('.py') for file in glob.glob('*.py', root_dir=ROOT)]
-    names += ['common', 'page', 'zoo']
-
-    def take_out():
-        ours = [name for name in sys.modules if name.split('.')[0] in names]
-        return {name: sys.modules.pop(name) for name in ours}
-    before, path = take_out(), [str(folder), *(p for p in sys.path if p not in ('', ROOT))]
-    try:
-        with contextlib.chdir(folder), mock.patch.object(sys, 'path', path):
-            yield
-    finally:
-        take_out()
-        sys.modules.update(before)
+CORE_ALONE = """
+import torch
+from exits import make_exit
+from model import GPT, GPTConfig
+model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=3, n_head=1, n_embd=8, groups=[[1]]))
+idx, trace = torch.arange(8)[None], []
+model(idx, idx)[1].backward()
+model.eval()(idx, exit=make_exit('accel', 1.0), trace=trace)
+assert 1 < trace[0]['steps_used'].float().mean() < 30
+"""
 
 
 def test_four_files_stand_alone(tmp_path):
     """In an empty folder the core trains and exits."""
     for file in ('model.py', 'loops.py', 'exits.py', 'cache.py'):
         shutil.copy(os.path.join(ROOT, file), tmp_path)
-    with project_in(tmp_path):
-        from exits import make_exit
-        from model import GPT, GPTConfig
-        model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=3, n_head=1, n_embd=8,
-                              groups=[[1]]))
-        assert sys.modules['model'].__file__ == str(tmp_path / 'model.py')
-        idx, trace = torch.arange(8)[None], []
-        model(idx, idx)[1].backward()
-        model.eval()(idx, exit=make_exit('accel', 1.0), trace=trace)
-        assert 1 < trace[0]['steps_used'].float().mean() < 30
+    subprocess.run([sys.executable, '-c', CORE_ALONE], cwd=tmp_path, check=True)

@@ -1,12 +1,7 @@
 """A command line -> knobs."""
-import os
-import subprocess
 import sys
-from pathlib import Path
-from unittest import mock
 
 import pytest
-from conftest import ROOT, run
 
 from common import configurator
 from common.configurator import configure
@@ -114,30 +109,12 @@ def test_an_unknown_name_in_a_file_is_an_error_for_train_alone(script, capsys):
     script('parts.py', strict=True)
 
 
-def test_a_home_folder(script, monkeypatch):
-    monkeypatch.setenv('HOME', '/home/me')
-    assert script('--word=~/run')['word'] == '/home/me/run'
-
-
 def test_a_bare_argument_and_an_imported_script(script):
     assert script('calc', '--count=4', positional='name')['name'] == 'calc'
     assert configurator.given == configurator.flags == {'name', 'count'}
     script('other.py', '--rate=1')
     assert configurator.given == {'count', 'rate'} and configurator.flags == {'rate'}
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
-
-
-@pytest.mark.parametrize('script', ['tasks.py', 'exits.py', 'zoo/maze.py'])
-def test_a_script_that_runs_is_found_under_its_own_name(tmp_path, script):
-    """So that a file of one's own adds to its tables, and no class exists twice."""
-    name = script.removesuffix('.py').replace('/', '.')
-    (tmp_path / 'mine.py').write_text(
-        f'import sys\nfrom importlib import import_module\n'
-        f'assert vars(import_module("{name}")) is vars(sys.modules["__main__"])\n')
-    with mock.patch.dict(sys.modules):
-        sys.modules.pop(name, None)
-        done = run(str(tmp_path / 'mine.py'), '--help', script=script)
-    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_help_has_every_knob_with_its_comment(script, capsys):
@@ -150,22 +127,3 @@ def test_help_has_every_knob_with_its_comment(script, capsys):
     for knob in (['--rate=6.0', 'how fast'], ['--top=None', 'None = all'],
                  ["--pos='learned'", 'positions [learned, rotary]']):
         assert knob in knobs
-
-
-def test_a_reader_that_has_gone(script):
-    """`... | head` has read enough: no traceback, and the script does not go on."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    processes = [subprocess.Popen([sys.executable, 'script.py', *args], stdout=writer, text=True,
-                                  stderr=subprocess.PIPE, env=dict(PYTHONPATH=ROOT))
-                 for args in ([], ['--help'])]
-    os.close(writer)
-    for process in processes:
-        assert (process.communicate()[1], process.returncode) == ('', 141)
-
-
-def test_the_configs_of_training_are_read(monkeypatch):
-    """Each name that they bind is a knob, and each of their values has its type."""
-    for path in sorted(Path(ROOT, 'config').glob('*.py')):
-        done = run(str(path), '--help')
-        assert done.returncode == 0, done.stderr

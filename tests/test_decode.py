@@ -3,26 +3,22 @@ Decoding: every way of feeding the tokens gives the same model, with exits and w
 """
 import math
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
 from conftest import TAUS
 from torch._dynamo.testing import CompileCounter
-from torch.nn import functional as F
 
 import decode
 from cache import Span
-from common.checkpoint import load_checkpoint
-from decode import Drafts, Text, Wave, compile_passes, pick, use_one_thread, warm_start
+from decode import Drafts, Wave, compile_passes, pick, warm_start
 from exits import Exit, make_exit
 from loops import Plan, as_noise
-from tasks import Problems
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 GREEDY, ROTARY = dict(temperature=0), dict(pos='rotary', rope_base=100.0)
 RANDOM = dict(injection='concat_random')
+WINDOW = dict(pos='rotary', window=3)
 SHORT = dict(n_layer=2, groups=[[1]])
 
 
@@ -43,6 +39,7 @@ def text_of(stream):
 @pytest.mark.parametrize('name, seed, changes', [
     *((name, 0, RANDOM) for name in [None, *TAUS]),
     *((name, 1, RANDOM | ROTARY) for name in (None, 'kl', 'accel')),
+    *((name, 0, WINDOW) for name in [None, *TAUS]),
     ('accel', 0, dict(injection='none')), ('kl', 0, dict(groups=[[0], [2, 3], [4]], x0='zero'))])
 def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
     """With a slot for each step of the budget, one token after another gives what one pass does."""
@@ -64,48 +61,13 @@ def test_token_by_token_is_the_whole_sequence(tiny, name, seed, changes):
 
 # caches -------------------------------------------------------------------------------------------
 
-@pytest.fixture
-def problems(sums_run):
-    """A model that has learnt a task with a wave, and 32 of its problems: idx, targets (32, 12)."""
-    model, checkpoint = load_checkpoint(sums_run / 'out' / 'ckpt.pt')
-    return model, *Problems(checkpoint['config']['dataset']).held_out(range(32), 12)
-
-
-def test_caches_end_at_one_fixed_point_and_latest_is_there_first(problems):
-    """exact is Jacobi's iteration, latest Gauss and Seidel's."""
-    model, idx, targets = problems
-
-    def loss(n, cache):
-        logits, _, _ = decode.read(model, idx, Plan([n]), cache)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    exact = decode.read(model, idx, Plan([30]))[0]
-    for cache in (4, 'latest'):
-        other = decode.read(model, idx, Plan([30]), cache)[0]
-        torch.testing.assert_close(other, exact, rtol=0, atol=1e-3)
-    converged, first = loss(30, 30) + 5e-3, {}
-    for cache in (30, 'latest'):
-        first[cache] = next(n for n in range(1, 31) if loss(n, cache) < converged)
-    assert first['latest'] <= first[30] - 2
-
 
 # texts --------------------------------------------------------------------------------------------
 
-def test_where_the_context_window_begins():
-    for block in (1, 2, 5, 16):
-        text = Text(torch.zeros(1, 1, dtype=torch.long), block)
-        starts = []
-        for n in range(1, 60):
-            assert min(n, block // 2) <= n - text.start <= block
-            assert text.position == n - 1 - text.start
-            starts.append(text.start)
-            text.idx = torch.zeros(1, n + 1, dtype=torch.long)
-        if block == 16:
-            assert [starts[n - 1] for n in (1, 16, 17, 24, 25, 32, 33)] == [0, 0, 8, 8, 16, 16, 24]
-
 
 @pytest.mark.parametrize('name, T, changes', [
-    (None, 5, {}), ('kl', 1, {}), ('accel', 16, ROTARY), (None, 9, ROTARY | dict(groups=[]))])
+    (None, 5, {}), ('kl', 1, {}), ('accel', 16, ROTARY), (None, 9, ROTARY | dict(groups=[])),
+    (None, 5, WINDOW)])
 def test_generate_is_the_argmax_of_the_whole_context(tiny, idx, name, T, changes):
     """Also past the block of 16, where the window moves on."""
     model = tiny(**RANDOM | changes)
@@ -143,7 +105,7 @@ def test_pick():
 
 @pytest.mark.parametrize('name, changes, how', [
     (None, ROTARY, dict(temperature=0.8)), ('kl', ROTARY, dict(temperature=1.5, top_k=7)),
-    ('accel', {}, dict(temperature=0.8))])
+    ('accel', {}, dict(temperature=0.8)), (None, WINDOW, dict(temperature=0.8))])
 def test_one_seed_is_one_text(tiny, idx, name, changes, how):
     """However it is decoded: in a batch, alone, with drafts, in two parts."""
     model = tiny(**RANDOM | changes)
@@ -191,21 +153,6 @@ def test_a_warm_start_begins_where_the_token_before_it_ended(tiny, idx, changes)
     assert not torch.equal(cold, tokens)
 
 
-def test_one_decoder_serves_many_texts(tiny, idx):
-    """What it remembers of a text hangs on the text: two that are written in turn stay apart."""
-    model, plan = tiny(**RANDOM), Plan([6, 6], make_exit('norm', 0.3))
-    for decoder in (Wave(4), Drafts(2), warm_start):
-        alone = [text_of(decode.stream(model, idx[b:b + 1], 9, plan, decoder, seed=b))
-                 for b in range(2)]
-        streams = [decode.stream(model, idx[b:b + 1], 9, plan, decoder, seed=b) for b in range(2)]
-        parts = [[], []]
-        for _ in range(9):
-            for stream, of_text in zip(streams, parts):
-                of_text += [part for part in [next(stream, None)] if part]
-        for expected, found in zip(alone, parts):
-            assert_same(text_of(found), expected)
-
-
 @pytest.mark.parametrize('how, changes', [
     (dict(max_new_tokens=0), {}), (dict(temperature=-1.0), {}), (dict(top_k=0), {}),
     (dict(cache=0), {}), (dict(cache='newest'), {}), (dict(n_loop=0), {}), (dict(n_loop=[1]), {}),
@@ -215,26 +162,12 @@ def test_one_decoder_serves_many_texts(tiny, idx):
     (dict(wave=2, cache='exact'), {}), (dict(wave=2, rows=2), {}), (dict(wave=-1), {}),
     (dict(wave=2), dict(groups=[])), (dict(wave=2), dict(injection='none')),
     (dict(wave=2, exit=Exit(None, reads='through_coda')), {}),
-    (dict(exit=Exit(None, reads='stars')), {}),
+    (dict(exit=Exit(None, reads='stars')), {}), (dict(exit=make_exit('norm', wake=True)), {}),
     (dict(idx=torch.zeros(1, 0, dtype=torch.long)), {})])
 def test_bad_input(tiny, idx, how, changes):
     how = dict(idx=idx[:how.pop('rows', 1), :9], max_new_tokens=1) | how
     with pytest.raises(ValueError):
         tiny(**changes).generate(how.pop('idx'), how.pop('max_new_tokens'), **how)
-
-
-def test_a_warm_start_needs_a_model_that_reads_its_input(tiny, idx):
-    with pytest.raises(ValueError, match='read their input'):
-        list(decode.stream(tiny(injection='none'), idx, 3, Plan([2, 2]), warm_start))
-
-
-def test_narrow_models_decode_with_one_thread(monkeypatch):
-    """But OMP_NUM_THREADS decides if it is set, and wide models keep their threads."""
-    for n_embd, settings, calls in (96, {}, 1), (768, {}, 0), (96, {'OMP_NUM_THREADS': '2'}, 0):
-        monkeypatch.setattr('os.environ', settings)
-        with mock.patch('torch.set_num_threads') as setter:
-            use_one_thread(SimpleNamespace(config=SimpleNamespace(n_embd=n_embd)))
-        assert setter.call_args_list == calls * [mock.call(1)], (n_embd, settings)
 
 
 # compiled -----------------------------------------------------------------------------------------
@@ -244,14 +177,20 @@ def test_narrow_models_decode_with_one_thread(monkeypatch):
     (Drafts(1), 'exact', [2], 1, {1, 5}, 3),
     (Wave(4, steps=2), 'auto', [6], 1, {4}, 1),
     (Wave(12), 'auto', [40], 1, {12}, 1),
-    (warm_start, 4, [6], 1, {1}, 1)])
+    (warm_start, 4, [6], 1, {1}, 1),
+    ('with a rule', 'exact', [6], 3, {1}, 0)])
 def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, widths, graphs):
     """Over window moves, and for another text, a setting is compiled once."""
     torch.compiler.reset()
     counter = CompileCounter()
     compiled, eager = (tiny(**SHORT, block_size=24) for _ in range(2))
     compile_passes(compiled, widths, backend=counter)
-    plan = Plan(counts, make_exit('norm_rel', 1e-3) if isinstance(decoder, Wave) else None)
+    rule = make_exit('norm_rel', 1e-3)
+    if decoder == 'with a rule':
+        decoder = decode.one_by_one
+    elif not isinstance(decoder, Wave):
+        rule = None
+    plan = Plan(counts, rule)
     for seed, new in (1, 48), (2, 20):
         prompts = torch.arange(3)[None] + torch.arange(rows)[:, None] + seed
         how = dict(cache=cache, temperature=0.7, seed=seed)
@@ -262,13 +201,3 @@ def test_compiled_texts_are_those_of_eager(tiny, decoder, cache, counts, rows, w
         assert_same(*texts)
         assert_same(*passes)
         assert counter.frame_count == graphs
-
-
-def test_a_rule_is_not_compiled(tiny, idx):
-    torch.compiler.reset()
-    counter, model = CompileCounter(), tiny()
-    how = dict(n_loop=6, exit=make_exit('accel', 0.3), **GREEDY)
-    expected = model.generate(idx, 8, **how)
-    compile_passes(model, {1}, backend=counter)
-    assert_same(model.generate(idx, 8, **how), expected)
-    assert counter.frame_count == 0

@@ -30,11 +30,6 @@ def test_errors_that_are_raised(monkeypatch):
             errors.run(lambda: fail(error))
 
 
-def test_ctrl_c():
-    with pytest.raises(SystemExit, match='^130$'):
-        errors.run(lambda: fail(KeyboardInterrupt()))
-
-
 def test_an_error_of_a_library_is_explained():
     with pytest.raises(ValueError, match=r"cannot read it \(KeyError: 'a'\): give another"):
         with errors.explain('cannot read it', 'give another'):

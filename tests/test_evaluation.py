@@ -4,13 +4,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import LastAlone, read_csv
+from conftest import read_csv
 from torch.nn.functional import cross_entropy
 
 import data
 import tasks
-from common import distributed, evaluation, plots
-from common.terminal import print_rows
+from common import evaluation, plots
 
 
 @pytest.fixture
@@ -32,26 +31,16 @@ def test_evaluate_is_the_mean_over_counted_windows(tiny, text, n_windows, window
         assert math.isclose(score.loss, model(x, y, n_loop=n_loop)[1].item(), rel_tol=1e-5)
 
 
-def test_accuracy_counts_what_is_asked(tiny, monkeypatch):
-    """Against the logits, on a task that asks at one token of a row."""
-    monkeypatch.setattr(evaluation, 'windows_at_once', lambda config: 7)
-    monkeypatch.setitem(tasks.TASKS, 'last', LastAlone())
-    model, problems = tiny(vocab_size=13), tasks.Problems('last')
-    x, y = problems.held_out(range(problems.n_held_out(16)), 16)
-    score = evaluation.evaluate(model, problems, len(x), 3)
-    right = model(x, n_loop=3)[0][:, -1].argmax(-1) == y[:, -1]
-    assert math.isclose(score.accuracy, right.double().mean(), abs_tol=1e-6)
-    assert math.isclose(score.solved, score.accuracy)       # one label is the whole problem
-
-
-def test_a_problem_is_solved_if_all_its_labels_are_right(tiny):
-    model, problems = tiny(vocab_size=13), tasks.Problems('calc:reset=0.9')
+@pytest.mark.parametrize('task, T', [('calc:reset=0.9', 4), ('hop:letters=3,hops=0', 2)])
+def test_a_problem_is_solved_if_all_its_labels_are_right(tiny, task, T):
+    """In hop the first token has none."""
+    model, problems = tiny(vocab_size=13), tasks.Problems(task)
     with torch.no_grad():           # a model that knows one answer only
         model.lm_head.weight.zero_()
         model.ln_f.weight.zero_()
-    n = problems.n_held_out(4)
-    x, y = problems.held_out(range(n), 4)
-    model.config.block_size = 4
+    n = problems.n_held_out(T)
+    x, y = problems.held_out(range(n), T)
+    model.config.block_size = T
     score = evaluation.evaluate(model, problems, n, 1)
     right = y == 0                  # all logits are equal, so the first word is said
     assert math.isclose(score.accuracy, right[y >= 0].double().mean(), abs_tol=1e-9)
@@ -101,20 +90,6 @@ def test_windows_of_a_large_vocabulary_are_evaluated_in_parts(tiny, text):
     assert sizes == [4, 4, 2]
 
 
-def test_two_processes_share_the_windows(tiny, text, monkeypatch):
-    """Nine windows, of which one has five."""
-    model, parts = tiny(), []
-    whole = evaluation.evaluate(model, text, 9, 4)
-    monkeypatch.setattr(distributed, 'WORLD', 2)
-    monkeypatch.setattr(distributed, 'add_up', lambda tensor: tensor)
-    for rank in range(2):
-        monkeypatch.setattr(distributed, 'RANK', rank)
-        parts.append(evaluation.evaluate(model, text, 9, 4))
-    assert [part.by_depth[0].item() for part in parts] == [5 * 16, 4 * 16]
-    for one, *two in zip(whole, *parts):
-        torch.testing.assert_close(sum(two), one, rtol=1e-5, atol=0)
-
-
 def test_health_shows_the_two_collapses(tiny, idx, capsys):
     model, trace = tiny(), []
     values = evaluation.health(model, idx)
@@ -133,19 +108,7 @@ def test_health_shows_the_two_collapses(tiny, idx, capsys):
             group.adapter.weight[:, :16] = 0
     for token_corr, state_use in evaluation.health(model, idx):
         assert token_corr > 0.999 and state_use < 1e-5
-    # of a single token there are no pairs
-    assert all(abs(token_corr) < 1e-5 for token_corr, _ in evaluation.health(model, idx[:, :1]))
     # values just within the bounds, and just beyond them
     evaluation.warn_of_collapse([(0.94, 0.021), (0.96, 0.019)], [[1], [2, 3]])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all('group [2, 3]' in line for line in lines)
-
-
-# the terminal -------------------------------------------------------------------------------------
-
-def test_a_table(capsys):
-    """Columns without a value are left out, and so is a cell without one."""
-    rows = [dict(name='a', x=1.0, y=None, z=None), dict(name='bcd', x=None, y=12, z=None)]
-    print_rows('what:', rows, dict(name='s', x='.2f', y='d', z='d'))
-    assert capsys.readouterr().out.splitlines() == [
-        '', 'what:', 'name     x   y', 'a     1.00    ', 'bcd         12']

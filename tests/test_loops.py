@@ -1,15 +1,12 @@
 """Groups that loop: unrolling, draws, noise, truncated gradients, exits side by side."""
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TAUS, exit_by_hand
 from torch.nn import functional as F
 
 from cache import Span
-from exits import make_exit
-from loops import Plan, RMSNorm, TrainingNoise, derived_seed, fixed_noise, sample_n_loop
+from loops import Plan, RMSNorm, TrainingNoise, fixed_noise, sample_n_loop
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
 
@@ -69,19 +66,6 @@ def test_a_damped_step_goes_a_part_of_the_way(tiny, idx):
     group, damped = tiny().groups[1], tiny(damping=0.3).groups[1]
     x, e = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(damped.step(x, e), 0.3 * x + 0.7 * group.step(x, e))
-
-
-@pytest.mark.parametrize('damping', [0.0, 0.3])
-def test_states_that_swing_between_two_values_rest_with_damping_alone(tiny, idx, damping):
-    class Flip(torch.nn.Module):
-        def forward(self, x, hook, pos=None):
-            hook(x.view(*x.shape[:2], 2, 2, -1))            # keys and values, which nobody reads
-            return -x
-    model = tiny(groups=[[1]], injection='none', norm_inside=False, damping=damping)
-    model.groups[0].core[0] = Flip()
-    trace = []
-    model(idx, n_loop=40, exit=make_exit('norm', 0.1), trace=trace)
-    assert (trace[0]['evals'] == 40).all() != (damping > 0)
 
 
 def test_the_state_is_float32_under_bf16(tiny, idx):
@@ -149,15 +133,6 @@ def test_the_draw_against_its_formula():
     assert (shares.cumsum(0) - p.cumsum(0)).abs().max() < 1.63 / n_draws ** 0.5     # Kolmogorov
 
 
-def test_seeds_derive_from_every_part_of_their_key():
-    keys = [(0, 'noise', 1, 0), (1, 'noise', 1, 0), (0, 'loops', 1, 0), (0, 'noise', 2, 0),
-            (0, 'noise', 1, 1), (0, 'noise', 11)]
-    seeds = [derived_seed(*key) for key in keys]
-    assert len(set(seeds)) == len(keys)
-    assert seeds == [derived_seed(*key) for key in keys]
-    assert all(2 ** 40 < seed < 2 ** 63 for seed in seeds)
-
-
 def test_first_states_are_a_cut_normal(tiny):
     e, std = torch.zeros(1, 512, 64), 0.4 ** 0.5
     for group in tiny(n_embd=64, block_size=512).groups:
@@ -190,99 +165,3 @@ def test_in_training_each_row_and_pass_has_its_own_noise(tiny):
 
 
 # exits, all tokens of a pass side by side --------------------------------------------------------
-
-class Decay(torch.nn.Module):
-    """A core that treats tokens apart, larger numbers shrink faster."""
-
-    def forward(self, x, hook, pos=None):
-        hook(x.view(*x.shape[:2], 2, 2, -1))                # keys and values, which nobody reads
-        return x / (1 + 0.3 * x.abs())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('keep', [False, True])
-def test_a_reader_of_whole_rows_sees_what_others_keep(tiny, idx, keep):
-    """A token by hand reads itself now, and earlier ones as they are now, or as they were kept."""
-    def change(x0, x1, memo, read):
-        now = read(x1)
-        return None if memo is None else (now - memo).norm(dim=-1), now
-
-    model, trace = tiny(groups=[[1]], injection='none', norm_inside=False), []
-    model.groups[0].core[0] = Decay()
-    model.sums = lambda x, plan: x.cumsum(dim=1)
-    rule = replace(make_exit('norm', 0.5), signal=change, reads='sums', keep=keep)
-    model(idx, n_loop=30, exit=rule, trace=trace)
-    path = [trace[0]['e']]                                  # states after k steps, (B, T, C)
-    for _ in range(30):
-        path.append(path[-1] / (1 + 0.3 * path[-1].abs()))
-    for b in range(3):
-        earlier = []                                        # loop steps kept and computed of each
-
-        def step(x, k):
-            now[:] = [k]
-            return path[k][b, len(earlier)]
-
-        def read(x):
-            k, = now
-            others = [path[k if k <= evals else kept][b, j]
-                      for j, (kept, evals) in enumerate(earlier)]
-            return sum(others, start=x)
-
-        now = []
-        for t in range(16):
-            _, *steps = exit_by_hand(step, path[0][b, t], 30, rule, read)
-            earlier.append(steps)
-        assert trace[0]['steps_used'][b].tolist() == [kept for kept, _ in earlier]
-        assert trace[0]['evals'][b].tolist() == [evals for _, evals in earlier]
-    assert 3 < len(trace[0]['evals'].unique())
-
-
-def block_map_by_hand(group, x, e, k, earlier):
-    """
-    Loop step k of one token, x and e (C,) -> its next state, and what it shows in each layer.
-
-    earlier: for each layer, for each earlier token, a list of what it showed step by step. A token
-    sees an earlier one as it was at step min(k, the last step that one took).
-    """
-    shown = []
-    x = group.adapter(torch.cat((x, e)))
-    for block, tokens in zip(group.core, earlier):
-        shown.append(block.n1(x))
-        context = [steps[min(k, len(steps)) - 1] for steps in tokens] + [shown[-1]]
-        attended = block.attn(torch.stack(context)[None])[0, -1]
-        x = block.n2(x + attended)
-        x = block.n4(x + block.mlp(block.n3(x)))
-    return group.norm(x), shown
-
-
-@torch.no_grad()
-@pytest.mark.parametrize('name', TAUS)
-def test_exit_of_a_pass_freezes_state_keys_and_values(tiny, idx, name):
-    """The pass of two rows, once more in plain lists, token by token and step by step."""
-    model, rule, trace = tiny(injection='concat_random'), make_exit(name, TAUS[name]), []
-    for p in model.parameters():        # livelier than at the start, so that tokens differ in steps
-        if p.dim() == 2:
-            p.data *= 1.5
-    model(idx[:2], n_loop=12, exit=rule, trace=trace)
-
-    for g, group in enumerate(model.groups):
-        entry, after = trace[g], trace[-1]
-        starts = group.init_state(entry['e'])                                   # (2, T, C)
-        for b in range(2):
-            earlier = [[] for _ in group.core]
-            for t in range(16):
-                own = [[] for _ in group.core]
-
-                def step(x, k):
-                    x, shown = block_map_by_hand(group, x, entry['e'][b, t], k, earlier)
-                    for steps, now in zip(own, shown):
-                        steps.append(now)
-                    return x
-
-                x, *steps = exit_by_hand(step, starts[b, t], 12, rule, model.readout)
-                for tokens, shown in zip(earlier, own):
-                    tokens.append(shown)
-                assert [entry['steps_used'][b, t], entry['evals'][b, t]] == steps
-                if g == 0:      # the groups touch: what this one returns is the e of the next
-                    torch.testing.assert_close(after['e'][b, t], x, **CLOSE)
-    assert len(torch.cat([entry['evals'] for entry in trace]).unique()) > 1

@@ -4,13 +4,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, refused
+from conftest import ROOT
 
 import tasks
 from exits import make_exit
 from model import GPT
 from tasks import NOT_ASKED
-from zoo.maze import ARROWS, DIRECTIONS, GOAL, Maze, MazeConfig, RoomAttention
+from zoo.maze import DIRECTIONS, GOAL, Maze, MazeConfig, RoomAttention
 
 
 @pytest.fixture
@@ -155,16 +155,3 @@ def test_the_shipped_model_solves_larger_mazes_than_those_it_was_trained_on():
     right = (logits.argmax(-1).numpy() == y)[y != NOT_ASKED]
     assert right.mean() > 0.99 and depth.max() > 81
     assert trace[0]['evals'].float().mean() < depth.max(), 'rooms sleep meanwhile'
-
-
-def test_sample_prints_a_solved_maze(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    printed = finished('--out_dir=pretrained/maze', '--exit=accel', '--length=36',
-                       script='sample.py')
-    maze = re.sub(r'\x1b\[[\d;]*m', '', printed).splitlines()[:13]
-    assert maze[0][0] + maze[0][-1] + maze[-1][0] + maze[-1][-1] == '┌┐└┘'
-    assert sum(line.count(arrow) for line in maze for arrow in ARROWS) == 35
-    assert '35 of 35 answers right' in printed
-    for flag in '--start=╶ ╴*', '--cache=latest':       # no square; token by token
-        line = refused('--out_dir=pretrained/maze', flag, script='sample.py')
-        assert line.startswith('error: ')

@@ -1,5 +1,4 @@
 """micro.py: the same model, exits and training as the project's own files; a run; bad input."""
-import re
 import sys
 
 import pytest
@@ -92,16 +91,6 @@ def test_a_run(tmp_path, monkeypatch, capsys):
     micro.main()
     printed = capsys.readouterr().out
     assert printed.startswith('iteration 100: loss') and printed.count('held-out loss') == 7
-    groups = re.findall(r'layers .*, mean loop step (\S+)\n  loop step +1 .*\n  length +(.*)\n'
-                        r'  cosine .*\n(?:jump to the next group (\S+), (\S+) times that mean)?',
-                        printed)
-    assert len(groups) == 3
-    for mean, lengths, jump, ratio in groups:
-        lengths = [float(length) for length in lengths.split()]
-        assert len(lengths) == 8 and abs(sum(lengths) / 8 - float(mean)) < 0.01
-        if jump:
-            assert float(jump) / float(mean) == pytest.approx(float(ratio), rel=0.02, abs=0.06)
-    assert [bool(jump) for _, _, jump, _ in groups] == [True, True, False]
 
 
 @pytest.mark.parametrize('content', [None, '', 'too short'])

@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from exits import Exit
 from loops import INJECTIONS, Injection
@@ -108,18 +107,6 @@ def test_an_injection_initialises_itself(monkeypatch):
     assert not adapter.scale.weight.any() and (adapter.scale.bias == 1).all()
 
 
-def test_init_leaves_a_gain_of_ones_own_alone(tiny):
-    class Gained(GPT):
-        def build(self, config):
-            super().build(config)
-            for group in self.groups:
-                group.gain = nn.Parameter(torch.zeros(config.n_embd))
-                group.mix = nn.Parameter(torch.zeros(config.n_embd, config.n_embd))
-
-    for group in Gained(tiny().config).groups:
-        assert (group.gain == 0).all() and (group.mix == 0).all() and (group.norm.weight == 1).all()
-
-
 def test_h_is_the_list_of_blocks_and_groups():
     model = GPT(GPTConfig(vocab_size=9, n_embd=12, block_size=4, groups=[[7], [4], (5, 6)]))
     assert model.config.groups == [[4], [5, 6], [7]]
@@ -159,12 +146,6 @@ def test_flops_of_a_token_by_hand():
     assert flops_per_token(added, [1], True) == 3 * (once + 2 * block)
 
 
-@pytest.mark.parametrize('groups, in_order', [
-    ('all', [[0, 1, 2, 3, 4]]), ([], []), ([[3], (1, 2)], [[1, 2], [3]])])
-def test_groups_in_the_order_of_their_layers(groups, in_order):
-    assert GPTConfig(n_layer=5, groups=groups).groups == in_order
-
-
 @pytest.mark.parametrize('changes', [
     dict(n_embd=16, n_head=3), dict(injection='ad'), dict(loop_draw='uniform'), dict(x0='f'),
     dict(pos='left'), dict(mean_recurrence=0),
@@ -187,15 +168,3 @@ def test_text_is_not_written_in_training_mode(tiny, idx):
     """Each call would draw other loops and noise, and so another text."""
     with pytest.raises(ValueError):
         tiny().train().generate(idx[:, :4], 2)
-
-
-@pytest.mark.parametrize('injection, of_e', [
-    ('concat', 256), ('concat_random', 256), ('add', 0), ('none', 0)])
-def test_weights_of_the_input_count_once_a_pass(tiny, injection, of_e):
-    """A second loop of a group costs its block, and of the adapter what multiplies the state."""
-    model = tiny(injection=injection, groups=[[1]])
-    adapter = sum(p.numel() for p in model.groups[0].adapter.parameters())
-    assert model.groups[0].adapter.weights_of_e == of_e
-    block = 12 * 16 ** 2 + 2 * 16 * 16          # its matrices, and attention over 16 tokens
-    second = flops_per_token(model, [2]) - flops_per_token(model, [1])
-    assert second == 2 * (block + adapter - of_e)

@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from common.optim import Muon, make_optimizers, orthogonal
+from common.optim import Muon, make_optimizers
 
 SETTINGS = (3e-3, 0.1)      # learning rate, weight decay
 
@@ -41,25 +41,3 @@ def test_muon_is_that_of_torch(tiny, idx):
         ends.append([(p - start).detach() for p, start in zip(inner, before)])
     for ours, theirs in zip(*ends):
         assert (ours - theirs).norm() < 0.05 * theirs.norm()
-
-
-def test_weights_that_rest_have_no_optimizer(tiny):
-    model = tiny().requires_grad_(False)
-    model.lm_head.weight.requires_grad_(True)
-    optimizers = make_optimizers(model, 'muon', *SETTINGS)
-    assert list(optimizers) == ['adamw']
-    parameters = [p for group in optimizers['adamw'].param_groups for p in group['params']]
-    assert len(parameters) == 1 and parameters[0] is model.lm_head.weight
-
-
-@pytest.mark.parametrize('shape', [(24, 16), (16, 24), (16, 16)])
-def test_the_step_is_near_an_orthogonal_matrix(shape):
-    """U V^T of the SVD: all singular values near 1, the same vectors."""
-    g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    x = orthogonal(g)
-    assert x.shape == g.shape and x.dtype == g.dtype
-    values = torch.linalg.svdvals(x)
-    assert 0.6 < values.min() and values.max() < 1.3
-    U, _, Vh = torch.linalg.svd(g, full_matrices=False)
-    turned = U.T @ x @ Vh.T
-    assert (turned - turned.diag().diag()).abs().max() < 1e-3

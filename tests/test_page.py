@@ -5,7 +5,6 @@ import re
 import select
 import shutil
 import subprocess
-from functools import partial
 from itertools import count
 from urllib.parse import quote_plus
 
@@ -192,35 +191,33 @@ def test_the_page_computes_what_the_model_computes(browser, pages, name, T, n_lo
     assert len(numbers) > 5, 'tokens should exit at different steps'
 
 
-@torch.no_grad()
 def test_mazes_in_which_the_goal_moves_and_a_wall_opens(browser, pages):
-    """By clicks and by keys; the states are those of Python, which begins where the page does."""
-    model = shipped('maze', length=100)
+    """By clicks and by keys: some rooms wake, and the arrows lead to the new goal."""
+    counts = """[pass.tokens.filter(token => computed(token, M.groups[0])).length,
+        pass.tokens.filter((_, t) => seen(t).is_wrong).length]"""
     browser.open(pages['maze'])
-    first = browser.value('drawn.then(() => pass.ids)')
-    known = settle(model, first)
-    assert_same_maze(browser, known, first)
+    words = browser.value('drawn.then(() => pass.ids)')
+    assert browser.value(counts) == [100, 0]
 
-    # a goal by a click, which wakes some rooms; a wall by a click; then both by keys
+    # a goal by a click; a wall by a click; then both by keys
     left, top, size = browser.value("""{
         const {left, top} = canvas.getBoundingClientRect();
         return [left, top, size];
     }""")
-    goal = next(room for room in range(50, 59) if not first[room] & 2 and first[room] < 16)
+    goal = next(room for room in range(50, 59) if not words[room] & 2 and words[room] < 16)
     x = left + size * (goal % 10)
     y = top + size * 5.5
     browser.click(x + .5 * size, y)
-    moved = [doors % 16 + 16 * (room == goal) for room, doors in enumerate(first)]
-    known = settle(model, moved, *known[:3])
-    assert_same_maze(browser, known, moved)
-    assert 0 < known[3] < 100 * browser.value('steps.length')
+    words = [doors % 16 + 16 * (room == goal) for room, doors in enumerate(words)]
+    assert browser.value('pass.ids') == words
+    n_woken, n_wrong = browser.value(counts)
+    assert 0 < n_woken < 100 and n_wrong == 0
 
     browser.click(x + .95 * size, y)                    # the wall to the east of the goal
-    opened = list(moved)
-    opened[goal] += 2
-    opened[goal + 1] += 8
-    known = settle(model, opened, *known[:3])
-    assert_same_maze(browser, known, opened)
+    words[goal] += 2
+    words[goal + 1] += 8
+    assert browser.value('pass.ids') == words
+    assert 0 < browser.value(counts)[0] < 100
 
     browser.value('(canvas.focus(), chosen = 75)')
     for key in ('ArrowUp', 'ArrowLeft', 'Enter'):
@@ -245,54 +242,6 @@ def test_mazes_in_which_the_goal_moves_and_a_wall_opens(browser, pages):
         return [counts, paused, pass.tokens.filter((_, t) => seen(t).is_wrong).length];
     }''')
     assert min(at_work) > 90 and (shown, n_wrong) == (1, 0)
-
-
-def settle(model, words, x=None, keys=None, e_before=None):
-    """
-    Loop until all rooms sleep, from the states x (T, C) and the keys {block: (T, 2, H, D)} of a
-    solved maze, into which e_before (T, C) went. None: from the start.
-
-    Returns the last states, the keys, what goes in, and how many block maps were computed.
-    """
-    group, = model.groups
-    attention = group.core[0].attn
-    trace = []
-    model(torch.tensor([words]), n_loop=1, trace=trace)
-    e = trace[0]['e']
-    T, C = e.shape[1:]
-    if x is None:
-        awake = np.ones(T, dtype=bool)
-        x = group.init_state(e)[0]
-        empty = torch.zeros(T, 2, attention.n_head, C // attention.n_head)
-        keys = {block: empty.clone() for block in group.core}
-    else:
-        awake = attention.readers((e[0] != e_before).any(-1).numpy()[None])[0]
-        x = x.clone()
-    from_e = group.adapter.from_e(e)
-    n_computed = 0
-    while awake.any():
-        at = torch.from_numpy(np.flatnonzero(awake))
-        near = attention.near(at)
-
-        def hook(new, kv, at=at, near=near):
-            kv[at] = new[0]
-            return kv[near.clamp(min=0)][None], near >= 0, True
-        hooks = [partial(hook, kv=keys[block]) for block in group.core]
-        before = x[at]
-        x[at] = group.step_of_pass(before[None], from_e[:, at], hooks, at)[0]
-        n_computed += len(at)
-        change = (x[at] - before).norm(dim=-1) / before.norm(dim=-1)
-        moved = np.zeros(T, dtype=bool)
-        moved[at] = change >= 0.14
-        awake = attention.readers(moved[None])[0]
-    return x, keys, e[0], n_computed
-
-
-def assert_same_maze(browser, known, words):
-    found = browser.value(RESULT)
-    assert browser.value('pass.ids') == words
-    assert sum(found['evals'][0]) == known[3]
-    np.testing.assert_allclose(found['states'][0], known[0], **NEAR)
 
 
 def test_the_page_knows_the_right_answers(browser, pages):

@@ -141,17 +141,3 @@ def test_python(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(program, {})
     assert capsys.readouterr().out.splitlines()[-1] == '=2 =2 =0'
-
-
-def test_files_and_links():
-    """Each file that the page links to is there, and each heading of a page that it points at."""
-    for target in re.findall(r'\]\(([^)#]*)(?:#([^)]*))?\)', README):
-        file, heading = target
-        if file.startswith('http'):
-            continue
-        assert not file or os.path.exists(os.path.join(ROOT, file)), target
-        if heading:
-            page = Path(ROOT, file or 'README.md').read_text(encoding='utf-8')
-            slugs = [re.sub(r'[^\w\- ]', '', line.lstrip('# ').lower()).replace(' ', '-')
-                     for line in page.splitlines() if line.startswith('#')]
-            assert heading in slugs, target

@@ -11,21 +11,8 @@ import data
 REFUSED = [
     # a command line
     ('train.py', ['--batch_sise=4']),
-    ('train.py', ['--batch_size=4.5']),
-    ('train.py', ['--batch_size']),
-    ('train.py', ['--batch_size=']),
-    ('train.py', ['--init_from=']),
-    ('train.py', ['--out_dir=']),
-    ('train.py', ['--learning_rate=fast']),
     ('train.py', ['--learning_rate=nan']),
-    ('train.py', ['--optimizer=adam']),
     ('train.py', ['--device=tpu']),
-    ('train.py', ['--dtype=int8']),
-    ('train.py', ['batch_size=4']),
-    ('train.py', ['nowhere.py']),
-    ('train.py', ['unknown.py']),
-    ('train.py', ['wrong_type.py']),
-    ('train.py', ['fails.py']),
     # numbers that would fail in the middle of a run
     ('train.py', ['--batch_size=0']),
     ('train.py', ['--gradient_accumulation_steps=0']),
@@ -37,22 +24,7 @@ REFUSED = [
     ('train.py', ['--log_interval=0']),
     # the shape of a model
     ('train.py', ['--block_size=0']),
-    ('train.py', ['--n_head=0']),
-    ('train.py', ['--n_embd=0']),
-    ('train.py', ['--bptt_k=0']),
-    ('train.py', ['--window=0']),
-    ('train.py', ['--groups=[[1],[1]]']),
-    ('train.py', ['--groups=[[0,2]]']),
     ('train.py', ['--groups=[[9]]']),
-    ('train.py', ['--groups=[1]']),
-    ('train.py', ['--groups=[[]]']),
-    ('train.py', ['--groups=every']),
-    ('train.py', ['--n_head=3']),
-    ('train.py', ['--injection=ad']),
-    ('train.py', ['--x0=1']),
-    ('train.py', ['--pos=rotray']),
-    ('train.py', ['--mean_recurrence=0']),
-    ('train.py', ['--mean_recurrence=inf']),
     ('train.py', ['--eval_loops=[0]']),
     ('train.py', ['--model_class=zoo.ouro:Oro']),
     ('train.py', ['--model_class=os:path']),
@@ -62,10 +34,6 @@ REFUSED = [
     ('train.py', ['--dataset=calc:q=3']),
     ('train.py', ['--dataset=hop:hops=-1']),
     ('train.py', ['--block_size=100000']),
-    ('data.py', ['new', '--path=nowhere.txt']),
-    ('data.py', ['new', '--path=latin.txt']),
-    ('data.py', ['--path=book.txt']),
-    ('data.py', ['new', '--path=book.txt', '--bpe=0']),
     # the folder of a run, and checkpoints
     ('train.py', ['--out_dir=out']),
     ('train.py', ['--resume', '--out_dir=out', '--max_iters=1']),
@@ -86,10 +54,7 @@ REFUSED = [
     ('sample.py', ['--out_dir=nowhere']),
     ('sample.py', ['--out_dir=damaged']),
     ('sample.py', ['--out_dir=out', '--length=32']),
-    ('sample.py', ['--out_dir=out', '--exit=acel']),
     ('sample.py', ['--out_dir=out', '--exit=zoo.ouro:gate']),
-    ('sample.py', ['--out_dir=out', '--exit=accel', '--tau=small']),
-    ('sample.py', ['--out_dir=out', '--start=']),
 ]
 
 
@@ -101,10 +66,6 @@ def folder(tmp_path_factory):
     make_book()
     Path('other.txt').write_text('another text ' * 500)
     data.make('other', 'other.txt')
-    Path('latin.txt').write_bytes('déjà vu '.encode('latin-1') * 100)
-    Path('unknown.py').write_text('batch_sise = 4\n')
-    Path('wrong_type.py').write_text("batch_size = 'four'\n")
-    Path('fails.py').write_text('batch_size = 1 / 0\n')
     finished(*TINY, '--max_iters=2')
     for name, source in dict(damaged='out/ckpt.pt', weights='out/ckpt_best.pt').items():
         os.makedirs(name)
@@ -134,9 +95,3 @@ def test_bad_input(script, flags):
     assert done.stderr.count('error: ') == 1 and line.startswith('error: ')
     assert 'Traceback' not in done.stderr
     assert snapshot() == before
-
-
-def test_the_line_names_what_was_meant():
-    for flags, name in (['--batch_sise=4'], 'batch_size'), (['unknown.py'], 'batch_size'), (
-            ['--optimizer=adam'], 'adamw'), (['--dataset=boook'], 'book'):
-        assert f"did you mean '{name}'?" in run(*TINY, '--out_dir=another', *flags).stderr

@@ -1,12 +1,11 @@
 """Tasks against their oracles and by hand, problems that never change, a new task, bad input."""
 import hashlib
-import runpy
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, finished, refused
+from conftest import finished, refused
 
 import data
 import tasks
@@ -141,13 +140,6 @@ def test_bad_input(text, T):
         tasks.Problems(text).check_fits(T)
 
 
-def test_a_config_fits_its_task():
-    calc = runpy.run_path(f'{ROOT}/config/calc.py')
-    for config in 'calc', 'hop':            # the last one on top of the first
-        knobs = calc | runpy.run_path(f'{ROOT}/config/{config}.py')
-        tasks.Problems(knobs['dataset']).check_fits(knobs['block_size'])
-
-
 class Echo:
     """A task as a user writes it, with a knob and an oracle; `change` spoils what it makes."""
     change = staticmethod(lambda x, y, depth: (x, y, depth))
@@ -190,11 +182,7 @@ def test_the_first_problem_on_which_the_oracle_disagrees_is_shown(echo, capsys):
     with pytest.raises(SystemExit) as stop:
         tasks.main()
     assert stop.value.code == 1
-    printed = capsys.readouterr().out
-    assert 'disagrees with 1\n' in printed
-    *_, problem, answers, oracle = printed.strip().splitlines()
-    assert problem.split()[1:] == oracle.split()[1:]
-    assert answers.split()[1:] == ['bca'['abc'.index(word)] for word in oracle.split()[1:]]
+    assert 'disagrees with 1\n' in capsys.readouterr().out
     # an oracle answers each word
     echo.oracle = lambda words: words[:-1]
     with pytest.raises(ValueError):
@@ -207,18 +195,6 @@ def test_a_task_without_an_oracle(monkeypatch, echo, capsys):
     assert 'not checked' in capsys.readouterr().out
     x, y = tasks.Problems('echo').solve('a b')
     assert x.tolist() == [[0, 1]] and (y == tasks.NOT_ASKED).all()
-
-
-def test_a_task_is_drawn_if_it_has_a_picture(echo, capsys):
-    echo.picture = lambda x, y, guesses, steps: f'{len(x)} words, {steps}'
-    tasks.main()
-    assert capsys.readouterr().out.count('24 words, None') == 3
-
-
-def test_words_differ(echo):
-    echo.words = lambda: list('aba')
-    with pytest.raises(ValueError):
-        tasks.Problems('echo')
 
 
 def test_a_task_in_a_file_of_ones_own(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from conftest import finished
 
 import decode
 from cache import Span, make_cache
@@ -133,14 +132,3 @@ def test_a_converged_wave_has_the_text_of_the_full_budget(trained, name, tau):
         assert torch.equal(waved, full)
         if name:
             assert steps[:, 1:].float().mean() < 20
-
-
-def test_the_file_shows_a_wave():
-    """What leaves, marked by a star, is the text of many loops, from its second token on."""
-    shown = finished(script='decode.py')
-    certain = ''.join(mark[0] for line in shown.splitlines()[1:]
-                      for mark in line[len('pass 12'):].split() if mark.endswith('*'))
-    model = GPT.load('pretrained/text')
-    prompt = torch.tensor([[*b'The method returns ']])
-    text, _ = model.generate(prompt, 24, temperature=0, n_loop=30, cache='latest')
-    assert certain.replace('_', ' ') == bytes(text[0, 20:].tolist()).decode()
