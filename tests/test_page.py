@@ -114,7 +114,7 @@ class Browser:
 
     def type(self, text):
         self.call('Input.insertText', text=text)
-        return self.value('drawn.then(() => 1)')
+        return self.value('pause(500).then(() => drawn).then(() => 1)')
 
 
 @pytest.fixture(scope='module')
@@ -133,8 +133,9 @@ RESULT = """({
     states: M.groups.map(i => pass.tokens.map(({cells}) => [...cells[i].frames.at(-1).x])),
     answers: pass.tokens.map((_, t) => seen(t).best)})"""
 
-# a narrow window needs no scrolling sideways
-FITS = 'document.documentElement.scrollWidth <= innerWidth'
+# a narrow window needs no scrolling sideways, and shows the picture without scrolling down
+FITS = """document.documentElement.scrollWidth <= innerWidth &&
+    scrollY + $('canvas').getBoundingClientRect().bottom <= innerHeight"""
 
 
 def record_of(path):
@@ -331,6 +332,15 @@ def test_a_problem_is_played_and_typed(browser, pages):
     assert longer['evals'][0][:192] == found['evals'][0]
     assert 'foo, +0' in browser.value("$('notice').textContent")
 
+    # it is read when the typing has paused
+    assert browser.value("""{
+        $('text').value += ' +1';
+        $('text').dispatchEvent(new Event('input'));
+        return pass.ids.length;
+    }""") == 194
+    browser.type(' +1')
+    assert browser.value('pass.ids.length') == 196
+
     # stopped for good, most are wrong; the address says so
     address = browser.value("""{
         $('wake').value = '0';
@@ -395,11 +405,11 @@ def test_a_text_is_typed_and_written_on(browser, pages):
     assert browser.value("""{
         const drawn = [...new TextEncoder().encode('\\u00e9'), END];
         drawn_token = () => drawn.shift();
-        await take_typed('caf');
+        take('caf');
         await write();
         const ended = [text, $('notice').textContent];
         drawn_token = () => 120;
-        await take_typed('x'.repeat(R.most - 2));
+        take('x'.repeat(R.most - 2));
         await write();
         return [...ended, text.length, $('write').textContent];
     }""") == ['caf\u00e9', 'The model has ended its text.', 1000, 'write on']
