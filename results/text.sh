@@ -67,12 +67,14 @@ for name in plain3 plain6 $LOOPED; do
     done
 done
 
-# how the model that ships reads and writes texts of 36 bytes
-train text --init_from=pretrained/text/ckpt.pt --max_iters=0 --keep_iters=[] --eval_loops=[1]
-measure writing text "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] --n_loop=30 \
-    "--rules=['norm_rel','accel']" --taus=[0.03,0.1,1.0,10.0] \
-    --drafts=[[1,4,4],[1,5,4],[2,8,4]] --waves=[[8,1]] --n_windows=24 --n_prompts=8 \
-    --prompt_tokens=12 --new_tokens=36
+# how three trainings of the default model read and write texts of 36 bytes
+for seed in $SEEDS; do
+    train default-$seed --seed=$seed --keep_iters=[0] --eval_loops=[1,2,4,8]    # as claims.sh does
+    measure writing default-$seed "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] \
+        --n_loop=30 "--rules=['norm_rel','accel']" --taus=[0.03,0.1,1.0,10.0] \
+        --drafts=[[1,4,4],[1,5,4],[2,8,4]] --waves=[[8,1]] --n_windows=24 --n_prompts=8 \
+        --prompt_tokens=12 --new_tokens=36
+done
 
 set +f
 collect text "$OUT"/*-*000-*/eval.csv
