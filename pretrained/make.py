@@ -25,9 +25,9 @@ weights = False     # train the models, too
 MODELS = dict(text=[], calc=['config/calc.py'], maze=['config/maze.py'])
 PAGES = dict(
     text=['--path=assets/explore_text.html'],
-    # a deep problem, the first that sample.py prints
+    # the last answer is 191 words deep, and not what the model guesses at first
     calc=['--path=assets/explore_calc.html', '--length=192', '--dataset=calc:reset=0.01',
-          '--seed=1337'],
+          '--seed=1'],
     maze=['--path=assets/maze.html'])
 KEPT = 'model', 'model_args', 'model_class', 'config', 'iter_num', 'tokenizer', 'data'
 
