@@ -134,15 +134,14 @@ class Method:
         return decode.one_by_one
 
 
-def methods_of(model, T=None):
-    """What the knobs ask for, the full budget first. T: tokens of a problem, None = a text."""
+def methods_of(model, is_task=False):
+    """What the knobs ask for, the full budget first."""
     if not model.groups:
         return [Method('no loops', 1)]
-    is_task = T is not None
     wakes = values_of('wake') or [is_task]
     budget = n_loop
     if budget is None and is_task and True in wakes:
-        budget = waking_budget(T)
+        budget = waking_budget(model.config.block_size)
     if budget is None:
         budget = model.loop_counts(has_rule=True)[0]
     thresholds = values_of('taus') or (TAUS if calibrate is not False else TAUS[3:])
@@ -203,20 +202,17 @@ def predict(model, method, idx, targets):
     return [torch.cat(part) for part in zip(*parts)]
 
 
-NATS, RIGHT, LABELS, STEPS = range(4)   # columns of what `quality` returns
-
-
 def quality(model, method, idx, targets):
-    """A row for each window, (N, 4): its nats, right answers, labels, and loop steps per token."""
+    """Nats, right answers, labels, and loop steps per token of each window, (4, N)."""
     nats, right, evals = predict(model, method, idx, targets)
     labels = (targets >= 0).sum(1).cpu()
     steps = evals.mean((1, 2)).nan_to_num()         # a model without groups has none
-    return torch.stack((nats.sum(1), right.sum(1), labels, steps), dim=1).numpy()
+    return torch.stack((nats.sum(1), right.sum(1), labels, steps)).numpy()
 
 
 def quality_columns(windows, full):
     """Columns of bench.csv, from what `quality` returns for a method and for the full budget."""
-    nats, right, labels, steps = windows.T
+    nats, right, labels, steps = windows
     cost, low, high = excess(windows, full)
     return dict(ce=nats.sum() / labels.sum(), ce_minus_full=cost, diff_low=low, diff_high=high,
                 accuracy=right.sum() / labels.sum(), mean_evals=steps.mean())
@@ -224,13 +220,13 @@ def quality_columns(windows, full):
 
 def excess(windows, full):
     """Nats per label above the full budget, and the ends of its 95% interval over windows."""
-    labels = windows[:, LABELS]
-    difference = windows[:, NATS] - full[:, NATS]
+    nats, _, labels, _ = windows
+    difference = nats - full[0]
     cost = difference.sum() / labels.sum()
     reach = math.nan                    # one window has no interval
-    if len(windows) > 1:                # 1.96 standard errors of a ratio of sums
+    if len(labels) > 1:                 # 1.96 standard errors of a ratio of sums
         spread = (difference - cost * labels).std(ddof=1)
-        reach = 1.96 * spread / math.sqrt(len(windows)) / labels.mean()
+        reach = 1.96 * spread / math.sqrt(len(labels)) / labels.mean()
     return cost, cost - reach, cost + reach
 
 
@@ -298,7 +294,7 @@ def measure(model, methods, idx, targets, prompts, deepest, path):
         print(f"{row['name']}: {row['ce_minus_full']:+.4f} nats, {100 * row['accuracy']:.2f}% "
               f"right, {row['mean_evals']:.2f} loop steps", flush=True)
 
-    decode.use_one_thread(model)
+    decode.use_one_thread(model)        # for the times; quality may use all cores
     if compile and len(prompts):
         compile_all(model, methods, prompts, is_task)
     timings = [[] for _ in methods]     # of each method what each prompt has given
@@ -362,11 +358,11 @@ def thresholds_of_text(model, methods, idx, targets, most, results):
         words = f'no threshold costs at most {most:g} nats'
         for method in reversed(family):
             windows = quality(model, method, idx, targets)
-            _, _, high = excess(windows[::2], full[::2])
+            _, _, high = excess(windows[:, ::2], full[:, ::2])
             if high <= most:
-                cost, _, _ = excess(windows[1::2], full[1::2])
+                cost, _, _ = excess(windows[:, 1::2], full[:, 1::2])
                 tau = method.rule.tau
-                steps = windows[1::2, STEPS].mean()
+                steps = windows[3, 1::2].mean()
                 words = f'tau {tau:g} costs {cost:+.4f} nats, {steps:.2f} loop steps'
                 how = (f'bench.py --calibrate={most:g} on {len(idx)} windows of {idx.shape[1]} '
                        f'tokens, at most {method.n_loop} loops')
@@ -462,7 +458,7 @@ def main():
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     T = model.config.block_size
-    methods = methods_of(model, T if is_task else None)
+    methods = methods_of(model, is_task)
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}: {len(methods)} methods')
 

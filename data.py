@@ -22,8 +22,8 @@ must fit into memory. A tokenizer is `bytes` (nothing to download), one of tikto
 or the path of a tokenizer.json. What is held out, as val.bin:
 
     own text     files with the word val, valid, validation, dev, eval or test in their name, or in
-                 that of a folder below the path; if no file or every file has one, 5% of the
-                 documents, drawn with a fixed seed; of a single document its end
+                 that of a folder below the path; if no file or every file has one, the first
+                 document and every 20th after it; of a single document its last 5%
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
@@ -126,10 +126,8 @@ def own_text(path):
         text = ''.join(texts)
         middle = int(0.95 * len(text))
         return [('train', text[:middle]), ('val', text[middle:])]
-    n = max(1, round(0.05 * len(texts)))
-    print(f'held out: {n} of {len(texts)} documents, drawn at random', file=sys.stderr)
-    drawn = set(np.random.default_rng(3).permutation(len(texts))[:n])
-    return [('val' if number in drawn else 'train', text) for number, text in enumerate(texts)]
+    print(f'held out: the first of {len(texts)} documents and every 20th after it', file=sys.stderr)
+    return [('train' if number % 20 else 'val', text) for number, text in enumerate(texts)]
 
 
 def read_text(file):

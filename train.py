@@ -216,7 +216,7 @@ def check_knobs():
 
 
 def main():
-    # a notebook may have set knobs since
+    # in a notebook knobs are set as attributes, train.max_iters = 12: such a knob is like a flag
     changed = {name for name, value in knobs_now().items() if value != config[name]}
     configurator.given.update(changed)
     configurator.flags.update(changed)
@@ -307,9 +307,9 @@ def restore(run, checkpoint):
           'on: restore it, or start from the weights with --init_from')
     check(checkpoint['optimizers'].keys() == run.optimizers.keys(), 'the state of one optimizer '
           'is of no use to another: leave out --optimizer')
-    for name, one in run.optimizers.items():
+    for name, opt in run.optimizers.items():
         # the state alone, since weight_decay may be another
-        one.load_state_dict(one.state_dict() | dict(state=checkpoint['optimizers'][name]))
+        opt.load_state_dict(opt.state_dict() | dict(state=checkpoint['optimizers'][name]))
     run.done = checkpoint['iter_num']
     run.best = checkpoint['best']
     check(run.done <= max_iters, f'the run has {run.done} iterations already: give more with '
@@ -323,13 +323,14 @@ def save(run, name, with_optimizers=True):
     if distributed.RANK > 0:
         return
     knobs = knobs_now()
-    knobs['lr_decay_iters'] = lr_decay_iters or max_iters    # a longer --resume leaves the decay
+    # so that a --resume with more --max_iters keeps this decay
+    knobs['lr_decay_iters'] = lr_decay_iters or max_iters
     checkpoint = checkpoint_of(run.raw, knobs, run.examples.tokenizer, run.examples.sha256,
                                run.done)
     if with_optimizers:
         checkpoint['best'] = run.best
-        checkpoint['optimizers'] = {name: one.state_dict()['state']
-                                    for name, one in run.optimizers.items()}
+        checkpoint['optimizers'] = {name: opt.state_dict()['state']
+                                    for name, opt in run.optimizers.items()}
     save_checkpoint(checkpoint, os.path.join(out_dir, name))
 
 
@@ -356,16 +357,17 @@ def train(run):
         loss, n_loop = forward_backward(model, run, it)
         norm = torch.nn.utils.clip_grad_norm_(run.raw.parameters(), grad_clip or math.inf)
         stops = torch.full_like(loss, len(distributed.stop_signals))
-        shared = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
-        loss, norm, stops = shared.tolist()                                 # waits for the GPU
+        # means over the processes: losses differ, the norm does not, and a signal to one stops all
+        means = distributed.add_up(torch.stack((loss, norm, stops)) / distributed.WORLD)
+        loss, norm, stops = means.tolist()                                  # waits for the GPU
         check(math.isfinite(loss + norm), f'not finite at iteration {it}: loss {loss}, gradient '
               f'norm {norm}. No weight was touched: start from an earlier checkpoint '
               '(--init_from) with a lower learning rate')
-        for one in run.optimizers.values():
-            for group in one.param_groups:
-                group['lr'] = lr_at(it)
-            one.step()
-            one.zero_grad()
+        for opt in run.optimizers.values():
+            for params in opt.param_groups:
+                params['lr'] = lr_at(it)
+            opt.step()
+            opt.zero_grad()
         run.done = it + 1
         log.step(it, loss, norm, n_loop, time.perf_counter() - began)
         if stops:
@@ -483,7 +485,7 @@ def counts_of(raw):
     if not raw.groups:
         counts = [1]
     for n_loop in counts:
-        raw.loop_counts(n_loop)
+        raw.loop_counts(n_loop)         # ValueError for a count that no model takes
     return counts
 
 

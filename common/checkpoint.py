@@ -12,6 +12,8 @@ code in it is refused, and the code does not run.
     tokenizer     its name                      data          sha256 of the training tokens
     iter_num      iterations done
     and to resume: optimizers {name: state}, best (held-out loss, iteration)
+
+read_checkpoint adds `folder`, where the file stands.
 """
 import os
 from dataclasses import asdict
@@ -109,7 +111,8 @@ def load_model(checkpoint, length=None, damping=None, cls=None):
             model = cls(config)
         model.load_state_dict(checkpoint['model'], assign=True)
     model.tie()
-    checkpoint['model_args'] = asdict(config)       # with fields that are newer than the file
+    # as loaded: data.held_out_windows reads block_size here; and with fields newer than the file
+    checkpoint['model_args'] = asdict(config)
     return model.float().eval()
 
 

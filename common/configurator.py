@@ -34,7 +34,8 @@ from typing import Literal, get_args, get_origin
 from common.errors import check, did_you_mean, run
 from common.files import ROOT
 
-# what read_arguments has found in the last command line, for other files to look up
+# what read_arguments has found in the last command line: train.py lets flags win over --resume,
+# and checkpoint.class_of trusts own_files
 given = set()       # the names of the knobs that its flags and config files have set
 flags = set()       # of those that its flags have set
 own_files = []      # its config files

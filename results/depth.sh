@@ -79,8 +79,17 @@ END
         --wake=[False] --budgets=[]
     rules small-192-0.01 $run calc:reset=0.01 192 8 "--rules=['accel']" \
         --taus=[1e-2,1e-4,1e-5,1e-6] --wake=[False] --budgets=[]
+    # one token after another, which reads the last states of earlier ones
+    rules one-192-0.01 $run calc:reset=0.01 192 8 "--rules=['accel']" --taus=[1.0] \
+        --cache=latest --budgets=[2,3,4] --n_loop=160
     rules group-512-0 s3-$seed group:reset=0 512 4 $BOTH --wake=[False,True] --budgets=[384,512]
 done
+
+# the times of both ways to read a long problem
+rules one-2048-0.002 looped-1 calc:reset=0.002 2048 2 "--rules=['accel']" --taus=[1.0] \
+    --cache=latest --budgets=[3,4] --n_loop=30
+rules beside-2048-0.002 looped-1 calc:reset=0.002 2048 2 "--rules=['accel']" --taus=[1.0] \
+    --budgets=[] --n_loop=1400
 
 for run in pretrained/calc "$OUT"/looped-{1,2,3}; do
     name=$(basename $run)
@@ -102,6 +111,6 @@ done
 
 set +f
 collect depth "$OUT"/*/eval_{calc,group,hop}*.csv
-collect rules "$OUT"/{calc,waiting,random,small,group}-*/bench.csv
+collect rules "$OUT"/{calc,waiting,random,small,group,one,beside}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures

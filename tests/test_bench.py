@@ -127,7 +127,8 @@ def test_bad_input_is_refused_before_the_work(fresh, flag):
 def test_tokens_of_a_problem_wake_where_they_can(tiny, knobs, cache, wake, expected):
     """They have the budget for it; drafts and waves write no answers."""
     knobs(cache=cache, wake=wake, budgets=[], taus=[0.3], rules=['norm'])
-    assert [method.name() for method in bench.methods_of(tiny(), T=8)] == expected
+    methods = bench.methods_of(tiny(block_size=8), is_task=True)
+    assert [method.name() for method in methods] == expected
 
 
 def test_a_task(sums_run, monkeypatch):
@@ -184,7 +185,7 @@ def test_what_thresholds_cost_on_problems(sums_run, monkeypatch, capsys):
 def found(nats, labels):
     """What bench.quality returns, by hand: one loop step, all answers wrong."""
     nats, labels = np.array(nats, dtype=float), np.array(labels, dtype=float)
-    return np.stack((nats, 0 * nats, labels, 0 * nats + 1), axis=1)
+    return np.stack((nats, 0 * nats, labels, 0 * nats + 1))
 
 
 def test_the_interval_is_paired_and_of_a_ratio():
