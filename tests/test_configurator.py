@@ -44,7 +44,7 @@ FILES = dict(
     parts='from functools import partial\nSTEP = 2\ndef twice(x):\n    return STEP * x\n'
           'count = twice(count)\n',
     appends='layers.append([2])\n', everything="groups = 'all'\n",
-    quotes='"""\nHow to begin:\nfrom the weights of calc.\n"""\ncount = 4\n',
+    as_before='count = 3\n',      # its default
     bad_key='ratee = 1', bad_type="count = 'three'", raises='rate = 1 / 0',
     part='def count():\n    pass')
 
@@ -114,6 +114,8 @@ def test_a_bare_argument_and_an_imported_script(script):
     assert configurator.given == configurator.flags == {'name', 'count'}
     script('other.py', '--rate=1')
     assert configurator.given == {'count', 'rate'} and configurator.flags == {'rate'}
+    script('as_before.py')
+    assert configurator.given == {'count'} and not configurator.flags
     assert configure(dict(__name__='script', rate=0.5)) == dict(rate=0.5)
 
 

@@ -336,6 +336,15 @@ def test_a_second_signal_ends_the_program_at_once():
     assert read_checkpoint('out')['iter_num'] == 0
 
 
+def test_ctrl_c_ends_the_last_table():
+    """All weights are saved by then."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with mock.patch.object(evaluation, 'save_scores', lambda *args: signal.raise_signal(2)):
+        assert run(*TINY).returncode == 130
+    signal.signal(signal.SIGINT, before)
+    assert read_checkpoint('out')['iter_num'] == 12
+
+
 def test_a_signal_that_is_ignored_stays_so(whole):
     """As under nohup, and in the background of a script."""
     ignored = signal.SIGHUP, signal.SIGINT
