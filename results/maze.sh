@@ -16,24 +16,23 @@ rooms() {
     mkdir -p "$OUT/$1"
     once rooms-$1 python -m results.maze --out_dir=$2 --path="$OUT/$1/maze.csv" "${@:3}"
 }
-DAMPED="--damping=0.3 --rules=[['norm_rel',0.14]]"
+DAMPED="--damping=0.3 --rules=[['norm_rel',0.14]] --wake=[True]"
+UNDAMPED="--damping=0 --rules=[['norm_rel',0.2],['accel',3.0]]"
 
-rooms shipped pretrained/maze --n_loop=[64,128,256] "--asked=['alone','asleep']" \
-    "--rules=[['norm_rel',0.14],['accel',0.7]]"
-rooms thirty pretrained/maze --sides=[30] --n_mazes=[20] --n_loop=[256] "--asked=['asleep']" $DAMPED
+rooms shipped pretrained/maze
+rooms thirty pretrained/maze --sides=[30] --n_mazes=[20] --n_loop=[256] $DAMPED
 for seed in 1 2 3; do
     maze maze-$seed
-    rooms maze-$seed "$OUT/maze-$seed" --damping=0
-    rooms damped-maze-$seed "$OUT/maze-$seed" --n_loop=[128] "--asked=['asleep']" $DAMPED
+    rooms maze-$seed "$OUT/maze-$seed" $UNDAMPED
+    rooms damped-maze-$seed "$OUT/maze-$seed" --n_loop=[128] $DAMPED
 done
 # without damping, at the threshold of the damped runs
 rooms threshold-maze-3 "$OUT/maze-3" --sides=[16,30] --n_mazes=[24,3] --n_loop=[256] \
-    "--asked=['asleep']" "--rules=[['norm_rel',0.14]]" --damping=0
-maze plain8-maze-1 --n_layer=8 --groups=[]
+    $DAMPED --damping=0
 maze plain16-maze-1 --n_layer=16 --groups=[]
 maze no-input-maze-1 --injection=none
-for run in plain8-maze-1 plain16-maze-1 no-input-maze-1; do
-    rooms $run "$OUT/$run" --damping=0
+for run in plain16-maze-1 no-input-maze-1; do
+    rooms $run "$OUT/$run" $UNDAMPED
 done
 
 set +f
