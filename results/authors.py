@@ -15,15 +15,14 @@ All three keep the state after the step that triggered. It takes the mean over t
 context; the rules NAME_mean do so, over all tokens that are read together. Its s_k counts from what
 the adapter puts out, which a rule does not see, so here delta is the update of a whole loop step.
 
-By the triangle inequality norm_diff is never above accel_once. One rule more is neither's: the
-step norm of the text with the two looks and the thrown-away step of its Algorithm 1, norm_twice.
+By the triangle inequality norm_diff is never above accel_once.
 """
 from dataclasses import replace
 
 import torch
 from torch.linalg import vector_norm
 
-from exits import EXITS, Exit, accel, kl, norm
+from exits import EXITS, Exit, accel, kl
 
 
 def norm_diff(x0, x1, memo, read):
@@ -52,7 +51,6 @@ EXITS |= {
     'norm_diff': Exit(norm_diff),
     'kl_diff': Exit(kl_diff),
     'accel_once': Exit(accel),
-    'norm_twice': Exit(norm, hits=2, keep=False),
 }
 for name in 'norm_diff', 'kl_diff', 'accel_once':
     EXITS[f'{name}_mean'] = replace(EXITS[name], signal=mean_of(EXITS[name].signal))

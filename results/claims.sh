@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 # rules RUN PROMPTS: quality by threshold, without times if there are 0 prompts
 rules() {
     measure claims $1 --wake=[False] --budgets=[1,2,3,4,5,6,8,10,12,16,20] --n_loop=30 \
-        "--rules=['norm','kl','accel',$(authors norm_twice norm_diff kl_diff accel_once \
+        "--rules=['norm','kl','accel',$(authors norm_diff kl_diff accel_once \
         norm_diff_mean kl_diff_mean accel_once_mean)]" \
         --taus=[1e-5,1e-4,1e-3,0.01,0.03,0.1,0.3,1.0,3.0,10.0,30.0] --drafts=[] --waves=[] \
         --n_windows=48 --n_prompts=$2

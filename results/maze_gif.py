@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
