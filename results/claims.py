@@ -10,8 +10,8 @@ group's noise, first or last state, in mean steps.
 
 Rules: equal quality means that the loss is at most 0.005 nats above that of 30 fixed loops, by the
 upper end of a 95% interval over windows. The largest threshold of equal quality lies between two
-that were measured, and is interpolated; so are the loop steps there, and the time. `>` stands
-before a number if even the largest threshold that was measured has equal quality.
+that were measured, and is interpolated; so are the loop steps there, and the time. If even the
+largest one that was measured has equal quality, it is that one.
 """
 from common.errors import run
 from common.files import read_csv
@@ -62,48 +62,74 @@ def print_geometry():
 
 # exit rules ---------------------------------------------------------------------------------------
 
-def at_equal_quality(rows):
-    """Rows of one rule by tau -> the largest tau of equal quality, loop steps and time there."""
-    below = None
-    for row in rows:
-        if float(row['diff_high']) > QUALITY:
-            break
-        below = row
-    else:
-        return f"> {float(below['tau']):g}", f"{float(below['mean_evals']):.2f}", ''
-    if below is None:
-        return 'none', '', ''
-    low, high = float(below['diff_high']), float(row['diff_high'])
-    share = (QUALITY - low) / (high - low)
+def rules_of_runs():
+    """{run: {rule: its rows of claims.csv by tau}}; fixed loops are a rule with tau = 1 / loops."""
+    runs = {}
+    for row in table('claims'):
+        rule = row['rule'].split(':')[-1] if row['kind'] == 'exit rules' else 'fixed'
+        tau = float(row['tau'] or 1 / int(row['n_loop']))
+        of_run = runs.setdefault(row['run'].removeprefix('claims-'), {})
+        of_run.setdefault(rule, []).append(row | dict(tau=tau))
+    for of_run in runs.values():
+        for rows in of_run.values():
+            rows.sort(key=lambda row: row['tau'])
+    return runs
 
-    def between(column):
-        first, last = float(below[column]), float(row[column])
-        return first + share * (last - first)
-    first, last = float(below['tau']), float(row['tau'])
-    time = f"{between('ms_per_token'):.2f}" if row.get('ms_per_token') else ''
-    return f'{first * (last / first) ** share:.2g}', f"{between('mean_evals'):.2f}", time
+
+def at_equal_quality(rows):
+    """Rows of one rule by tau -> {column: its value at the largest tau of equal quality}."""
+    losses = [float(row['diff_high']) for row in rows]
+    n = next((i for i, loss in enumerate(losses) if loss > QUALITY), len(rows))
+    if n == 0:
+        return None
+    below, above, share = rows[n - 1], rows[n - 1], 0
+    if n < len(rows):       # between two thresholds
+        above = rows[n]
+        share = (QUALITY - losses[n - 1]) / (losses[n] - losses[n - 1])
+    values = dict(tau=below['tau'] * (above['tau'] / below['tau']) ** share)
+    for name in 'mean_evals', 'ms_per_token':
+        if below.get(name):
+            values[name] = (1 - share) * float(below[name]) + share * float(above[name])
+    return values
+
+
+def steps_and_tau(rows):
+    values = at_equal_quality(rows)
+    if values is None:
+        return 'none'
+    tau = f" ({values['tau']:.2g})" if rows[0]['rule'] else ''
+    return f"{values['mean_evals']:.1f}{tau}"
+
+
+def ms(rows):
+    values = at_equal_quality(rows)
+    return f"{values['ms_per_token']:.2f}" if values and 'ms_per_token' in values else None
+
+
+def nats_at_small(rows):
+    nats = [float(row['ce_minus_full']) for row in rows if row['tau'] <= 0.01]
+    return f'{max(nats):.4f}' if nats else None
+
+
+def nats_at_most(rows):
+    return f"{max(float(row['ce_minus_full']) for row in rows):.4f}"
+
+
+def time_saved(rows):
+    times = {row['tau']: row.get('ms_per_token') for row in rows}
+    return f'{float(times[0.01]) / float(times[1e-5]):.2f}' if times.get(0.01) else None
 
 
 def print_rules():
-    rules = {}
-    for row in table('claims', kind='exit rules'):
-        rules.setdefault((row['run'], row['rule'].split(':')[-1]), []).append(row)
-    for row in table('claims', kind='fixed loops'):     # the fewest loops, as if they were a rule
-        rules.setdefault((row['run'], 'fixed'), []).append(row | dict(tau=-int(row['n_loop'])))
-    rows = []
-    for (name, rule), of_rule in rules.items():
-        of_rule.sort(key=lambda row: float(row['tau']))
-        nats = {float(row['tau']): float(row['ce_minus_full']) for row in of_rule}
-        tau, steps, time = at_equal_quality(of_rule)
-        times = {float(row['tau']): row.get('ms_per_token') for row in of_rule}
-        ratio = float(times[0.01]) / float(times[1e-5]) if times.get(0.01) else ''
-        rows.append(dict(
-            run=name.removeprefix('claims-'), rule=rule, tau=tau if rule != 'fixed' else '',
-            steps=steps, ms=time, at_small=nats.get(0.01), worst=max(nats.values()),
-            time=f'{ratio:.2f}' if ratio else ''))
-    print_rows('the largest tau of equal quality, loop steps and ms there; nats lost at tau = '
-               '0.01, and at most; time at 0.01 over that at 1e-5', rows,
-               dict(run='', rule='', tau='', steps='', ms='', at_small='.5f', worst='.4f', time=''))
+    tables = {'loop steps at equal quality (the largest tau)': steps_and_tau,
+              'ms per token there': ms, 'nats lost at tau up to 0.01': nats_at_small,
+              'nats lost at most': nats_at_most, 'time at tau = 0.01 over that at 1e-5': time_saved}
+    runs = rules_of_runs()
+    for title, cell in tables.items():
+        rows = [dict(run=name) | {rule: cell(rows) for rule, rows in of_run.items()}
+                for name, of_run in runs.items()]
+        rows = [row for row in rows if any(list(row.values())[1:])]
+        print_rows(title, rows, {name: '' for name in rows[0]})
 
 
 # loops --------------------------------------------------------------------------------------------
