@@ -51,9 +51,9 @@ for n in 8000 2000; do                      # the longest first, so that no core
 done
 # another width
 for name in plain6 each2 block2 plain3; do
-    text wide-$name-8000-1 1 8000 $(kind $name) --n_embd=96
+    text wide-$name-2000-1 1 2000 $(kind $name) --n_embd=96
 done
-text wide-plain3-16000-1 1 16000 $(kind plain3) --n_embd=96
+text wide-plain3-4000-1 1 4000 $(kind plain3) --n_embd=96
 # what of Geiping's loop costs
 for seed in $SEEDS; do
     for name in middle4 cut4 norm2 adapter2 noise2; do
