@@ -81,11 +81,12 @@ END
         --cache=latest --budgets=[2,3,4] --n_loop=160
 done
 
-# the times of both ways to read a long problem
-rules one-2048-0.002 looped-1 calc:reset=0.002 2048 2 "--rules=['accel']" --taus=[1.0] \
-    --cache=latest --budgets=[3,4] --n_loop=30
-rules beside-2048-0.002 looped-1 calc:reset=0.002 2048 2 "--rules=['accel']" --taus=[1.0] \
-    --budgets=[] --n_loop=1400
+# times: a long problem read at once, asleep, waiting, or by fixed loops; and token after token
+LONG='calc:reset=0.002 2048 2 --rules=["accel"] --taus=[1.0]'
+rules timed-2048-0.002 looped-1 $LONG --budgets=[] --n_loop=1400
+rules timed_waiting-2048-0.002 looped-1 $LONG results/waiting.py --wake=[True] --budgets=[] \
+    --n_loop=1400
+rules one-2048-0.002 looped-1 $LONG --cache=latest --budgets=[3,4] --n_loop=30
 
 for run in pretrained/calc "$OUT"/looped-{1,2,3}; do
     name=$(basename $run)
@@ -107,6 +108,6 @@ done
 
 set +f
 collect depth "$OUT"/*/eval_{calc,group,hop}*.csv
-collect rules "$OUT"/{calc,waiting,random,small,one,beside}-*/bench.csv
+collect rules "$OUT"/{calc,waiting,timed,timed_waiting,random,small,one}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures

@@ -28,6 +28,7 @@ once device env CARD=cuda python -m pytest -q tests/test_device.py
 short adamw-2e-4 400 --optimizer=adamw --learning_rate=2e-4
 short adamw-6e-5 400 --optimizer=adamw --learning_rate=6e-5
 short muon-1e-3 400
+short adamw-6e-4-1500 1500 --optimizer=adamw --learning_rate=6e-4
 short plain 400 --optimizer=adamw --learning_rate=6e-4 --groups=[]
 short eager 120 --optimizer=adamw --learning_rate=6e-4 --compile=False
 short compiled 120 --optimizer=adamw --learning_rate=6e-4

@@ -17,7 +17,7 @@ rooms() {
     once rooms-$1 python -m results.maze --out_dir=$2 --path="$OUT/$1/maze.csv" "${@:3}"
 }
 DAMPED="--damping=0.3 --rules=[['norm_rel',0.14]] --wake=[True]"
-UNDAMPED="--damping=0 --rules=[['norm_rel',0.2],['accel',3.0]]"
+UNDAMPED="--damping=0 --rules=[['norm_rel',0.2]] --wake=[True] --n_loop=[128]"
 
 rooms shipped pretrained/maze
 rooms thirty pretrained/maze --sides=[30] --n_mazes=[20] --n_loop=[256] $DAMPED
