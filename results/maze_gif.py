@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
+from common import plots
 from common.errors import run
 from exits import make_exit
 from model import GPT
@@ -78,8 +78,9 @@ def main():
     every = math.ceil(len(loops) / 70)          # at most seventy frames
     frames = []
     for loop in [*loops[every - 1:-1:every], loops[-1]]:
-        figure = Figure(figsize=(3.6, 3.6))
-        draw(figure.add_axes((0, 0, 1, 1)), maze, *loop)
+        figure, [[ax]] = plots.panels(1, 3.6, 3.6)
+        figure.subplots_adjust(0, 0, 1, 1)
+        draw(ax, maze, *loop)
         png = io.BytesIO()
         figure.savefig(png, dpi=100)
         frames.append(Image.open(png).convert('RGB'))
