@@ -11,13 +11,12 @@ values of two successive loop steps, and one small value is enough:
     kl_diff         | KL^(k) - KL^(k-1) |                   KL
     accel_once      ||delta^(k) - delta^(k-1)||             the acceleration
 
-All three keep the state after the step that triggered. It takes the mean over the tokens of one
-context; the rules NAME_mean do so, over all tokens that are read together. Its s_k counts from what
-the adapter puts out, which a rule does not see, so here delta is the update of a whole loop step.
-
-By the triangle inequality norm_diff is never above accel_once.
+All three keep the state after the step that triggered. The code takes one value for all tokens of a
+context, from the mean of their lengths and the sum of their KL, so that they exit together. The
+rules NAME_mean take means, of KL, too, over all tokens that are read together. Its delta and KL
+count from what the adapter puts out, which a rule does not see; here they count from the state.
 """
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.linalg import vector_norm
@@ -25,32 +24,39 @@ from torch.linalg import vector_norm
 from exits import EXITS, Exit, accel, kl
 
 
-def norm_diff(x0, x1, memo, read):
+def of_each(values):
+    return values
+
+
+def of_all(values):
+    """The mean, for each token."""
+    return values.mean().expand_as(values)
+
+
+def norm_diff(x0, x1, memo, read, pooled=of_each):
     """How much the length of the update has changed, (...); memo: the length of the last one."""
-    length = vector_norm(x1 - x0, dim=-1)
+    length = pooled(vector_norm(x1 - x0, dim=-1))
     return None if memo is None else (length - memo).abs(), length
 
 
-def kl_diff(x0, x1, memo, read):
+def kl_diff(x0, x1, memo, read, pooled=of_each):
     """How much Eq. 4 has changed, (...); memo: log p^(k) (..., V), and behind it KL^(k)."""
-    log_p0 = None if memo is None else memo[..., :-1]
-    divergence, log_p1 = kl(x0, x1, log_p0, read)
+    divergence, log_p1 = kl(x0, x1, None if memo is None else memo[..., :-1], read)
+    divergence = pooled(divergence)
     value = None if memo is None else (divergence - memo[..., -1]).abs()
     return value, torch.cat((log_p1, divergence[..., None]), dim=-1)
 
 
-def mean_of(signal):
-    """The same signal as a mean over all tokens that are asked, so that they exit together."""
-    def mean(x0, x1, memo, read):
-        value, memo = signal(x0, x1, memo, read)
-        return None if value is None else value.mean().expand_as(value), memo
-    return mean
+def accel_mean(x0, x1, memo, read):
+    value, memo = accel(x0, x1, memo, read)
+    return None if value is None else of_all(value), memo
 
 
 EXITS |= {
     'norm_diff': Exit(norm_diff),
     'kl_diff': Exit(kl_diff),
     'accel_once': Exit(accel),
+    'norm_diff_mean': Exit(partial(norm_diff, pooled=of_all)),
+    'kl_diff_mean': Exit(partial(kl_diff, pooled=of_all)),
+    'accel_once_mean': Exit(accel_mean),
 }
-for name in 'norm_diff', 'kl_diff', 'accel_once':
-    EXITS[f'{name}_mean'] = replace(EXITS[name], signal=mean_of(EXITS[name].signal))

@@ -1,6 +1,7 @@
 """results/authors.py by hand."""
 import torch
 
+from exits import EXITS
 from results.authors import kl_diff, norm_diff
 
 
@@ -17,3 +18,12 @@ def test_the_values_of_two_successive_steps_are_compared():
     second = 0.5 * torch.tensor(0.625).log() + 0.5 * torch.tensor(2.5).log()
     value, _ = kl_diff(x[1], x[2], memo, torch.log)
     torch.testing.assert_close(value, (first - second).abs()[None])
+
+
+def test_means_are_compared_and_not_a_mean_of_comparisons():
+    x = torch.tensor([[[0.0], [0.0]], [[2.0], [1.0]], [[3.0], [3.0]]])      # lengths 2 and 1, 1 and 2
+    _, memo = norm_diff(x[0], x[1], None, None)
+    assert norm_diff(x[1], x[2], memo, None)[0].tolist() == [1, 1]
+    rule = EXITS['norm_diff_mean']
+    _, memo = rule.signal(x[0], x[1], None, None)
+    assert rule.signal(x[1], x[2], memo, None)[0].tolist() == [0, 0]
