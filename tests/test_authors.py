@@ -21,7 +21,8 @@ def test_the_values_of_two_successive_steps_are_compared():
 
 
 def test_means_are_compared_and_not_a_mean_of_comparisons():
-    x = torch.tensor([[[0.0], [0.0]], [[2.0], [1.0]], [[3.0], [3.0]]])      # lengths 2 and 1, 1 and 2
+    # two tokens, whose steps are 2 and 1 long, then 1 and 2
+    x = torch.tensor([[[0.0], [0.0]], [[2.0], [1.0]], [[3.0], [3.0]]])
     _, memo = norm_diff(x[0], x[1], None, None)
     assert norm_diff(x[1], x[2], memo, None)[0].tolist() == [1, 1]
     rule = EXITS['norm_diff_mean']
