@@ -26,6 +26,7 @@ kind() {
         noise2) echo $(kind middle2) --injection=concat --x0=noise ;;
         random4) echo $(kind middle4) --loop_draw=lognormal --bptt_k=30 ;;
         geiping_all) echo $(kind geiping_e) --bptt_k=30 ;;         # gradients of all steps
+        geiping_fixed) echo $(kind geiping_e) --loop_draw=fixed ;;
     esac
 }
 
@@ -57,7 +58,7 @@ done
 text wide-plain3-4000-1 1 4000 $(kind plain3) --n_embd=96
 # what of Geiping's loop costs
 for seed in $SEEDS; do
-    for name in middle4 random4 geiping_all norm2 adapter2 noise2; do
+    for name in middle4 random4 geiping_all geiping_fixed norm2 adapter2 noise2; do
         text $name-2000-$seed $seed 2000 $(kind $name)
     done
 done
