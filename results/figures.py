@@ -117,7 +117,7 @@ def awake(path):
 # kind: its words, and the loops at which it is evaluated, those of its training
 KINDS = {'plain3': ('three plain layers', '1'), 'plain6': ('six plain layers', '1'),
          'each2': ('each layer twice', '2'), 'block2': ('the block twice', '2'),
-         'middle2': ('the middle layer twice', '2'), 'geiping': ("Geiping's loop", '4')}
+         'middle4': ('the middle layer four times', '4'), 'geiping': ("Geiping's loop", '4')}
 
 
 def loops(path):
@@ -125,27 +125,29 @@ def loops(path):
     figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
     for g, (kind, (words, n_loop)) in enumerate(KINDS.items()):
         style = 's--' if kind.startswith('plain') else 'o-'
-        rows = [row for row in read_csv('results/text.csv')
-                if row['run'].startswith(f'{kind}-') and row['loops'] == n_loop
-                and row['learning_rate'] == '0.01']
-        losses = {}                             # of the seeds, by iterations
-        for row in rows:
-            losses.setdefault(int(row['iterations']), []).append(row)
-        line = [(np.mean([float(row['teraflops']) for row in seeds]),
-                 np.mean([float(row['loss']) for row in seeds]))
-                for _, seeds in sorted(losses.items())]
-        if line:
-            right.plot(*zip(*line), style, color=plots.colour_of(g), label=words, markersize=4)
-        of_left = losses.get(2000, [])
-        left.plot([float(row['weights']) for row in of_left],
-                  [float(row['loss']) for row in of_left], style[0], color=plots.colour_of(g),
+        rates = {}              # {iterations: {learning rate: rows of its seeds}}
+        for row in read_csv('results/text.csv'):
+            if row['run'].startswith(f'{kind}-') and row['loops'] == n_loop:
+                of_length = rates.setdefault(int(row['iterations']), {})
+                of_length.setdefault(row['learning_rate'], []).append(row)
+        best = {length: min(of_length.values(), key=lambda seeds: mean(seeds, 'loss'))
+                for length, of_length in sorted(rates.items())}
+        right.plot([mean(seeds, 'teraflops') for seeds in best.values()],
+                   [mean(seeds, 'loss') for seeds in best.values()], style,
+                   color=plots.colour_of(g), label=words, markersize=4)
+        left.plot([float(row['weights']) for row in best[2000]],
+                  [float(row['loss']) for row in best[2000]], style[0], color=plots.colour_of(g),
                   markersize=4)
     left.set(xlabel='weights', ylabel='held-out nats per byte', title='After 2,000 iterations')
     right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log', title='The mean of the seeds')
-    right.xaxis.set_major_formatter('{x:g}')
-    right.xaxis.set_minor_formatter('{x:g}')
+    right.set_xticks([5, 10, 20, 40], ['5', '10', '20', '40'])
+    right.xaxis.set_minor_formatter('')
     right.legend(fontsize=8)
     plots.save(figure, path)
+
+
+def mean(rows, column):
+    return np.mean([float(row[column]) for row in rows])
 
 
 if __name__ == '__main__':

@@ -22,6 +22,7 @@ kind() {
         geiping_e) echo $(kind geiping) --x0=e ;;
         # one part of it at a time
         norm2) echo $(kind middle2) --norm_inside=True ;;
+        norm_each2) echo $(kind each2) --norm_inside=True ;;
         adapter2) echo $(kind middle2) --injection=concat --x0=e ;;
         noise2) echo $(kind middle2) --injection=concat --x0=noise ;;
         random4) echo $(kind middle4) --loop_draw=lognormal --bptt_k=30 ;;
@@ -62,12 +63,23 @@ for seed in $SEEDS; do
         text $name-2000-$seed $seed 2000 $(kind $name)
     done
 done
-# half and twice the learning rate
-for name in plain3 plain6 $LOOPED; do
-    for rate in 5e-3 2e-2; do
+# other learning rates: each kind with one seed, then the best of some with three
+for name in plain3 plain6 middle4 norm2 norm_each2 $LOOPED; do
+    for rate in 5e-3 2e-2 4e-2 8e-2; do
         text $name-2000-1-$rate 1 2000 $(kind $name) --learning_rate=$rate
     done
 done
+for seed in $SEEDS; do
+    for rate in 4e-2 8e-2; do
+        text plain3-2000-$seed-$rate $seed 2000 $(kind plain3) --learning_rate=$rate
+        text plain3-4000-$seed-$rate $seed 4000 $(kind plain3) --learning_rate=$rate
+    done
+    for name in plain3 plain6 each2 block2; do
+        text $name-2000-$seed-2e-2 $seed 2000 $(kind $name) --learning_rate=2e-2
+    done
+done
+text plain3-8000-1-4e-2 1 8000 $(kind plain3) --learning_rate=4e-2
+text each2-8000-1-2e-2 1 8000 $(kind each2) --learning_rate=2e-2
 
 # how three trainings of the default model read and write texts of 36 bytes
 for seed in $SEEDS; do
