@@ -117,7 +117,7 @@ def awake(path):
 # kind: its words, and the loops at which it is evaluated, those of its training
 KINDS = {'plain3': ('three plain layers', '1'), 'plain6': ('six plain layers', '1'),
          'each2': ('each layer twice', '2'), 'block2': ('the block twice', '2'),
-         'middle4': ('the middle layer four times', '4'), 'geiping': ("Geiping's loop", '4')}
+         'middle2': ('the middle layer twice', '2'), 'geiping': ("Geiping's loop", '4')}
 
 
 def loops(path):
@@ -142,7 +142,7 @@ def loops(path):
     right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log', title='The mean of the seeds')
     right.set_xticks([5, 10, 20, 40], ['5', '10', '20', '40'])
     right.xaxis.set_minor_formatter('')
-    right.legend(fontsize=8)
+    left.legend(*right.get_legend_handles_labels(), fontsize=8, loc='center')
     plots.save(figure, path)
 
 
