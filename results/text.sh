@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What text.md shows. When do loops pay: three layers of C = 32 with 256 bytes of context, with
 # loops of several kinds and without. Then how the model that ships reads and writes text.
-#     bash results/text.sh            half a day of one core; lib.sh says how to use many
+#     bash results/text.sh            a day of one core; lib.sh says how to use many
 # -> results/text.csv, a row for each training and loop count, and results/writing.csv
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -79,7 +79,10 @@ for seed in $SEEDS; do
         text $name-2000-$seed-2e-2 $seed 2000 $(kind $name) --learning_rate=2e-2
     done
 done
-text plain3-8000-1-4e-2 1 8000 $(kind plain3) --learning_rate=4e-2
+text plain3-16000-1-4e-2 1 16000 $(kind plain3) --learning_rate=4e-2
+for seed in $SEEDS; do
+    text plain3-8000-$seed-4e-2 $seed 8000 $(kind plain3) --learning_rate=4e-2
+done
 text each2-8000-1-2e-2 1 8000 $(kind each2) --learning_rate=2e-2
 
 # how three trainings of the default model read and write texts of 36 bytes
