@@ -69,14 +69,16 @@ for name in plain3 plain6 middle4 norm2 norm_each2 $LOOPED; do
         text $name-2000-1-$rate 1 2000 $(kind $name) --learning_rate=$rate
     done
 done
+for seed in 2 3; do
+    text middle2-2000-$seed-4e-2 $seed 2000 $(kind middle2) --learning_rate=4e-2
+    text plain3-2000-$seed-4e-2 $seed 2000 $(kind plain3) --learning_rate=4e-2
+    for name in plain3 plain6 each2 block2; do
+        text $name-2000-$seed-2e-2 $seed 2000 $(kind $name) --learning_rate=2e-2
+    done
+done
 for seed in $SEEDS; do
     for rate in 2e-2 4e-2; do
-        text plain3-2000-$seed-$rate $seed 2000 $(kind plain3) --learning_rate=$rate
         text plain3-4000-$seed-$rate $seed 4000 $(kind plain3) --learning_rate=$rate
-    done
-    text middle2-2000-$seed-4e-2 $seed 2000 $(kind middle2) --learning_rate=4e-2
-    for name in plain6 each2 block2; do
-        text $name-2000-$seed-2e-2 $seed 2000 $(kind $name) --learning_rate=2e-2
     done
 done
 text plain3-16000-1-4e-2 1 16000 $(kind plain3) --learning_rate=4e-2
