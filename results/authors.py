@@ -48,6 +48,7 @@ def kl_diff(x0, x1, memo, read, pooled=of_each):
 
 
 def accel_mean(x0, x1, memo, read):
+    """The mean of Eq. 5, (...); memo as there."""
     value, memo = accel(x0, x1, memo, read)
     return None if value is None else of_all(value), memo
 

@@ -27,7 +27,10 @@ ARROWS = np.array([(right, -down) for down, right in DIRECTIONS])       # to the
 
 @torch.no_grad()
 def solved():
-    """A maze (T,), and for each loop: states (1, T, C), awake (T,), change of each state (T,)."""
+    """
+    A maze (T,), and for each loop four arrays (T,): the relative change of each state, nan where
+    the room sleeps; the door taken; its probability; whether it is right.
+    """
     model = GPT.load('pretrained/maze', length=SIDE * SIDE)
     x, y, _ = mazes(SIDE, 1, 1.0)
     rule = make_exit('norm_rel', 0.14, wake=True)
