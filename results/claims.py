@@ -4,9 +4,9 @@ The numbers of claims.md, from the CSVs that claims.sh writes.
     python -m results.claims
 
 Geometry, of each training before (iteration 0) and after: `tenth` is in how many loop steps after
-the second one the mean step is a tenth of it, in the slowest group; `cosines` are those of
-successive steps at the last step above rounding, by group; the smallest jump ends in the next
-group's noise, first or last state, in mean steps.
+the second one the mean step is a tenth of it, in the slowest group; `cosines` are those of a
+token's last two steps above rounding, by group; the smallest jump ends in the next group's noise,
+first or last state, in mean steps.
 
 Rules: equal quality means that the loss is at most 0.005 nats above that of 30 fixed loops, by the
 upper end of a 95% interval over windows. The largest threshold of equal quality lies between two
@@ -38,20 +38,18 @@ def steps_to_a_tenth(run_name, iteration):
             for of_group in norms.values()]
 
 
-def last_cosines(run_name, iteration):
-    """By group: mean and deviation of the cosine at the last step above rounding."""
-    last = {row['group']: (float(row['mean']), float(row['std']))
-            for row in table('angles', run=run_name, iteration=iteration)}
-    return list(last.values())
+def settled_cosines(run_name, iteration):
+    """By group: mean and deviation over tokens of a token's last cosine above rounding."""
+    return [f"{float(row['mean']):.2f} ± {float(row['std']):.2f}"
+            for row in table('settled', run=run_name, iteration=iteration)]
 
 
 def print_geometry():
     rows = []
     for name in dict.fromkeys(row['run'] for row in table('steps')):
         for iteration in dict.fromkeys(row['iteration'] for row in table('steps', run=name)):
-            cosines = [f'{mean:.2f} ± {std:.2f}' for mean, std in last_cosines(name, iteration)]
             row = dict(run=name, iteration=iteration, tenth=max(steps_to_a_tenth(name, iteration)),
-                       cosines=', '.join(cosines))
+                       cosines=', '.join(settled_cosines(name, iteration)))
             for reading in READINGS:
                 jumps = table('jumps', run=name, iteration=iteration, reading=reading)
                 row[reading] = min(float(jump['mean']) for jump in jumps)
@@ -106,13 +104,9 @@ def ms(rows):
     return f"{values['ms_per_token']:.2f}" if values and 'ms_per_token' in values else None
 
 
-def nats_at_small(rows):
-    nats = [float(row['ce_minus_full']) for row in rows if row['tau'] <= 0.01]
-    return f'{max(nats):.4f}' if nats else None
-
-
-def nats_at_most(rows):
-    return f"{max(float(row['ce_minus_full']) for row in rows):.4f}"
+def nats_at(tau, rows):
+    nats = [float(row['ce_minus_full']) for row in rows if row['tau'] == tau]
+    return nats[0] if nats else None
 
 
 def time_saved(rows):
@@ -122,14 +116,50 @@ def time_saved(rows):
 
 def print_rules():
     tables = {'loop steps at equal quality (the largest tau)': steps_and_tau,
-              'ms per token there': ms, 'nats lost at tau up to 0.01': nats_at_small,
-              'nats lost at most': nats_at_most, 'time at tau = 0.01 over that at 1e-5': time_saved}
+              'ms per token there': ms, 'time at tau = 0.01 over that at 1e-5': time_saved}
     runs = rules_of_runs()
     for title, cell in tables.items():
         rows = [dict(run=name) | {rule: cell(rows) for rule, rows in of_run.items()}
                 for name, of_run in runs.items()]
         rows = [row for row in rows if any(list(row.values())[1:])]
         print_rows(title, rows, {name: '' for name in rows[0]})
+
+
+# the rules that the page compares, each as the text has it, and the code, alone and as means
+TRIOS = (('norm', 'kl', 'accel'), ('norm_diff', 'kl_diff', 'accel_once'),
+         ('norm_diff_mean', 'kl_diff_mean', 'accel_once_mean'))
+KINDS = {'default': ['default-1', 'default-2', 'default-3'],
+         'recipe': ['recipe-1', 'recipe-2', 'recipe-3'], 'task 1, 3': ['calc-1', 'calc-3'],
+         'task 2': ['calc-2'], 'pretrained/text': ['text'], 'pretrained/calc': ['calc']}
+
+
+def print_kinds():
+    """The page's two tables: least and largest of the seeds, step norm / KL / acceleration."""
+    def share_of_fixed(of_run, rule):
+        values = at_equal_quality(of_run[rule])
+        return values and values['mean_evals'] / at_equal_quality(of_run['fixed'])['mean_evals']
+
+    def lost(of_run, rule):
+        return nats_at(0.01, of_run[rule])
+
+    runs = rules_of_runs()
+    for title, value, digits in (('nats lost at tau = 0.01', lost, 3),
+                                 ('loop steps over fixed loops, equal quality', share_of_fixed, 2)):
+        rows = [dict(model=kind) | {
+            column: ' / '.join(span([value(runs[name], rule) for name in names], digits)
+                               for rule in trio)
+            for column, trio in zip(('the text', 'the code, alone', 'as means'), TRIOS)
+        } for kind, names in KINDS.items()]
+        print_rows(title, rows, {name: '' for name in rows[0]})
+
+
+def span(values, digits):
+    """Least and largest: `0.90 to 0.98`, or one if they are the same; none if one is missing."""
+    if None in values:
+        return 'none'
+    # + 0 makes 0 of -0
+    low, high = (f'{round(value, digits) + 0:.{digits}f}' for value in (min(values), max(values)))
+    return low if low == high else f'{low} to {high}'
 
 
 # loops --------------------------------------------------------------------------------------------
@@ -153,6 +183,7 @@ def print_loops():
 def main():
     print_geometry()
     print_rules()
+    print_kinds()
     print_loops()
 
 

@@ -3,7 +3,7 @@
 # on two models of pretrained/ and on one of them untrained: a quarter of an hour of one core.
 # Then nine trainings, each also untrained, with geometry and the loss by loops: three hours
 #     bash results/claims.sh          lib.sh says how to use many cores
-# -> results/claims.csv (bench.py); jumps.csv, steps.csv and angles.csv (geometry.py); loops.csv
+# -> results/claims.csv (bench.py); jumps.csv, steps.csv and settled.csv (geometry.py); loops.csv
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . results/lib.sh
@@ -42,10 +42,6 @@ untrained calc config/calc.py --init_from=pretrained/calc/ckpt.pt
 for run in text untrained calc; do
     rules $run 0
 done
-if [ -e "$OUT/text.done" ] && [ -e "$OUT/untrained.done" ]; then
-    cp "$OUT/untrained/ckpt.pt" "$OUT/text/ckpt_000000.pt"      # before training and after
-    once geometry-text python geometry.py --device=$DEVICE --out_dir="$OUT/text"
-fi
 for seed in 1 2 3; do
     claim recipe-$seed config/recipe.py
     claim default-$seed
@@ -57,6 +53,6 @@ set +f
 collect claims "$OUT"/claims-*/bench.csv
 collect jumps "$OUT"/*/figures/figure_2.csv
 collect steps "$OUT"/*/figures/figure_3a.csv
-collect angles "$OUT"/*/figures/figure_5.csv
+collect settled "$OUT"/*/figures/settled.csv
 collect loops "$OUT"/{recipe,default,calc}-[0-9]/eval_*.csv
 [ -n "${LIST:-}" ] || python -m results.claims

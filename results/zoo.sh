@@ -1,38 +1,54 @@
 #!/usr/bin/env bash
-# What zoo.md shows of Ouro and of loops in a plain model, measured again with today's programs.
-#     bash results/zoo.sh             two hours of one core; lib.sh says how to use many
-# -> results/zoo_again.csv; the numbers of zoo.md, which an earlier program measured, are in zoo.csv
+# What zoo.md shows: Ouro beside the same model with one loop, and loops in a trained plain model.
+#     bash results/zoo.sh             an hour of one core; lib.sh says how to use many
+# -> results/zoo.csv
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . results/lib.sh
 
-TASK='config/calc.py --n_layer=5 --window=None --block_size=24 --batch_size=64 --max_iters=700'
+TEXT='--keep_iters=[]'
+CALC='config/calc.py --window=None --block_size=24 --batch_size=64 --keep_iters=[]'
+
+# ouro RUN SEED LOOPS ITERATIONS FLAGS
+ouro() {
+    train $1-$2 "${@:5}" config/ouro.py --seed=$2 --mean_recurrence=$3 --max_iters=$4 \
+        --eval_loops=[1,2,4,8]
+}
+# etd RUN PLAIN BLOCK FLAGS: trains on with a block of layers that loops; with none, as it is
+etd() {
+    [ -e "$OUT/$2.done" ] || return 0
+    flags="--max_iters=300 --warmup_iters=20 --learning_rate=1e-3 --keep_iters=[] ${@:4}"
+    if [ $3 = none ]; then
+        train $1 --init_from="$OUT/$2/ckpt.pt" $flags
+        return
+    fi
+    once found-$1 python -m zoo.etd --init_from="$OUT/$2/ckpt.pt" --block=$3 --overwrite \
+        --out_dir="$OUT/found-$1"
+    [ -e "$OUT/found-$1.done" ] || return 0
+    train $1 --init_from="$OUT/found-$1/ckpt.pt" $flags --mean_recurrence=2 \
+        --eval_loops=[1,2,3,4]
+}
+
 for seed in 1 2 3; do
-    for loops in 4 8; do
-        flags="config/ouro.py --seed=$seed --mean_recurrence=$loops --eval_loops=[1,2,4,8]"
-        train ouro-text-$loops-$seed $flags
-        train ouro-calc-$loops-$seed $TASK $flags
+    for loops in 1 4 8; do
+        ouro ouro-text-$loops $seed $loops 750 $TEXT
+        ouro ouro-calc-$loops $seed $loops 700 $CALC
     done
-    # a plain model, its thinking block, and as many steps more with loops and without. What goes
-    # on takes its shape from the checkpoint: a config file would say other layers to loop
-    for task in text calc; do
-        plain=plain-$task-$seed
-        shape=
-        more=
-        if [ $task = calc ]; then
-            shape=$TASK
-            more='--dataset=calc --batch_size=64'
-        fi
-        more="$more --seed=$seed --eval_loops=[1,2,3,4] --max_iters=500"
-        train $plain $shape --seed=$seed --eval_loops=[1] --groups=[]
-        [ -e "$OUT/$plain.done" ] || continue
-        once etd-$plain python -m zoo.etd --init_from="$OUT/$plain/ckpt.pt" --overwrite \
-            --out_dir="$OUT/etd-$plain"
-        train more-$task-$seed $more --init_from="$OUT/$plain/ckpt.pt"
-        [ -e "$OUT/etd-$plain.done" ] || continue
-        train etd-$task-$seed $more --init_from="$OUT/etd-$plain/ckpt.pt" --mean_recurrence=2
+    ouro ouro-text-1-long $seed 1 3000 $TEXT        # the work of four loops
+    ouro ouro-calc-1-long $seed 1 2800 $CALC
+    train plain-text-$seed $TEXT --seed=$seed --groups=[]
+    train plain-calc-$seed $CALC --seed=$seed --groups=[] --n_layer=6 --max_iters=700
+    for block in None [0,1,2,3] [2,3,4,5] none; do      # None: the one that ETD chooses
+        case $block in
+            None) name=chosen ;;
+            [0,*) name=front ;;
+            [2,*) name=back ;;
+            none) name=none ;;
+        esac
+        etd etd-text-$name-$seed plain-text-$seed $block --seed=$seed
+        etd etd-calc-$name-$seed plain-calc-$seed $block --seed=$seed --dataset=calc --batch_size=64
     done
 done
 
 set +f
-collect zoo_again "$OUT"/{ouro,plain,more,etd}-{text,calc}-*/eval.csv
+collect zoo "$OUT"/{ouro,plain,etd}-{text,calc}-*/eval.csv
