@@ -1,6 +1,6 @@
 """
-What results/maze.md shows of a model of mazes: right rooms and whole mazes, by fixed loops and by
-exit rules, each with rooms that exit for good and with rooms that sleep until news arrives.
+What results/maze.md shows of a model of mazes: right rooms and whole mazes, by doors at random, by
+fixed loops, and by exit rules with rooms that exit for good or sleep until news arrives.
 
     python -m results.maze --out_dir=pretrained/maze        -> out/maze/maze.csv
 
@@ -17,6 +17,7 @@ from common.files import write_csv
 from common.terminal import print_rows
 from exits import make_exit
 from tasks import NOT_ASKED
+from zoo.maze import GOAL
 
 # -------------------------------------------------------------------------------------------------
 out_dir = 'pretrained/maze'
@@ -40,15 +41,19 @@ def mazes(side, n, deep):
 
 def methods(model):
     """Ways to solve a maze: the fields of a row of the CSV that name it."""
+    chance = [dict(rule='chance', number=None, wake=None)]
     if not model.groups:
-        return [dict(rule='plain', number=1, wake=None)]
+        return chance + [dict(rule='plain', number=1, wake=None)]
     fixed = [dict(rule='fixed', number=loops, wake=None) for loops in n_loop]
-    return fixed + [dict(rule=name, number=tau, wake=waking)
+    return chance + fixed + [dict(rule=name, number=tau, wake=waking)
                     for name, tau in rules for waking in wake]
 
 
 def solve(model, x, rule, number, wake=None):
     """One maze (1, T) -> the doors taken (1, T), and the loop steps of a room in the mean."""
+    if rule == 'chance':
+        has_door = x[0, :, None] >> torch.arange(4) & 1                         # (T, 4)
+        return 2 * GOAL + has_door.double().multinomial(1).T, 0
     if rule in ('plain', 'fixed'):
         return model(x, n_loop=number)[0].argmax(-1), number
     trace = []
