@@ -81,11 +81,9 @@ END
         --cache=latest --budgets=[2,3,4] --n_loop=160
 done
 
-# times: a long problem read at once, asleep, waiting, or by fixed loops; and token after token
+# times: a long problem read at once, asleep or by fixed loops, and token after token
 LONG='calc:reset=0.002 2048 2 --rules=["accel"] --taus=[1.0]'
 rules timed-2048-0.002 looped-1 $LONG --budgets=[] --n_loop=1400
-rules timed_waiting-2048-0.002 looped-1 $LONG results/waiting.py --wake=[True] --budgets=[] \
-    --n_loop=1400
 rules one-2048-0.002 looped-1 $LONG --cache=latest --budgets=[3,4] --n_loop=30
 
 for run in pretrained/calc "$OUT"/looped-{1,2,3}; do
@@ -108,6 +106,6 @@ done
 
 set +f
 collect depth "$OUT"/*/eval_{calc,group,hop}*.csv
-collect rules "$OUT"/{calc,waiting,timed,timed_waiting,random,small,one}-*/bench.csv
+collect rules "$OUT"/{calc,waiting,timed,random,small,one}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures

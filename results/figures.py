@@ -89,7 +89,7 @@ def costs(seed):
                      if len(counts) > 1]
     for row in read_csv('results/long.csv'):
         settings = row['rule'], row['tau'], row['damping'], row['seed'], row['wrong']
-        if settings == ('accel', '1', '0', '1337', '0') and f'looped-{seed}' in row['run']:
+        if settings == ('accel', '1', '0', '1337', '0') and row['run'] == f'looped-{seed}':
             points[ASLEEP].append((float(row['deepest']), float(row['mean_evals'])))
     return {label: sorted(line) for label, line in points.items()}
 
