@@ -6,7 +6,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . results/lib.sh
-SEEDS='1 2 3'
 
 # kind NAME: its flags. The number is how often layers loop, in training and afterwards
 kind() {
@@ -37,58 +36,34 @@ fixed() {
         --mean_recurrence=$1 --bptt_k=$1 --eval_loops=[1,2,3,4]
 }
 
-# text RUN SEED ITERATIONS FLAGS
+# text RUN...: KIND-ITERATIONS-SEED, at 1e-2, or KIND-ITERATIONS-SEED-RATE; wide-: C = 96
 text() {
-    train $1 --n_embd=32 --n_head=2 --block_size=256 --batch_size=16 --learning_rate=1e-2 \
-        --eval_interval=$(($3 / 4)) --keep_iters=[] --seed=$2 --max_iters=$3 "${@:4}"
+    for run in "$@"; do
+        IFS=- read -r name iterations seed rate <<< "${run#wide-}"
+        width=32
+        case $run in wide-*) width=96 ;; esac
+        train $run --n_embd=$width --n_head=2 --block_size=256 --batch_size=16 --keep_iters=[] \
+            --seed=$seed --max_iters=$iterations --eval_interval=$((iterations / 4)) \
+            --learning_rate=${rate:-1e-2} $(kind $name)
+    done
 }
 
-LOOPED='each2 each3 block2 block3 middle2 last2 geiping geiping_e'
-for n in 8000 2000; do                      # the longest first, so that no core waits at the end
-    for seed in $SEEDS; do
-        text plain3-$((2 * n))-$seed $seed $((2 * n)) $(kind plain3)
-        for name in plain6 $LOOPED plain3; do
-            text $name-$n-$seed $seed $n $(kind $name)
-        done
-    done
-done
-# another width
-for name in plain6 each2 block2 plain3; do
-    text wide-$name-2000-1 1 2000 $(kind $name) --n_embd=96
-done
-text wide-plain3-4000-1 1 4000 $(kind plain3) --n_embd=96
+text plain3-16000-{1,2,1-4e-2} plain3-8000-{1,2,1-4e-2,2-4e-2} each2-8000-{1,2,1-2e-2}
+text {plain6,middle2,block2,geiping,geiping_e,each3,last2,block3}-8000-1
+text plain3-4000-{1,2,3,1-2e-2,1-4e-2}
+text {plain3,plain6,each2,each3,block2,block3,middle2,middle4,last2,geiping,geiping_e}-2000-{1,2,3}
+# another width, C = 96
+text wide-{plain3,plain6,each2,block2}-2000-1 wide-plain3-4000-1 wide-{plain3,each2}-2000-1-2e-2
 # what of Geiping's loop costs
-for seed in $SEEDS; do
-    for name in middle4 random4 geiping_all geiping_fixed norm2 adapter2 noise2; do
-        text $name-2000-$seed $seed 2000 $(kind $name)
-    done
-done
-# other learning rates: each kind with one seed, then the best of some with three
-for name in plain3 plain6 middle4 norm2 norm_each2 $LOOPED; do
-    for rate in 5e-3 2e-2 4e-2 8e-2; do
-        text $name-2000-1-$rate 1 2000 $(kind $name) --learning_rate=$rate
-    done
-done
-for seed in 2 3; do
-    text middle2-2000-$seed-4e-2 $seed 2000 $(kind middle2) --learning_rate=4e-2
-    text plain3-2000-$seed-4e-2 $seed 2000 $(kind plain3) --learning_rate=4e-2
-    for name in plain3 plain6 each2 block2; do
-        text $name-2000-$seed-2e-2 $seed 2000 $(kind $name) --learning_rate=2e-2
-    done
-done
-for seed in $SEEDS; do
-    for rate in 2e-2 4e-2; do
-        text plain3-4000-$seed-$rate $seed 4000 $(kind plain3) --learning_rate=$rate
-    done
-done
-text plain3-16000-1-4e-2 1 16000 $(kind plain3) --learning_rate=4e-2
-for seed in $SEEDS; do
-    text plain3-8000-$seed-4e-2 $seed 8000 $(kind plain3) --learning_rate=4e-2
-done
-text each2-8000-1-2e-2 1 8000 $(kind each2) --learning_rate=2e-2
+text {random4,geiping_fixed}-2000-{1,2,3} {geiping_all,norm2,adapter2,noise2}-2000-1
+# other learning rates
+text {plain3,each2}-2000-1-5e-3 plain3-2000-1-8e-2 {plain3,middle2}-2000-{1,2,3}-4e-2
+text {plain3,each2}-2000-{1,2}-2e-2 block2-2000-{1,2,3}-2e-2
+text {plain6,middle2,middle4,geiping,geiping_e,norm_each2}-2000-1-2e-2
+text {plain6,each2,block2,middle4,last2,geiping_e,norm_each2}-2000-1-4e-2
 
 # how three trainings of the default model read and write texts of 36 bytes
-for seed in $SEEDS; do
+for seed in 1 2 3; do
     train default-$seed --seed=$seed --keep_iters=[0] --eval_loops=[1,2,4,8]    # as claims.sh does
     measure writing default-$seed "--cache=['exact','latest']" --budgets=[1,2,3,4,5,6,8] \
         --n_loop=30 "--rules=['norm_rel','accel']" --taus=[0.03,0.1,1.0,10.0] \
