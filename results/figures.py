@@ -124,30 +124,28 @@ def loops(path):
     """Two panels: the loss of each kind against weights, and against the work of training."""
     figure, [[left, right]] = plots.panels(2, 5, 3.6, sharey=True)
     for g, (kind, (words, n_loop)) in enumerate(KINDS.items()):
-        style = 's--' if kind.startswith('plain') else 'o-'
-        rates = {}              # {iterations: {learning rate: rows of its seeds}}
+        best = {}               # {iterations: the row with the best rate}, of seed 1
         for row in read_csv('results/text.csv'):
-            if row['run'].startswith(f'{kind}-') and row['loops'] == n_loop:
-                of_length = rates.setdefault(int(row['iterations']), {})
-                of_length.setdefault(row['learning_rate'], []).append(row)
-        best = {length: min(of_length.values(), key=lambda seeds: mean(seeds, 'loss'))
-                for length, of_length in sorted(rates.items())}
-        right.plot([mean(seeds, 'teraflops') for seeds in best.values()],
-                   [mean(seeds, 'loss') for seeds in best.values()], style,
-                   color=plots.colour_of(g), label=words, markersize=4)
-        left.plot([float(row['weights']) for row in best[2000]],
-                  [float(row['loss']) for row in best[2000]], style[0], color=plots.colour_of(g),
-                  markersize=4)
-    left.set(xlabel='weights', ylabel='held-out nats per byte', title='After 2,000 iterations')
-    right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log', title='The mean of the seeds')
+            name, iterations, seed, *_ = row['run'].split('-')
+            if (name, seed, row['loops']) == (kind, '1', n_loop):
+                rows = best.get(int(iterations), row), row
+                best[int(iterations)] = min(rows, key=lambda row: float(row['loss']))
+        losses = [float(best[length]['loss']) for length in sorted(best)]
+        work = [float(best[length]['teraflops']) for length in sorted(best)]
+        style = dict(marker='s' if kind.startswith('plain') else 'o', color=plots.colour_of(g))
+        right.plot(work, losses, '--' if kind.startswith('plain') else '-', label=words,
+                   markersize=4, **style)
+        for length, size in (2000, 3), (8000, 7):
+            left.plot(float(best[length]['weights']), float(best[length]['loss']), ls='none',
+                      markersize=size, **style)
+    left.set(xlabel='weights', ylabel='held-out nats per byte',
+             title='2,000 iterations (small) and 8,000')
+    right.set(xlabel='FLOPs of training, $10^{12}$', xscale='log',
+              title='Seed 1, the best rate tried')
     right.set_xticks([5, 10, 20, 40], ['5', '10', '20', '40'])
     right.xaxis.set_minor_formatter('')
     left.legend(*right.get_legend_handles_labels(), fontsize=8, loc='center')
     plots.save(figure, path)
-
-
-def mean(rows, column):
-    return np.mean([float(row[column]) for row in rows])
 
 
 if __name__ == '__main__':
