@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What zoo.md shows: Ouro beside the same model with one loop, and loops in a trained plain model.
-#     bash results/zoo.sh             an hour of one core; lib.sh says how to use many
+#     bash results/zoo.sh             an hour and a half of one core; lib.sh says how to use many
 # -> results/zoo.csv
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ etd() {
         return
     fi
     once found-$1 python -m zoo.etd --init_from="$OUT/$2/ckpt.pt" --block=$3 --overwrite \
-        --out_dir="$OUT/found-$1"
+        --device=$DEVICE --out_dir="$OUT/found-$1"
     [ -e "$OUT/found-$1.done" ] || return 0
     train $1 --init_from="$OUT/found-$1/ckpt.pt" $flags --mean_recurrence=2 \
         --eval_loops=[1,2,3,4]
