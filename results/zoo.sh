@@ -31,7 +31,7 @@ etd() {
 
 ouro ouro-text-8 1 8 750 $TEXT
 ouro ouro-calc-8 1 8 700 $CALC
-for seed in 1 2 3; do
+for seed in 1 2; do
     for loops in 1 4; do
         ouro ouro-text-$loops $seed $loops 750 $TEXT
         ouro ouro-calc-$loops $seed $loops 700 $CALC
