@@ -104,11 +104,6 @@ def ms(rows):
     return f"{values['ms_per_token']:.2f}" if values and 'ms_per_token' in values else None
 
 
-def nats_at(tau, rows):
-    nats = [float(row['ce_minus_full']) for row in rows if row['tau'] == tau]
-    return nats[0] if nats else None
-
-
 def time_saved(rows):
     times = {row['tau']: row.get('ms_per_token') for row in rows}
     return f'{float(times[0.01]) / float(times[1e-5]):.2f}' if times.get(0.01) else None
@@ -137,7 +132,7 @@ def print_kinds():
         return values and values['mean_evals'] / at_equal_quality(of_run['fixed'])['mean_evals']
 
     def lost(of_run, rule):
-        return nats_at(0.01, of_run[rule])
+        return next(float(row['ce_minus_full']) for row in of_run[rule] if row['tau'] == 0.01)
 
     runs = rules_of_runs()
     rules = [rule for rule in runs['text'] if rule != 'fixed']

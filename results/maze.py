@@ -45,8 +45,8 @@ def methods(model):
     if not model.groups:
         return chance + [dict(rule='plain', number=1, wake=None)]
     fixed = [dict(rule='fixed', number=loops, wake=None) for loops in n_loop]
-    return chance + fixed + [dict(rule=name, number=tau, wake=waking)
-                    for name, tau in rules for waking in wake]
+    exits = [dict(rule=name, number=tau, wake=waking) for name, tau in rules for waking in wake]
+    return chance + fixed + exits
 
 
 def solve(model, x, rule, number, wake=None):

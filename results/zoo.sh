@@ -40,13 +40,9 @@ for seed in 1 2; do
     ouro ouro-calc-1-long $seed 1 2800 $CALC
     train plain-text-$seed $TEXT --seed=$seed --groups=[]
     train plain-calc-$seed $CALC --seed=$seed --groups=[] --n_layer=6 --max_iters=700
-    for block in None [0,1,2,3] [2,3,4,5] none; do      # None: the one that ETD chooses
-        case $block in
-            None) name=chosen ;;
-            [0,*) name=front ;;
-            [2,*) name=back ;;
-            none) name=none ;;
-        esac
+    for named in chosen:None front:[0,1,2,3] back:[2,3,4,5] none:none; do
+        name=${named%:*}
+        block=${named#*:}                   # None: the one that ETD chooses
         etd etd-text-$name-$seed plain-text-$seed $block --seed=$seed
         etd etd-calc-$name-$seed plain-calc-$seed $block --seed=$seed --dataset=calc --batch_size=64
     done
