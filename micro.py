@@ -152,9 +152,8 @@ class GPT(nn.Module):
                 trace.append(dict(states=states))
                 x = states[-1]
             else:
-                last, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
+                x, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
                 trace.append(dict(steps_used=steps_used))
-                x = last
         return self.ln_f(x) @ self.wte.weight.T, trace
 
 
@@ -217,27 +216,29 @@ def write(model, text):
     print(f'\n{bytes(idx[0].tolist()).decode(errors="replace")}')
 
 
-def show_waking(n=16):
+def show_chain(what_it_does, readers=None, n=16):
     """
     A chain: each token reads itself and the one before, and copies that; the first one becomes 1.
     In the model above a token reads all earlier ones, so it sleeps only when they do, and none of
     them would ever wake it. Here a token takes about 7 loop steps, however long the chain is.
     """
+    steps = []                          # who is awake in each loop step
+
     def copy(x, awake):
         steps.append(awake[0])
-        return F.pad(x, (0, 0, 1, -1), value=1)                                 # (1, n, 1)
+        return F.pad(x, (0, 0, 1, -1), value=1)     # (1, n, 1): all move on by one, 1 comes in
 
-    def itself_and_next(moved):         # who reads a token that moved
-        return moved | F.pad(moved, (1, -1))
+    x, _ = loop(copy, torch.zeros(1, n, 1), n + 10, 0.5, readers)
+    print(f'\na chain in which a token that is still {what_it_does}; o: awake in this loop step')
+    for k, awake in enumerate(steps, start=1):
+        print(f'{k:4}  ' + ''.join('o' if one else '.' for one in awake))
+    print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token takes '
+          f'{torch.stack(steps).sum() / n:.1f}')
 
-    for name, readers in ('exits for good', None), ('sleeps until news arrives', itself_and_next):
-        steps = []                      # who is awake in each loop step
-        x, _ = loop(copy, torch.zeros(1, n, 1), n + 10, 0.5, readers)
-        print(f'\na chain in which a token that is still {name}; o: awake in this loop step')
-        for k, awake in enumerate(steps, start=1):
-            print(f'{k:4}  ' + ''.join('o' if one else '.' for one in awake))
-        print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token '
-              f'takes {torch.stack(steps).sum() / n:.1f}')
+
+def itself_and_next(moved):
+    """The readers of a token that moved, in this chain."""
+    return moved | F.pad(moved, (1, -1))
 
 
 def main():
@@ -263,7 +264,8 @@ def main():
         show_scales(model, x)
         show_exits(model, x, y)
         write(model, text[n:])
-    show_waking()
+    show_chain('exits for good')
+    show_chain('sleeps until news arrives', itself_and_next)
 
 
 if __name__ == '__main__':
