@@ -232,8 +232,8 @@ def show_chain(what_it_does, readers=None, n=16):
     print(f'\na chain in which a token that is still {what_it_does}; o: awake in this loop step')
     for k, awake in enumerate(steps, start=1):
         print(f'{k:4}  ' + ''.join('o' if one else '.' for one in awake))
-    print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token takes '
-          f'{torch.stack(steps).sum() / n:.1f}')
+    print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token '
+          f'takes {torch.stack(steps).sum() / n:.1f}')
 
 
 def itself_and_next(moved):
