@@ -5,7 +5,6 @@ no numbers, and on a real card that it finds what it finds on the CPU.
     CARD=cuda python -m pytest -q tests/test_device.py
 """
 import os
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -45,62 +44,6 @@ def test_fixed_loops_through_a_cache_are_all_on_one_device(tiny, idx, changes):
     for start, T in ((0, 5), (5, 1), (6, 3)):
         logits, _ = decode.run(model, idx[:, start:start + T].to('meta'), start, plan)
         assert logits.shape == (3, T, 50) and logits.device.type == 'meta'
-
-
-# recorded passes ----------------------------------------------------------------------------------
-
-class Replayed:
-    """Stands in for a CUDA graph: it runs the recorded call again, in the same memory."""
-    recording = None
-
-    def replay(self):
-        for mine, new in zip(self.outputs, tensors_of(*self.call()), strict=True):
-            mine.copy_(new)
-
-
-def tensors_of(x, results):
-    return [x, *(value for result in results for value in result.values() if value is not None)]
-
-
-@contextmanager
-def recording(graph):
-    Replayed.recording = graph
-    yield
-    Replayed.recording = None
-
-
-def record_by_replaying(recorded, monkeypatch):
-    """Let a model record its passes, on a CPU -> a list, which gets every graph."""
-    graphs = []
-    eager = recorded.hidden
-
-    def run(idx, plan):
-        outputs = eager(idx, plan)
-        graph = Replayed.recording
-        if graph:
-            graphs.append(graph)
-            graph.call = lambda: eager(idx, plan)
-            graph.outputs = tensors_of(*outputs)
-            for tensor in graph.outputs:
-                tensor.zero_()          # nothing is computed while a graph is recorded
-        return outputs
-    monkeypatch.setattr(torch.cuda, 'CUDAGraph', Replayed)
-    monkeypatch.setattr(torch.cuda, 'graph', recording)
-    monkeypatch.setattr(torch, 'compile', lambda hidden, **how: decode.Recorded(run))
-    return graphs
-
-
-@pytest.mark.parametrize('way, n_settings', [('fixed', 1), ('warm', 1), ('drafts', 2), ('wave', 1)])
-def test_passes_that_are_recorded_write_the_same(tiny, monkeypatch, way, n_settings):
-    """Of a text over several windows, and of another one; each setting once for each window."""
-    eager, recorded = (tiny(n_layer=2, groups=[[1]]) for _ in range(2))
-    graphs = record_by_replaying(recorded, monkeypatch)
-    decode.compile_passes(recorded, {1, 5} if way == 'drafts' else {4 if way == 'wave' else 1})
-    for n_new, n_windows in (36, 4), (20, 2):
-        graphs.clear()
-        for there, here in zip(write(recorded, 1, n_new, way), write(eager, 1, n_new, way)):
-            assert torch.equal(there, here)
-        assert n_windows <= len(graphs) <= (n_settings + 1) * n_windows
 
 
 # a card -------------------------------------------------------------------------------------------
