@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,12 @@ def test_the_set_up_lines():
     lines = [line for line, _ in commands() if is_set_up(line)]
     assert {start, f'{start} && python train.py', f'{start} && python -m pytest -q tests'} == {
         *lines}
+
+
+def test_pip_and_uv_install_the_same():
+    with open(os.path.join(ROOT, 'pyproject.toml'), 'rb') as f:
+        for_uv = tomllib.load(f)['project']['dependencies']
+    assert for_uv == Path(ROOT, 'requirements.txt').read_text().split()
 
 
 def test_every_command(folder):
