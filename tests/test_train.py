@@ -456,7 +456,7 @@ class Scale(Injection):
     def join(self, x, from_e):
         return x * from_e.sigmoid()
 INJECTIONS['own'] = Scale
-TASKS['mine'] = Calc()
+TASKS['mine'] = Calc
 """
 
 
