@@ -177,9 +177,14 @@ class Decoder:
         """
         raise NotImplementedError
 
-    def in_words(self, loops):
-        """What sample.py prints. loops: the loops and the rule, in words."""
+    def in_words(self, plan, loops):
+        """What sample.py prints. loops: the loops and the rule of the plan, in words."""
         return loops
+
+    @property
+    def widths(self):
+        """How many tokens its passes have, for compiled.compile_passes."""
+        return {1}
 
 
 @dataclass
@@ -241,9 +246,12 @@ class Drafts(Decoder):
         if self.tokens < 1:
             raise ValueError(f'drafts need at least 1 token, not {self.tokens}')
 
-    def in_words(self, loops):
-        of_draft = 'few loops' if self.loops is None else self.loops
-        return f'drafts of {of_draft} checked by {loops}'
+    def in_words(self, plan, loops):
+        return f'drafts of {self.draft_loops(plan)} checked by {loops}'
+
+    @property
+    def widths(self):
+        return {1, 1 + self.tokens}         # the check reads the token before the drafts, too
 
     def __call__(self, model, plan, text, most):
         # the window and `most` need room for the token that the check adds
@@ -302,8 +310,8 @@ class Wave(Decoder):
     The rule is applied to the change of a token's states from one pass to the next; the token keeps
     its last states, whatever rule.keep says. Its loop steps are all those since it joined.
 
-    trace: None, or a list, to which each pass appends dict(position=of the first token, inputs, tokens, age,
-    leave=how many tokens leave).
+    trace: None, or a list, to which each pass appends dict(position=of the first token, inputs,
+    tokens, age, leave=how many tokens leave).
     """
     width: int = 8
     steps: int = 1
@@ -320,8 +328,12 @@ class Wave(Decoder):
             raise ValueError('a wave needs a model with recurrent groups that read their input in '
                              'every step, and a rule that reads the states of a token alone')
 
-    def in_words(self, loops):
+    def in_words(self, plan, loops):
         return f'a wave of {self.width}, {loops}'
+
+    @property
+    def widths(self):
+        return {self.width}
 
     def begin(self, results):
         self.columns = []

@@ -49,7 +49,7 @@ def algorithm_1(f, x0, tau, k_max):
     return x0, k                                        # line 17: x_star
 
 
-# signals: (x0, x1, memo, logits_of) -> (value, memo) -----------------------------------------------
+# signals: (x0, x1, memo, logits_of) -> (value, memo) ----------------------------------------------
 #
 #     x0, x1      (..., C)
 #     memo        what the signal returned after the token's last step, a tensor (..., any) or None;
@@ -140,8 +140,8 @@ class Exit:
         after three steps.
         """
         if value.shape != x1.shape[:-1]:
-            raise ValueError(f"the signal of the exit rule '{self.name}' must have a value for each "
-                             f'token, {tuple(x1.shape[:-1])}, not {tuple(value.shape)}')
+            raise ValueError(f"the signal of the exit rule '{self.name}' must have one value for "
+                             f'each token, {tuple(x1.shape[:-1])}, not {tuple(value.shape)}')
         value = value.numpy(force=True)         # waits for the device
         unknown = value != value                # a NaN differs from itself
         if np.count_nonzero(unknown):
@@ -198,8 +198,8 @@ def make_exit(name, tau=None, hits=None, wake=False):
 
 def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=()):
     """
-    Which rule, which threshold and which cache? -> an Exit or None, the cache, and in words where
-    the threshold comes from. All programs ask here.
+    Which rule, which threshold and which cache? -> an Exit or None, the cache, and in a few words
+    where the threshold comes from, '' if it was given. All programs ask here.
 
     rule        an Exit is taken as it is. None = the decoder's own rule (norm_rel for a wave), or
                 none: fixed loops
@@ -217,9 +217,9 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
     if cache == 'auto':
         cache = needed or 'exact'
     if needed and cache != needed:
-        raise ValueError(f"{decoder.name} needs the cache '{needed}', not {cache!r}")
+        raise ValueError(f"{type(decoder).__name__} needs the cache '{needed}', not {cache!r}")
     if rule is not None and not isinstance(rule, str):
-        return rule, cache, 'given'
+        return rule, cache, ''
     own = decoder.rule if decoder else None             # (name, tau)
     if rule is None and own:
         rule = own[0]
@@ -228,14 +228,14 @@ def choose(rule=None, tau=None, wake=False, cache='auto', decoder=None, rows=())
             raise ValueError('tau and wake need an exit rule, such as accel')
         return None, cache, ''
     if tau is not None:
-        return make_exit(rule, tau, wake=wake), cache, 'given'
+        return make_exit(rule, tau, wake=wake), cache, ''
     chosen = make_exit(rule, wake=wake)
     if own and chosen.name == own[0]:
-        return replace(chosen, tau=own[1]), cache, f'the threshold of {decoder.name}'
+        return replace(chosen, tau=own[1]), cache, f'as in a {type(decoder).__name__.lower()}'
     for row in rows:
         if (row['rule'], row['cache']) == (chosen.name, cache):
-            return replace(chosen, tau=row['tau']), cache, 'of exits.json'
-    return chosen, cache, "the rule's own: not measured for this model"
+            return replace(chosen, tau=row['tau']), cache, 'exits.json'
+    return chosen, cache, 'not measured for this model'
 
 
 # many tokens at once ------------------------------------------------------------------------------

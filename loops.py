@@ -294,7 +294,7 @@ class RecurrentGroup(nn.Module):
             awake           with a rule, and if plan.keep_diary is on: who was computed in each
                             step, an array of the numbers b T + t
 
-        They have no gradients. logits_of: see exits.loop. ValueError for a rule while training.
+        logits_of: see exits.loop. ValueError for a rule while training.
         """
         e = e.float()
         n_loop = plan.counts[self.index]
@@ -305,7 +305,7 @@ class RecurrentGroup(nn.Module):
 
         if plan.rule is not None:
             x, result = self.loop_with_exits(x, e, plan, logits_of)
-            return self.output(x), dict(e=e.detach(), x=x) | result
+            return self.output(x), dict(e=e, x=x) | result
 
         f = self.map_among_all(e, plan.span, plan.cache)
         states = [x] if plan.keep_states else None
@@ -316,10 +316,9 @@ class RecurrentGroup(nn.Module):
             if states:
                 states.append(x)
         if states:
-            states = torch.stack(states).detach()                               # (K+1, B, T, C)
+            states = torch.stack(states)                                        # (K+1, B, T, C)
         steps = torch.full(e.shape[:2], n_loop, device=e.device)
-        return self.output(x), dict(e=e.detach(), x=x.detach(), states=states, steps_used=steps,
-                                    evals=steps)
+        return self.output(x), dict(e=e, x=x, states=states, steps_used=steps, evals=steps)
 
     def loop_with_exits(self, x, e, plan, logits_of):
         """Loop from x^(0) (B, T, C) until no token is awake -> the last states, and the results."""

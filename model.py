@@ -16,7 +16,6 @@ Geiping: 3.2 (the sandwich), App. C.1 (init, scale of the embedding).
 """
 import math
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 from cache import Span
-from exits import make_exit
+from exits import choose
 from loops import INJECTIONS, Plan, RecurrentGroup, RMSNorm, as_noise, of_groups, sample_n_loop
 
 MOST_LOOPS = 1_000_000
@@ -61,8 +60,7 @@ class GPTConfig:
         for name, choices in known.items():
             value = getattr(self, name)
             if value not in choices:
-                hint = '; name a file of your own behind the script' if name == 'injection' else ''
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}{hint}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
         for name in 'block_size', 'n_layer', 'n_head', 'n_embd', 'bptt_k', 'window':
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -73,6 +71,16 @@ class GPTConfig:
             raise ValueError('mean_recurrence must be positive and finite, not '
                              f'{self.mean_recurrence}')
         self.groups = in_order(self.groups, self.n_layer)
+
+
+@dataclass
+class GatedConfig(GPTConfig):
+    """The shape of a model whose MLP is a GatedMLP."""
+    mlp_width: int | None = None    # None = 8 * n_embd // 3: as many weights as the plain MLP has
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.mlp_width = self.mlp_width or 8 * self.n_embd // 3
 
 
 def in_order(groups, n_layer):
@@ -124,10 +132,10 @@ class CausalSelfAttention(nn.Module):
     """
     Each token reads all tokens up to itself, or the last `window` of them.
 
-    It has three steps, and a subclass can override each of them alone: queries_keys_values, bring_in
-    and attend. One in which tokens read others overrides `near`, `readers` and `reads_few`, and
-    `bias` if it has a score for each of these places, as RoomAttention in zoo/maze.py. A block
-    names its class, see Block.attention. Heads may share keys and values, see n_kv_head.
+    A subclass can override each of its three steps alone: queries_keys_values, bring_in and attend.
+    One in which tokens read others overrides `near`, `readers` and `reads_few`, and `bias` if it
+    has a score for each of these places, as RoomAttention in zoo/maze.py. A block names its class,
+    see Block.attention. Heads may share keys and values, see n_kv_head.
     """
 
     def __init__(self, config):
@@ -256,7 +264,7 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU: the first half of c_fc gates the second; mlp_width is the width of a half."""
+    """(B, T, C) -> (B, T, C) through a width of W = mlp_width: SiLU(first half) * second half."""
 
     def __init__(self, config):
         super().__init__()
@@ -264,8 +272,8 @@ class GatedMLP(nn.Module):
         self.c_proj = nn.Linear(config.mlp_width, config.n_embd, bias=False)
 
     def forward(self, x):
-        gate, value = self.c_fc(x).chunk(2, dim=-1)
-        return self.c_proj(F.silu(gate) * value)
+        gate, up = self.c_fc(x).chunk(2, dim=-1)                                # (B, T, W) each
+        return self.c_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -291,6 +299,7 @@ class GPT(nn.Module):
     its two ends. The init knows the output projection of a branch by its name, c_proj.
     """
     Config, block = GPTConfig, Block
+    exit_rows = ()          # of its exits.json, which load hangs here; see exits.choose
 
     def __init__(self, config):
         super().__init__()
@@ -420,19 +429,22 @@ class GPT(nn.Module):
         (B, T) in nats per token, None without targets.
 
         n_loop: loop budget, an int for all groups or one for each. None = a draw while training,
-        otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit; n_loop
-        is then its k_max. noise_seed: in evaluation x^(0) is a function of it, group and position;
-        in training it is new in every pass, or comes from a loops.TrainingNoise given here. trace:
-        a list, to which each group appends its results, see RecurrentGroup.forward. ValueError if
-        T > block_size or n_loop does not fit the groups.
+        otherwise mean_recurrence, or 30 with an exit rule. exit: a rule of exits.make_exit, or its
+        name, see exits.choose; n_loop is then its k_max. noise_seed: in evaluation x^(0) is a
+        function of it, group and position; in training it is new in every pass, or comes from a
+        loops.TrainingNoise given here. trace: a list, to which each group appends its results, see
+        RecurrentGroup.forward, without gradients. keep_states: with a rule, record the states of
+        all steps, too (without one they always are). ValueError if T > block_size or n_loop does
+        not fit the groups.
         """
-        plan = Plan(self.loop_counts(n_loop, exit is not None), exit,
+        rule, _, _ = choose(exit, cache='exact', rows=self.exit_rows)
+        plan = Plan(self.loop_counts(n_loop, rule is not None), rule,
                     as_noise(noise_seed, self.training), Span(0, idx.shape[1], idx.device),
-                    keep_states=trace is not None and (exit is None or keep_states),
+                    keep_states=trace is not None and (rule is None or keep_states),
                     keep_diary=trace is not None)
         x, results = self.hidden(idx, plan)
         if trace is not None:
-            trace += results
+            trace += [detached(result) for result in results]
         logits = self.lm_head(x)                                                # (B, T, V)
         loss = None
         if targets is not None:
@@ -461,33 +473,33 @@ class GPT(nn.Module):
         return self.ln_f(x), results
 
     # decoding and checkpoints are built on top of the model, so these import them when called
-    @staticmethod
-    def load(folder, length=None, device='cpu', damping=None):
+    @classmethod
+    def load(cls, folder, length=None, device='cpu', damping=None):
         """
-        The model of FOLDER/ckpt.pt, of its own class, in evaluation. length: another block_size,
-        for a model with rotary positions. damping: another than the run's, see RecurrentGroup.
-        ValueError if there is no such checkpoint.
+        The model of FOLDER/ckpt.pt in evaluation: of the run's own class, or of the subclass whose
+        load this is. length: another block_size, for a model with rotary positions. damping:
+        another than the run's, see RecurrentGroup. ValueError if there is no such checkpoint.
         """
         from common.checkpoint import open_run
-        return open_run(folder, device, length=length, damping=damping).model
+        return open_run(folder, device, length=length, damping=damping,
+                        cls=None if cls is GPT else cls).model
 
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, n_loop=None, exit=None,
-               cache='auto', noise_seed=0, draft_loops=0, wave=0, seed=0):
+               cache='auto', noise_seed=0, decoder=None, seed=0):
         """
         A generator of the new tokens after prompts idx (B, T), some at a time: tokens (B, t), and
         their loop steps (B, t, groups).
 
-        n_loop, exit, noise_seed: see forward. cache, temperature, top_k, seed: see decode.stream.
-        draft_loops: loops of decode.Drafts, 0 = no drafts. wave: tokens of a decode.Wave, 0 = none;
-        without an exit rule its tokens leave by norm_rel, at Wave.tau.
+        n_loop, exit, noise_seed: see forward. cache: see exits.choose. temperature, top_k, seed:
+        see decode.stream. decoder: a decode.Decoder, or its name with arguments, such as
+        'wave:width=8'; None = one_by_one.
         """
         import decode
         if self.training:           # each pass would draw other loop counts and other noise
             raise ValueError('text is written in evaluation only: call model.eval() first')
-        if wave and exit is None:
-            exit = make_exit('norm_rel', decode.Wave.tau)
-        plan = Plan(self.loop_counts(n_loop, exit is not None), exit, as_noise(noise_seed))
-        decoder = decode.decoder_of(draft_loops, wave)
+        decoder = decode.decoder_of(decoder)
+        rule, cache, _ = choose(exit, cache=cache, decoder=decoder, rows=self.exit_rows)
+        plan = Plan(self.loop_counts(n_loop, rule is not None), rule, as_noise(noise_seed))
         return decode.stream(self, idx, max_new_tokens, plan, decoder, cache, seed=seed,
                              temperature=temperature, top_k=top_k)
 
@@ -498,6 +510,12 @@ class GPT(nn.Module):
         """
         tokens, steps_used = zip(*self.stream(idx, max_new_tokens, *settings, **more))
         return torch.cat((idx, *tokens), dim=1), torch.cat(steps_used, dim=1)
+
+
+def detached(result):
+    """The results of a group without gradients, so that NumPy can read them."""
+    return {key: value.detach() if torch.is_tensor(value) else value
+            for key, value in result.items()}
 
 
 def compile_layers(model, **how):

@@ -15,6 +15,7 @@ code in it is refused, and the code does not run.
 
 read_checkpoint adds `folder`, where the file stands.
 """
+import json
 import os
 from dataclasses import asdict
 from glob import escape, glob
@@ -127,25 +128,56 @@ class OpenRun(NamedTuple):
     model: torch.nn.Module      # in evaluation, float32
     checkpoint: dict            # what else its ckpt.pt holds
     folder: str                 # where ckpt.pt stands
-    results: str                # where results are written: beside it, or in out/NAME
+    results: str                # where results are written, see folder_of_results
 
 
 def open_run(out_dir=None, dev='cpu', **changes):
     """
-    The run in out_dir. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise. Results
-    of pretrained/NAME go to out/NAME. changes: see load_model.
+    The run in out_dir. None = out/ if that holds a ckpt.pt, and pretrained/text otherwise. changes:
+    see load_model. The rows of its exits.json hang on the model, those in the folder of results
+    first; none if its damping is changed, for which they do not hold.
     """
     if out_dir is None:
         out_dir = 'out' if os.path.exists('out/ckpt.pt') else 'pretrained/text'
     model, checkpoint = load_checkpoint(out_dir, dev, **changes)
     folder = checkpoint['folder']
-    return OpenRun(model, checkpoint, folder, folder_of_results(folder))
+    results = folder_of_results(folder)
+    if changes.get('damping') is None:
+        model.exit_rows = [row for place in dict.fromkeys((results, folder))
+                           for row in stored_exits(place)]
+    return OpenRun(model, checkpoint, folder, results)
 
 
 def folder_of_results(folder):
-    """Where the results of the run in this folder go: into it, or for pretrained/NAME out/NAME."""
+    """Where its results go: into the folder, but of pretrained/NAME into out/pretrained-NAME."""
     above, name = os.path.split(os.path.realpath(folder))
-    return os.path.join('out', name) if os.path.basename(above) == 'pretrained' else folder
+    if os.path.basename(above) == 'pretrained':
+        return os.path.join('out', f'pretrained-{name}')
+    return folder
+
+
+def stored_exits(folder):
+    """
+    The rows of folder/exits.json, at most one for each rule and cache; [] if there is no file.
+    ValueError if it is damaged. bench.py --calibrate and pretrained/make.py write them:
+
+        rule, cache, tau    the threshold is taken whether tokens wake or not
+        cost                nats per token above the full budget; on a task wrong answers
+        wake                was it found with tokens that wake?
+        how                 and by what evidence?
+    """
+    path = os.path.join(folder, 'exits.json')
+    if not os.path.exists(path):
+        return []
+    try:
+        with open(path, encoding='utf-8') as f:
+            rows = json.load(f)['exits']
+        for row in rows:
+            row['rule'], row['cache'], float(row['tau'])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' is damaged ({type(error).__name__}: {error}): delete it"
+                         ) from error
+    return rows
 
 
 # a run to write -----------------------------------------------------------------------------------
