@@ -3,7 +3,7 @@ How good and how fast is each way to decode: fixed loops, exit rules, drafts, wa
 
     python bench.py                     the default run, in two minutes
     python bench.py "--taus=[1e-5,1e-4,1e-3,1e-2]"          the paper's sweep
-    python bench.py --calibrate         the largest thresholds that cost at most 0.005 nats per token
+    python bench.py --calibrate         the largest thresholds that cost at most 0.005 nats a token
     python bench.py --out_dir=pretrained/calc --calibrate   on problems: what each threshold costs
     python bench.py --calibrate --store     writes them into exits.json, where sample.py finds them
 
@@ -68,7 +68,7 @@ new_tokens = 24             # length of a text. The first token also reads the p
 compile = False             # compile the passes after a prompt, see compiled.py; not on a task
 calibrate = False           # print what thresholds cost, and measure nothing else
 most_nats = 0.005           # what a calibrated threshold may cost on text, per token
-store: float | bool = False     # with calibrate: write exits.json; on a task this threshold, --store=1
+store: float | bool = False     # with calibrate: write exits.json; on a task --store=1 stores 1
 seed = 0                    # of x^(0)
 device = 'auto'
 # --------------------------------------------------------------------------------------------------

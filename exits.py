@@ -154,7 +154,7 @@ class Exit:
 
 def check_finite(x):
     """ValueError if a state is not finite."""
-    if not math.isfinite(x.abs().max()):
+    if not math.isfinite(x.abs().max().item()):
         raise ValueError('a state is NaN or infinite: the weights or the input are broken')
 
 

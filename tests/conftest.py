@@ -128,7 +128,7 @@ def exit_by_hand(f, x, k_max, rule, read=None):
     for k in range(1, k_max + 1):
         x1 = f(x, k)
         value, memo = rule.signal(x, x1, memo, read)
-        small.append(value is not None and bool(value < rule.tau))
+        small.append(bool(value < rule.tau))
         if len(small) >= rule.hits and all(small[-rule.hits:]):
             return (x1, k, k) if rule.keep else (x, k - 1, k)
         x = x1
@@ -140,18 +140,17 @@ def loop(f, x, k_max, rule, read=None):
     exits.loop around a block map f(x, k) of all tokens, and a read of all, (B, T, C) each -> the
     state, and the counts as tensors.
     """
-    whole = x.clone()
+    shape = x.shape
 
-    def f_at(states, k, at):
-        whole.flatten(0, 1)[at] = states
-        return f(whole, k).flatten(0, 1)[at]
+    def f_at(x, k, at):
+        return f(x.view(shape), k).flatten(0, 1)[at]
 
-    def read_at(states, at, kept):
-        rows = kept.clone()
-        rows[at] = states
-        return read(rows.view_as(whole)).flatten(0, 1)[at]
+    def logits_of(states, at, x):
+        x = x.clone()
+        x[at] = states
+        return read(x.view(shape)).flatten(0, 1)[at]
 
-    x, *counts = exits.loop(f_at, x, k_max, rule, read_at)
+    x, *counts = exits.loop(f_at, x, k_max, rule, logits_of)
     return x, *map(torch.from_numpy, counts)
 
 
