@@ -3,16 +3,15 @@ Turn text into tokens on disk, and read them back.
 
     python data.py                      torchdocs: the documentation in torch's own Python files
     python data.py NAME --path=TEXT     your own UTF-8 text: a file, a folder of .txt files, or a
-                                        glob; --bpe=4096 trains a byte-level BPE on it.
-                                        --path=torchdocs is the text above
+                                        glob; --bpe=4096 trains a byte-level BPE on it
     python data.py fineweb              FineWeb, streamed by `datasets`, in tokens of gpt2
 
 writes data/NAME:
 
     train.bin, val.bin      tokens as uint16, little-endian. A document is a begin-of-text token (if
                             the tokenizer has one), its text, and an end-of-text token
-    meta.json               tokenizer, vocab_size, source, the flags of the call, and complete:
-                            false for a part of FineWeb, if the stream broke or Ctrl-C came
+    meta.json               tokenizer, vocab_size, the flags of the call, and complete: false for a
+                            part of FineWeb, if the stream broke or Ctrl-C came
     tokenizer.json          the tokenizer, if it is a file of this kind or trained with --bpe
 
 A folder of nanoGPT's with train.bin and val.bin can be put there as it is: its tokens are gpt2's.
@@ -26,16 +25,11 @@ or the path of a tokenizer.json. What is held out, as val.bin:
     torchdocs    the first document and every 48th after it
     FineWeb      the first document and every 2,000th after it
 
-From data/NAME to a batch:
-
-    text, FineWeb   ->  train.bin, val.bin  ->  x, y      data.Text
-    a task          ->                          x, y      tasks.Problems
+A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
 
     x   (B, T) int64: input tokens
-    y   (B, T) int64: the label of each input token. On text that is the next token; on a task the
-        right answer, or tasks.NOT_ASKED
-
-A batch is B random starts in train.bin: x is T tokens from there, and y the same shifted by one.
+    y   (B, T) int64: the label of each input token. On text that is the next token; on a task
+        (tasks.py) the right answer, or NOT_ASKED
 
 Paper: App. B (FineWeb, 300M tokens).
 """
@@ -157,14 +151,14 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
     """
     folder = f'data/{name}'
     call = dict(path=path, tokenizer=tokenizer, bpe=bpe, tokens=tokens, subset=subset)
-    is_own = name != 'fineweb' and path not in (None, 'torchdocs')
     if val_path is not None:
-        check(is_own, '--val_path is for text of your own: give its --path, too')
         call['val_path'] = val_path
+        check(name not in ('torchdocs', 'fineweb'), '--val_path is for text of your own')
     check(re.fullmatch(r'\w[\w.-]*', name), f"'{name}' cannot be the name of a folder in data/")
     check(name not in tasks.TASKS, f"'{name}' is the name of a task: choose another one")
     check(name != 'torchdocs' or not path,
           f'text of your own needs a name of its own: python data.py NAME --path={path}')
+    check(bpe is None or bpe > 256, f'bpe must be at least 257, the bytes and {EOT}, not {bpe}')
     check(not bpe or not tokenizer and name != 'fineweb', '--bpe trains a tokenizer, on text that '
           'fits into memory: leave out --tokenizer, and use none on fineweb')
     if os.path.exists(folder) and not overwrite:
@@ -175,15 +169,12 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
 
     # documents and encoding
     if name == 'fineweb':
-        source = path or 'HuggingFaceFW/fineweb'
-        documents = fineweb(source, subset)
-    elif is_own:
-        source = path
-        documents = own_text(path, val_path)
-    else:
-        check('torchdocs' in (name, path), f'give the text: python data.py {name} --path=TEXT')
-        source = 'torchdocs'
+        documents = fineweb(path or 'HuggingFaceFW/fineweb', subset)
+    elif name == 'torchdocs':
         documents = torchdocs()
+    else:
+        check(path, f'give the text: python data.py {name} --path=TEXT')
+        documents = own_text(path, val_path)
     if bpe is not None:
         documents = list(documents)         # read twice: to train the BPE, and to encode
         encoding = train_bpe([text for split, text in documents if split == 'train'], bpe)
@@ -204,7 +195,7 @@ def make(name, path=None, val_path=None, tokenizer=None, bpe=None, tokens=tokens
         if encoding.name.startswith(STORED):
             encoding.save(new)
         # at first that of a part, since a full disk will have no room for it
-        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, source=source, call=call)
+        meta = dict(tokenizer=encoding.name, vocab_size=encoding.n_vocab, call=call)
         write_json(meta | dict(complete=False), f'{new}/meta.json')
         failure = None
         try:
@@ -355,25 +346,25 @@ def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
 
 class Text:
     """
-    The tokens of data/NAME, with its splits as uint16 memmaps. A Text and a task (tasks.Problems)
-    have the methods below and
+    The tokens of data/NAME, with its splits as uint16 memmaps. A task (tasks.Problems) has the same
+    methods, its labels' depths(T), and these attributes:
 
-        name                        of the data set, or of the task without its knobs
-        description                 what is trained on, in words
-        sha256                      of what is trained on: --resume refuses another one
-        tokenizer, vocab_size       the name of its encoding; how many tokens there are
-        tokenizer_json              the TokenizerJson of that name; None if it is no such file
-        is_task                     a task: only some tokens have labels, and the measure is the
-                                    accuracy. Otherwise every token has one, and it is the loss
-        depths(T)                   only a task has it: the depth of each label of its held-out
-                                    windows, (n_held_out(T), T)
+        name, description       of the data set, or of the task without its knobs; in words
+        sha256                  of what is trained on: --resume refuses another one
+        tokenizer, vocab_size   the name of its encoding; how many tokens there are
+        tokenizer_json          the TokenizerJson of that name; None if it is no such file
+        is_task                 only some tokens have labels, and accuracy counts, not the loss
     """
     is_task = False
     tokenizer_json = None
 
     def __init__(self, name):
         folder = f'data/{name}'
-        check(os.path.exists(f'{folder}/train.bin'), no_data_set(name))
+        prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
+        check(name in prepared, f"no data set or task '{name}'"
+              f"{did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])} (text is prepared "
+              f'with python data.py {name} --path=TEXT; a task in a file of your own needs that '
+              'file behind the script)')
         meta = read_meta(folder)
         self.name = name
         self.folder = folder
@@ -411,15 +402,6 @@ class Text:
         return windows(self.val, T * np.asarray(numbers), T)
 
 
-def no_data_set(name):
-    """The error message for a name that is neither a task nor a folder of data/."""
-    prepared = [file.parent.name for file in Path('data').glob('*/train.bin')]
-    hint = did_you_mean(name, [*tasks.TASKS, 'torchdocs', *prepared])
-    flag = '' if name == 'fineweb' else ' --path=TEXT'
-    return (f"no data set or task '{name}'{hint} (text is prepared with python data.py {name}{flag}"
-            '; a task in a file of your own needs that file behind the script)')
-
-
 def windows(ids, starts, T):
     """x, y (B, T) int64: the T tokens from each of the starts, and the same shifted by one."""
     rows = np.lib.stride_tricks.sliding_window_view(ids, T + 1)[starts]             # (B, T + 1)
@@ -429,11 +411,8 @@ def windows(ids, starts, T):
 
 def main():
     make(name, path, val_path, tokenizer, bpe, tokens, subset, overwrite)
-    print(f'data/{name}: {in_words(f"data/{name}")}')
-    if name == 'fineweb':       # the paper's model; the default one is for a laptop
-        print('next: python train.py config/groups.py')
-    else:
-        print(f'next: python train.py --dataset={name} --out_dir=out-{name}')
+    print(f'data/{name}: {in_words(f"data/{name}")}; next: python train.py --dataset={name} '
+          f'--out_dir=out-{name}')
 
 
 if __name__ == '__main__':

@@ -205,9 +205,6 @@ def test_torchdocs_is_made_on_first_use():
     text = data.open_data('torchdocs')
     assert (text.tokenizer, text.vocab_size, text.sha256) == ('bytes', 257, TORCHDOCS)
     assert [(getattr(text, split) == 256).sum() for split in data.SPLITS] == [1481, 32]
-    # the same text under another name
-    data.make('docs', 'torchdocs')
-    assert data.open_data('docs').sha256 == TORCHDOCS
 
 
 def test_files_are_read_in_order_of_name():
@@ -302,7 +299,7 @@ def test_fineweb(web):
     meta = data.make('fineweb', 'web', tokenizer='bytes')
     assert documents_of('fineweb', 'val') == [web[0], web[2000]]
     assert documents_of('fineweb', 'train') == web[1:2000] + web[2001:]
-    assert (meta['source'], meta['complete']) == ('web', True)
+    assert meta['complete']
     # no more than was asked for: the document that reaches so many tokens is the last one
     data.make('fineweb', 'web', tokenizer='bytes', tokens=1000, overwrite=True)
     lengths = np.cumsum([len(text) + 1 for text in web])
