@@ -241,21 +241,19 @@ def test_the_last_twentieth_is_held_out(lengths, train, val):
 
 
 def test_another_text_can_be_held_out():
-    """Of the same folder or elsewhere; a file that is held out is not trained on."""
+    """A file that is held out is not trained on."""
     os.mkdir('texts')
     for name in 'a', 'b', 'the test of time':
         Path(f'texts/{name}.txt').write_text(f'this is {name}')
     data.make('own', 'texts', 'texts/a.txt')
     assert documents_of('own', 'val') == ['this is a']
     assert documents_of('own', 'train') == ['this is b', 'this is the test of time']
-    with pytest.raises(ValueError):
-        data.make('own', 'texts', 'texts', overwrite=True)          # nothing to train on
-    with pytest.raises(ValueError):
-        data.make('own', 'texts', 'texts/b.txt')                    # another call
-    assert documents_of('own', 'val') == ['this is a']
-    for name in 'torchdocs', 'fineweb':
+    for name, path, val_path, overwrite in (
+            ('own', 'texts', 'texts/b.txt', False), ('own', 'texts', 'texts', True),
+            ('torchdocs', None, 'texts', False), ('fineweb', None, 'texts', False)):
         with pytest.raises(ValueError):
-            data.make(name, val_path='texts/a.txt')
+            data.make(name, path, val_path, overwrite=overwrite)
+    assert os.listdir('data') == ['own'] and documents_of('own', 'val') == ['this is a']
 
 
 def test_an_end_of_text_in_a_text_ends_a_document():
@@ -377,25 +375,23 @@ def test_the_same_call_again_keeps_what_is_there():
     assert files_in('data') == before       # without a tokenizer.json
 
 
-def test_two_first_calls_at_once(monkeypatch):
+@pytest.mark.parametrize('knobs', [{}, dict(bpe=300)])
+def test_two_first_calls_at_once(monkeypatch, knobs):
     """Who finds the folder there after its own work takes it, if the same call has made it."""
     write = data.write
-    make_good()
-    shutil.rmtree('data')
 
     def with_another_call(*args):
         monkeypatch.setattr(data, 'write', write)
         make_good()
         write(*args)
-    for knobs in {}, dict(bpe=300):
-        monkeypatch.setattr(data, 'write', with_another_call)
-        if knobs:
-            with pytest.raises(ValueError):
-                data.make('own', 'good.txt', **knobs)
-        else:
-            assert data.make('own', 'good.txt')['complete']
-        assert data.open_data('own').tokenizer == 'bytes' and os.listdir('data') == ['own']
-        shutil.rmtree('data')
+    monkeypatch.setattr(data, 'write', with_another_call)
+    Path('good.txt').write_text(ADDRESS * 99)
+    if knobs:
+        with pytest.raises(ValueError):
+            data.make('own', 'good.txt', **knobs)
+    else:
+        assert data.make('own', 'good.txt') == data.read_meta('data/own')
+    assert documents_of('own', 'val') == [25 * '-'] and os.listdir('data') == ['own']
 
 
 @pytest.mark.parametrize('path, knobs', [
