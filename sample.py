@@ -23,11 +23,11 @@ import torch
 import decode
 import tasks
 from common.checkpoint import open_run
-from common.configurator import configure, given
+from common.configurator import configure
 from common.distributed import pick_device
 from common.encoding import read_prompt, text_of
 from common.errors import check, run
-from common.terminal import paint, print_legend
+from common.terminal import colours_are_shown, paint, print_legend
 from data import open_encoding
 from exits import make_exit, stored_tau
 from loops import Plan, waking_budget
@@ -52,7 +52,7 @@ draft_loops: int | None = None  # loops of drafts; 0 = no drafts; None = a quart
 wave = 0                    # tokens of a wave; 0 = no wave
 seed = 1337                 # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
-show_steps: bool | None = None  # colour each token by its loop steps; None = in a task's pictures
+show_steps: bool | None = None  # colour tokens by their loop steps; None = pictures, on a terminal
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ def answer_problems(model, checkpoint, folders):
     # the problems
     problems = tasks.problems_of(checkpoint, dataset)
     block_size = model.config.block_size
-    if 'start' in given:
+    if 'start' in settings.given:
         x, y = problems.solve(read_prompt(start or ''))                               # (1, T)
         depth = None
         check(x.shape[1] <= block_size, f'the problem has {x.shape[1]} tokens, and the model reads '
@@ -126,7 +126,7 @@ def answer_problems(model, checkpoint, folders):
 
     # both, then how they were found
     picture = getattr(problems.task, 'picture', None)
-    in_colour = picture is not None if show_steps is None else show_steps
+    in_colour = picture and colours_are_shown() if show_steps is None else show_steps
     for b in range(len(x)):
         if picture:
             print(picture(x[b], y[b], guesses[b], steps[b] if in_colour else None))
@@ -312,5 +312,5 @@ def main():
 
 
 if __name__ == '__main__':
-    configure(globals())
+    settings = configure(globals())
     run(main)

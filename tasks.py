@@ -35,6 +35,7 @@ import hashlib
 import inspect
 import itertools
 import string
+import sys
 
 import numpy as np
 import torch
@@ -448,5 +449,7 @@ def main():
 if __name__ == '__main__':
     from common.configurator import configure
     from common.errors import run
+    # a user's file that says `import tasks` finds this module, and does not run it a second time
+    sys.modules.setdefault('tasks', sys.modules['__main__'])
     configure(globals(), positional='task')
     run(main)

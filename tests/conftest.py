@@ -71,10 +71,10 @@ def run(*args, script='train.py'):
     except SystemExit as stop:
         code = stop.code or 0
     finally:
-        # the script has registered itself, see configurator.register; the next one is another
-        for name in [name for name in sys.modules if name not in before
-                     and getattr(sys.modules[name], '__name__', '') == '__main__']:
-            del sys.modules[name]
+        # scripts and config files, which are modules without a __spec__; the next ones are others
+        for name in set(sys.modules) - before:
+            if getattr(sys.modules[name], '__spec__', name) is None:
+                del sys.modules[name]
     return SimpleNamespace(stdout=out.getvalue(), stderr=error.getvalue(), returncode=code)
 
 
