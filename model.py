@@ -589,6 +589,6 @@ def main():
 if __name__ == '__main__':
     from common.configurator import configure
     from common.errors import run
-    config = configure(globals() | asdict(GPTConfig())
-                       | dict(__annotations__=GPTConfig.__annotations__))
+    knobs = asdict(GPTConfig()) | dict(__annotations__=GPTConfig.__annotations__)
+    config = configure(globals() | knobs).knobs()
     run(main)

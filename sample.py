@@ -22,11 +22,11 @@ import torch
 import decode
 import tasks
 from common.checkpoint import open_run
-from common.configurator import configure, given
+from common.configurator import configure
 from common.distributed import pick_device
 from common.encoding import read_prompt
 from common.errors import check, run
-from common.terminal import paint, print_legend
+from common.terminal import colours_are_shown, paint, print_legend
 from data import open_encoding
 from exits import choose
 from loops import Plan
@@ -51,7 +51,7 @@ decoder: str | None = None  # a name in decode.DECODERS, such as wave:width=8; N
                             # they write the text of one_by_one and only one is asked for
 seed = 1337                 # of the tokens drawn, or of the problems
 compile = False             # compiled passes: worth it on a GPU, or for thousands of tokens
-show_steps: bool | None = None  # colour each token by its loop steps; None = in a task's pictures
+show_steps: bool | None = None  # colour tokens by their loop steps; None = pictures, on a terminal
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ def answer_problems(model, checkpoint):
     problems = tasks.problems_of(checkpoint, dataset)
     block_size = model.config.block_size
     depth = None
-    if 'start' in given:
+    if 'start' in settings.given:
         x, y = problems.solve(read_prompt(start or ''))                               # (1, T)
         check(x.shape[1] <= block_size, f'the problem has {x.shape[1]} tokens, and the model reads '
               f'{block_size}: give --length={x.shape[1]}')
@@ -106,7 +106,7 @@ def answer_problems(model, checkpoint):
         steps = evals.float().mean(-1).cpu().numpy()                            # (B, T)
 
     has_picture = problems.task.picture is not None
-    in_colour = has_picture if show_steps is None else show_steps
+    in_colour = has_picture and colours_are_shown() if show_steps is None else show_steps
     for b in range(len(x)):
         print_problem(problems, x[b], y[b], guesses[b], steps[b], in_colour)
     asked = y != NOT_ASKED
@@ -260,5 +260,5 @@ def main():
 
 
 if __name__ == '__main__':
-    configure(globals())
+    settings = configure(globals())
     run(main)

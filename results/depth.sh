@@ -108,7 +108,7 @@ END
 done
 
 set +f
-collect depth "$OUT"/*/eval_{calc,group,hop}*.csv
+collect depth "$OUT"/*/eval_ckpt-*_{calc,group,hop}*.csv
 collect rules "$OUT"/{calc,waiting,timed,random,small,one}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures

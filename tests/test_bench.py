@@ -225,7 +225,8 @@ def test_a_threshold_is_the_largest_that_keeps_the_loss(tiny, knobs, tmp_path, m
         return found(nats, np.ones(16))
 
     monkeypatch.setattr(bench, 'quality', by_hand)
-    knobs(calibrate=True, most_nats=0.1, taus=[3.0, 0.1, 1.0], rules=['accel', 'norm', 'kl'], cache='latest')
+    knobs(calibrate=True, most_nats=0.1, taus=[3.0, 0.1, 1.0], rules=['accel', 'norm', 'kl'],
+          cache='latest')
     others = [dict(rule=rule, cache=cache, tau=7.0)
               for rule, cache in (('accel', 'exact'), ('norm', 'latest'), ('accel', 'latest'))]
     path = tmp_path / 'exits.json'
