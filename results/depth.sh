@@ -21,7 +21,7 @@ calc() {
 # rules TABLE RUN TASK LENGTH PROBLEMS FLAGS: what exit rules and fixed loops take
 rules() {
     measure $1 $2 "${@:6}" --dataset=$3 --length=$4 --n_windows=$5 --n_prompts=$5 \
-        --drafts=[] --waves=[]
+        --decoder=[]
 }
 # long NAME FLAGS: long problems, token by token, and whose the errors are
 long() {
