@@ -264,35 +264,37 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
     it has had `hits` small values again; it would wake its readers, and they theirs, without end.
     """
     B, T, C = x.shape
-    x = x.reshape(B * T, C).clone()                     # its rows are overwritten
-    memos = None                                        # what the signal remembers, (B T, any)
-    awake = np.ones((B, T), dtype=bool)                 # who takes this step
-    streak, kept, evals = np.zeros((3, B, T), dtype=int)
+    x = x.reshape(B * T, C).clone()                 # the states of all tokens
+    memos = None                                    # what the signal remembers of their last steps
+    awake = np.ones((B, T), dtype=bool)             # who takes this step
+    streak = np.zeros((B, T), dtype=int)            # small signals in a row
+    kept, evals = np.zeros((2, B, T), dtype=int)    # the last step kept, steps computed
     for k in range(1, k_max + 1):
-        at = places(awake, x)                                                   # (N,)
-        x0 = x.index_select(0, at)
-        x1 = f(x, k, at)                                                        # (N, C)
+        # a step of the tokens that are awake, and its signal
+        at = places(awake, x)
+        x0 = x[at]
+        x1 = f(x, k, at)                            # (N, C)
         value, memos = observe(rule, x0, x1, memos, at, x, logits_of)
         evals += awake
         streak[awake] = (streak[awake] + 1) * rule.is_small(value, x1, evals[awake])
 
+        # who has moved loops on, and so do all that read one who has, if the rule wakes
         moved = awake & (streak < rule.hits)
         next_awake = readers(moved) if readers else moved
-        x.index_copy_(0, at, x1)
+        x[at] = x1
         kept[awake if rule.keep else awake & next_awake] = k
 
         asleep = awake & ~next_awake
-        if np.count_nonzero(asleep):
+        if asleep.any():
             falls = places(asleep, x)
             if not rule.keep:       # Algorithm 1 throws the step that triggered away
                 x[falls] = x0[places(asleep[awake], x)]
-            if readers:             # a sleeping token takes steps of length 0
-                x0 = x[falls]
-                _, memos = observe(rule, x0, x0, memos, falls, x, logits_of)
+            if readers:             # from now on it takes steps of length 0
+                _, memos = observe(rule, x[falls], x[falls], memos, falls, x, logits_of)
         if record:
             record(awake, x)
         awake = next_awake
-        if not np.count_nonzero(awake):
+        if not awake.any():
             break
     check_finite(x)
     return x.view(B, T, C), kept, evals
@@ -309,7 +311,7 @@ def observe(rule, x0, x1, memos, at, x, logits_of):
     The signal of the tokens `at` in their step from x0 to x1 (N, C) -> its value (N,), and the
     memos of all tokens (B T, any).
     """
-    memo = None if memos is None else memos.index_select(0, at)
+    memo = None if memos is None else memos[at]
     found = rule.signal(x0, x1, memo, partial(logits_of, at=at, x=x) if logits_of else None)
     if not isinstance(found, tuple) or len(found) != 2:
         raise ValueError(f"the signal of the exit rule '{rule.name}' must return a pair, its value "
@@ -319,7 +321,7 @@ def observe(rule, x0, x1, memos, at, x, logits_of):
         return value, None
     if memos is None:                                   # the first step, which all tokens take
         return value, memo.clone()
-    memos.index_copy_(0, at, memo)
+    memos[at] = memo
     return value, memos
 
 
