@@ -23,7 +23,7 @@ in microseconds; here the units are built in, and what to do with them is learne
     H, D        heads; width of a head
 """
 import lzma
-import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -303,8 +303,80 @@ class Sudokus:
         boards, solutions = np.stack(pairs, axis=1)
         return candidates_of(boards, n), labels_of(boards, solutions, n)
 
+    def budget(self, T):
+        return 256
+
     def words(self):
         return ['?', '+', '-', 'no', 'yes']
+
+    def read(self, text):
+        """
+        A board as somebody types it, in any number of lines -> the words of its candidates: n^2
+        letters row by row, 1 to 9 and then A to G, . or 0 for an open cell.
+        """
+        letters = ''.join(text.split()).upper().replace('0', '.')
+        sides = {n * n: n for n in BOXES}
+        check(len(letters) in sides, f'a board has {", ".join(map(str, sides))} letters, row by '
+              f'row, and not {len(letters)}')
+        n = sides[len(letters)]
+        for letter in letters:
+            check(letter in '.' + DIGITS[:n], f"'{letter}' is neither a digit of a board of {n} x "
+                  f'{n}, {DIGITS[0]} to {DIGITS[n - 1]}, nor a . for an open cell')
+        board = np.array([DIGITS.find(letter) + 1 for letter in letters])
+        return [self.words()[token] for token in candidates_of(board[None], n)[0]]
+
+    def oracle(self, words):
+        """Search for the solution. ValueError if there is none, or two, or it takes too long."""
+        n = side_of(len(words))
+        given = np.array(words).reshape(n * n, n) == '+'
+        board = np.where(given.any(axis=1), given.argmax(axis=1) + 1, 0)
+        check([*words] == [self.words()[token] for token in candidates_of(board[None], n)[0]],
+              'a given digit, +, must rule out the others of its cell, -, and nothing else')
+        check(fill(board, n) is not None, 'a digit is given twice in a row, column or box')
+        solutions = search(board, n)
+        check(solutions is not None, f'not decided after {MOST_NODES:,} branches of a search: the '
+              'board may have one solution, several, or none')
+        check(solutions, 'the board has no solution')
+        check(len(solutions) == 1, 'the board has more than one solution')
+        labels = labels_of(board[None], solutions[0][None], n)[0]
+        return [None if label == NOT_ASKED else self.words()[label] for label in labels]
+
+    def valid(self, x, guesses):
+        """
+        Which boards x (B, T) are solved by the guesses (B, T), as the rules alone tell (B,): of
+        the given candidates and those that are guessed to be right, each unit has one.
+        """
+        members, _ = units_of(side_of(x.shape[1]))
+        right = (x == GIVEN) | (x == OPEN) & (guesses == YES)
+        return (right[:, members].sum(axis=-1) == 1).all(axis=(1, 2))
+
+    def picture(self, x, y, guesses, steps):
+        """
+        A board in lines of text: clues in bold, a digit that is guessed on the colour of the loop
+        steps of its cell, with a ! if it is wrong, or ? where there are none or two of them. x, y,
+        guesses, steps: (T,); steps None = no colours.
+        """
+        n = side_of(len(x))
+        h, w = BOXES[n]
+        x, y, guesses = (tokens.reshape(n * n, n) for tokens in (x, y, guesses))
+        cells = []
+        for cell in range(n * n):
+            if (x[cell] == GIVEN).any():
+                text = f'\x1b[1m {DIGITS[(x[cell] == GIVEN).argmax()]} \x1b[0m'
+                cells.append(text if steps is not None else re.sub('\x1b.*?m', '', text))
+                continue
+            yes = np.flatnonzero((x[cell] == OPEN) & (guesses[cell] == YES))
+            text = f' {DIGITS[yes[0]]}' if len(yes) == 1 else ' ?'
+            right = (y[cell] == NOT_ASKED).all() or np.array_equal(yes, np.flatnonzero(y[cell] == YES))
+            text += ' ' if right else '!'
+            cells.append(text if steps is None else paint(text, steps.reshape(n * n, n)[cell].max()))
+        lines = []
+        for row in range(n):
+            if row and row % h == 0:
+                lines.append('┼'.join(['─' * 3 * w] * (n // w)))
+            boxes = [''.join(cells[n * row + left:n * row + left + w]) for left in range(0, n, w)]
+            lines.append('│'.join(boxes).rstrip())
+        return '\n'.join(lines)
 
 
 tasks.TASKS['sudoku'] = Sudokus()
