@@ -316,7 +316,6 @@ class Problems(Examples):
     def __init__(self, dataset):
         self.name, self.knobs = parse_task(dataset)
         self.task = TASKS[self.name]
-        self.n_problems = getattr(self.task, 'n_problems', self.n_problems)
         self.encoding = Words(dataset)
         self.tokenizer = self.encoding.name
         self.vocab_size = self.encoding.n_vocab
@@ -371,10 +370,7 @@ class Problems(Examples):
 
     def batch(self, rng, rows, T, mine=slice(None)):
         """Make `rows` problems and return the slice `mine` of them: x, y (B, T)."""
-        if hasattr(self.task, 'batch'):
-            x, y = self.task.batch(rng, rows, T, **self.knobs)
-        else:
-            x, y, _ = self.make(rng, rows, T)
+        x, y, _ = self.make(rng, rows, T)
         return torch.from_numpy(x[mine]), torch.from_numpy(y[mine])
 
     def n_held_out(self, T):
