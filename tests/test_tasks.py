@@ -184,7 +184,7 @@ def test_a_task_has_a_length_and_a_budget_of_its_own(echo, capsys):
 
 def test_a_training_batch_may_have_more_and_shorter_problems(echo):
     """The same in all processes, each of which takes its part; those held out have all tokens."""
-    echo(batch_shape=lambda self, rng, rows, T: (3 * rows, T - int(rng.integers(1, 4))))
+    echo(batch=lambda self, rng, rows, T: self(rng, 3 * rows, T - int(rng.integers(1, 4))))
     problems = tasks.Problems('echo')
     whole = problems.batch(np.random.default_rng(0), 4, 12)
     rng = np.random.default_rng(0)
@@ -197,7 +197,7 @@ def test_a_training_batch_may_have_more_and_shorter_problems(echo):
         assert first.shape == (6, T) and torch.equal(grid, torch.cat((first, second)))
     assert problems.held_out([0], 12)[0].shape == (1, 12)
     for shape in (4, 13), (5, 12), (0, 12):
-        echo(batch_shape=lambda self, rng, rows, T: shape)
+        echo(batch=lambda self, rng, rows, T: self(rng, *shape))
         with pytest.raises(ValueError):
             tasks.Problems('echo').batch(np.random.default_rng(0), 4, 12)
 

@@ -267,7 +267,8 @@ def depths_of(board, n):
     return depths.repeat(n)
 
 
-class Sudokus:
+@dataclass
+class Sudokus(tasks.Task):
     """
     Boards without a clue that could go: with less clues, a board of 9 x 9 has more than one
     solution, and singles do not solve one of another size. with_singles: nor one of 9 x 9.
@@ -275,22 +276,26 @@ class Sudokus:
     In training boards of 4 x 4, 6 x 6 and twice 9 x 9 come in turn, those of 9 x 9 with 0 to `more`
     of the clues that went last, in all ways in which the rules stay. Held-out boards are made anew.
     """
-    n_problems = 200
+    with_singles: bool = False
+    more: int = 15
 
-    def __call__(self, rng, rows, T, with_singles=False, more=15):
+    block_size = 729
+    most_held_out = 200 * 729
+
+    def __call__(self, rng, rows, T):
         n = side_of(T)
         random = Random(int(rng.integers(2 ** 62)))
         boards = np.zeros((rows, n * n), dtype=np.int64)
         solutions = boards.copy()
         for row in range(rows):
-            solution, gone = without_clues(random, n, with_singles or n != 9)
+            solution, gone = without_clues(random, n, self.with_singles or n != 9)
             solutions[row] = solution
             boards[row] = solution
             boards[row, gone] = 0
         depth = np.stack([depths_of(board, n) for board in boards])
         return candidates_of(boards, n), labels_of(boards, solutions, n), depth
 
-    def batch(self, rng, rows, T, with_singles=False, more=15):
+    def batch(self, rng, rows, T):
         random = Random(int(rng.integers(2 ** 62)))
         n = random.choice([4, 6, 9, 9])
         rows *= 1 if n == 9 else 3
@@ -298,10 +303,11 @@ class Sudokus:
         for _ in range(rows):
             solution, gone = random.choice(pool(n))
             board = solution.copy()
-            board[gone[:len(gone) - random.randint(0, more if n == 9 else len(gone) // 2)]] = 0
+            board[gone[:len(gone) - random.randint(0, self.more if n == 9 else len(gone) // 2)]] = 0
             pairs.append(shuffled(np.stack((board, solution)), n, random))
         boards, solutions = np.stack(pairs, axis=1)
-        return candidates_of(boards, n), labels_of(boards, solutions, n)
+        x = candidates_of(boards, n)
+        return x, labels_of(boards, solutions, n), np.zeros_like(x)     # nobody asks for depths
 
     def budget(self, T):
         return 256
@@ -379,7 +385,7 @@ class Sudokus:
         return '\n'.join(lines)
 
 
-tasks.TASKS['sudoku'] = Sudokus()
+tasks.TASKS['sudoku'] = Sudokus
 
 
 # the model ---------------------------------------------------------------------------------------
