@@ -42,7 +42,6 @@ seed = 0
 # -------------------------------------------------------------------------------------------------
 
 NOT_ASKED = -100            # torch's cross-entropy ignores this label
-MOST_HELD_OUT = 2 ** 20     # the most tokens in all held-out problems of one length
 MOST_BLOCKS = 40            # a problem that wraps to more blocks than this shows only its ends
 
 
@@ -65,7 +64,8 @@ class Task:
     and may have what follows here.
     """
     shapes = ()         # the names of the fields on which the words depend
-    block_size = 24     # T of the problems that tasks.py prints
+    block_size = 24             # T of the problems that tasks.py prints
+    most_held_out = 2 ** 20     # tokens in all held-out problems of one length
 
     # oracle(words) -> list of str: the right answers to a problem, computed in another way; None
     # where there is no label
@@ -82,12 +82,16 @@ class Task:
         """
         return 2 * T + 100
 
-    def batch_shape(self, rng, rows, T):
+    def batch(self, rng, rows, T):
         """
-        The problems and tokens of a training batch, if they shall differ from batch to batch: a
-        whole multiple of rows, and at most T tokens. Held-out problems always have T.
+        The problems of a training batch, if they are others than those held out: x, y, depth. It
+        may have a whole multiple of rows, and fewer tokens than T.
         """
-        return rows, T
+        return self(rng, rows, T)
+
+    def read(self, text):
+        """A problem as somebody types it -> its words. ValueError if it is none."""
+        return text.split()
 
 
 @dataclass
@@ -201,7 +205,7 @@ class Problems:
         y has no labels if the task has no oracle. ValueError for an unknown word, or if the words
         are not a problem of the task.
         """
-        x = np.array(self.encoding.encode(text))
+        x = np.array(self.encoding.encode(' '.join(self.task.read(text))))
         check(len(x), 'the problem has no words')
         y = self.answers(x) if self.task.oracle else np.full_like(x, NOT_ASKED)
         return x[None], y[None]
@@ -222,18 +226,18 @@ class Problems:
     def batch(self, rng, rows, T, mine=slice(None)):
         """
         Make a batch of `rows` problems and return the slice `mine` of them: x, y (B, T). The task
-        may ask for shorter problems, and for several in place of each, see Task.batch_shape.
+        may make shorter problems, and several in place of each, see Task.batch.
         """
-        n, T_batch = self.task.batch_shape(rng, rows, T)
+        x, y, _ = self.task.batch(rng, rows, T)
+        n, T_batch = x.shape
         check(n > 0 and n % rows == 0 and T_batch <= T, f'a batch of {self.name} must have a '
               f'multiple of {rows} rows and at most {T} tokens, not {n} and {T_batch}')
-        arrays = self.make(rng, n, T_batch)
-        x, y, _ = (array.reshape(rows, -1, T_batch)[mine] for array in arrays)
+        x, y = (array.reshape(rows, -1, T_batch)[mine] for array in (x, y))
         return torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def n_held_out(self, T):
         """How many held-out problems of T tokens there are; of long ones there are fewer."""
-        return max(1, min(self.n_problems, MOST_HELD_OUT // T))
+        return max(1, min(self.n_problems, self.task.most_held_out // T))
 
     @functools.cache
     def all_held_out(self, T):

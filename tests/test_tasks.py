@@ -177,7 +177,7 @@ def test_a_task_has_a_length_and_a_budget_of_its_own(echo, capsys):
 
 def test_a_training_batch_may_have_more_and_shorter_problems(echo):
     """The same in all processes, each of which takes its part; those held out have all tokens."""
-    echo(batch_shape=lambda self, rng, rows, T: (3 * rows, T - 2))
+    echo(batch=lambda self, rng, rows, T: self(rng, 3 * rows, T - 2))
     problems = tasks.Problems('echo')
     x, _, _ = problems.make(np.random.default_rng(0), 12, 10)
     parts = [problems.batch(np.random.default_rng(0), 4, 12, mine)
@@ -186,7 +186,7 @@ def test_a_training_batch_may_have_more_and_shorter_problems(echo):
         assert tokens.tolist() == labels.tolist() == x[rows].tolist()
     assert problems.held_out([0], 12)[0].shape == (1, 12)
     for shape in (4, 13), (5, 12), (0, 12):
-        echo(batch_shape=lambda self, rng, rows, T: shape)
+        echo(batch=lambda self, rng, rows, T: self(rng, *shape))
         with pytest.raises(ValueError):
             tasks.Problems('echo').batch(np.random.default_rng(0), 4, 12)
 
