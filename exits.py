@@ -289,7 +289,7 @@ def loop(f, x, k_max, rule, logits_of=None, readers=None, record=None):
             falls = places(asleep, x)
             if not rule.keep:       # Algorithm 1 throws the step that triggered away
                 x[falls] = x0[places(asleep[awake], x)]
-            if readers:             # from now on it takes steps of length 0
+            if readers and memos is not None:   # from now on it takes steps of length 0
                 _, memos = observe(rule, x[falls], x[falls], memos, falls, x, logits_of)
         if record:
             record(awake, x)
