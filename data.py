@@ -227,8 +227,7 @@ def found(folder, call):
     meta = read_meta(folder)
     check(meta.get('call') == call, f'{folder} was made in another way: --overwrite replaces it, '
           'or choose another name')
-    print(f'{folder} is there already, and the text was not read again: --overwrite makes it '
-          'anew', file=sys.stderr)
+    print(f'{folder} is there already: --overwrite makes it anew', file=sys.stderr)
     return meta
 
 
@@ -236,7 +235,9 @@ def write(documents, encoding, folder, most_tokens):
     """Documents -> train.bin and val.bin."""
     n_tokens = 0
     printed = time.monotonic()
-    with open(f'{folder}/train.bin', 'wb') as train, open(f'{folder}/val.bin', 'wb') as val:
+    # val.bin without a buffer, for which a disk that train.bin has filled would have no room
+    with (open(f'{folder}/train.bin', 'wb') as train,
+          open(f'{folder}/val.bin', 'wb', buffering=0) as val):
         bins = dict(train=train, val=val)
         for split, text in documents:
             ids = encoding.encode(text) + [encoding.eot_token]
