@@ -29,16 +29,13 @@ NEAR = dict(atol=1e-4, rtol=0)
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """{name: the page of a model that we ship}; the text has nasty characters in it."""
+    """{name: the page of a model that we ship}"""
     folder = tmp_path_factory.mktemp('pages')
-    nasty = folder / 'nasty.txt'
-    nasty.write_text(NASTY, encoding='utf-8')
     for name, flags in dict(calc=['--dataset=calc:reset=0.01', '--tau=1'],
-                            text=[f'--start=FILE:{nasty}', '--tau=0.1'],
                             maze=['--tau=0.14', '--length=100']).items():
         finished(f'--out_dir={ROOT}/pretrained/{name}', f'--path={folder}/{name}.html', *flags,
                  script='page/__main__.py')
-    return {name: folder / f'{name}.html' for name in ('calc', 'text', 'maze')}
+    return {name: folder / f'{name}.html' for name in ('calc', 'maze')}
 
 
 class Browser:
@@ -154,7 +151,7 @@ def letters_of(maze):
 
 # the same numbers as in Python --------------------------------------------------------------------
 
-@pytest.mark.parametrize('name, T, n_loop', [('calc', 40, 60), ('text', 20, 12), ('maze', 36, 70)])
+@pytest.mark.parametrize('name, T, n_loop', [('calc', 40, 60), ('maze', 36, 70)])
 @torch.no_grad()
 def test_the_page_computes_what_the_model_computes(browser, pages, name, T, n_loop):
     """Fixed loops and every rule, for good and with sleep: loop steps, last states and logits."""
@@ -370,63 +367,19 @@ def test_a_problem_is_played_and_typed(browser, pages):
     assert browser.value("[get('rule'), get('wake'), seen(1).best]") == ['accel', '1', 4]
 
 
-def test_a_text_is_typed_and_written_on(browser, pages):
-    browser.open(pages['text'], width=360, motion='no-preference')
-    assert browser.value('text') == NASTY
-    # it can be written on while it is played
-    assert browser.value('''{
-        $('write').click();
-        while (!pass.done) await pause(10);
-        $('write').click();
-        await drawn;
-        return [player, writer, text.startsWith(R.start)];
-    }''') == [None, None, True]
-    browser.value("($('text').focus(), $('text').select())")
-    browser.type('caf\u00e9 \u05d0 in a')
-    ids = list('caf\u00e9 \u05d0 in a'.encode())
-    assert browser.value('pass.ids') == ids
-
-    # a letter that is typed while the model writes stays where it is typed, and stops the writing
-    browser.value("""{
-        $('text').setSelectionRange(2, 2);
-        $('write').click();
-        while (pass.ids.length < 30 && writer) await pause(10);
-    }""")
-    browser.type('!')
-    assert browser.value("[writer, $('text').value.slice(0, 7)]") == [None, 'ca!f\u00e9 \u05d0']
-
-    assert browser.value(FITS)
-
-    # what has been kept is what reading anew gives
-    kept = browser.value(RESULT)
-    assert browser.value(f'{{ take(text); await finish(); return {RESULT}; }}') == kept
-
-    # a letter of two bytes is written; the end of the text and a full text stop the writing
-    assert browser.value("""{
-        const drawn = [...new TextEncoder().encode('\\u00e9'), END];
-        drawn_token = () => drawn.shift();
-        take('caf');
-        await write();
-        const ended = [text, $('notice').textContent];
-        drawn_token = () => 120;
-        take('x'.repeat(R.most - 2));
-        await write();
-        return [...ended, text.length, $('write').textContent];
-    }""") == ['caf\u00e9', 'The model has ended its text.', 1000, 'write on']
-
-
 # the file -----------------------------------------------------------------------------------------
 
 def test_the_page_needs_no_network_and_no_text_is_code(pages):
-    text = pages['text'].read_text(encoding='utf-8')
-    assert text.count('<script') == 5 and text.count('</script>') == 5
-    assert record_of(pages['text'])['start'] == NASTY
-    filled = page.fill(dict(kind='text', start=NASTY), TITLE=NASTY, ABOUT=NASTY, RESULTS=NASTY,
-                       MODEL=NASTY)
-    assert filled.count('<script') == 5
+    text = pages['calc'].read_text(encoding='utf-8')
+    nasty = pages['calc'].with_name('nasty.html')
+    nasty.write_text(page.fill(dict(kind='task', start=NASTY), TITLE=NASTY, ABOUT=NASTY,
+                               RESULTS=NASTY, MODEL=NASTY), encoding='utf-8')
+    assert record_of(nasty)['start'] == NASTY
+    for filled in text, nasty.read_text(encoding='utf-8'):
+        assert filled.count('<script') == 5 and filled.count('</script>') == 5
     assert "default-src 'none'" in text
     addresses = set(re.findall(r'\b(?:src|href)="([^"]*)', text))
-    results = os.path.relpath(f'{ROOT}/results/text.md', pages['text'].parent)
+    results = os.path.relpath(f'{ROOT}/results/depth.md', pages['calc'].parent)
     assert addresses == {'data:,', 'https://arxiv.org/abs/2509.23314', results}
 
 
@@ -446,8 +399,7 @@ def test_the_first_problem(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name, flag', [
-    ('text', '--seed=1'), ('text', '--dataset=calc'), ('text', '--length=9'),
-    ('text', '--n_loop=0'), ('text', '--path=.'), ('calc', '--length=0'),
+    ('text', ''), ('calc', '--n_loop=0'), ('calc', '--path=.'), ('calc', '--length=0'),
     ('calc', '--length=513'), ('calc', '--tau=0'),
     ('calc', '--dataset=hop'), ('calc', '--start==7'), ('calc', '--start==1 --seed=1'),
     ('maze', '--start=x'), ('maze', '--length=80')])
