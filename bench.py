@@ -39,7 +39,7 @@ from common.evaluation import windows_at_once
 from common.files import write_csv, write_json
 from common.terminal import print_rows
 from exits import Exit, make_exit, stored_exits
-from loops import Plan, as_noise, waking_budget
+from loops import Plan, as_noise
 
 # --------------------------------------------------------------------------------------------------
 # a knob that takes a list of values takes one value, too, such as --drafts=[2,8,4]
@@ -134,14 +134,15 @@ class Method:
         return decode.one_by_one
 
 
-def methods_of(model, is_task=False):
-    """What the knobs ask for, the full budget first."""
+def methods_of(model, task=None):
+    """What the knobs ask for, the full budget first. task: a tasks.Task; None = a text."""
+    is_task = task is not None
     if not model.groups:
         return [Method('no loops', 1)]
     wakes = values_of('wake') or [is_task]
     budget = n_loop
     if budget is None and is_task and True in wakes:
-        budget = waking_budget(model.config.block_size)
+        budget = task.budget(model.config.block_size)
     if budget is None:
         budget = model.loop_counts(has_rule=True)[0]
     thresholds = values_of('taus') or (TAUS if calibrate is not False else TAUS[3:])
@@ -458,7 +459,8 @@ def main():
     model, checkpoint, folder, results = open_run(out_dir, dev, length=length, damping=damping)
     is_task = tasks.is_task(dataset or checkpoint['config']['dataset'])
     T = model.config.block_size
-    methods = methods_of(model, is_task)
+    task = tasks.problems_of(checkpoint, dataset).task if is_task else None
+    methods = methods_of(model, task)
     print(f"{folder}/ckpt.pt of iteration {checkpoint['iter_num']}, groups {model.config.groups}, "
           f'{dev}: {len(methods)} methods')
 

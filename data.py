@@ -57,8 +57,8 @@ import torch
 import tasks
 from common.encoding import EOT, STORED, open_text_encoding, train_bpe
 from common.errors import check, did_you_mean, explain
+from common.evaluation import spread
 from common.files import ROOT, read_json, sha256_of, write_json
-from tasks import Examples
 
 # --------------------------------------------------------------------------------------------------
 name = 'torchdocs'          # torchdocs, fineweb, or any name for text of your own
@@ -252,7 +252,9 @@ def check_comes_back(text, encoding):
 def open_encoding(name, folder=None):
     """The encoding of this name: the words of a task, or that of open_text_encoding."""
     check(name, 'this model came without a tokenizer.json, so it cannot read or write text')
-    return tasks.Words(name) if tasks.is_task(name) else open_text_encoding(name, folder)
+    if tasks.is_task(name):
+        return tasks.Problems(name).encoding
+    return open_text_encoding(name, folder)
 
 
 def open_data(name, model_tokenizer=None, vocab_size=math.inf):
@@ -285,15 +287,29 @@ def held_out_windows(checkpoint, n, dataset=None, dev='cpu'):
     examples = open_data(dataset or checkpoint['config']['dataset'], checkpoint['tokenizer'],
                          args['vocab_size'])
     T = args['block_size']
-    numbers = examples.spread(n, T)
+    numbers = spread(examples, n, T)
     idx, targets = examples.held_out(numbers, T)
     depth = examples.depths(T)[numbers] if examples.is_task else None
     return examples, idx.to(dev), targets.to(dev), depth
 
 
-class Text(Examples):
-    """The tokens of data/NAME, with its splits as uint16 memmaps."""
+class Text:
+    """
+    The tokens of data/NAME, with its splits as uint16 memmaps. A Text and a task (tasks.Problems)
+    have the methods below and
+
+        name                        of the data set, or of the task without its knobs
+        description                 what is trained on, in words
+        sha256                      of what is trained on: --resume refuses another one
+        tokenizer, vocab_size       the name of its encoding; how many tokens there are
+        tokenizer_json              the TokenizerJson of that name; None if it is no such file
+        is_task                     a task: only some tokens have labels, and the measure is the
+                                    accuracy. Otherwise every token has one, and it is the loss
+        depths(T)                   only a task has it: the depth of each label of its held-out
+                                    windows, (n_held_out(T), T)
+    """
     is_task = False
+    tokenizer_json = None
 
     def __init__(self, name):
         folder = f'data/{name}'
@@ -320,7 +336,10 @@ class Text(Examples):
               'with a next token: lower --block_size')
 
     def batch(self, rng, rows, T, mine=slice(None)):
-        """Random windows of the training text, the slice `mine` of them: x, y (B, T)."""
+        """
+        Draw `rows` windows of the training text, the same in all processes -> those in the slice
+        `mine`: x, y (B, T) int64.
+        """
         return windows(self.train, rng.integers(len(self.train) - T, size=rows)[mine], T)
 
     def n_held_out(self, T):

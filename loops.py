@@ -426,11 +426,6 @@ class RecurrentGroup(nn.Module):
         return f
 
 
-def waking_budget(T):
-    """Loop steps for a problem of T tokens: news may have to pass through all of them."""
-    return 2 * T + 100
-
-
 def of_groups(results, name, idx):
     """steps_used or evals of all groups, (B, T, groups). results: a dict of each group."""
     if not results:             # a model may have no groups

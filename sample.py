@@ -14,7 +14,6 @@ Paper: sec. 4 (exit rules), Algorithm 1 (accel).
 
     T    tokens of a problem
 """
-import shutil
 import time
 
 import numpy as np
@@ -25,13 +24,13 @@ import tasks
 from common.checkpoint import open_run
 from common.configurator import configure, given
 from common.distributed import pick_device
-from common.encoding import read_prompt, text_of
+from common.encoding import read_prompt
 from common.errors import check, run
 from common.terminal import paint, print_legend
 from data import open_encoding
 from exits import make_exit, stored_tau
-from loops import Plan, waking_budget
-from tasks import NOT_ASKED
+from loops import Plan
+from tasks import NOT_ASKED, print_problem
 
 # -------------------------------------------------------------------------------------------------
 out_dir: str | None = None  # None = out, or pretrained/text if you have trained no model
@@ -56,15 +55,13 @@ show_steps: bool | None = None  # colour each token by its loop steps; None = in
 device = 'auto'
 # -------------------------------------------------------------------------------------------------
 
-MOST_BLOCKS = 40    # a problem that wraps to more blocks than this shows only its ends
-
 
 # how to decode ------------------------------------------------------------------------------------
 
-def plan_of(model, folders, policy, T=None):
+def plan_of(model, folders, policy, waking_budget=None):
     """
-    The knobs -> a Plan. folders: where exits.json may be. policy: the cache. T: tokens of a
-    problem, None = a text.
+    The knobs -> a Plan. folders: where exits.json may be. policy: the cache. waking_budget:
+    the loops for a problem if tokens may wake, None = a text.
     """
     name = exit or ('norm_rel' if wave else None)
     check(name or tau is None and not wake, '--tau and --wake need an exit rule: add --exit=accel')
@@ -72,7 +69,7 @@ def plan_of(model, folders, policy, T=None):
         return Plan(model.loop_counts(n_loop))
     wakes = wake
     if wakes is None:
-        wakes = T is not None and policy == 'exact'
+        wakes = waking_budget is not None and policy == 'exact'
     check(tau is not None or damping is None, 'thresholds are for the damping of the run: with '
           '--damping give --tau, too')
     threshold = tau
@@ -81,8 +78,8 @@ def plan_of(model, folders, policy, T=None):
     if threshold is None:
         threshold = stored_tau(folders, name, policy)
     budget = n_loop
-    if budget is None and wakes and T is not None:
-        budget = waking_budget(T)
+    if budget is None and wakes:
+        budget = waking_budget
     return Plan(model.loop_counts(budget, has_rule=True), make_exit(name, threshold, wake=wakes))
 
 
@@ -114,7 +111,7 @@ def answer_problems(model, checkpoint, folders):
 
     # the model's answers
     policy = 'exact' if cache == 'auto' else cache
-    plan = plan_of(model, folders, policy, x.shape[1])
+    plan = plan_of(model, folders, policy, problems.task.budget(x.shape[1]))
     idx = torch.from_numpy(x).to(model.lm_head.weight.device)
     torch.manual_seed(seed)             # for a rule that tosses coins
     logits, kept, evals = decode.read(model, idx, plan, policy)
@@ -125,13 +122,10 @@ def answer_problems(model, checkpoint, folders):
         steps = evals.float().mean(-1).cpu().numpy()                            # (B, T)
 
     # both, then how they were found
-    picture = getattr(problems.task, 'picture', None)
+    picture = problems.task.picture
     in_colour = picture is not None if show_steps is None else show_steps
     for b in range(len(x)):
-        if picture:
-            print(picture(x[b], y[b], guesses[b], steps[b] if in_colour else None))
-        else:
-            print_problem(problems.encoding, x[b], y[b], guesses[b], steps[b], in_colour)
+        print_problem(problems, x[b], y[b], guesses[b], steps[b], in_colour)
     asked = y != NOT_ASKED
     if asked.any():
         right = (guesses == y)[asked]
@@ -160,40 +154,6 @@ def answer_problems(model, checkpoint, folders):
     print(f'read: {order}, {in_words(plan)}')
     if in_colour:
         print_legend()
-
-
-def print_problem(encoding, x, y, guesses, steps, in_colour=False):
-    """
-    A problem x, right answers y, guesses and loop steps (T,), wrapped to the width of the terminal.
-    in_colour: guesses on the colour of their loop steps.
-    """
-    # lines of words
-    answers = []
-    for guess, label in zip(guesses, y):
-        word = text_of(guess, encoding)
-        answers.append(word if label in (guess, NOT_ASKED) else f'!{word}!')
-    lines = dict(problem=[text_of(token, encoding) for token in x],
-                 right=['' if label == NOT_ASKED else text_of(label, encoding) for label in y],
-                 model=answers,
-                 loops=[f'{n:.1f}'.removesuffix('.0') for n in steps])
-
-    # blocks as wide as the terminal; of many the first and last ones
-    width = 1 + max(len(word) for words in lines.values() for word in words)
-    per_block = max(1, (shutil.get_terminal_size().columns - len('problem')) // width)
-    blocks = [slice(first, first + per_block) for first in range(0, len(x), per_block)]
-    half = MOST_BLOCKS // 2
-    left_out = blocks[half:-half] if len(blocks) > MOST_BLOCKS else []
-    for block in blocks:
-        if block in left_out:
-            if block == left_out[0]:
-                print(f'... {len(left_out) * per_block:,} tokens ...\n')
-            continue
-        for name, words in lines.items():
-            cells = [word.rjust(width) for word in words[block]]
-            if in_colour and name == 'model':
-                cells = [paint(cell, n) for cell, n in zip(cells, steps[block])]
-            print(name.ljust(len('problem')) + ''.join(cells))
-        print()
 
 
 # the second path: text ----------------------------------------------------------------------------

@@ -168,10 +168,12 @@ def as_trained(raw, dev):
 
 def forward_backward(model, run, it):
     """
-    The gradient of iteration `it`, over all its micro steps. Returns this process's loss (a tensor,
-    for which nobody has waited yet), and the loop counts of the last micro step.
+    The gradient of iteration `it`, over all its micro steps. Returns of this process the loss (a
+    tensor, for which nobody has waited yet), the loop counts of the last micro step, and how many
+    tokens it has read in all.
     """
     loss = torch.zeros((), device=run.dev)
+    n_tokens = 0
     for micro in range(gradient_accumulation_steps):
         x, y = get_batch(run.examples, it, micro, run.dev)
         n_loop = draw_loops(run.raw, it, micro)     # one count per group
@@ -182,7 +184,8 @@ def forward_backward(model, run, it):
         part = part / gradient_accumulation_steps
         part.backward()
         loss += part.detach()
-    return loss, n_loop
+        n_tokens += x.numel()
+    return loss, n_loop, n_tokens
 
 
 # the run ------------------------------------------------------------------------------------------
@@ -354,7 +357,7 @@ def train(run):
 
         # a step
         began = time.perf_counter()
-        loss, n_loop = forward_backward(model, run, it)
+        loss, n_loop, n_tokens = forward_backward(model, run, it)
         norm = torch.nn.utils.clip_grad_norm_(run.raw.parameters(), grad_clip or math.inf)
         stops = torch.full_like(loss, len(distributed.stop_signals))
         # means over the processes: losses differ, the norm does not, and a signal to one stops all
@@ -369,7 +372,7 @@ def train(run):
             opt.step()
             opt.zero_grad()
         run.done = it + 1
-        log.step(it, loss, norm, n_loop, time.perf_counter() - began)
+        log.step(it, loss, norm, n_loop, n_tokens, time.perf_counter() - began)
         if stops:
             save(run, 'ckpt.pt')
             say(f'stopped after iteration {it} and saved: python train.py --resume '
@@ -411,6 +414,7 @@ class Log:
         self.path = f'{out_dir}/log.csv'
         self.rows = []
         self.seconds = []       # of each step since the last row
+        self.tokens = []        # of each, in this process
         if done and os.path.exists(self.path):
             self.rows = [row for row in read_csv(self.path) if int(row['iter']) < done]
 
@@ -422,19 +426,21 @@ class Log:
                 columns |= dict.fromkeys(earlier)
             write_csv([columns | earlier for earlier in self.rows], self.path)
 
-    def step(self, it, loss, norm, n_loop, seconds):
+    def step(self, it, loss, norm, n_loop, n_tokens, seconds):
         """Note the time of a step; every log_interval steps, write a row and print a line."""
         self.seconds.append(seconds)
+        self.tokens.append(n_tokens)
         if it % log_interval and it < max_iters - 1:
             return
         dt = sum(self.seconds) / len(self.seconds)
-        speed = gradient_accumulation_steps * batch_size * block_size / dt
+        speed = distributed.WORLD * sum(self.tokens) / sum(self.seconds)
         loops = '/'.join(map(str, n_loop))
         say(f'iter {it}: loss {loss:.3f}, loops {loops or "none"}, {1e3 * dt:.0f} ms, '
             f'{speed / 1e3:.1f}k tok/s, {(max_iters - it - 1) * dt:.0f} s left')
         self.add(dict(iter=it, loss=f'{loss:.5f}', lr=f'{lr_at(it):.3e}', grad_norm=f'{norm:.4f}',
                       loops=loops, dt_ms=f'{1e3 * dt:.1f}', tokens_per_s=f'{speed:.0f}'))
         self.seconds.clear()
+        self.tokens.clear()
 
     def evaluate(self, run, it):
         """Evaluate, keep the best weights, and draw the losses so far."""

@@ -162,6 +162,35 @@ def show_help(script, knobs, annotations):
     sys.stdout.flush()
 
 
+# a choice with arguments --------------------------------------------------------------------------
+
+def build(call, table, what):
+    """
+    'calc:p=7,reset=0.1' -> table['calc'](p=7, reset=0.1); plain 'calc' -> table['calc']().
+
+    table: {name: class}; an argument's text is converted by its annotation, or else by the type of
+    its default. what: what the table holds, such as 'task', for the message. ValueError for an
+    unknown name or argument, for a bad value, and for an argument that is missing.
+    """
+    name, _, text = call.partition(':')
+    check(name in table, f"unknown {what} '{name}'{did_you_mean(name, table)} "
+          f"(there are {', '.join(table)})")
+    arguments = inspect.signature(table[name], eval_str=True).parameters
+    values = {}
+    for part in re.split(r',(?=\w+=)', text) if text else []:       # a list may have commas
+        key, _, value = part.partition('=')
+        check(key in arguments, f"the {what} {name} has no '{key}'{did_you_mean(key, arguments)} "
+              f"(it takes {', '.join(arguments) or 'no arguments'})")
+        annotation, default = arguments[key].annotation, arguments[key].default
+        if annotation is inspect.Parameter.empty:
+            annotation = type(default)
+        values[key] = parse(f'{key} of the {what} {name}', value, annotation)
+    for key, argument in arguments.items():
+        check(key in values or argument.default is not inspect.Parameter.empty,
+              f'the {what} {name} needs {key}: write {name}:{key}=...')
+    return table[name](**values)
+
+
 # values and their types ---------------------------------------------------------------------------
 
 def kinds_of(annotation):

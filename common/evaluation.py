@@ -10,11 +10,13 @@ import os
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from common import distributed
 from common.distributed import say
+from common.errors import check
 from common.files import write_csv
 
 
@@ -49,7 +51,7 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
     tokens that are spread evenly.
     """
     T = model.config.block_size
-    numbers = examples.spread(n_windows, T)[distributed.RANK::distributed.WORLD]
+    numbers = spread(examples, n_windows, T)[distributed.RANK::distributed.WORLD]
     depths = torch.zeros(examples.n_held_out(T), T, dtype=torch.long)
     if examples.is_task:
         depths = torch.from_numpy(examples.depths(T)).long()
@@ -73,6 +75,13 @@ def evaluate(model, examples, n_windows, n_loop, dev='cpu', autocast=nullcontext
         has_labels = labelled.any(dim=1)
         problems += torch.stack((has_labels.sum(), (has_labels & ~wrong.any(dim=1)).sum()))
     return Score(distributed.add_up(by_depth), distributed.add_up(problems))
+
+
+def spread(examples, n, T):
+    """The numbers of n held-out windows, evenly spread (n,). ValueError if there are fewer."""
+    n_all = examples.n_held_out(T)
+    check(n <= n_all, f'there are only {n_all} held-out windows of {T} tokens, not {n}')
+    return np.linspace(0, n_all - 1, n).round().astype(int)
 
 
 def windows_at_once(config):

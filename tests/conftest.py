@@ -1,5 +1,6 @@
 """What the tests share: a small model, its tokens, thresholds, and ways to run a script."""
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -97,6 +98,11 @@ def log_of(out_dir):
     rows = read_csv(os.path.join(out_dir, 'log.csv'))
     times = 'dt_ms', 'tokens_per_s'
     return [{key: row[key] for key in row if key not in times} for row in rows]
+
+
+def digest(arrays):
+    """The start of the sha256 of some arrays."""
+    return hashlib.sha256(b''.join(a.astype('<i8').tobytes() for a in arrays)).hexdigest()[:12]
 
 
 def same(a, b):

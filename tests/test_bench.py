@@ -10,9 +10,11 @@ from conftest import TINY, finished, refused
 
 import bench
 import data
+from common.evaluation import spread
 from common.files import read_csv
 from exits import make_exit
 from model import GPT
+from tasks import Calc
 
 SMALL = ['--taus=[0,0.3,100.0]', '--budgets=[1,2,5]', '--n_loop=5', '--n_windows=6', '--device=cpu',
          '--n_prompts=2', '--new_tokens=8', '--drafts=[[1,3,4]]', '--waves=[[3,2]]',
@@ -69,7 +71,7 @@ def test_a_whole_run(fresh):
     # quality is the model's own
     model = GPT.load('out')
     text = data.open_data('book')
-    idx, targets = text.held_out(text.spread(6, 16), 16)
+    idx, targets = text.held_out(spread(text, 6, 16), 16)
     with torch.no_grad():
         for n in 1, 2, 5:
             logits, loss = model(idx, targets, n_loop=n)
@@ -127,7 +129,7 @@ def test_bad_input_is_refused_before_the_work(fresh, flag):
 def test_tokens_of_a_problem_wake_where_they_can(tiny, knobs, cache, wake, expected):
     """They have the budget for it; drafts and waves write no answers."""
     knobs(cache=cache, wake=wake, budgets=[], taus=[0.3], rules=['norm'])
-    methods = bench.methods_of(tiny(block_size=8), is_task=True)
+    methods = bench.methods_of(tiny(block_size=8), Calc())
     assert [method.name() for method in methods] == expected
 
 
@@ -139,7 +141,7 @@ def test_a_task(sums_run, monkeypatch):
     assert (two['kind'], rule['kind'], full['n_loop']) == ('fixed loops', 'exit rules', '124')
     assert (rule['wake'], rule['identical'], rule['blocks']) == ('True', '', '')
     problems = data.open_data('calc:p=2,reset=0.5')
-    numbers = problems.spread(5, 12)
+    numbers = spread(problems, 5, 12)
     assert float(rule['deepest']) == problems.depths(12)[numbers].max(axis=1).mean()
     model = GPT.load('out')
     x, y = problems.held_out(numbers, 12)
@@ -246,7 +248,7 @@ def test_sample_takes_the_threshold_that_was_found(fresh):
     # the cost on the odd windows, by other code
     model = GPT.load('out')
     book = data.open_data('book')
-    idx, targets = book.held_out(book.spread(16, 16), 16)
+    idx, targets = book.held_out(spread(book, 16, 16), 16)
     with torch.no_grad():
         loss, full = (model(idx[1::2], targets[1::2], n_loop=5, exit=exit)[1].item()
                       for exit in (make_exit('kl', 7), None))

@@ -65,9 +65,7 @@ def test_each_config_trains(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     path = f'{ROOT}/config/{name}.py'
     args = [path, *SHORT, f'--out_dir=out-{name}']
-    if name == 'hop':
-        args.insert(0, f'{ROOT}/config/calc.py')
-    elif name not in ('calc', 'maze'):
+    if name not in ('calc', 'maze'):
         args += ['--dataset=book', '--block_size=16']
     if name == 'maze':
         args += ['--n_head=4']

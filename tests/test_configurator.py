@@ -1,10 +1,11 @@
 """A command line -> knobs."""
 import sys
+from dataclasses import asdict, dataclass
 
 import pytest
 
 from common import configurator
-from common.configurator import configure
+from common.configurator import build, configure
 
 SCRIPT = '''"""A script with knobs."""
 from typing import Literal
@@ -129,3 +130,40 @@ def test_help_has_every_knob_with_its_comment(script, capsys):
     for knob in (['--rate=6.0', 'how fast'], ['--top=None', 'None = all'],
                  ["--pos='learned'", 'positions [learned, rotary]']):
         assert knob in knobs
+
+
+# a choice with arguments --------------------------------------------------------------------------
+
+@dataclass
+class Shape:
+    """A field without a default, and fields of several types."""
+    sides: int
+    scale: float = 1.0
+    sizes: list | None = None
+    name: str = 'shape'
+
+
+class Plain:
+    def __init__(self, width=8, steps: int | None = None):
+        self.width, self.steps = width, steps
+
+
+TABLE = dict(shape=Shape, plain=Plain, nothing=object)
+
+
+def test_a_choice_is_built_from_its_name_and_arguments():
+    shape = build('shape:scale=2,sizes=[3,4],sides=5,name=a:b=c', TABLE, 'thing')
+    assert asdict(shape) == dict(sides=5, scale=2.0, sizes=[3, 4], name='a:b=c')
+    assert type(shape.scale) is float
+    assert vars(build('plain', TABLE, 'thing')) == dict(width=8, steps=None)
+    assert vars(build('plain:steps=3,width=4', TABLE, 'thing')) == dict(width=4, steps=3)
+    assert type(build('nothing', TABLE, 'thing')) is object
+
+
+@pytest.mark.parametrize('call, hint', [
+    ('shpe', "'shape'"), ('', 'thing'), ('shape', 'sides'), ('shape:sides=x', 'sides'),
+    ('shape:sides=5,scal=2', "'scale'"), ('shape:sides', 'sides'), ('shape:sides=5,,', 'sides'),
+    ('plain:width=2.5', 'width'), ('nothing:width=3', 'width')])
+def test_a_bad_choice_is_an_error_in_words(call, hint):
+    with pytest.raises(ValueError, match=hint):
+        build(call, TABLE, 'thing')

@@ -429,7 +429,7 @@ def test_the_first_problem(tmp_path, monkeypatch):
 @pytest.mark.parametrize('name, flag', [
     ('text', ''), ('calc', '--n_loop=0'), ('calc', '--path=.'), ('calc', '--length=0'),
     ('calc', '--length=513'), ('calc', '--tau=0'),
-    ('calc', '--dataset=hop'), ('calc', '--start==7'),
+    ('calc', '--dataset=maze'), ('calc', '--start==7'),
     ('maze', '--start=x'), ('maze', '--length=80')])
 def test_bad_input(tmp_path, monkeypatch, name, flag):
     monkeypatch.chdir(tmp_path)

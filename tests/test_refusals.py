@@ -32,7 +32,7 @@ REFUSED = [
     # data
     ('train.py', ['--dataset=boook']),
     ('train.py', ['--dataset=calc:q=3']),
-    ('train.py', ['--dataset=hop:hops=-1']),
+    ('train.py', ['--dataset=calc:p=1']),
     ('train.py', ['--block_size=100000']),
     # the folder of a run, and checkpoints
     ('train.py', ['--out_dir=out']),

@@ -1,12 +1,8 @@
 """What sample.py prints, and what it refuses."""
 import re
 
-import numpy as np
 import pytest
 from conftest import finished, refused
-
-import sample as script
-import tasks
 
 
 @pytest.fixture(autouse=True)
@@ -115,26 +111,6 @@ def test_a_problem_of_ones_own(solve):
     assert '\na token was computed ' in printed and 'at most 106 loops' in printed
     assert 'give --length=21' in refused('--start==1' + 20 * ' +1', '--device=cpu',
                                          script='sample.py')
-
-
-def test_a_problem_is_wrapped(capsys, monkeypatch):
-    """Below each token stand the loop steps that it was computed for, the mean over groups."""
-    monkeypatch.setenv('COLUMNS', '30')
-    words = tasks.Words('hop')
-    x = np.array([7, 0, 1, 0, 2, 0])                    # p = 2, a b a c a
-    y = np.array([tasks.NOT_ASKED, 4, 4, 1, 4, 2])
-    guesses = np.array([0, 4, 99, 1, 4, 2])     # a padded vocabulary has tokens without a word
-    steps = np.array([4, 3.5, 10, 2, 1.5, 0.5])
-    script.print_problem(words, x, y, guesses, steps)
-    assert capsys.readouterr().out == (
-        'problem     2     a     b\n'
-        'right             -     -\n'
-        'model       a     - !#99!\n'
-        'loops       4   3.5    10\n\n'
-        'problem     a     c     a\n'
-        'right       b     -     c\n'
-        'model       b     -     c\n'
-        'loops       2   1.5   0.5\n\n')
 
 
 # what is refused ----------------------------------------------------------------------------------

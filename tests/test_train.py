@@ -456,7 +456,10 @@ class Scale(Injection):
     def join(self, x, from_e):
         return x * from_e.sigmoid()
 INJECTIONS['own'] = Scale
-TASKS['mine'] = Calc()
+class Mine(Calc):
+    def batch(self, rng, rows, T):
+        return self(rng, 2 * rows, T // 4)
+TASKS['mine'] = Mine
 """
 
 
@@ -472,6 +475,17 @@ def test_a_run_needs_the_file_of_its_part(flags):
     with mock.patch.dict(loops.INJECTIONS), mock.patch.dict(tasks.TASKS):
         finished('mine.py', '--resume', '--max_iters=3')
         assert read_checkpoint('out')['iter_num'] == 3
+
+
+@mock.patch.dict(loops.INJECTIONS)
+@mock.patch.dict(tasks.TASKS)
+def test_the_speed_counts_the_tokens_of_a_batch():
+    Path('mine.py').write_text(MINE)
+    finished('mine.py', *TINY, '--dataset=mine', '--gradient_accumulation_steps=2')
+    for row in read_csv('out/log.csv'):
+        if row['dt_ms']:
+            tokens = float(row['tokens_per_s']) * float(row['dt_ms']) / 1000
+            assert tokens == pytest.approx(2 * 8 * 4, rel=0.02)
 
 
 def test_a_run_holds_its_tokenizer():
