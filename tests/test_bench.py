@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, finished, refused
+from conftest import TINY, finished, refused
 
 import bench
 import data
@@ -266,10 +266,3 @@ def test_sample_takes_the_threshold_that_was_found(fresh):
     flags = ['--exit=kl', '--max_new_tokens=3', '--device=cpu']
     assert 'kl with tau = 7' in finished(*flags, script='sample.py')
     assert 'kl with tau = 0.01' in finished(*flags, '--cache=latest', script='sample.py')
-
-
-def test_what_ships_is_what_make_says():
-    from pretrained.make import THRESHOLDS
-    for name, rows in THRESHOLDS.items():
-        stored = json.loads(Path(ROOT, 'pretrained', name, 'exits.json').read_text())['exits']
-        assert stored == rows
