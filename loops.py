@@ -363,8 +363,8 @@ class RecurrentGroup(nn.Module):
     def map_of_all(self, e, span, cache=None):
         """
         The block map that computes all tokens in each step: f(x, k) -> the states after step k,
-        like x (B, T, C). In exits.loop f(x, k, at) -> those of the tokens `at` alone (N, C), where x
-        is (B T, C); the other tokens keep their keys and values.
+        like x (B, T, C). In exits.loop f(x, k, at) -> those of the tokens `at` alone (N, C); then x
+        is (B T, C), and the other tokens keep their keys and values.
         """
         B, T, C = e.shape
         # e's share of every step, computed once and outside no_grad: the steps with gradients pass
