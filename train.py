@@ -296,7 +296,7 @@ def memory_explained():
         if isinstance(error, RuntimeError) and 'tried to allocate' not in str(error).lower():
             raise
         raise ValueError('out of memory: halve batch_size and double gradient_accumulation_steps, '
-                         'which trains alike, or lower bptt_k') from error
+                         'which trains alike, lower bptt_k, or train a smaller model') from error
 
 
 @contextmanager
@@ -306,8 +306,10 @@ def only_writer():
         yield
         return
     os.makedirs(out_dir, exist_ok=True)
-    with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout):
+    try:
         lock = FileLock(f'{out_dir}/.lock').acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f'another training runs in {out_dir}: give another --out_dir') from None
     with lock:
         yield
 
