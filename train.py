@@ -177,7 +177,7 @@ def forward_backward(run, it):
     for micro in range(gradient_accumulation_steps):
         x, y = get_batch(run.examples, it, micro, run.dev)
         n_tokens += distributed.WORLD * x.numel()
-        n_loop = draw_loops(run.model, it, micro)     # one count per group
+        n_loop = draw_loops(run.model, it, micro)   # one count per group
         with run.autocast:
             _, part = run.model(x, y, n_loop=n_loop, noise_seed=noise_of(it, micro, run.dev))
         part = part / gradient_accumulation_steps
@@ -192,7 +192,7 @@ def forward_backward(run, it):
 @dataclass
 class Run:
     """A run as it is now."""
-    model: torch.nn.Module        # a GPT
+    model: torch.nn.Module      # a GPT
     optimizers: dict            # by the name of their state in a checkpoint
     examples: object            # data.Text or tasks.Problems
     counts: list                # loop counts at which it is evaluated
@@ -296,7 +296,7 @@ def memory_explained():
         if isinstance(error, RuntimeError) and 'tried to allocate' not in str(error).lower():
             raise
         raise ValueError('out of memory: halve batch_size and double gradient_accumulation_steps, '
-                         'which trains alike, or lower bptt_k') from error
+                         'which trains alike, lower bptt_k, or train a smaller model') from error
 
 
 @contextmanager
@@ -306,8 +306,10 @@ def only_writer():
         yield
         return
     os.makedirs(out_dir, exist_ok=True)
-    with explain(f'another training runs in {out_dir}', 'give another --out_dir', Timeout):
+    try:
         lock = FileLock(f'{out_dir}/.lock').acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f'another training runs in {out_dir}: give another --out_dir') from None
     with lock:
         yield
 
@@ -438,7 +440,9 @@ class Log:
         self.rows = rows_before(run.done, self.path)
         self.columns = ['iter', 'loss', 'lr', 'grad_norm', 'loops', 'dt_ms', 'tokens_per_s']
         for n_loop in run.counts:
-            self.columns += [f'val_loss_{n_loop}', f'val_acc_{n_loop}'][:1 + run.examples.is_task]
+            self.columns.append(f'val_loss_{n_loop}')
+            if run.examples.is_task:
+                self.columns.append(f'val_acc_{n_loop}')
         self.columns += ['token_corr', 'state_use']
         for row in self.rows[:1]:       # its eval_loops may have been others
             self.columns = list(dict.fromkeys([*self.columns, *row]))
@@ -509,7 +513,7 @@ def counts_of(model):
     if not model.groups:
         counts = [1]
     for n_loop in counts:
-        model.loop_counts(n_loop)         # ValueError for a count that no model takes
+        model.loop_counts(n_loop)       # ValueError for a count that no model takes
     return counts
 
 
