@@ -110,7 +110,7 @@ def hold_out(texts):
     ends = lengths.cumsum()
     cut = int(0.95 * ends[-1])
     if 10 * lengths[np.searchsorted(ends, cut, side='right')] <= ends[-1]:
-        cut = ends[np.abs(ends[:-1] - cut).argmin()]
+        cut = ends[np.abs(ends - cut).argmin()]
     documents = []
     for text, start in zip(texts, ends - lengths):
         place = max(0, cut - start)
