@@ -330,7 +330,7 @@ class Sudokus(tasks.Task):
         check([*words] == [self.words()[token] for token in candidates_of(board, n)],
               'a given digit, +, must rule out the others of its cell, -, and nothing else')
         check(fill(board, n) is not None, 'a digit is given twice in a row, column or box')
-        solutions = search(board, n)
+        solutions = search(board, n, nodes=MOST_NODES)
         check(solutions is not None, f'not decided after {MOST_NODES:,} branches of a search: the '
               'board may have one solution, several, or none')
         check(solutions, 'the board has no solution')
@@ -459,12 +459,16 @@ class Sudoku(GPT):
     """A model of boards. It reads them whole, of any size up to block_size."""
     Config, block = SudokuConfig, SudokuBlock
 
-    def hidden(self, idx, plan):
-        n = side_of(idx.shape[1])
-        check(plan.span.start == 0, 'a board is read whole: choose no other cache than exact')
+    def see(self, T):
+        """Tell the layers the size of the boards that come, of T candidates each."""
+        n = side_of(T)
         for module in self.modules():
             if isinstance(module, UnitAttention):
                 module.n = n
+
+    def hidden(self, idx, plan):
+        check(plan.span.start == 0, 'a board is read whole: choose no other cache than exact')
+        self.see(idx.shape[1])
         return super().hidden(idx, plan)
 
 
