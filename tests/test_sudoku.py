@@ -202,7 +202,8 @@ def test_each_head_attends_to_the_unit_of_its_kind(model):
     near = attention.near(torch.arange(64)).view(64, 4, 4)
     for head in range(4):
         bias[head].scatter_(1, near[:, head], 0)
-    y = ((q @ k.mT / 2 + bias).softmax(-1) @ v).transpose(1, 2).reshape(2, 64, 16)
+    sharpness = np.log(4) / np.log(9)
+    y = ((sharpness * q @ k.mT / 2 + bias).softmax(-1) @ v).transpose(1, 2).reshape(2, 64, 16)
     torch.testing.assert_close(attention(x), attention.c_proj(y))
 
 
