@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from common.configurator import build
-from common.encoding import Words, text_of
+from common.encoding import Words, texts_of
 from common.errors import check
 from common.terminal import paint
 
@@ -285,9 +285,9 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
         return
 
     # lines of words
-    lines = dict(problem=words_of(x, problems), right=words_of(y, problems))
+    lines = dict(problem=texts_of(x, problems.encoding), right=texts_of(y, problems.encoding))
     if guesses is not None:
-        words = words_of(guesses, problems)
+        words = texts_of(guesses, problems.encoding)
         lines[who] = [word if label in (guess, NOT_ASKED) else f'!{word}!'
                       for word, guess, label in zip(words, guesses, y)]
     if steps is not None:
@@ -310,11 +310,6 @@ def print_problem(problems, x, y, guesses=None, steps=None, in_colour=False, who
                 cells = [paint(cell, n) for cell, n in zip(cells, steps[block])]
             print(name.ljust(len('problem')) + ''.join(cells))
         print()
-
-
-def words_of(tokens, problems):
-    """The words of tokens (T,), '' for NOT_ASKED."""
-    return ['' if token == NOT_ASKED else text_of(token, problems.encoding) for token in tokens]
 
 
 def show(dataset, model_class=None, block_size=None, rows=1000, seed=0):

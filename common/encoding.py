@@ -152,10 +152,13 @@ def read_prompt(start):
 
 def text_of(token, encoding):
     """
-    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER.
+    The text of a token; bytes that are not UTF-8 as \\xNN, a token without text as #NUMBER, and
+    no text for a negative one, which is no token.
 
     encoding: None for a model that came without a tokenizer.
     """
+    if token < 0:
+        return ''
     if encoding is None or token >= encoding.n_vocab:
         return f'#{token}'
     return encoding.decode_single_token_bytes(token).decode('utf-8', 'backslashreplace')

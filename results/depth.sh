@@ -21,7 +21,7 @@ calc() {
 # rules TABLE RUN TASK LENGTH PROBLEMS FLAGS: what exit rules and fixed loops take
 rules() {
     measure $1 $2 "${@:6}" --dataset=$3 --length=$4 --n_windows=$5 --n_prompts=$5 \
-        --drafts=[] --waves=[]
+        --decoder=[]
 }
 # long NAME FLAGS: long problems, token by token, and whose the errors are
 long() {
@@ -108,7 +108,7 @@ END
 done
 
 set +f
-collect depth "$OUT"/*/eval_{calc,group,hop}*.csv
+collect depth "$OUT"/*/eval_ckpt-*_{calc,group,hop}*.csv
 collect rules "$OUT"/{calc,waiting,timed,random,small,one}-*/bench.csv
 collect long "$OUT"/long-*.csv
 [ -n "${LIST:-}" ] || python -m results.figures

@@ -15,9 +15,9 @@ from model import GPT
 from tasks import Calc
 
 ASLEEP = 'Algorithm 1, sleeping'
-WAITING = 'Algorithm 1,\nwaiting'
+WAITING = 'Algorithm 1, until all\nearlier tokens are still'
 FIXED = 'the fewest\nfixed loops\nthat are right'
-WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 230)}     # beside the lines
+WORDS_AT = {ASLEEP: (250, 9.5), WAITING: (330, 110), FIXED: (19, 200)}     # beside the lines
 
 # depth.md -----------------------------------------------------------------------------------------
 
@@ -65,6 +65,7 @@ def draw_costs(ax):
                 ax.plot(*zip(*points), 'o', color=plots.colour_of(g), markersize=4)
     for g, (label, place) in enumerate(WORDS_AT.items()):
         ax.text(*place, label, color=plots.colour_of(g), fontsize=9)
+    ax.text(19, 620, 'small dots: other seeds', color='grey', fontsize=8)
     ax.set(xlabel='depth of the deepest answer, in operations', ylabel='loop steps per token',
            xscale='log', yscale='log', ylim=(8, 900), title='What it costs')
 

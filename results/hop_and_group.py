@@ -33,13 +33,8 @@ class Hop(Task):
 
     shapes = 'letters', 'hops'
 
-    def __post_init__(self):
-        check(2 <= self.letters <= 26, f'letters must lie in [2, 26], not {self.letters}')
-        check(self.hops >= 0, f'hops must be at least 0, not {self.hops}')
-
     def __call__(self, rng, rows, T):
         letters = self.letters
-        check(T >= 2, f'hop needs a T of at least 2, not {T}')
         n = T - 1
         p = rng.integers(self.hops + 1, size=(rows, 1))
         v = (rng.integers(letters, size=(rows, 1))
@@ -104,9 +99,6 @@ class Group(Task):
     reset: float = 0.2
 
     shapes = ('name',)
-
-    def __post_init__(self):
-        check(0 <= self.reset <= 1, f'reset must lie in [0, 1], not {self.reset}')
 
     def __call__(self, rng, rows, T):
         number = {g: i for i, g in enumerate(GROUPS[self.name])}

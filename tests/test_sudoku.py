@@ -4,14 +4,11 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
 import tasks
-from exits import make_exit
-from model import GPT
 from tasks import NOT_ASKED
 from zoo import sudoku
-from zoo.sudoku import BOXES, GIVEN, OPEN, Sudoku, SudokuConfig, UnitAttention
+from zoo.sudoku import BOXES, GIVEN, Sudoku, SudokuConfig
 
 HARD = '4.....8.5.3..........7......2.....6.....8.4......1.......6.3.7.5..2.....1.4......'
 # two digits of two rows can change places

@@ -21,19 +21,14 @@ def made(text, rows=200, T=24):
 def test_labels_are_the_oracles(text):
     problems = tasks.Problems(text)
     problems.check_fits(24)
-    x, y, depth = made(text)
-    assert x.shape == y.shape == depth.shape
+    x, y, _ = made(text)
     assert problems.wrong_rows(x, y) == []
-    # a wrong label is noticed
     y[7, 23] = (y[7, 23] + 1) % problems.vocab_size
     assert problems.wrong_rows(x, y) == [7]
 
 
 def test_problems_never_change():
-    """
-    Recorded: 50 problems of seed 0, the held-out problems, and the sha256 that a checkpoint stores,
-    with the tokenizer's name.
-    """
+    """Recorded: 50 problems of seed 0, those held out, and what a checkpoint stores of the task."""
     problems = tasks.Problems('calc')
     assert digest(made('calc', rows=50)) == '49d31bf7e80d'
     assert digest(problems.all_held_out(24)) == 'f34c6ff5e13e'
@@ -43,12 +38,11 @@ def test_problems_never_change():
 
 def test_calc_by_hand():
     """The value so far, and how far back it was set."""
-    problems = tasks.Problems('calc')
-    assert problems.task.oracle('=4 *3 +2 =1 *4'.split()) == ['=4', '=2', '=4', '=1', '=4']
+    assert tasks.Calc().oracle('=4 *3 +2 =1 *4'.split()) == ['=4', '=2', '=4', '=1', '=4']
     x, _, depth = made('calc', rows=1)
     steps = 0
     for token, d in zip(x[0], depth[0]):
-        steps = 0 if problems.encoding.vocabulary[token][0] == '=' else steps + 1
+        steps = 0 if token < 5 else steps + 1
         assert d == steps
 
 
@@ -176,25 +170,20 @@ def test_a_task_without_an_oracle(echo, capsys):
 
 def test_a_task_has_a_length_and_a_budget_of_its_own(echo, capsys):
     assert tasks.Calc().budget(192) == 484
-    echo(block_size=7, budget=lambda self, T: 3 * T)
+    echo(block_size=7)
     tasks.show('echo')
     assert ' 7 tokens' in capsys.readouterr().out
-    assert tasks.Problems('echo').task.budget(5) == 15
 
 
 def test_a_training_batch_may_have_more_and_shorter_problems(echo):
     """The same in all processes, each of which takes its part; those held out have all tokens."""
-    echo(batch=lambda self, rng, rows, T: self(rng, 3 * rows, T - int(rng.integers(1, 4))))
+    echo(batch=lambda self, rng, rows, T: self(rng, 3 * rows, T - 2))
     problems = tasks.Problems('echo')
-    whole = problems.batch(np.random.default_rng(0), 4, 12)
-    rng = np.random.default_rng(0)
-    T = 12 - int(rng.integers(1, 4))
-    expected, *_ = problems.make(rng, 12, T)
-    assert torch.equal(whole[0], torch.from_numpy(expected)) and T < 12
-    parts = [problems.batch(np.random.default_rng(0), 4, 12, slice(first, first + 2))
-             for first in (0, 2)]
-    for grid, first, second in zip(whole, *parts):
-        assert first.shape == (6, T) and torch.equal(grid, torch.cat((first, second)))
+    x, _, _ = problems.make(np.random.default_rng(0), 12, 10)
+    parts = [problems.batch(np.random.default_rng(0), 4, 12, mine)
+             for mine in (slice(None), slice(0, 2), slice(2, 4))]
+    for (tokens, labels), rows in zip(parts, (slice(12), slice(6), slice(6, 12)), strict=True):
+        assert tokens.tolist() == labels.tolist() == x[rows].tolist()
     assert problems.held_out([0], 12)[0].shape == (1, 12)
     for shape in (4, 13), (5, 12), (0, 12):
         echo(batch=lambda self, rng, rows, T: self(rng, *shape))
