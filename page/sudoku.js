@@ -162,11 +162,14 @@ function take(new_text) {
     board = read_board(new_text);
   } catch ({message}) {
     if (!board) take(R.start);
-    return put($('notice'), message);
+    put($('notice'), message);
+    return false;
   }
   text = new_text;
   show_board();
   begin(...look_up(board));
+  chosen = Math.max(0, board.clues.indexOf(0));
+  return true;
 }
 
 // The board as text, unless that is being typed; and a button for each digit.
@@ -310,7 +313,6 @@ $('text').oninput = async () => {
   const typed = $('text').value;
   await pause(400);                     // a board is read when the typing pauses
   if ($('text').value !== typed || typed === text) return;
-  take(typed);
-  present();
+  if (take(typed)) present();
 };
 start();

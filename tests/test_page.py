@@ -16,14 +16,15 @@ from conftest import ROOT, finished, refused
 import page
 import tasks
 from cache import Span
-from common.checkpoint import load_checkpoint
+from common.checkpoint import checkpoint_of, load_checkpoint, save_checkpoint
 from exits import make_exit
 from loops import Plan
 from model import GPT, GPTConfig
 from tasks import NOT_ASKED
+from zoo.sudoku import DIGITS, GIVEN, YES, Sudoku, SudokuConfig, side_of
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser') or shutil.which('chrome')
-KEYS = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Home=36)
+KEYS = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Home=36, Backspace=8)
 SHIFT = 8
 NASTY = '<script>alert(1)</script>&amp; "q" \'s\'\t\n\x07\x7f{{RECORD}} \u05d0\u05d1 $&'
 NEAR = dict(atol=1e-4, rtol=0)
@@ -31,13 +32,17 @@ NEAR = dict(atol=1e-4, rtol=0)
 
 @pytest.fixture(scope='module')
 def pages(tmp_path_factory):
-    """{name: the page of a model that we ship}"""
+    """{name: the page of a model that we ship}; the one of boards has random weights"""
     folder = tmp_path_factory.mktemp('pages')
+    save_checkpoint(checkpoint_of(random_sudoku(), dict(dataset='sudoku', block_size=216),
+                                  tasks.Problems('sudoku').tokenizer, ''), f'{folder}/ckpt.pt')
+    finished(f'--out_dir={folder}', f'--path={folder}/sudoku.html', '--length=216', '--tau=0.3',
+             script='page/__main__.py')
     for name, flags in dict(calc=['--dataset=calc:reset=0.01', '--tau=1'],
                             maze=['--tau=0.14', '--length=100']).items():
         finished(f'--out_dir={ROOT}/pretrained/{name}', f'--path={folder}/{name}.html', *flags,
                  script='page/__main__.py')
-    return {name: folder / f'{name}.html' for name in ('calc', 'maze')}
+    return {name: folder / f'{name}.html' for name in ('calc', 'maze', 'sudoku')}
 
 
 class Browser:
@@ -103,7 +108,7 @@ class Browser:
     def press(self, key, modifiers=0):
         for kind in ('keyDown', 'keyUp'):
             self.call('Input.dispatchKeyEvent', type=kind, key=key, code=key, modifiers=modifiers,
-                      windowsVirtualKeyCode=KEYS[key])
+                      windowsVirtualKeyCode=KEYS.get(key, 0))
         return self.value('drawn.then(() => 1)')
 
     def click(self, x, y):
@@ -153,6 +158,27 @@ def shipped(name, length=None):
     return load_checkpoint(f'{ROOT}/pretrained/{name}', length=length)[0]
 
 
+@torch.no_grad()
+def halves(model):
+    """A model in evaluation, with weights as a page stores them."""
+    for parameter in model.parameters():
+        parameter.copy_(parameter.half())
+    return model.eval()
+
+
+def random_sudoku():
+    torch.manual_seed(0)
+    return halves(Sudoku(SudokuConfig(block_size=216, vocab_size=5, n_layer=2, n_head=4, n_embd=32,
+                                      groups=[[0]])))
+
+
+def board_of(x):
+    """The candidates of a board (T,) as the page writes it."""
+    n = side_of(len(x))
+    return ''.join(DIGITS[(cell == GIVEN).argmax()] if (cell == GIVEN).any() else '.'
+                   for cell in x.reshape(n * n, n))
+
+
 def letters_of(maze):
     """A maze as the page writes it."""
     return ''.join(np.base_repr(word, 32).lower() for word in maze)
@@ -160,26 +186,21 @@ def letters_of(maze):
 
 # the same numbers as in Python --------------------------------------------------------------------
 
-def small_model():
-    """A model with random weights, and what those that ship do not have."""
-    torch.manual_seed(0)
-    return GPT(GPTConfig(block_size=12, vocab_size=13, n_layer=5, n_embd=32, n_head=2,
-                         groups=[[2, 3]], damping=0.2)).eval()
-
-
-@pytest.mark.parametrize('name, T, n_loop', [('calc', 40, 60), ('maze', 36, 70), ('small', 12, 60)])
+@pytest.mark.parametrize('name, T, n_loop', [('calc', 40, 60), ('maze', 36, 70), ('small', 12, 60),
+                                             ('sudoku', 216, 60)])
 @torch.no_grad()
 def test_the_page_computes_what_the_model_computes(browser, pages, name, T, n_loop):
     """Fixed loops and every rule, for good and with sleep: loop steps, last states and logits."""
     path = pages.get(name)
     rng = np.random.default_rng(0)
-    if name == 'small':
+    if name == 'small':         # what no model that ships has: learned positions, several layers
+        model = halves(GPT(GPTConfig(block_size=12, vocab_size=13, n_layer=5, n_embd=32, n_head=2,
+                                     groups=[[2, 3]], damping=0.2)))
         record = record_of(pages['calc'])
-        model = small_model()
         record |= dict(most=T, model=page.as_json(model), start='=1', labels={})
-        for parameter in model.parameters():            # as they are stored
-            parameter.copy_(parameter.half())
         path = filled(record, pages['calc'].with_name('small.html'))
+    elif name == 'sudoku':
+        model = random_sudoku()
     else:
         model = shipped(name, length=36 if name == 'maze' else None)
     browser.open(path)
@@ -187,6 +208,10 @@ def test_the_page_computes_what_the_model_computes(browser, pages, name, T, n_lo
     if name == 'maze':
         x = tasks.Problems('maze').make(rng, 1, T)[0][0]
         browser.value(f'take({json.dumps(letters_of(x))})')
+    if name == 'sudoku':
+        x = tasks.Problems('sudoku').make(rng, 1, T)[0][0]
+        browser.value(f'take("{board_of(x)}")')
+        assert browser.value('pass.ids') == x.tolist()
     first = torch.tensor(browser.value(f'[...noise({T}, 3)]')).view(1, T, -1)
     rules = [None]
     for rule, thresholds in dict(norm=(.3, 1), norm_rel=(.03, .1), kl=(1e-3, 1e-2),
@@ -306,6 +331,24 @@ def test_the_page_knows_the_right_answers(browser, pages):
                                         for right, n in zip(y.tolist(), depth.tolist())]
 
 
+def test_the_page_finds_the_solutions_of_boards(browser, pages):
+    browser.open(pages['sudoku'])
+    for T, dataset in (64, 'sudoku'), (216, 'sudoku'), (729, 'sudoku'), (4096, 'sudoku'):
+        x, y, _ = (row[0] for row in tasks.Problems(dataset).make(np.random.default_rng(1), 1, T))
+        n = side_of(T)
+        found = browser.value(f"""{{
+            take('{board_of(x)}');
+            const open = board.clues.indexOf(0);
+            const {{right}} = pass.labels[open];
+            const wrong = board.clues.with(open, (right[0] + 1) % board.n + 1);
+            return [pass.labels.map(({{right}}) => right), $('notice').textContent,
+                solutions_of({{n: board.n, clues: wrong}}).length,
+                solutions_of({{n: board.n, clues: Array(board.n ** 2).fill(0)}}).length];
+        }}""")
+        labels = [np.flatnonzero(cell == YES).tolist() for cell in y.reshape(n * n, n)]
+        assert found == [labels, '', 0, 2]
+
+
 # what a reader does -------------------------------------------------------------------------------
 
 def test_a_problem_is_played_and_typed(browser, pages):
@@ -392,6 +435,53 @@ def test_a_problem_is_played_and_typed(browser, pages):
     browser.open(pages['calc'], address='#rule=x&tau=-1&wake=7&text=' + quote_plus('=1 +3'))
     browser.value('drawn')
     assert browser.value("[get('rule'), get('wake'), seen(1).best]") == ['accel', '1', 4]
+
+
+def test_boards_are_typed_and_clues_change(browser, pages):
+    browser.open(pages['sudoku'], width=390)
+    state = "[text, $('notice').textContent, n_steps()]"
+    before, notice, n_steps = browser.value(f'drawn.then(() => {state})')
+    assert notice == '' and n_steps > 1 and browser.value(FITS)
+
+    # what is no board is said in one line, and the board stays
+    for text, words in (('12', 'A board has 16, 36, 81, 144 or 256 cells, and not 2.'),
+                        ('5' + 15 * '.', '"5" is no digit of this board'),
+                        ('1..1' + 12 * '.', 'The clue 1 stands twice in a row'),
+                        ('1...1' + 11 * '.', 'The clue 1 stands twice in a column'),
+                        ('1....1' + 10 * '.', 'The clue 1 stands twice in a box')):
+        browser.value("($('text').focus(), $('text').select())")
+        browser.type(text)
+        found, notice, steps = browser.value(state)
+        assert (found, steps) == (before, n_steps) and notice.startswith(words)
+
+    # in lines and with blanks; it has two solutions, or none
+    for text, words in (('12.. 34..\n0000\n....', 'This board has several solutions.'),
+                        ('123.\n...4\n....\n....', 'This board has no solution.')):
+        browser.value("($('text').focus(), $('text').select())")
+        browser.type(text)
+        assert browser.value("[board.n, $('notice').textContent]") == [4, words]
+        assert browser.value("pass.labels.some(({right}) => right.length)") is False
+
+    # a clue by a key, by a button, and one that breaks the rules
+    browser.value("(take(R.start), $('text').blur(), finish())")
+    clues = browser.value('board.clues')
+    cell = clues.index(0)
+    right = browser.value(f'pass.labels[{cell}].right[0] + 1')
+    browser.value(f'(canvas.focus(), chosen = {cell})')
+    browser.press(str(right))
+    assert browser.value('board.clues') == clues[:cell] + [right] + clues[cell + 1:]
+    assert browser.value("[$('text').value === text, $('notice').textContent]") == [True, '']
+    assert 0 < browser.value('pass.ids.filter((_, t) => computed(t)).length')
+    assert 'Your change woke' in browser.value("$('summary').textContent")
+    given = next(i for i in range(6) if clues[i])
+    browser.value(f'(chosen = {next(i for i in range(6) if not clues[i])}, 1)')
+    before = browser.value('text')
+    browser.value(f"$('pad').children[{clues[given] - 1}].click()")
+    assert browser.value('text') == before
+    assert 'stands twice' in browser.value("$('notice').textContent")
+    browser.value(f'(chosen = {cell}, 1)')
+    browser.press('Backspace')
+    assert browser.value('board.clues') == clues
 
 
 # the file -----------------------------------------------------------------------------------------
