@@ -1,5 +1,6 @@
 """
-The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping: 2502.05171).
+The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geiping: 2502.05171), each
+token until it is still. The run ends with tokens that sleep, and wake when news arrives.
 
     python micro.py             learns torch's own documentation, about a minute on two cores
     python micro.py book.txt    learns your own text
@@ -9,9 +10,12 @@ The paper in one file: a GPT some of whose layers loop (arXiv 2509.23314; Geipin
 
     e, x       the stream that enters a group; its state, x^(k) after k loop steps
     delta      the update of a loop step, Eq. 1;  tau  the threshold of Algorithm 1
+    streak     how many accelerations below tau a token has had in a row; two make it still
+    moved      which tokens are not still;  awake  which tokens take the loop step
     B, T, C    rows, tokens, width;  H, D  heads, width of a head
 """
 import sys
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -37,14 +41,14 @@ class Block(nn.Module):
 
     def forward(self, x, awake=None, cache=None):
         """
-        x (B, T, C) -> (B, T, C). awake (B, T): which tokens still loop, None = all. cache: the
-        last keys and values of each block, {block: (k, v)}, for those that do not.
+        x (B, T, C) -> (B, T, C). awake (B, T): which tokens loop, None = all. cache: the last keys
+        and values of each block, {block: (k, v)}, for those that do not.
         """
         qkv = self.qkv(self.n1(x)).unflatten(-1, (3, H, -1))                    # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                                    # (B, H, T, D) each
-        if awake is not None:       # a token that has exited keeps its old key and value
+        if awake is not None:       # a token that does not loop keeps its old key and value
             loops = awake[:, None, :, None]                                     # (B, 1, T, 1)
-            old_k, old_v = cache.get(self, (k, v))
+            old_k, old_v = cache.get(self, (k, v))      # in the first step all loop: none is needed
             k, v = torch.where(loops, k, old_k), torch.where(loops, v, old_v)
             cache[self] = k, v
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)             # (B, H, T, D)
@@ -86,24 +90,30 @@ def noise_like(e):
     return 0.4 ** 0.5 * torch.randn_like(e)
 
 
-def loop(f, x, k_max, tau):
+def loop(f, x, k_max, tau, readers=None):
     """
-    Algorithm 1: each token loops until its acceleration is below tau twice in a row.
+    Algorithm 1: a token is still once its acceleration has been below tau twice in a row.
 
-    f(x, awake): the block map; x (B, T, C) -> the last states, the loop steps kept (B, T).
+    f(x, awake): the block map; x (B, T, C) -> the last states, the loop steps kept (B, T). A token
+    that is still exits for good. With readers(moved) (B, T) -> who reads a token that moved, itself
+    too, (B, T), it sleeps, and wakes when a token that it reads moves.
     """
-    awake = torch.ones(x.shape[:2], dtype=torch.bool)       # who still loops, (B, T)
+    awake = torch.ones(x.shape[:2], dtype=torch.bool)               # (B, T)
+    streak = torch.zeros(x.shape[:2], dtype=torch.int)
     steps_used = torch.zeros(x.shape[:2], dtype=torch.int)
-    hit = ~awake
     delta = None
     for _ in range(k_max):
-        x1 = f(x, awake)
+        x1 = torch.where(awake[..., None], f(x, awake), x)  # a sleeper takes a step of length 0
         delta_prev, delta = delta, x1 - x                                       # Eq. 1
         if delta_prev is not None:
-            hit_prev, hit = hit, (delta - delta_prev).norm(dim=-1) < tau        # Eq. 5
-            awake = awake & ~(hit & hit_prev)       # two hits in a row: exit, and x1 is thrown away
-        x = torch.where(awake[..., None], x1, x)
-        steps_used += awake
+            small = (delta - delta_prev).norm(dim=-1) < tau                     # Eq. 5
+            streak = torch.where(awake, (streak + 1) * small, streak)   # a sleeper keeps its streak
+        moved = awake & (streak < 2)
+        next_awake = moved if readers is None else readers(moved)
+        takes = awake & next_awake          # who falls asleep now throws x1 away
+        x = torch.where(takes[..., None], x1, x)
+        steps_used += takes
+        awake = next_awake
         if not awake.any():
             break
     return x, steps_used
@@ -142,9 +152,8 @@ class GPT(nn.Module):
                 trace.append(dict(states=states))
                 x = states[-1]
             else:
-                last, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
+                x, steps_used = layer.loop_until(x, n_loop[len(trace)], tau)
                 trace.append(dict(steps_used=steps_used))
-                x = last
         return self.ln_f(x) @ self.wte.weight.T, trace
 
 
@@ -162,15 +171,18 @@ def train_step(model, optimizer, x, y, n_loop):
     return loss.item()
 
 
-@torch.no_grad()
-def show(model, text):
-    x, y = get_batch(text, 64)
+# what a run shows ---------------------------------------------------------------------------------
+
+def show_loops(model, x, y):
+    """The held-out loss by the number of loops."""
     for n in 1, 2, 4, 8:
-        logits, trace = model(x, [n] * len(groups))
+        logits, _ = model(x, [n] * len(groups))
         print(f'{n} loops of each group: held-out loss {F.cross_entropy(logits.mT, y):.3f}')
 
-    # the two scales: the loop steps of a group, and the jump from its last state to the last state
-    # of the next group
+
+def show_scales(model, x):
+    """The two scales: the loop steps of a group, and the jump from its last state to the next's."""
+    _, trace = model(x, [8] * len(groups))
     for g, group in enumerate(groups):
         states = torch.stack(trace[g]['states'])                                # (9, B, T, C)
         delta = states.diff(dim=0)                                              # (8, B, T, C)
@@ -184,33 +196,55 @@ def show(model, text):
             jump = (trace[g + 1]['states'][-1] - states[-1]).norm(dim=-1).mean()
             print(f'jump to the next group {jump:.2f}, {jump / norms.mean():.1f} times that mean')
 
+
+def show_exits(model, x, y):
+    """Algorithm 1: the loss, and the loops of a token, by the threshold."""
     print('\nAlgorithm 1: loops that a token keeps in each group, mean (least to most), of 30')
     for tau in 0.1, 1, 10:
         logits, trace = model(x, [30] * len(groups), tau)
         used = [entry['steps_used'] for entry in trace]
         print(f'tau = {tau:3}: held-out loss {F.cross_entropy(logits.mT, y):.3f}, loops',
               ', '.join(f'{u.float().mean():.1f} ({u.min()} to {u.max()})' for u in used))
-    idx = text[None, :T]                            # the model continues the held-out text
+
+
+def write(model, text):
+    """The model continues the text, 200 bytes, with Algorithm 1."""
+    idx = text[None, :T]
     for _ in range(200):
         logits, _ = model(idx[:, -T:], [30] * len(groups), tau=1)
         idx = torch.cat((idx, torch.multinomial((logits[:, -1] / 0.8).softmax(-1), 1)), dim=1)
     print(f'\n{bytes(idx[0].tolist()).decode(errors="replace")}')
 
 
+def show_chain(what_it_does, readers=None, n=16):
+    """
+    A chain: each token reads itself and the one before, and copies that; the first one becomes 1.
+    In the model above a token reads all earlier ones, so it sleeps only when they do, and none of
+    them would ever wake it. Here a token takes about 7 loop steps, however long the chain is.
+    """
+    steps = []                          # who is awake in each loop step
+
+    def copy(x, awake):
+        steps.append(awake[0])
+        return F.pad(x, (0, 0, 1, -1), value=1)     # (1, n, 1): all move on by one, 1 comes in
+
+    x, _ = loop(copy, torch.zeros(1, n, 1), n + 10, 0.5, readers)
+    print(f'\na chain in which a token that is still {what_it_does}; o: awake in this loop step')
+    for k, awake in enumerate(steps, start=1):
+        print(f'{k:4}  ' + ''.join('o' if one else '.' for one in awake))
+    print(f'{int(x.sum())} of {n} tokens right after {len(steps)} loop steps, of which a token '
+          f'takes {torch.stack(steps).sum() / n:.1f}')
+
+
+def itself_and_next(moved):
+    """The readers of a token that moved, in this chain."""
+    return moved | F.pad(moved, (1, -1))
+
+
 def main():
-    if '--help' in sys.argv:
-        print(__doc__)
-        return
     torch.manual_seed(1337)
     path = sys.argv[1] if len(sys.argv) > 1 else torch.__path__[0] + '/_torch_docs.py'
-    try:
-        with open(path, 'rb') as f:
-            text = torch.tensor(list(f.read()))
-        if len(text) < 20 * T:
-            raise ValueError(f'{path} has {len(text)} bytes, too few: take at least {20 * T}')
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    text = torch.tensor(list(Path(path).read_bytes()))
     n = len(text) * 9 // 10             # the last tenth is held out
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
@@ -223,7 +257,15 @@ def main():
         loss = train_step(model, optimizer, *get_batch(text[:n], batch), n_loop.tolist())
         if it % 100 == 0:
             print(f'iteration {it}: loss {loss:.3f}', flush=True)
-    show(model.eval(), text[n:])
+    model.eval()
+    with torch.no_grad():
+        x, y = get_batch(text[n:], 64)
+        show_loops(model, x, y)
+        show_scales(model, x)
+        show_exits(model, x, y)
+        write(model, text[n:])
+    show_chain('exits for good')
+    show_chain('sleeps until news arrives', itself_and_next)
 
 
 if __name__ == '__main__':

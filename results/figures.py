@@ -12,7 +12,7 @@ from common import plots
 from common.files import read_csv
 from exits import make_exit
 from model import GPT
-from tasks import TASKS
+from tasks import Calc
 
 ASLEEP = 'Algorithm 1, sleeping'
 WAITING = 'Algorithm 1, until all\nearlier tokens are still'
@@ -98,7 +98,7 @@ def costs(seed):
 @torch.no_grad()
 def awake(path):
     """Who is awake in one problem: tokens (across) by loop steps (down)."""
-    x, _, _ = TASKS['calc'](np.random.default_rng(1), 1, 192, reset=0.02)
+    x, _, _ = Calc(reset=0.02)(np.random.default_rng(1), 1, 192)
     model = GPT.load('pretrained/calc', length=192)
     trace = []
     model(torch.from_numpy(x), n_loop=484, exit=make_exit('accel', 1.0, wake=True), trace=trace)

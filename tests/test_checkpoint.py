@@ -98,7 +98,7 @@ def test_the_pretrained_models_are_found_from_any_folder(tiny):
     for out_dir, name in (None, 'text'), ('pretrained/text', 'text'), ('pretrained/calc/', 'calc'):
         run = open_run(out_dir)
         assert os.path.samefile(run.folder, f'{ROOT}/pretrained/{name}')
-        assert run.results == f'out/{name}'
+        assert run.results == f'out/pretrained-{name}'
     stored(tiny(), 'out')
     assert open_run().folder == open_run().results == 'out'
 

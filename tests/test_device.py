@@ -5,7 +5,6 @@ no numbers, and on a real card that it finds what it finds on the CPU.
     CARD=cuda python -m pytest -q tests/test_device.py
 """
 import os
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ from torch.nn import functional as F
 
 import decode
 from cache import Span, make_cache
-from decode import Drafts, Wave, one_by_one, warm_start
+from compiled import compile_passes
+from decode import Drafts, OneByOne, WarmStart, Wave
 from exits import make_exit
 from loops import Plan, TrainingNoise
 from model import GPT
@@ -47,69 +47,13 @@ def test_fixed_loops_through_a_cache_are_all_on_one_device(tiny, idx, changes):
         assert logits.shape == (3, T, 50) and logits.device.type == 'meta'
 
 
-# recorded passes ----------------------------------------------------------------------------------
-
-class Replayed:
-    """Stands in for a CUDA graph: it runs the recorded call again, in the same memory."""
-    recording = None
-
-    def replay(self):
-        for mine, new in zip(self.outputs, tensors_of(*self.call()), strict=True):
-            mine.copy_(new)
-
-
-def tensors_of(x, results):
-    return [x, *(value for result in results for value in result.values() if value is not None)]
-
-
-@contextmanager
-def recording(graph):
-    Replayed.recording = graph
-    yield
-    Replayed.recording = None
-
-
-def record_by_replaying(recorded, monkeypatch):
-    """Let a model record its passes, on a CPU -> a list, which gets every graph."""
-    graphs = []
-    eager = recorded.hidden
-
-    def run(idx, plan):
-        outputs = eager(idx, plan)
-        graph = Replayed.recording
-        if graph:
-            graphs.append(graph)
-            graph.call = lambda: eager(idx, plan)
-            graph.outputs = tensors_of(*outputs)
-            for tensor in graph.outputs:
-                tensor.zero_()          # nothing is computed while a graph is recorded
-        return outputs
-    monkeypatch.setattr(torch.cuda, 'CUDAGraph', Replayed)
-    monkeypatch.setattr(torch.cuda, 'graph', recording)
-    monkeypatch.setattr(torch, 'compile', lambda hidden, **how: decode.Recorded(run))
-    return graphs
-
-
-@pytest.mark.parametrize('way, n_settings', [('fixed', 1), ('warm', 1), ('drafts', 2), ('wave', 1)])
-def test_passes_that_are_recorded_write_the_same(tiny, monkeypatch, way, n_settings):
-    """Of a text over several windows, and of another one; each setting once for each window."""
-    eager, recorded = (tiny(n_layer=2, groups=[[1]]) for _ in range(2))
-    graphs = record_by_replaying(recorded, monkeypatch)
-    decode.compile_passes(recorded, {1, 5} if way == 'drafts' else {4 if way == 'wave' else 1})
-    for n_new, n_windows in (36, 4), (20, 2):
-        graphs.clear()
-        for there, here in zip(write(recorded, 1, n_new, way), write(eager, 1, n_new, way)):
-            assert torch.equal(there, here)
-        assert n_windows <= len(graphs) <= (n_settings + 1) * n_windows
-
-
 # a card -------------------------------------------------------------------------------------------
 
 WAYS = {
-    'fixed': (one_by_one, 'latest', 4, None), 'warm': (warm_start, 'latest', 3, None),
-    'ring': (one_by_one, 3, 6, make_exit('kl', 0.01)), 'drafts': (Drafts(1), 'exact', 3, None),
-    'accel': (one_by_one, 'exact', 8, make_exit('accel', 0.3)),
-    'wave': (Wave(4), 'auto', 12, make_exit('norm_rel', 1e-3))}
+    'fixed': (OneByOne(), 'latest', 4, None), 'warm': (WarmStart(), 'latest', 3, None),
+    'ring': (OneByOne(), 3, 6, make_exit('kl', 0.01)), 'drafts': (Drafts(1), 'exact', 3, None),
+    'accel': (OneByOne(), 'exact', 8, make_exit('accel', 0.3)),
+    'wave': (Wave(4), 'latest', 12, make_exit('norm_rel', 1e-3))}
 
 
 def write(model, rows, n_new, way):
@@ -135,7 +79,7 @@ def test_decoding_finds_what_it_finds_on_the_cpu(tiny, way):
 def test_recorded_passes_write_the_same(tiny, way):
     """For two texts, each of several windows."""
     eager, recorded = (tiny(n_layer=2, groups=[[1]]).to(CARD) for _ in range(2))
-    decode.compile_passes(recorded, {1, 4, 5})
+    compile_passes(recorded, {1, 4, 5})
     for n_new in (36, 20):
         for there, here in zip(write(recorded, 1, n_new, way), write(eager, 1, n_new, way)):
             assert torch.equal(there, here)

@@ -1,9 +1,9 @@
-"""micro.py: the same model, exits and training as the project's own files; a run; bad input."""
+"""micro.py: the same model, exits, sleep and training as the project's own files; a run."""
 import sys
 
 import pytest
 import torch
-from conftest import refused
+from torch.nn import functional as F
 
 import micro
 from exits import make_exit
@@ -66,6 +66,51 @@ def test_algorithm_1(pair, tau):
     torch.testing.assert_close(got, want, **CLOSE)
 
 
+@pytest.mark.parametrize('wake', [True, False])
+@pytest.mark.parametrize('tau', [0.1, 1])
+@torch.no_grad()
+def test_sleep_and_waking(wake, tau):
+    """Tokens that read the two before them are awake as often, and end in the same states."""
+    torch.manual_seed(1)
+    real = GPT(GPTConfig(64, 9, 1, 2, 16, groups=[[0]], pos='rotary', window=3)).eval()
+    for p in real.parameters():
+        torch.nn.init.normal_(p, float(p.dim() == 1), 0.3)
+    trace, awake = [], []
+    want, _ = real(torch.randint(9, (2, 64)), n_loop=40, trace=trace,
+                   exit=make_exit('accel', tau, wake=wake))
+    group, e = real.groups[0], trace[0]['e']
+
+    def f(x, who):
+        awake.append(who)
+        return group.step(x, e)
+
+    def readers(moved):
+        return moved | F.pad(moved, (1, -1)) | F.pad(moved, (2, -2))
+    x, _ = micro.loop(f, group.init_state(e), 40, tau, readers if wake else None)
+    evals = torch.stack(awake).sum(0)
+    assert torch.equal(evals, trace[0]['evals']) and len(evals.unique()) > 3
+    torch.testing.assert_close(real.lm_head(real.ln_f(x)), want, rtol=1e-3, atol=1e-3)
+
+
+def test_a_sleeper_keeps_its_streak():
+    """
+    Token 0 swings. Token 1 drifts, falls asleep in step 3 and is woken for step 5, in which a small
+    update makes it still at once: it has had two small accelerations before.
+    """
+    steps = [[1, 1], [-1, 1], [1, 1], [-1, 9], [1, 0.1], [-1, 0.1]]
+    awake = []
+
+    def f(x, who):
+        awake.append(who.tolist())
+        return x + torch.tensor(steps[len(awake) - 1]).view(1, 2, 1)
+
+    def readers(moved):
+        return moved | torch.tensor([[False, len(awake) == 4]])
+    x, steps_used = micro.loop(f, torch.zeros(1, 2, 1), 6, 0.5, readers)
+    assert awake == 3 * [[[True, True]]] + [[[True, False]], [[True, True]], [[True, False]]]
+    assert x.flatten().tolist() == [0, 2] and steps_used.tolist() == [[6, 2]]
+
+
 def test_a_training_step(pair):
     small, real, noise, x, y = pair
     n_loop = [micro.bptt + 2, 1, micro.bptt]        # more steps than have gradients, and fewer
@@ -91,11 +136,4 @@ def test_a_run(tmp_path, monkeypatch, capsys):
     micro.main()
     printed = capsys.readouterr().out
     assert printed.startswith('iteration 100: loss') and printed.count('held-out loss') == 7
-
-
-@pytest.mark.parametrize('content', [None, '', 'too short'])
-def test_bad_input(tmp_path, content):
-    book = tmp_path / 'book.txt'
-    if content is not None:
-        book.write_text(content)
-    assert 'book.txt' in refused(str(book), script='micro.py')
+    assert '\n3 of 16 tokens right' in printed and '\n16 of 16 tokens right' in printed

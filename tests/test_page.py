@@ -449,7 +449,7 @@ def test_the_first_problem(tmp_path, monkeypatch):
     ('text', '--seed=1'), ('text', '--dataset=calc'), ('text', '--length=9'),
     ('text', '--n_loop=0'), ('text', '--path=.'), ('calc', '--length=0'),
     ('calc', '--length=513'), ('calc', '--tau=0'),
-    ('calc', '--dataset=hop'), ('calc', '--start==7'), ('calc', '--start==1 --seed=1'),
+    ('calc', '--dataset=calc:p=7'), ('calc', '--start==7'), ('calc', '--start==1 --seed=1'),
     ('maze', '--start=x'), ('maze', '--length=80')])
 def test_bad_input(tmp_path, monkeypatch, name, flag):
     monkeypatch.chdir(tmp_path)

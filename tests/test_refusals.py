@@ -22,17 +22,25 @@ REFUSED = [
     ('train.py', ['--eval_windows=0']),
     ('train.py', ['--eval_loops=[]']),
     ('train.py', ['--log_interval=0']),
+    # that would train the wrong way
+    ('train.py', ['--grad_clip=-1']),
+    ('train.py', ['--min_lr=-1e-2']),
+    ('train.py', ['--weight_decay=-0.1']),
+    ('train.py', ['--warmup_iters=-1']),
+    ('train.py', ['--rope_base=0', '--pos=rotary']),
     # the shape of a model
     ('train.py', ['--block_size=0']),
     ('train.py', ['--groups=[[9]]']),
     ('train.py', ['--eval_loops=[0]']),
     ('train.py', ['--model_class=zoo.ouro:Oro']),
     ('train.py', ['--model_class=os:path']),
+    ('train.py', ['--model_class=zoo.ouro:Ouro', '--groups=all', '--mlp_witdh=8']),
+    ('train.py', ['--norm_eps=0.1']),
     ('model.py', ['--groups=[[1],[1]]']),
     # data
     ('train.py', ['--dataset=boook']),
     ('train.py', ['--dataset=calc:q=3']),
-    ('train.py', ['--dataset=hop:hops=-1']),
+    ('train.py', ['--dataset=calc:p=1']),
     ('train.py', ['--block_size=100000']),
     # the folder of a run, and checkpoints
     ('train.py', ['--out_dir=out']),
