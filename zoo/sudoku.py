@@ -431,29 +431,26 @@ class UnitAttention(CausalSelfAttention):
         units = moved[:, members].any(axis=-1)                                  # (B, 4, n^2)
         return np.any([units[:, kind, unit[kind]] for kind in range(4)], axis=0)
 
-    def forward(self, x, hook=None, pos=None):
-        """As in the model. hook and pos of some alone: see RecurrentGroup.map_of_awake."""
-        B, T, C = x.shape
+    def within_window(self, kv, pos):
+        return kv, None         # a head reads one kind of unit, see attend
+
+    def attend(self, q, kv, mask):
+        """q (B, T, H, D) over kv of a whole board (B, T, 2, H, D), or of what is near, gathered."""
+        B, T = q.shape[:2]
         H = self.n_head // 4
-        sharpness = math.log(self.n, 9)
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        if hook is not None:
-            kv, there, gathered = hook(qkv[:, :, 1:])
-        if hook is not None and gathered:
-            # of what is near, a head reads the unit of its kind
+        q = math.log(self.n, 9) * q
+        if kv.dim() == 6:               # of what is near, a head reads the unit of its kind
             kv = kv.unflatten(2, (4, -1)).unflatten(-2, (4, H))         # (B, T, 4, n, 2, 4, H, D)
             kv = kv.diagonal(dim1=2, dim2=5).movedim(-1, -3).flatten(-3, -2)    # (B, T, n, 2, H, D)
-            y = attend_near(sharpness * qkv[:, :, 0], kv, there[:, :self.n])
-            return self.c_proj(y.reshape(B, T, C))
-        if hook is not None:
-            qkv = torch.cat((qkv[:, :, :1], kv), dim=2)
-        order, places = by_units(self.n, x.device)
-        parts = qkv.unflatten(3, (4, H)).transpose(2, 3).reshape(B, 4 * T, -1)
-        parts = parts.index_select(1, order).view(B, 4 * self.n ** 2, self.n, 3, H, -1)
+            return attend_near(q, kv, mask[:, :self.n])
+        order, places = by_units(self.n, q.device)
+        parts = torch.cat((q[:, :, None], kv), dim=2).unflatten(3, (4, H)).transpose(2, 3)
+        parts = parts.reshape(B, 4 * T, -1).index_select(1, order)
+        parts = parts.view(B, 4 * self.n ** 2, self.n, 3, H, -1)
         q, k, v = parts.permute(3, 0, 1, 4, 2, 5).flatten(2, 3)         # (B, 4 n^2 H, n, D) each
-        y = F.scaled_dot_product_attention(sharpness * q, k, v)
+        y = F.scaled_dot_product_attention(q, k, v)
         y = y.unflatten(1, (-1, H)).transpose(2, 3).reshape(B, 4 * T, -1).index_select(1, places)
-        return self.c_proj(y.view(B, T, C))
+        return y.view(B, T, self.n_head, -1)
 
 
 class SudokuBlock(Block):
