@@ -281,7 +281,7 @@ class Sudokus(tasks.Task):
 
     def batch(self, rng, rows, T):
         random = Random(int(rng.integers(2 ** 62)))
-        n = random.choice([4, 6, 9, 9])
+        n = random.choice([side for side in (4, 6, 9, 9) if side <= side_of(T)])
         rows *= 1 if n == 9 else 3
         xs = []
         ys = []
